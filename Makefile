@@ -1,20 +1,40 @@
 # Every target sets up what it needs in .venv, then does its work; a second call goes straight to the work.
 
-PYTHON ?= python3
 VENV := .venv
+# `make test PYTHON=python3.13` has an environment of its own, with the packages of CORE_EXTRAS, and with torch where
+# there is a build of it without CUDA for that version.
+ifeq ($(origin PYTHON),undefined)
+TEST_VENV := $(VENV)
+TEST_READY := $(VENV)/ready-dev
+else
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+ifeq ($(PYTHON_VERSION),)
+$(error PYTHON must be an interpreter that runs, got $(PYTHON))
+endif
+TEST_VENV := $(VENV)-$(PYTHON_VERSION)
+TEST_READY := $(TEST_VENV)/ready-core
+endif
+PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 # Pip compiles on one core, this on all. Some packages have files for other versions of Python: these fail.
 COMPILE = $(@D)/bin/python -m compileall -qq -j 0 $(@D)/lib || true
-PARALLEL := -n auto --dist worksteal --max-worker-restart 0
+# Many tests wait for processes that they start: there is one process of tests more than there are cores.
+WORKERS := $(shell expr $$(nproc) + 1)
+PARALLEL := -n $(WORKERS) --dist worksteal --max-worker-restart 0
+CORE_EXTRAS := cli envs hdf5 pandas plot
 BENCH_FLAGS ?=
+TESTS ?=
 LONG_FLAGS ?=
+MUTANTS ?= 500
+MUTANTS_FLAGS ?=
+SOAKS := $(addprefix tests/service/test_, soak.py queue_soak.py slow_links.py table_threads.py)
 
 # Tests start hundreds of processes: without compiled modules each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long minimum lint bench docs clean
+.PHONY: help demo test test-long soak mutants minimum lint bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,14 +44,20 @@ demo: $(VENV)/ready-demo ## step simple_tag in 2 processes, write out/rollout.ar
 	$(BIN)/samplebatch collect mpe2/simple_tag_v3 --workers 2 --steps 5000 --out out/rollout.arrow --plot out/episodes.png
 	$(BIN)/samplebatch inspect out/rollout.arrow --html out/report.html
 
-# There is a process of tests for each core.
-test test-long: export OMP_NUM_THREADS := 1
+test test-long soak mutants: export OMP_NUM_THREADS := 1
 
-test: $(VENV)/ready-dev ## run the tests, the docstrings' examples and the documents' examples
-	$(BIN)/python -m pytest $(PARALLEL)
+test: $(TEST_READY) ## run the tests and all examples; with PYTHON=python3.13, those that run there; TESTS=tests/buffer: a part
+	$(TEST_VENV)/bin/python -m pytest $(PARALLEL) $(TESTS)
 
 test-long: $(VENV)/ready-dev ## run the long tests: more kills, more fuzz, more training, every row of the benchmarks
 	$(BIN)/python -m pytest -m long $(PARALLEL) -o faulthandler_timeout=1800 $(LONG_FLAGS)
+
+soak: export SOAK_SECONDS ?= 600
+soak: $(VENV)/ready-dev ## run the soaks of the replay service for ten minutes each, or for SOAK_SECONDS
+	$(BIN)/python -m pytest -m long $(PARALLEL) -o faulthandler_timeout=7200 $(SOAKS)
+
+mutants: $(VENV)/ready-mutants ## change the code in MUTANTS places, 500 by default, and list the changes that no test notices; takes hours
+	$(BIN)/python -m tests.mutants --mutants $(MUTANTS) --json out/mutants.json $(MUTANTS_FLAGS)
 
 minimum: $(VENV)-minimum/ready ## run the tests with the oldest supported versions
 	$(VENV)-minimum/bin/python -m pytest
@@ -48,7 +74,7 @@ docs: $(VENV)/ready-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what the targets made, .venv included
-	rm -rf $(VENV) $(VENV)-minimum out site
+	rm -rf $(VENV) $(VENV)-* out site
 
 %/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or later is needed; name one with: make PYTHON=...")'
@@ -63,6 +89,30 @@ $(VENV)/ready-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	@$(COMPILE)
 	@touch $@ $(VENV)/ready-demo
+
+$(VENV)/ready-mutants: $(VENV)/ready-dev
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[mutants]'
+	@touch $@
+
+# Of torch only a build without CUDA will do: the others are gigabytes.
+$(TEST_VENV)/ready-core: pyproject.toml constraints.txt | $(TEST_VENV)/bin/python
+	$(TEST_VENV)/bin/python -c "$$CORE_REQUIREMENTS" $(CORE_EXTRAS) > $(TEST_VENV)/requirements.txt
+	$(TEST_VENV)/bin/python $(PIP_INSTALL) --only-binary :all: --constraint constraints.txt --requirement $(TEST_VENV)/requirements.txt
+	$(TEST_VENV)/bin/python $(PIP_INSTALL) --no-deps --editable .
+	$(TEST_VENV)/bin/python $(PIP_INSTALL) --only-binary :all: "$$(grep ^torch== constraints.txt)+cpu" 2> $(TEST_VENV)/torch.log || \
+		echo "$(PYTHON): no build of torch without CUDA, the tests that need torch are skipped"
+	@$(COMPILE)
+	@touch $@
+
+define CORE_REQUIREMENTS
+import sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+required = [name for name in project["dependencies"] if not name.startswith("torch")]
+for extra in sys.argv[1:]:
+    required += project["optional-dependencies"][extra]
+print(*required, "duckdb", "hypothesis", "polars", "pytest", "pytest-xdist", sep="\n")
+endef
+export CORE_REQUIREMENTS
 
 $(VENV)-minimum/ready: pyproject.toml constraints-min.txt | $(VENV)-minimum/bin/python
 	$(VENV)-minimum/bin/python $(PIP_INSTALL) --constraint constraints-min.txt --editable '.[cli,envs,hdf5,plot]' \

@@ -14,7 +14,7 @@ from time import process_time
 from typing import Any
 
 from benchmarks.harness import Row, Way, row
-from benchmarks.tianshou_classes import OURS, THEIRS, classes_of
+from benchmarks.training.tianshou_classes import OURS, THEIRS, classes_of
 
 HIDDEN = (64, 64)
 ENVIRONMENTS = 10
@@ -26,7 +26,7 @@ def dqn(data: Any) -> Loop:
     """Ten times ten steps of CartPole, and an update of 64 rows of 3 steps."""
     from tianshou.algorithm.modelfree.dqn import DQN
 
-    from benchmarks.tianshou_setup import discrete, network, optimizer, q_policy
+    from benchmarks.training.tianshou_setup import discrete, network, optimizer, q_policy
 
     envs = discrete(ENVIRONMENTS)
     policy = q_policy(envs, network(envs, HIDDEN))
@@ -38,7 +38,7 @@ def sac(data: Any) -> Loop:
     """Ten times ten steps of Pendulum, and an update of 256 rows."""
     from tianshou.algorithm.modelfree.sac import SAC
 
-    from benchmarks.tianshou_setup import continuous, optimizer, pair_values, soft_policy
+    from benchmarks.training.tianshou_setup import continuous, optimizer, pair_values, soft_policy
 
     envs = continuous(ENVIRONMENTS)
     algorithm = SAC(
@@ -55,7 +55,7 @@ def ppo(data: Any) -> Loop:
     from tianshou.algorithm.modelfree.ppo import PPO
     from tianshou.data import Collector
 
-    from benchmarks.tianshou_setup import discrete, discrete_actor, optimizer, state_values, training
+    from benchmarks.training.tianshou_setup import discrete, discrete_actor, optimizer, state_values, training
 
     envs = discrete(ENVIRONMENTS)
     algorithm = PPO(policy=discrete_actor(envs, HIDDEN), critic=state_values(envs, HIDDEN), optim=optimizer())
@@ -76,7 +76,7 @@ def off_policy(data: Any, algorithm: Any, envs: Any, *, sample: int) -> Loop:
     """Fill a buffer with random steps; then collect and update in turns."""
     from tianshou.data import Collector
 
-    from benchmarks.tianshou_setup import training
+    from benchmarks.training.tianshou_setup import training
 
     buffer = data.VectorReplayBuffer(20_000, ENVIRONMENTS)
     collector = Collector(algorithm, envs, buffer, exploration_noise=True)

@@ -61,7 +61,7 @@ class Collecting:
 
         given = {"ray_options": RayOptions(num_cpus=0)} if backend == "ray" else {}
         self._steps = steps
-        self._workers = RolloutWorkers(env, num_workers=workers, backend=backend, seed=0, **given)
+        self._workers = RolloutWorkers("random", env, num_workers=workers, backend=backend, seed=0, **given)
         self._workers.__enter__()
         weakref.finalize(self, self._workers.stop)
         # From here on, all have started.

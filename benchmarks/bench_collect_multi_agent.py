@@ -67,8 +67,7 @@ def ours(lib: Any, data: tuple[int, bool]) -> Callable[[], float]:
     from samplebatch import MultiAgentCollector
 
     num_envs, at_random = data
-    given = {} if at_random else {"policy": {"agent": policy}}
-    collector = MultiAgentCollector(spread, num_envs=num_envs, seed=0, **given)
+    collector = MultiAgentCollector("random" if at_random else {"agent": policy}, spread, num_envs=num_envs, seed=0)
 
     def collect() -> float:
         began = perf_counter()

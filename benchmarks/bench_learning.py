@@ -1,8 +1,9 @@
 """`learning.*`: a short training from its first step, in microseconds: collecting, storing, sampling and updates.
 
 Everybody learns the same task with the same networks and hyperparameters, each with its own collectors, buffers and
-trainers, as in the learning curves (`benchmarks.learning_curves`), on one thread of torch's. A call is a new training
-of so few steps that many can be told apart; what sets it up is not timed. How well it is learned, the curves tell.
+trainers, as in the learning curves (`benchmarks.scripts.learning_curves`), on one thread of torch's. A call is a new
+training of so few steps that many can be told apart; what sets it up is not timed. The curves show how well it is
+learned.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.harness import Row, Way, row
-from benchmarks.learning_curves import CONTESTANTS, runs_of
-from benchmarks.learning_tasks import TASKS, Curve
+from benchmarks.scripts.learning_curves import CONTESTANTS, runs_of
+from benchmarks.training.tasks import TASKS, Curve
 
 STEPS = {"ppo": 2048, "dqn": 2024, "sac": 700, "td3": 700, "her": 1012, "mappo": 3200}
 """Environment steps of a call, by task: some hundred updates, once there are the steps that an algorithm waits for."""

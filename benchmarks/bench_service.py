@@ -156,7 +156,7 @@ def _raw_insert(lib: Any, kind: str, count: int = INSERTED) -> Call:
     from pyarrow import flight
 
     from samplebatch import SampleBatch
-    from samplebatch.service.fragment_forms import FragmentEncoder
+    from samplebatch.service.fragments import FragmentEncoder
 
     client = _connect()
     rows = FragmentEncoder().encode(SampleBatch(steps(kind, STEPS[kind])))

@@ -73,9 +73,10 @@ def _ours_in_place(lib: Any, columns: Any) -> Call:
     producer, consumer = channel(PLACES * batch.size_bytes() + MB)
     session = Session("ours", partner.consume, (consumer,), producer.close)
     rows = len(batch)
+    described = {name: (values.dtype, values.shape[1:]) for name, values in batch.items()}
 
     def call() -> Any:
-        producer.reserve(batch, rows).commit()
+        producer.reserve(described, rows).commit()
         return session.answer()
 
     return call

@@ -260,6 +260,7 @@ _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
     "sb3": _sb3,
     "minari": _minari,
     "torch fd": _torch,
+    "torch padded": _torch,
     "torch fs": _torch,
     "ray": _ray,
     "ray tianshou": _ray_tianshou,
@@ -267,6 +268,7 @@ _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
     "reverb": _reverb,
     "numpy": _numpy,
     "pipe": _numpy,
+    "python": _numpy,
     BARE: _numpy,
 }
 

@@ -119,7 +119,7 @@ def _table(kind: str, *, filled: bool) -> Any:
 
     table = ReplayTable(kind if filled else f"written {kind}", capacity=STORED[kind], seed=7)
     if filled:
-        table.insert(SampleBatch(steps(kind, STORED[kind])))
+        table.extend(SampleBatch(steps(kind, STORED[kind])))
     return table
 
 

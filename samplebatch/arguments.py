@@ -46,6 +46,45 @@ def whole(name: str, value: object, least: int | None = 0) -> int:
     return found
 
 
+def count_of(name: str, value: object) -> int:
+    """Return a count that a file states, which every reader of it can hold.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no whole number from 0 to 2**62.
+
+    Examples
+    --------
+    >>> count_of("times", 10**30)
+    Traceback (most recent call last):
+    samplebatch.errors.ArgumentError: times must be a whole number from 0 to 2**62, got 1000000000000000000000000000000
+    """
+    found = whole(name, value)
+    if found > 1 << 62:
+        raise ArgumentError(f"{name} must be a whole number from 0 to 2**62, got {found}")
+    return found
+
+
+def finite(name: str, value: object) -> float:
+    """Return a priority that a file states.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no finite number from 0.
+
+    Examples
+    --------
+    >>> finite("priority", float("nan"))
+    Traceback (most recent call last):
+    samplebatch.errors.ArgumentError: priority must be a finite number from 0, got nan
+    """
+    if not _is_number(value) or not 0.0 <= float(value) < float("inf"):
+        raise ArgumentError(f"{name} must be a finite number from 0, got {_shown(value)}")
+    return float(value)
+
+
 def fraction(name: str, value: object) -> float:
     """Return a part of a whole, such as a discount, as a float.
 
@@ -96,9 +135,9 @@ def choice(name: str, value: object, known: Iterable[str]) -> str:
 
     Examples
     --------
-    >>> choice("names", "rlib", ["kept", "rllib"])
+    >>> choice("convention", "rlib", ["rllib", "tianshou"])
     Traceback (most recent call last):
-    samplebatch.errors.ArgumentError: names must be one of 'kept', 'rllib', got 'rlib'; did you mean 'rllib'?
+    samplebatch.errors.ArgumentError: convention must be one of 'rllib', 'tianshou', got 'rlib'; did you mean 'rllib'?
     """
     words = list(known)
     if not isinstance(value, str) or value not in words:

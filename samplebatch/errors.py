@@ -26,6 +26,7 @@
     ├── ChannelClosedError    (BrokenPipeError) an end of a channel that is closed
     ├── EndOfStreamError      (EOFError)     nothing more to receive: the producer has closed its end
     ├── PeerDiedError         (ConnectionError) the process at the other end died without closing it
+    ├── NonFiniteLossError    (FloatingPointError) a loss that is NaN or infinite, so that training stops
     ├── OwnershipError        (RuntimeError) an end of a channel that another process has used
     ├── LeaseError            (BufferError)  arrays of a leased batch that outlive its lease
     ├── ReleasedError         (ValueError)   a reservation that was sent or cancelled before
@@ -150,8 +151,12 @@ class PeerDiedError(SampleBatchError, ConnectionError):
     """The process at the other end of a channel died without closing it."""
 
 
+class NonFiniteLossError(SampleBatchError, FloatingPointError):
+    """A loss is NaN or infinite: a gradient step down it would make the weights NaN."""
+
+
 class OwnershipError(SampleBatchError, RuntimeError):
-    """An end of a channel is used in a second process."""
+    """An object of one process, such as an end of a channel or a replay client, is used in a second process."""
 
 
 class LeaseError(SampleBatchError, BufferError):

@@ -1,35 +1,41 @@
-"""Public names of packages that are loaded when they are first used."""
+"""Public names of packages that are imported on first use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dis
+import sys
+from collections.abc import Callable
 from importlib import import_module
+from types import CodeType
 from typing import Any
 
 
-def exports(package: str, homes: Mapping[str, str], *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make the functions `__getattr__` and `__dir__` of a package.
+def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Make `__getattr__`, `__dir__` and `__all__` of a package from its imports under `if TYPE_CHECKING:`.
+
+    That block is the only list of a package's public names: type checkers read it, and this function reads it from the
+    compiled code of the calling module, so packages without source files work, too.
 
     Parameters
     ----------
     package
         The package's name.
-    homes
-        The module of each public name.
     more
-        Public names that the package has by itself.
+        Public names that the package defines itself.
 
     Returns
     -------
     tuple
-        `__getattr__`, which raises AttributeError with the near names of one that is not there, and `__dir__`.
+        `__getattr__`, which imports the module of a name and raises AttributeError with near names for an unknown one;
+        `__dir__`; and `__all__`.
 
     Examples
     --------
-    >>> load, names = exports("samplebatch", {"SampleBatch": "samplebatch.batch.sample_batch"}, "__version__")
-    >>> load("SampleBatch").__name__, names()
-    ('SampleBatch', ['SampleBatch', '__version__'])
+    >>> import samplebatch.returns
+    >>> samplebatch.returns.__all__[:2], samplebatch.returns.gae.__module__
+    (['NStep', 'discounted_returns'], 'samplebatch.returns.arrays')
     """
+    homes = imported_names(sys._getframe(1).f_code)
 
     def load(name: str) -> Any:
         home = homes.get(name)
@@ -41,42 +47,22 @@ def exports(package: str, homes: Mapping[str, str], *more: str) -> tuple[Callabl
         vars(import_module(package))[name] = value
         return value
 
-    return load, lambda: sorted([*homes, *more])
+    public = [*homes, *more]
+    return load, lambda: sorted(public), public
 
 
-def exports_of(package: str, listing: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make the functions `__getattr__` and `__dir__` of a package from a module that imports all its public names.
+def imported_names(code: CodeType) -> dict[str, str]:
+    r"""Return the name of each `from samplebatch.x import name as name` in compiled code, and its module.
 
-    It is for packages of which any name loads most of the others. The module is imported when a name is first used.
-
-    Parameters
-    ----------
-    package
-        The package's name.
-    listing
-        The module with the imports, and nothing else.
-
-    Returns
-    -------
-    tuple
-        `__getattr__`, which raises AttributeError with the near names of one that is not there, and `__dir__`.
-
-    Examples
-    --------
-    >>> load, names = exports_of("samplebatch.learn", "samplebatch.learn.public_names")
-    >>> load("DQN").__name__, names()[-1]
-    ('DQN', 'torch_train_mode')
+    >>> code = compile("from samplebatch.names import OBS as OBS\nfrom typing import Any", "", "exec")
+    >>> imported_names(code)
+    {'OBS': 'samplebatch.names'}
     """
-
-    def names() -> list[str]:
-        return sorted(name for name in vars(import_module(listing)) if not name.startswith("_"))
-
-    def load(name: str) -> Any:
-        # Who looks for other special names, such as a debugger, asks for no public one.
-        if name == "__all__":
-            return names()
-        if name.startswith("__"):
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return exports(package, dict.fromkeys(names(), listing))[0](name)
-
-    return load, names
+    homes: dict[str, str] = {}
+    home = ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            home = instruction.argval
+        elif instruction.opname == "IMPORT_FROM" and home.startswith("samplebatch.") and home != __name__:
+            homes[instruction.argval] = home
+    return homes

@@ -10,8 +10,8 @@ folder, or in the folder that the environment variable `NUMBA_CACHE_DIR` names. 
 process compiles for itself. Processes that compile at the same time replace each other's files as a whole, and by the
 same code, because no kernel has a second signature whose code could take its place.
 
-The kernels let go of the interpreter. They check nothing but what they say: the callers in `sum_tree.py`, `returns.py`
-and `buffer/` hold indices against their bounds.
+The kernels let go of the interpreter. They check nothing but what they say: the callers in `column/`, `returns/`,
+`buffer/` and `tokens/` hold indices against their bounds.
 """
 
 from __future__ import annotations
@@ -258,3 +258,182 @@ def windows(
                 slot = slot + 1 if slot + 1 < stop else start
             returns[k, column] = total
     return -1
+
+
+@_compiled(types.void, _FLOATS, _INDICES, _FLOATS, _FLOAT, types.boolean, _FLOATS_OUT)
+def accumulate_rows(
+    values: Floats, offsets: Indices, initial: Floats, decay: float, backwards: bool, sums: Floats
+) -> None:
+    """Sum the values of each row from its first, or backwards from its last, decaying the sum at every step.
+
+    Parameters
+    ----------
+    values
+        The elements of all rows, shape (m,).
+    offsets
+        Where rows begin and end, shape (n + 1,).
+    initial
+        The sum before the first element of each row, shape (n,).
+    decay
+        Factor of the sum at every step; 1 for plain sums.
+    backwards
+        Whether sums begin at the ends of rows.
+    sums
+        Takes the sums, shape (m,).
+    """
+    for row in range(len(offsets) - 1):
+        total = initial[row]
+        start, stop = offsets[row], offsets[row + 1]
+        if backwards:
+            for t in range(stop - 1, start - 1, -1):
+                total = values[t] + decay * total
+                sums[t] = total
+        else:
+            for t in range(start, stop):
+                total = values[t] + decay * total
+                sums[t] = total
+
+
+@_compiled(types.void, _FLOATS, _FLOATS, _FLOATS, _INDICES, _FLOAT, _FLOAT, _FLOATS_OUT, _FLOATS_OUT)
+def gae_rows(
+    rewards: Floats,
+    values: Floats,
+    last_values: Floats,
+    offsets: Indices,
+    gamma: float,
+    gae_lambda: float,
+    advantages: Floats,
+    returns: Floats,
+) -> None:
+    """Estimate advantages backwards through rows that are one trajectory each, in one pass.
+
+    Parameters
+    ----------
+    rewards, values
+        The elements of all rows, shape (m,).
+    last_values
+        Estimates of what follows the rows, shape (n,).
+    offsets
+        Where rows begin and end, shape (n + 1,).
+    gamma, gae_lambda
+        The discount of a step, and the decay of the estimate on top of it.
+    advantages, returns
+        Take the results, shape (m,); the returns are the advantages plus the values.
+    """
+    decay = gamma * gae_lambda
+    for row in range(len(offsets) - 1):
+        following, advantage = last_values[row], 0.0
+        for t in range(offsets[row + 1] - 1, offsets[row] - 1, -1):
+            value = values[t]
+            advantage = rewards[t] + gamma * following - value + decay * advantage
+            advantages[t] = advantage
+            returns[t] = advantage + value
+            following = value
+
+
+@_compiled(_INDEX, _INDICES, _INDEX, _INDICES_OUT, _INDICES_OUT)
+def first_fit(weights: Indices, capacity: int, tree: Indices, bins: Indices) -> int:
+    """Assign each item to the first bin with room, in order; return the number of bins.
+
+    Parameters
+    ----------
+    weights
+        Shape (n,), each from 0 to `capacity`.
+    capacity
+        The largest sum of weights in a bin.
+    tree
+        Scratch of length 2 * leaves, with a power of two of leaves that is at least n.
+    bins
+        Takes the bin of each item, shape (n,).
+    """
+    # Each node holds the most room among the bins below it, so the first bin with room is found in log(n) steps.
+    leaves = len(tree) >> 1
+    tree[:] = capacity
+    used = 0
+    for k in range(len(weights)):
+        weight = weights[k]
+        node = 1
+        while node < leaves:
+            node *= 2
+            if tree[node] < weight:
+                node += 1
+        bins[k] = node - leaves
+        used = max(used, node - leaves + 1)
+        tree[node] -= weight
+        node >>= 1
+        while node >= 1:
+            tree[node] = max(tree[2 * node], tree[2 * node + 1])
+            node >>= 1
+    return used
+
+
+@_compiled(types.void, _FLOATS, _INDICES, _INDEX, types.boolean, _INDICES_OUT, _FLOATS_OUT)
+def balance(weights: Floats, order: Indices, largest: int, is_equal_size: bool, parts: Indices, totals: Floats) -> None:
+    """Assign items to parts of nearly equal weight: largest first, then exchanges between the extreme parts.
+
+    Parameters
+    ----------
+    weights
+        Shape (n,), not negative.
+    order
+        The items by falling weight, shape (n,).
+    largest
+        The most items in a part.
+    is_equal_size
+        Whether sizes of parts must stay within one of each other, so that items are exchanged but not moved.
+    parts
+        Takes the part of each item, shape (n,).
+    totals
+        Takes the weight of each part, shape (k,).
+    """
+    k, n = len(totals), len(weights)
+    sizes = np.zeros(k, np.intp)
+    totals[:] = 0.0
+    # Once as many parts have the larger size as may, the others are full one item earlier.
+    spare = n - (largest - 1) * k
+    for item in order:
+        best = -1
+        for part in range(k):
+            is_full = sizes[part] >= largest or (sizes[part] == largest - 1 and spare <= 0 and is_equal_size)
+            if not is_full and (best < 0 or totals[part] < totals[best]):
+                best = part
+        parts[item] = best
+        totals[best] += weights[item]
+        sizes[best] += 1
+        spare -= sizes[best] == largest
+    heavy, light = np.empty(n, np.intp), np.empty(n, np.intp)
+    for _ in range(16 * k):
+        high = low = 0
+        for part in range(1, k):
+            high = part if totals[part] > totals[high] else high
+            low = part if totals[part] < totals[low] else low
+        gap = totals[high] - totals[low]
+        heavies = lights = 0
+        for item in range(n):
+            if parts[item] == high:
+                heavy[heavies] = item
+                heavies += 1
+            elif parts[item] == low:
+                light[lights] = item
+                lights += 1
+        if heavies * lights > 1 << 20:
+            return
+        # Moving half of the gap evens the two parts; more than the whole gap would reverse it.
+        least, first, second = gap * (1.0 - 1e-9), -1, -1
+        for a in range(heavies):
+            weight = weights[heavy[a]]
+            if not is_equal_size and abs(gap - 2.0 * weight) < least:
+                least, first, second = abs(gap - 2.0 * weight), heavy[a], -1
+            for b in range(lights):
+                distance = abs(gap - 2.0 * (weight - weights[light[b]]))
+                if distance < least:
+                    least, first, second = distance, heavy[a], light[b]
+        if first < 0:
+            return
+        moved = weights[first]
+        parts[first] = low
+        if second >= 0:
+            moved -= weights[second]
+            parts[second] = high
+        totals[high] -= moved
+        totals[low] += moved

@@ -7,6 +7,7 @@ other library's names, dots standing for nesting; `TO_NESTED` and `TO_FLAT` are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from html import escape
 from numbers import Integral
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
@@ -71,8 +72,8 @@ PolicyID: TypeAlias = Any
 It is `Any` to type checkers, as a dict with strings for keys is none of strings or integers to them.
 """
 
-Words = Literal["kept", "rllib", "tianshou"]
-"""The words that `names=` takes: columns keep their names, or get RLlib's or Tianshou's where both have one."""
+Convention = Literal["rllib", "tianshou"]
+"""The library whose column names `convention=` asks for."""
 
 PEERS: Final[dict[str, dict[str, str]]] = {
     "tianshou": {
@@ -159,17 +160,17 @@ TO_NESTED: Final = PEERS["tianshou"]
 TO_FLAT: Final[dict[str, str]] = {nested: flat for flat, nested in TO_NESTED.items()}
 """Tianshou's name to RLlib's."""
 
-_RENAMED: Final[dict[str, Mapping[str, str]]] = {"kept": {}, "rllib": TO_FLAT, "tianshou": TO_NESTED}
-"""Each of `Words` to the columns that it renames, from name to name."""
+_RENAMED: Final[dict[str, Mapping[str, str]]] = {"rllib": TO_FLAT, "tianshou": TO_NESTED}
+"""Each `Convention` to the columns that it renames, from name to name."""
 
 
-def rename(columns: Mapping[str, V], words: Words) -> dict[str, V]:
-    """Give columns the names of one library, in the same order.
+def rename(columns: Mapping[str, V], convention: Convention | None) -> dict[str, V]:
+    """Give columns the names of one library, in the same order; None keeps all names.
 
     Raises
     ------
     ArgumentError
-        If there is no such vocabulary; lists those there are.
+        If there is no such convention; lists those there are.
     ColumnMismatchError
         If two columns would have one name.
 
@@ -181,7 +182,9 @@ def rename(columns: Mapping[str, V], words: Words) -> dict[str, V]:
     Traceback (most recent call last):
     samplebatch.errors.ColumnMismatchError: columns 'rewards' and 'rew' would both be named 'rewards'; drop one
     """
-    renamed = _RENAMED[choice("names", words, _RENAMED)]
+    if convention is None:
+        return dict(columns)
+    renamed = _RENAMED[choice("convention", convention, _RENAMED)]
     owners: dict[str, str] = {}
     for name in columns:
         if (owner := owners.setdefault(renamed.get(name, name), name)) != name:
@@ -225,6 +228,15 @@ def counts_steps(name: str) -> bool:
     )
 
 
+def covers(names: Iterable[str], name: str) -> bool:
+    """Tell whether a dotted name is one of several, or nested under one of them.
+
+    >>> [covers(("obs", "info.path"), name) for name in ("obs", "obs.camera", "observed", "info.path", "info")]
+    [True, True, False, True, False]
+    """
+    return any(name == one or name.startswith(f"{one}.") for one in names)
+
+
 def is_policy_id(value: object) -> bool:
     """Tell whether a value can be the id of a policy.
 
@@ -259,3 +271,48 @@ def label_policies(policies: Iterable[PolicyID]) -> dict[PolicyID, str]:
         taken.add(label)
         labels[policy] = label
     return labels
+
+
+_MAX_SHOWN = 100
+"""Characters of a name that are shown."""
+
+
+def for_terminal(name: object, max_chars: int = _MAX_SHOWN) -> str:
+    r"""Return text of foreign origin, such as a name from a file, in the form in which a terminal may show it.
+
+    Control characters, line breaks, marks that change the direction of text and other characters without a picture
+    become escape sequences, as in `repr`. Long text is cut.
+
+    >>> print(for_terminal("obs\x1b[31m"), for_terminal("a\u202eb"), for_terminal("x" * 200, 10))
+    obs\x1b[31m a\u202eb xxxxxxx...
+    """
+    text = str(name)
+    shown = text[:max_chars]
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+    return shown if len(text) <= max_chars and len(shown) <= max_chars else f"{shown[: max_chars - 3]}..."
+
+
+def for_rich(name: object, max_chars: int = _MAX_SHOWN) -> Any:
+    """Return text of foreign origin as Rich's `Text`: nothing in it is markup."""
+    from rich.text import Text
+
+    return Text(for_terminal(name, max_chars))
+
+
+def for_html(name: object, max_chars: int = _MAX_SHOWN) -> str:
+    """Return text of foreign origin as HTML.
+
+    >>> for_html("<b>&")
+    '&lt;b&gt;&amp;'
+    """
+    return escape(for_terminal(name, max_chars))
+
+
+def for_matplotlib(name: object, max_chars: int = _MAX_SHOWN) -> str:
+    r"""Return text of foreign origin as matplotlib shows it unchanged: a dollar sign begins no formula.
+
+    >>> print(for_matplotlib("$x$"))
+    \$x\$
+    """
+    return for_terminal(name, max_chars).replace("$", r"\$")

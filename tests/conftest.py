@@ -7,13 +7,16 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from doctest import UnexpectedException
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from samplebatch import SampleBatch
+from tests.optional import missing_package
 from tests.uncompiled import uncompile_tianshou
 
 # A shell that runs the tests in the background lets them ignore Ctrl-C, and with them all to which they send it.
@@ -32,7 +35,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 NEEDS = {
     "samplebatch.convert.jax": "jax",
-    "samplebatch.convert.rllib_episodes": "ray",
+    "samplebatch.convert.rllib": "ray",
     "samplebatch.convert.sb3": "stable_baselines3",
     "samplebatch.convert.tensordict": "tensordict",
     "samplebatch.convert.tianshou": "tianshou",
@@ -51,11 +54,40 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip examples of docstrings whose packages are not installed."""
+    """Skip examples of docstrings whose packages are not installed; reject names that differ between processes."""
     for item in items:
+        if " at 0x" in item.name:
+            raise pytest.UsageError(f"a test's name must have no address, use tests.ids.plain_repr: {item.nodeid}")
         module = item.name.rpartition(".")[0]
         if isinstance(item, pytest.DoctestItem) and module in NEEDS and find_spec(NEEDS[module]) is None:
             item.add_marker(pytest.mark.skip(f"{NEEDS[module]} is not installed"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip modules that import a package that is not installed."""
+    report = yield
+    call: Any = getattr(report, "call", None)
+    error = call.excinfo.value if report.failed and call is not None and call.excinfo is not None else None
+    package = missing_package(error) or missing_package(getattr(error, "__cause__", None))
+    if package is not None:
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: {package} is not installed")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Skip tests that import a package that is not installed."""
+    try:
+        return (yield)
+    except (ModuleNotFoundError, UnexpectedException) as error:
+        package = missing_package(error.exc_info[1] if isinstance(error, UnexpectedException) else error)
+        if package is None:
+            raise
+        pytest.skip(f"{package} is not installed")
 
 
 def pytest_sessionfinish() -> None:

@@ -56,10 +56,10 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "num_slices": lambda n: steps().timeslices(num_slices=n),
     "max_seq_len": lambda n: SampleBatch(a=[1, 2], seq_lens=[2]).right_zero_pad(n),
     "train_batch_size": Aggregator,
-    "fragment_length": lambda n: RolloutWorkers("CartPole-v1", n_step=1, fragment_length=n),
-    "capacity_bytes": channel,
+    "fragment_length": lambda n: RolloutWorkers("random", "CartPole-v1").fragments(fragment_length=n),
+    "capacity_nbytes": channel,
     "blocks": lambda n: broadcast(1 << 10, blocks=n),
-    "max_restarts": lambda n: RolloutWorkers("CartPole-v1", n_step=1, max_restarts=n),
+    "max_restarts": lambda n: RolloutWorkers("random", "CartPole-v1", max_restarts=n),
 }
 
 
@@ -224,11 +224,13 @@ def test_stacks_of_frames_are_stored_by_the_last(shape: tuple[int, ...]) -> None
     assert buf.obs.shape == (4, *shape[1:])
 
 
-def test_words_are_those_there_are() -> None:
-    with pytest.raises(ArgumentError, match="one of 'kept', 'rllib', 'tianshou', got 'tianshu'; did you mean"):
-        steps().as_batch(names="tianshu")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="names must be one of 'kept', 'rllib', 'tianshou', got None"):
-        Batch(a=[1]).as_sample_batch(names=None)  # type: ignore[arg-type]
+def test_conventions_are_those_there_are() -> None:
+    with pytest.raises(
+        ArgumentError, match="convention must be one of 'rllib', 'tianshou', got 'tianshu'; did you mean"
+    ):
+        steps().as_batch(convention="tianshu")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="convention must be one of 'rllib', 'tianshou', got 'kept'"):
+        Batch(a=[1]).as_sample_batch(convention="kept")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="mode must be one of 'env_steps', 'agent_steps', got 'steps'"):
         Aggregator(4, mode="steps")  # type: ignore[arg-type]
 
@@ -236,7 +238,7 @@ def test_words_are_those_there_are() -> None:
 @pytest.mark.parametrize("wrong", [float("nan"), 0, -1.0, "1"], ids=str)
 def test_times_are_numbers_above_0(wrong: Any) -> None:
     with pytest.raises(ArgumentError, match="stall_timeout_s must be a number above 0"):
-        RolloutWorkers("CartPole-v1", n_step=1, stall_timeout_s=wrong)
+        RolloutWorkers("random", "CartPole-v1", stall_timeout_s=wrong)
 
 
 def test_an_update_that_fails_changes_nothing() -> None:

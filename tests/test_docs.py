@@ -53,6 +53,7 @@ def installed(above: str) -> bool:
 
 @each_page
 def test_python_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     lines: list[str] = []
     for start, block in blocks(page, "python"):
@@ -68,6 +69,7 @@ def test_python_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @each_page
 def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     for start, block in blocks(page, "bash"):
         for number, line in enumerate(block, start + 1):

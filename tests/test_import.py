@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -49,9 +50,14 @@ def test_using_a_batch_loads_no_optional_library() -> None:
 
 @pytest.mark.parametrize(
     ("statement", "bound"),
-    [("import samplebatch", 1.5), ("from samplebatch import MultiAgentBatch, SampleBatch, concat_samples", 2.0)],
+    [("import samplebatch", 1.4), ("from samplebatch import MultiAgentBatch, SampleBatch, concat_samples", 1.8)],
 )
-def test_import_takes_little_more_than_its_dependencies(statement: str, bound: float) -> None:
+def test_import_takes_little_more_than_its_dependencies(
+    statement: str, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Compiled modules of both, whatever the settings of this process: the first of the runs compiles them.
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
     # Both in one process, one right after the other: a busy machine slows both alike.
     ratios = [float(run_python(TIMED.format(statement))) for _ in range(7)]
     assert min(ratios) < bound

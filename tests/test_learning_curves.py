@@ -10,9 +10,18 @@ import numpy as np
 import pytest
 
 pytest.importorskip("gymnasium")
-from benchmarks.learning_curves import CONTESTANTS, Outcome, merge, run_in_process, runs_of, smooth, table, write_data
-from benchmarks.learning_data import write_replay
-from benchmarks.learning_tasks import TASKS, Curve
+from benchmarks.scripts.learning_curves import (
+    CONTESTANTS,
+    Outcome,
+    merge,
+    run_in_process,
+    runs_of,
+    smooth,
+    table,
+    write_data,
+)
+from benchmarks.training.data import write_replay
+from benchmarks.training.tasks import TASKS, Curve
 from samplebatch import load
 
 
@@ -50,7 +59,7 @@ def test_outcomes_of_several_files_are_put_together_and_the_last_of_a_run_counts
 
 def test_agents_of_a_team_step_together_and_count_as_one_environment() -> None:
     pytest.importorskip("mpe2")
-    from benchmarks.learning_team import seats
+    from benchmarks.training.team import seats
 
     curve = Curve()
     agents = seats(replace(TASKS["mappo"], envs=2), curve, seed=0)

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-import torch
 
 from samplebatch import (
     Batch,
@@ -28,6 +27,7 @@ from samplebatch import (
 )
 from samplebatch.batch.summary import sparkline
 from samplebatch.errors import ColumnNotFoundError, ColumnTypeError
+from tests.optional import torch
 
 
 def fill(buffer: Any, steps: int = 6) -> Any:
@@ -37,8 +37,8 @@ def fill(buffer: Any, steps: int = 6) -> Any:
     return buffer
 
 
-def vector() -> VectorReplayBuffer:
-    buffer = VectorReplayBuffer(8, 2)
+def vector(size: int = 8) -> VectorReplayBuffer:
+    buffer = VectorReplayBuffer(size, 2)
     for i in range(6):
         rows = Batch(obs=[i, 10 + i], act=[0, 0], rew=[0.5, 1.5], terminated=[False, True], truncated=[False, False])
         buffer.add(rows)
@@ -71,19 +71,50 @@ def cells(line: str) -> list[str]:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_buffer_prints_a_summary() -> None:
-    lines = repr(fill(ReplayBuffer(4))).splitlines()
-    assert lines[0].startswith("ReplayBuffer(4 of 4 steps, ")
+def test_a_small_buffer_prints_its_values_slot_by_slot() -> None:
+    """As the tutorial of Tianshou's buffers shows it."""
+    buffer = ReplayBuffer(10)
+    for i in range(3):
+        buffer.add(Batch(obs=i, act=i, rew=i, terminated=0, truncated=0, done=0, obs_next=i + 1, info={}))
+    flags = """array([False, False, False, False, False, False, False, False, False,
+                       False])"""
+    assert (
+        repr(buffer)
+        == str(buffer)
+        == (
+            "ReplayBuffer(\n"
+            "    obs: array([0, 1, 2, 0, 0, 0, 0, 0, 0, 0]),\n"
+            "    act: array([0, 1, 2, 0, 0, 0, 0, 0, 0, 0]),\n"
+            "    rew: array([0., 1., 2., 0., 0., 0., 0., 0., 0., 0.]),\n"
+            f"    terminated: {flags},\n"
+            f"    truncated: {flags.replace(' ' * 23, ' ' * 22)},\n"
+            f"    done: {flags.replace(' ' * 23, ' ' * 17)},\n"
+            "    obs_next: array([1, 2, 3, 0, 0, 0, 0, 0, 0, 0]),\n"
+            "    info: Batch(),\n"
+            ")"
+        )
+    )
+
+
+def test_a_large_buffer_prints_a_summary() -> None:
+    assert repr(fill(ReplayBuffer(20))).startswith("ReplayBuffer(\n    obs: Batch(\n             x: array([[0., 0.],")
+    lines = repr(fill(ReplayBuffer(21))).splitlines()
+    assert lines[0].startswith("ReplayBuffer(6 of 21 steps, ")
     assert cells(lines[1]) == ["column", "dtype", "shape", "min", "max", "mean", "memory"]
     found = {cells(line)[0]: line for line in lines[2:]}
-    assert cells(found["obs.x"]) == ["obs.x", "float64", "(4,", "2)", "2", "5", "3.5", "64", "B"]
-    assert cells(found["done"])[1:6] == ["bool", "(4,)", "0", "1", "0.25"]
-    assert str(fill(ReplayBuffer(4))) == "\n".join(lines)
+    assert cells(found["obs.x"]) == ["obs.x", "float64", "(6,", "2)", "0", "5", "2.5", "336", "B"]
+    assert cells(found["done"])[1:6] == ["bool", "(6,)", "0", "1", "0.16667"]
+    assert str(fill(ReplayBuffer(21))) == "\n".join(lines)
 
 
-def test_an_empty_buffer_prints_its_size() -> None:
-    assert repr(ReplayBuffer(7)) == "ReplayBuffer(0 of 7 steps, 0 B)"
-    assert repr(ReplayBuffer(0)) == "ReplayBuffer(0 of 0 steps, 0 B)"
+@pytest.mark.parametrize("size", [0, 7, 10**6])
+def test_an_empty_buffer_prints_its_class(size: int) -> None:
+    assert repr(ReplayBuffer(size)) == "ReplayBuffer()"
+    assert repr(PrioritizedReplayBuffer(size, alpha=0.5, beta=0.5)) == "PrioritizedReplayBuffer()"
+    assert repr(VectorReplayBuffer(2 * size, 2)) == "VectorReplayBuffer()" == repr(VectorReplayBuffer(40, 2))
+    full = fill(ReplayBuffer(21))
+    full.reset()
+    assert repr(full) == "ReplayBuffer()"
 
 
 def test_slots_without_rows_are_in_no_range() -> None:
@@ -92,30 +123,35 @@ def test_slots_without_rows_are_in_no_range() -> None:
 
 
 def test_rings_and_their_parts() -> None:
-    buffer = vector()
-    assert repr(buffer).startswith("VectorReplayBuffer(8 of 8 steps in 2 rings, ")
+    small = vector()
+    assert "obs: array([ 4,  5,  2,  3, 14, 15, 12, 13])" in repr(small)
+    assert repr(small.buffers[1]).startswith("ReplayBuffer(\n    obs: array([14, 15, 12, 13]),\n")
+    buffer = vector(60)
+    assert repr(buffer).startswith("VectorReplayBuffer(12 of 60 steps in 2 rings, ")
     line = next(line for line in repr(buffer.buffers[1]).splitlines() if "obs" in line)
-    assert cells(line)[:6] == ["obs", "int64", "(4,)", "12", "15", "13.5"]
-    assert cells(line)[6:] == ["32", "B"]
+    assert cells(line)[:6] == ["obs", "int64", "(6,)", "10", "15", "12.5"]
+    assert cells(line)[6:] == ["240", "B"]
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: ReplayBuffer(8, compress="obs"),
-        lambda: PrioritizedReplayBuffer(8, alpha=0.5, beta=0.5),
-        lambda: ReplayBuffer(8, stack_num=3),
-        lambda: ReplayBuffer(8, ragged="act"),
+        lambda size: ReplayBuffer(size, compress="obs"),
+        lambda size: PrioritizedReplayBuffer(size, alpha=0.5, beta=0.5),
+        lambda size: ReplayBuffer(size, stack_num=3),
+        lambda size: ReplayBuffer(size, ragged="act"),
     ],
     ids=["compressed", "prioritized", "stacked", "ragged"],
 )
-def test_every_kind_of_buffer_prints(make: Callable[[], Any]) -> None:
-    buffer = make()
+@pytest.mark.parametrize("size", [8, 30])
+def test_every_kind_of_buffer_prints(make: Callable[[int], Any], size: int) -> None:
+    buffer = make(size)
     for i in range(12):
         act = np.arange(i % 3) if buffer.options.get("ragged") else i
         buffer.add(Batch(obs=np.full(3, i), act=act, rew=0.0, terminated=False, truncated=False, info={"x": i}))
     before = buffer.sample_indices(0).tolist()
     assert "obs" in repr(buffer)
+    assert ("\n    act: " in repr(buffer)) == (size == 8)
     assert "<table>" in buffer._repr_html_()
     assert buffer.sample_indices(0).tolist() == before
 
@@ -180,7 +216,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "nested": lambda: Batch({"<i>": [1.0, 2.0], "none": None, "n": 3, "deep": {"<u>": torch.zeros(2)}, "r": Batch()}),
     "policies": lambda: MultiAgentBatch({"<b>": SampleBatch({"<i>": [1.0, 2.0]})}, 2),
     "buffer": lambda: fill(ReplayBuffer(4)),
-    "vector": vector,
+    "vector": lambda: vector(),
     "agents": agents,
     "report": report,
 }
@@ -205,7 +241,7 @@ def test_notebooks_show_the_columns_that_a_dataset_reads(tmp_path: Path) -> None
         "lidar": [[1], [2, 3]],
         "infos": [{}, {"a": {1}}],
     }
-    Dataset(path).append(SampleBatch(rows))
+    Dataset(path).extend(SampleBatch(rows))
     for shown, told in (
         (Dataset(path), ["<td>&lt;i&gt;</td><td>float64</td><td>(2,)</td>", "<td>infos</td>", "(2, *)"]),
         (
@@ -240,6 +276,60 @@ def test_pandas_reads_a_batch() -> None:
         assert frame["obs"][1].tolist() == [2, 3]
         assert frame["infos"].tolist() == [{}] * 3
     assert batch.to_pandas()["rewards"].dtype == np.float32
+
+
+def frame_columns() -> SampleBatch:
+    return SampleBatch(
+        t=[0, 1, 2],
+        path=[[1, 2], [3], []],
+        grid=[np.array([[1, 2], [3, 4]]), np.zeros((0, 2), int), np.array([[5, 6]])],
+        hits=[np.array([True]), np.array([], bool), np.array([False, True])],
+        soft=[torch.ones(1), torch.zeros(2), torch.ones(3)],
+        obs={"lidar": [[0.5], [], [1.5, 2.5]], "x": [1.0, 2.0, 3.0]},
+        task=["push", None, "reach"],
+        loss=torch.tensor([0.5, 1.5, 2.5]),
+    )
+
+
+LISTS = {
+    "path": [[1, 2], [3], []],
+    "grid": [[[1, 2], [3, 4]], [], [[5, 6]]],
+    "hits": [[True], [], [False, True]],
+    "soft": [[1.0], [0.0, 0.0], [1.0, 1.0, 1.0]],
+    "task": ["push", None, "reach"],
+    "loss": [0.5, 1.5, 2.5],
+    "t": [0, 1, 2],
+}
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(1, None), slice(1, 2)], ids=str)
+def test_polars_reads_ragged_columns_as_lists(rows: slice) -> None:
+    frame = pl.DataFrame(frame_columns()[rows])
+    assert {name: frame[name].to_list() for name in LISTS} == {name: values[rows] for name, values in LISTS.items()}
+    assert frame.schema["path"] == pl.List(pl.Int64)
+    assert frame.schema["grid"] == pl.List(pl.List(pl.Int64))
+    assert frame.schema["hits"] == pl.List(pl.Boolean)
+    assert frame.schema["soft"] == pl.List(pl.Float32)
+    halves = pl.DataFrame(frame_columns().select("soft").to_torch(floats="bfloat16"))
+    assert halves["soft"].to_list() == LISTS["soft"]
+
+
+def test_pandas_reads_ragged_columns_as_lists() -> None:
+    batch = frame_columns()
+    for frame in (pd.DataFrame(batch), batch.to_pandas()):
+        found = {name: [cell.tolist() if hasattr(cell, "tolist") else cell for cell in frame[name]] for name in LISTS}
+        assert found == LISTS
+        assert not any(isinstance(cell, torch.Tensor) for name in LISTS for cell in frame[name])
+
+
+def test_polars_reads_the_stream_of_a_batch_as_a_series_of_structs() -> None:
+    # Polars decides so for every object with Arrow's stream but pyarrow's own: DataFrame is what makes a frame.
+    batch = frame_columns().select("t", "path", "task")
+    series = pl.from_arrow(batch)
+    assert isinstance(series, pl.Series)
+    for frame in (series.struct.unnest(), pl.DataFrame(batch), pl.from_arrow(batch.to_arrow())):
+        assert isinstance(frame, pl.DataFrame)
+        assert {name: frame[name].to_list() for name in batch} == {name: LISTS[name] for name in batch}
 
 
 @pytest.mark.parametrize("name", ["class", "two words"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("batch", "column", "returns", "rollout", "testing", "transport")
+PACKAGES = ("batch", "column", "returns", "rollout", "testing", "tokens", "transport")
 DOORS = ("samplebatch", *(f"samplebatch.{package}" for package in PACKAGES))
 OPEN_MODULES = ("samplebatch.errors", "samplebatch.names")
 """Modules whose every name is public; the reference has them whole."""
@@ -56,7 +56,7 @@ def classes_named(function: Any) -> Iterator[type]:
     """Yield our classes that a function's annotations name."""
     known = imported_names(function.__module__)
     for annotation in function.__annotations__.values():
-        for name in re.findall(r"\w+", str(annotation)):
+        for name in re.findall(r"(?<![.\w])\w+", str(annotation)):
             module, original = known.get(name, ("", ""))
             found = getattr(import_module(module), original, None) if module.startswith("samplebatch") else None
             if inspect.isclass(found) and found.__module__.startswith("samplebatch"):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from samplebatch.returns import (
     nstep,
     value_mask,
 )
+from tests.optional import torch
 
 NO = [False, False, False]
 

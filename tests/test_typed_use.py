@@ -62,7 +62,7 @@ def replay(buffer: PrioritizedReplayBuffer) -> Array:
     several: ReplayBuffer = VectorReplayBuffer(10, 2)
     for part, where in several.minibatches(2, device="cpu"):
         print(part.obs, where.tolist(), len(part))
-    print(index.tolist(), length[0], start, episode_return.sum(), MultiAgentReplayBuffer(8).sample(0).count)
+    print(index.tolist(), length[0], start, episode_return.sum(), MultiAgentReplayBuffer(8).sample(0).batch.count)
     return known.weight * known.rew
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import FormatError, UntrustedPickleError
-from samplebatch.policy.file import load_policy
+from samplebatch.policy.source import load_policy
+from samplebatch.storage.buffers.state import buffer_class
 from tests.malice import MaliciousColumn, Mark
 
 PACKAGE = Path(__file__).parents[1] / "samplebatch"
@@ -25,20 +27,34 @@ ALLOWED = {
         "column/unpickling.py": "the one place that decides",
         "transport/shared_pickling.py": "what multiprocessing itself unpickles, in two parts",
         "policy/source.py": "bytes that the parent process has pickled",
-        "workers/ray_objects.py": "what the actors and the learner of one run have pickled for each other",
+        "workers/ray_actor.py": "what the actors and the learner of one run have pickled for each other",
         "env/environment_process.py": "requests of the parent process",
-        "env/processes.py": "answers of the processes of the user's own environments",
+        "env/async_vector.py": "answers of the processes of the user's own environments",
     },
     "pickle.Unpickler": {
-        "batch/stub_unpickler.py": "one that finds stubs in place of classes",
+        "batch/inert_pickle.py": "one that finds stubs in place of classes",
         "env/environment_state.py": "environments in the state of a collector, if the caller allows it",
     },
-    "np.load": {"batch/space_dict.py": "bounds of spaces, with pickles refused"},
+    "np.load": {"batch/view_requirement.py": "bounds of spaces, with pickles refused"},
     "torch.load": {
-        "policy/file.py": "with weights only, unless the caller allows more",
+        "policy/source.py": "with weights only, unless the caller allows more",
         "learn/checkpoint.py": "with weights only: pickled objects in it go through the one place",
     },
-    "torch.export.load": {"policy/file.py": "if the caller allows it"},
+    "torch.export.load": {"policy/source.py": "if the caller allows it"},
+    "importlib.import_module": {
+        "exports.py": "modules that the library's own packages import names from",
+        "errors.py": "packages that the library names",
+        "policy/source.py": "names that a Python argument or the command line gives",
+        "env/registry.py": "names that a Python argument, the command line, or with permission a file gives",
+        "env/async_vector.py": "cloudpickle",
+        "env/environment_state.py": "cloudpickle",
+        "convert/tianshou.py": "Tianshou's modules, out of a table",
+        "storage/buffers/tianshou.py": "Tianshou's modules, out of a table, when a pickle of the user's is loaded",
+        "storage/buffers/state.py": "modules of buffers, out of a table",
+        "buffer/__init__.py": "modules that pickles of older versions name otherwise, out of a table",
+        "transport/region.py": "a module of Python's",
+        "env/seeds.py": "torch",
+    },
     "exec": {"buffer/fast_add.py": "a function of constant text and numbers: names and values are variables"},
 }
 """Calls that run code or read it, and the only modules that make them."""
@@ -46,7 +62,7 @@ ALLOWED = {
 TRUSTED = {
     "column/interface.py": "whoever unpickles a column runs its pickle already",
     "batch/sample_batch.py": "whoever unpickles a batch runs its pickle already",
-    "storage/dataset_rows.py": "columns that are shown have no rows, and so nothing to unpickle",
+    "storage/datasets/parts.py": "columns that are shown have no rows, and so nothing to unpickle",
     "workers/process_backend.py": "workers are processes of the user's own code",
     "workers/ray_actor.py": "an actor runs what its learner has pickled",
     "workers/ray_backend.py": "actors are processes of the user's own code",
@@ -79,6 +95,29 @@ def test_programs_in_files_are_not_unpickled(mark: Path, tmp_path: Path) -> None
             target.writestr(name, inputs.getvalue() if "sample_inputs" in name else source.read(name))
     with pytest.raises(UntrustedPickleError, match=r"policy\.pt2"):
         load_policy(path)
+
+
+def test_checkpoints_are_read_by_a_torch_that_runs_no_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+
+    from samplebatch.learn.checkpoint import FILE, read_checkpoint
+
+    torch.save({"trainer": "x", "parts": {}, "why_reset": None}, tmp_path / FILE)
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
+    with pytest.raises(UntrustedPickleError, match=r"checkpoint\.pt' runs code when it is loaded by torch 2\.5\.1"):
+        read_checkpoint(tmp_path)
+    assert read_checkpoint(tmp_path, allow_pickle=True)["trainer"] == "x"
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_buffer_of_an_unknown_class_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("evil", "evil:ReplayBuffer", "evil.ReplayBuffer", "..evil", "os"):
+        with pytest.raises(FormatError, match="the buffer must be a ReplayBuffer"):
+            buffer_class(name, ReplayBuffer)
 
 
 # -- the one place -----------------------------------------------------------------------------------------------------
@@ -127,7 +166,7 @@ DANGEROUS = frozenset((
     "pickle.loads", "pickle.load", "pickle.Unpickler", "_pickle.loads", "torch.load", "torch.jit.load",
     "torch.export.load", "np.load", "numpy.load", "marshal.loads", "marshal.load", "shelve.open", "cloudpickle.loads",
     "dill.loads", "joblib.load", "yaml.load", "eval", "exec", "compile", "__import__", "runpy.run_path",
-    "ForkingPickler.loads", "os.system",
+    "ForkingPickler.loads", "os.system", "importlib.import_module", "importlib.reload", "pkgutil.resolve_name",
 ))  # fmt: skip
 
 

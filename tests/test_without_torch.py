@@ -28,7 +28,7 @@ assert concat_samples(parts) == batch == SampleBatch.from_arrow(batch.to_arrow()
 assert [len(part) for part in batch.copy().shuffle(0).minibatches(3, floats="float32")] == [3, 1]
 assert batch.to_numpy(floats="float32")["rewards"].dtype == np.float32
 assert len(batch.compress(columns={"rewards"}).decompress_if_needed(columns={"rewards"})) == 4
-nested = batch.drop("infos").as_batch(names="tianshou")
+nested = batch.drop("infos").as_batch(convention="tianshou")
 assert Batch.stack([nested[0], nested[1]]) == nested[:2]
 assert Batch.cat([nested, nested]).to_numpy(floats="float32").rew.dtype == np.float32
 assert (Batch(rew=nested.rew) + 1).rew[0] == 1
@@ -68,7 +68,7 @@ for make in makers:
 agents = MultiAgentReplayBuffer(8)
 rows = {"obs": np.zeros((4, 2)), "actions": [0] * 4, "rewards": [0.5] * 4, "dones": [False] * 4}
 agents.add(MultiAgentBatch({"p": SampleBatch(rows)}, 4))
-assert agents.sample(3)["p"]["obs"].shape == (3, 2)
+assert agents.sample(3).batch["p"]["obs"].shape == (3, 2)
 """
 
 TRANSPORT = """

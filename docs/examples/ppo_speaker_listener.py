@@ -58,9 +58,9 @@ def main(steps: int, seed: int) -> tuple[float, float]:
     )
     buffer = MultiAgentReplayBuffer(STEPS)
     with (
-        MultiAgentCollector(ENV, algorithm.policy, buffer, num_envs=ENVS, seed=seed) as training,
-        MultiAgentCollector(ENV, algorithm.policy, num_envs=ENVS, seed=seed + 1) as test,
-        MultiAgentCollector(ENV, "random", num_envs=ENVS, seed=seed + 1) as chance,
+        MultiAgentCollector(algorithm.policy, ENV, buffer, num_envs=ENVS, seed=seed) as training,
+        MultiAgentCollector(algorithm.policy, ENV, num_envs=ENVS, seed=seed + 1) as test,
+        MultiAgentCollector("random", ENV, num_envs=ENVS, seed=seed + 1) as chance,
     ):
         params = OnPolicyTrainerParams(
             training_collector=training,

@@ -9,49 +9,17 @@ from typing import TYPE_CHECKING
 
 from samplebatch.exports import exports
 
-_HOMES = {
-    "SampleBatch": "samplebatch.batch.sample_batch",
-    "MultiAgentBatch": "samplebatch.batch.multi_agent",
-    "ViewRequirement": "samplebatch.batch.view_requirement",
-    "Flags": "samplebatch.batch.flags",
-    "concat_samples": "samplebatch.batch.concat",
-    "concat_samples_into_ma_batch": "samplebatch.batch.concat",
-    "attempt_count_timesteps": "samplebatch.batch.rllib",
-    "convert_ma_batch_to_sample_batch": "samplebatch.batch.rllib",
-    "SampleBatchBuilder": "samplebatch.batch.builder",
-    "MultiAgentBatchBuilder": "samplebatch.batch.multi_agent_builder",
-    "Batch": "samplebatch.batch.nested.batch",
-    "to_numpy": "samplebatch.batch.nested.functions",
-    "to_torch": "samplebatch.batch.nested.functions",
-    "to_torch_as": "samplebatch.batch.nested.functions",
-    "collate": "samplebatch.batch.nested.functions",
-    "parameters_of": "samplebatch.batch.nested.distributions",
-    "get_sliced_dist": "samplebatch.batch.nested.distributions",
-    "get_len_of_dist": "samplebatch.batch.nested.distributions",
-    "dist_to_atleast_2d": "samplebatch.batch.nested.distributions",
-    "AnyBatch": "samplebatch.batch.nested.typed",
-    "ObsBatch": "samplebatch.batch.nested.typed",
-    "RolloutBatch": "samplebatch.batch.nested.typed",
-    "PrioritizedBatch": "samplebatch.batch.nested.typed",
-    "ReturnsBatch": "samplebatch.batch.nested.typed",
-    "AdvantagesBatch": "samplebatch.batch.nested.typed",
-    "LogpOldBatch": "samplebatch.batch.nested.typed",
-    "ActBatch": "samplebatch.batch.nested.typed",
-    "ActStateBatch": "samplebatch.batch.nested.typed",
-    "ModelOutputBatch": "samplebatch.batch.nested.typed",
-    "DistributionBatch": "samplebatch.batch.nested.typed",
-    "RecurrentStateBatch": "samplebatch.batch.nested.typed",
-}
-
-__all__ = [*_HOMES]
-
 if TYPE_CHECKING:
+    from samplebatch.batch.action_unit import ActionUnit as ActionUnit
+    from samplebatch.batch.action_unit import common_unit as common_unit
+    from samplebatch.batch.builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
     from samplebatch.batch.builder import SampleBatchBuilder as SampleBatchBuilder
+    from samplebatch.batch.concat import attempt_count_timesteps as attempt_count_timesteps
     from samplebatch.batch.concat import concat_samples as concat_samples
     from samplebatch.batch.concat import concat_samples_into_ma_batch as concat_samples_into_ma_batch
+    from samplebatch.batch.concat import convert_ma_batch_to_sample_batch as convert_ma_batch_to_sample_batch
     from samplebatch.batch.flags import Flags as Flags
     from samplebatch.batch.multi_agent import MultiAgentBatch as MultiAgentBatch
-    from samplebatch.batch.multi_agent_builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
     from samplebatch.batch.nested.batch import Batch as Batch
     from samplebatch.batch.nested.distributions import dist_to_atleast_2d as dist_to_atleast_2d
     from samplebatch.batch.nested.distributions import get_len_of_dist as get_len_of_dist
@@ -73,9 +41,7 @@ if TYPE_CHECKING:
     from samplebatch.batch.nested.typed import RecurrentStateBatch as RecurrentStateBatch
     from samplebatch.batch.nested.typed import ReturnsBatch as ReturnsBatch
     from samplebatch.batch.nested.typed import RolloutBatch as RolloutBatch
-    from samplebatch.batch.rllib import attempt_count_timesteps as attempt_count_timesteps
-    from samplebatch.batch.rllib import convert_ma_batch_to_sample_batch as convert_ma_batch_to_sample_batch
     from samplebatch.batch.sample_batch import SampleBatch as SampleBatch
     from samplebatch.batch.view_requirement import ViewRequirement as ViewRequirement
 
-__getattr__, __dir__ = exports(__name__, _HOMES)
+__getattr__, __dir__, __all__ = exports(__name__)

@@ -17,12 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch import names
-from samplebatch.batch.flags import DEFAULT, Flags
+from samplebatch.batch.action_unit import ActionUnit
+from samplebatch.batch.flags import DEFAULT, Flags, describe_flags
 from samplebatch.batch.tree import Structure, leaf_names
-from samplebatch.column.arrow import FieldReader, arrow_field_and_array, check_size
+from samplebatch.column.arrow import FieldReader, Recent, arrow_field_and_array, check_size
+from samplebatch.column.arrow_bodies import Body
 from samplebatch.column.interface import Column
-from samplebatch.column.memory_bound import MemoryBound
-from samplebatch.column.recent import Recent
+from samplebatch.column.memory import MemoryBound, check_rows
+from samplebatch.column.plan import Plan
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import FormatError, SampleBatchError, SequenceError
 from samplebatch.names import PolicyID
@@ -38,10 +40,7 @@ Parts = tuple[dict[str, Column], Mapping[str, Structure], Flags]
 def to_table(columns: dict[str, Column], nested: Mapping[str, Structure], flags: Flags) -> pa.Table:
     """Lay columns out as a table with a row per step, or with a row per sequence and lists of its steps.
 
-    Raises
-    ------
-    SequenceError
-        If sequences are time-major: their columns have no rows of steps.
+    Raises SequenceError if sequences are time-major: their columns have no rows of steps.
     """
     fields, arrays = [], []
     offsets = None
@@ -167,12 +166,8 @@ def from_policy_table(
 ) -> tuple[dict[PolicyID, Parts], int]:
     """View a table as the parts of each policy's batch, and the environment steps; `to_policy_table` is the inverse.
 
-    `about` is the metadata of the table, read from its schema if None.
-
-    Raises
-    ------
-    FormatError
-        If the metadata does not come from `to_policy_table`, or does not fit the table's rows.
+    `about` is the metadata of the table, read from its schema if None. Raises FormatError if the metadata does not come
+    from `to_policy_table`, or does not fit the table's rows.
     """
     table = as_table(source)
     about = about or metadata_of(table.schema) or {}
@@ -209,10 +204,7 @@ def from_policy_table(
 def metadata_of(schema: pa.Schema) -> dict[str, Any] | None:
     """Read the metadata of a batch from a schema, or return None if it has none.
 
-    Raises
-    ------
-    FormatError
-        If it is there but cannot be read, or comes from a later version.
+    Raises FormatError if it is there but cannot be read, or comes from a later version.
     """
     raw = (schema.metadata or {}).get(METADATA_KEY)
     if raw is None:
@@ -228,7 +220,7 @@ def metadata_of(schema: pa.Schema) -> dict[str, Any] | None:
 
 
 def _describe(nested: Mapping[str, Structure], flags: Flags) -> dict[str, Any]:
-    return {"nested": dict(nested), "flags": {name: getattr(flags, name) for name in Flags.__slots__}}
+    return {"nested": dict(nested), "flags": describe_flags(flags)}
 
 
 _encode = json.JSONEncoder(default=np.generic.item).encode
@@ -288,6 +280,11 @@ class TableReader:
         """Names of the columns."""
         return [reader.name for _, reader in self._fields]
 
+    def view(self, plan: Plan, data: pa.Buffer, body: Body) -> Parts | None:
+        """View a record batch in the bytes of a file as the parts of a batch; as `Plan.view`."""
+        arrays = plan.view(data, body, self.names)
+        return None if arrays is None else self.parts({name: TensorColumn(own) for name, own in arrays.items()})
+
     def parts(self, columns: dict[str, Column]) -> Parts:
         """Complete columns to the parts of a batch, with the tree and the flags of the metadata."""
         return columns, dict(self._nested), self._flags
@@ -296,9 +293,13 @@ class TableReader:
         """View a table as the parts of a batch; raises as `from_table` does."""
         columns: dict[str, Column] = {}
         cuts = {}
+        nbytes = table.get_total_buffer_size()
+        if not any(reader.is_bounded for _, reader in self._fields):
+            # The bound of objects counts rows without bytes.
+            check_rows(table.num_rows, nbytes, "a table")
         for (field, reader), chunked in zip(self._fields, table.columns, strict=True):
             name = reader.name
-            if reader.holds_objects or name in self._lists:
+            if reader.is_bounded or name in self._lists:
                 check_size(chunked.chunks, field, bound)
             array = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
             if name in self._lists:
@@ -306,6 +307,7 @@ class TableReader:
                     raise FormatError(f"column {name!r} must be a list for each sequence, got {array.type}")
                 cuts[name] = np.diff(array.offsets.to_numpy())
                 array = array.flatten()
+                check_rows(len(array), nbytes, f"column {name!r}")
             columns[name] = reader.read(array, allow_pickle=allow_pickle)
         if names.SEQ_LENS in columns:
             # Before they are checked: whoever else can write to the table's memory must not change where sequences
@@ -349,10 +351,7 @@ def _is_whole(top: str, structure: Structure, columns: Mapping[str, Any]) -> boo
 def read_structures(plain: Any) -> dict[str, Structure]:
     """Check the structures of nested columns that were read from metadata, by name.
 
-    Raises
-    ------
-    ValueError, AttributeError, RecursionError
-        If they are none.
+    Raises ValueError, AttributeError, RecursionError if they are none.
     """
     return {top: _structure(tree) for top, tree in plain.items()}
 
@@ -369,11 +368,10 @@ def _structure(plain: Any) -> Structure:
 def read_flags(plain: Any) -> Flags:
     """Check flags that were read from metadata.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If they are none.
+    Raises ValueError, TypeError if they are none.
     """
+    if isinstance(plain, dict) and "action_unit" in plain:
+        plain = {**plain, "action_unit": ActionUnit.from_description(plain["action_unit"])}
     flags = Flags(**plain)
     kinds = (flags.time_major, (bool, NoneType)), (flags.zero_padded, bool), (flags.is_training, bool)
     if not all(isinstance(flag, kind) for flag, kind in kinds):

@@ -1,23 +1,413 @@
-"""Delivery: how samples and minibatches reach a learner."""
+"""Delivery: samples and minibatches as tensors or arrays, on a learner's device, in its dtype, some of them ahead."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from samplebatch.arguments import whole
-from samplebatch.batch.targets import ArrayTarget, Target, TorchTarget
-from samplebatch.errors import ArgumentError
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.arguments import choice, whole
+from samplebatch.batch.nested.node import (
+    ARRAY,
+    DISTRIBUTION,
+    FOREIGN,
+    KINDS,
+    NODE,
+    NUMBER,
+    RAGGED,
+    TENSOR,
+    Node,
+    fault,
+    node,
+    with_unit_of,
+)
+from samplebatch.column.interface import Column
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.torch_tensor import RaggedTorchColumn, TorchColumn
+from samplebatch.column.types import torch_dtype
+from samplebatch.column.varying_rows import VaryingRows
+from samplebatch.errors import ArgumentError, DeviceError
 
 if TYPE_CHECKING:
     import torch
 
-    from samplebatch.batch.targets import Floats
-
     Device = str | int | torch.device
     """Where tensors lie, as torch names it."""
+    Floats = torch.dtype | npt.DTypeLike
+    """The dtype of floating-point values: torch's, NumPy's, or its name."""
+
+
+N = TypeVar("N", bound=Node)
+
+_FIRST_OBJECT = np.dtype(object).num
+
+
+def tree_to(source: N, target: Target, prefix: str = "") -> N:
+    """Convert the leaves of a tree to a target's form: to tensors, or to another floating-point dtype.
+
+    Raises ColumnTypeError if torch cannot hold a leaf; names it.
+    """
+    converted: dict[str, Any] = {}
+    direct = target.direct
+    name = ""
+    try:
+        for name, value in source.__dict__.items():
+            kind = KINDS[type(value)]
+            if kind == ARRAY:
+                # Most arrays are C-contiguous, writable and native: torch takes those directly.
+                if (
+                    direct is not None
+                    and value.dtype.num < _FIRST_OBJECT
+                    and value.flags.carray
+                    and value.dtype.isnative
+                ):
+                    converted[name] = direct(value)
+                else:
+                    converted[name] = target.from_array(value)
+            elif kind == NODE:
+                converted[name] = tree_to(value, target, f"{prefix}{name}.")
+            else:
+                converted[name] = target.convert(value, kind)
+    except Exception as error:
+        fault(prefix + name, "made a tensor", error)
+    return with_unit_of(source, node(type(source), converted))
+
+
+def tree_to_numpy(source: N, prefix: str = "") -> N:
+    """Convert the tensors of a tree to arrays, over the same memory if that is on the host."""
+    converted: dict[str, Any] = {}
+    name = ""
+    try:
+        for name, value in source.__dict__.items():
+            kind = KINDS[type(value)]
+            if kind == TENSOR:
+                converted[name] = array_of(value)
+            elif kind == NODE:
+                converted[name] = tree_to_numpy(value, f"{prefix}{name}.")
+            elif kind == RAGGED:
+                converted[name] = column_of_arrays(value)
+            elif kind in (NUMBER, FOREIGN):
+                converted[name] = np.asarray(value)
+            else:
+                converted[name] = _rows_to_numpy(value) if kind == ARRAY else value
+    except Exception as error:
+        fault(prefix + name, "made an array", error)
+    return with_unit_of(source, node(type(source), converted))
+
+
+def _rows_to_numpy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert rows that vary in shape, an array of tensors, to arrays; return any other array itself."""
+    if array.dtype.kind != "O" or array.ndim != 1 or not array.size or KINDS[type(array[0])] != TENSOR:
+        return array
+    rows = np.empty(len(array), object)
+    for place, row in enumerate(array):
+        rows[place] = array_of(row) if KINDS[type(row)] == TENSOR else row
+    return rows
+
+
+def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a tensor as an array, over the same memory if that is on the host.
+
+    bfloat16 becomes float32, which holds it exactly; NumPy has no bfloat16.
+    """
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        tensor = tensor.float()
+    array: npt.NDArray[Any] = tensor.numpy() if not tensor.is_conj() else tensor.resolve_conj().numpy()
+    return array
+
+
+def as_array(value: Any) -> npt.NDArray[Any]:
+    """Return an array, a tensor on any device, or numbers as an array."""
+    return array_of(value) if KINDS[type(value)] == TENSOR else np.asarray(value)
+
+
+def column_of_arrays(column: Column) -> Column:
+    """Return a column of tensors as one of arrays, over the same memory if that is on the host; others as they are."""
+    if isinstance(column, TorchColumn):
+        return TensorColumn(array_of(column.values))
+    return RaggedColumn(array_of(column.flat), *column.layout) if isinstance(column, RaggedTorchColumn) else column
+
+
+_FLOATS = ("float16", "float32", "float64", "bfloat16")
+
+
+def float_name(floats: object) -> str:
+    """Name the dtype that floating-point values are to have.
+
+    Raises ArgumentError if it is no floating-point dtype that learners compute in.
+
+    Parameters
+    ----------
+    floats
+        A dtype, torch's or NumPy's, or its name.
+
+    Examples
+    --------
+    >>> float_name(np.float32), float_name("bfloat16")
+    ('float32', 'bfloat16')
+    >>> float_name("int64")
+    Traceback (most recent call last):
+    samplebatch.errors.ArgumentError: floats must be one of 'float16', 'float32', 'float64', 'bfloat16', got 'int64'
+    """
+    word = str(floats)
+    name = word.removeprefix("torch.")
+    if name in _FLOATS:
+        return name
+    try:
+        name = np.dtype(floats).name  # type: ignore[call-overload]
+    except TypeError:
+        # A dtype of torch's is named as it is; anything else by its type.
+        return choice("floats", floats if name == word else name, _FLOATS)
+    return choice("floats", name, _FLOATS)
+
+
+def require_device(device: str | int | torch.device) -> torch.device:
+    """Return a device as torch's own, or refuse one that tensors cannot be brought to.
+
+    Raises DeviceError if torch knows no such device, or cannot use it on this machine.
+
+    >>> require_device("cpu")
+    device(type='cpu')
+    """
+    import torch
+
+    try:
+        found = torch.device(device)
+        if found.type != "cpu":
+            # Torch names devices that it was not compiled for, and that the machine lacks: only a tensor tells.
+            torch.empty(0, device="cpu").to(found)
+    except Exception as error:
+        raise DeviceError(
+            f"device must be one that torch can use here, got {str(device)!r}: {_reason(error)}"
+        ) from error
+    return found
+
+
+def _require_pinning() -> None:
+    """Refuse to page-lock memory where no device copies from it."""
+    import torch
+
+    try:
+        torch.empty(0, device="cpu").pin_memory()
+    except Exception as error:
+        raise DeviceError(f"pin_memory must be left out where torch cannot page-lock: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of torch's own words, which are many where kernels are missing."""
+    return str(error).partition("\n")[0]
+
+
+def _convert_rows(array: npt.NDArray[Any], convert: Callable[[npt.NDArray[Any]], Any]) -> npt.NDArray[Any]:
+    """Convert rows of numbers that vary in shape, an array of arrays, all at once; return any other array itself."""
+    rows = array.tolist() if array.ndim == 1 else []
+    dtype = getattr(rows[0], "dtype", None) if rows else None
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufc":
+        return array
+    if not all(type(row) is np.ndarray and row.dtype == dtype for row in rows):
+        return array
+    elements = convert(np.concatenate([row.reshape(-1) for row in rows]))
+    converted = np.empty(len(rows), object)
+    start = 0
+    for place, row in enumerate(rows):
+        converted[place] = elements[start : start + row.size].reshape(row.shape)
+        start += row.size
+    return converted
+
+
+def convert_ragged(column: Any, target: Target) -> Any:
+    """Convert the elements of a ragged column to a target's form.
+
+    Where rows begin, and their shapes, stay on the host.
+    """
+    flat = column.flat
+    converted = target.move(flat) if isinstance(column, RaggedTorchColumn) else target.from_array(flat)
+    kind = RaggedColumn if isinstance(converted, np.ndarray) else RaggedTorchColumn
+    return kind(converted, *column.layout)
+
+
+class ArrayTarget:
+    """Target that leaves values where they are, for learners that take arrays: floating-point ones get a dtype.
+
+    Integers, flags, images, complex numbers and objects are left alone.
+
+    Parameters
+    ----------
+    floats
+        The dtype of floating-point values.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no floating-point dtype, or one that NumPy does not have.
+
+    Examples
+    --------
+    >>> target = ArrayTarget("float32")
+    >>> target.from_array(np.array([0.5])), target.from_array(np.array([1], np.uint8))
+    (array([0.5], dtype=float32), array([1], dtype=uint8))
+    """
+
+    __slots__ = ("_dtype", "_name")
+    direct: Callable[[npt.NDArray[Any]], Any] | None = None
+
+    def __init__(self, floats: Floats) -> None:
+        self._name = float_name(floats)
+        if self._name == "bfloat16":
+            raise ArgumentError("NumPy has no bfloat16; name a device, so that values become tensors")
+        self._dtype = np.dtype(self._name)
+
+    def from_array(self, array: npt.NDArray[Any]) -> Any:
+        """Return an array in the target's dtype, if it is of floating-point numbers: itself, if it has it already."""
+        if array.dtype.kind == "O":
+            return _convert_rows(array, self.from_array)
+        return array.astype(self._dtype, copy=False) if array.dtype.kind == "f" else array
+
+    def move(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor in the target's dtype, if it is of floating-point numbers."""
+        import torch
+
+        return tensor.to(getattr(torch, self._name)) if tensor.is_floating_point() else tensor
+
+    def convert(self, value: Any, kind: int) -> Any:
+        """Return a leaf in the target's dtype, if it is of floating-point numbers."""
+        if kind == RAGGED:
+            return convert_ragged(value, self)
+        if kind == TENSOR:
+            return self.move(value)
+        return self.from_array(np.asarray(value)) if kind in (ARRAY, NUMBER) else value
+
+
+def _make_tensors(floats: torch.dtype | None) -> Callable[[npt.NDArray[Any]], torch.Tensor]:
+    """Return a function that makes a tensor over an array's memory; of floats in a dtype, if there is one."""
+    import torch
+
+    if floats is None:
+        return torch.from_numpy
+    from_numpy = torch.from_numpy
+    return lambda array: from_numpy(array).to(dtype=floats) if array.dtype.kind == "f" else from_numpy(array)
+
+
+class TorchTarget:
+    """Target of a conversion to torch: the dtype and device of every tensor; None leaves either as it is.
+
+    Parameters
+    ----------
+    dtype
+        The dtype of every tensor.
+    device
+        The device of every tensor.
+    floats
+        The dtype of floating-point tensors; integers, flags, images and complex numbers are left alone.
+    pin_memory
+        Whether to page-lock host memory, so that the copy to a device runs asynchronously.
+    non_blocking
+        Whether to return before copies to a device have ended.
+    keep_objects
+        Whether to keep values that torch has no dtype for.
+    used_on
+        The stream that tensors are used on, where that is another than the one that they are copied on.
+
+    Raises
+    ------
+    ArgumentError
+        If `floats` is no floating-point dtype, or given beside `dtype`.
+    DeviceError
+        If torch cannot use the device, or memory cannot be page-locked for want of one.
+    """
+
+    __slots__ = ("_dtype", "_floats", "device", "direct", "keep_objects", "non_blocking", "pin_memory", "used_on")
+
+    def __init__(
+        self,
+        dtype: torch.dtype | None = None,
+        device: str | int | torch.device | None = "cpu",
+        *,
+        floats: Floats | None = None,
+        pin_memory: bool = False,
+        non_blocking: bool = False,
+        keep_objects: bool = False,
+        used_on: torch.cuda.Stream | None = None,
+    ) -> None:
+        import torch
+
+        if dtype is not None and floats is not None:
+            raise ArgumentError("one of dtype, for all values, and floats, for floating-point ones, must be given")
+        self._dtype = dtype
+        self._floats: torch.dtype | None = None if floats is None else getattr(torch, float_name(floats))
+        self.device = None if device is None else require_device(device)
+        if pin_memory:
+            _require_pinning()
+        self.pin_memory = pin_memory
+        self.non_blocking = non_blocking
+        self.keep_objects = keep_objects
+        self.used_on = used_on
+        on_host = self.device is None or self.device.type == "cpu"
+        moves = not on_host or pin_memory or self._dtype is not None
+        self.direct = None if moves else _make_tensors(self._floats)
+        """Makes a tensor of a plain array that stays on the host."""
+
+    def from_array(self, array: npt.NDArray[Any]) -> Any:
+        """Return an array as a tensor: over the same memory if it is writable and laid out for torch.
+
+        An array of rows that vary in shape becomes one of tensors, which share the memory of all of them.
+        """
+        if array.dtype.kind == "O":
+            rows = _convert_rows(array, self.from_array)
+            if rows is not array:
+                return rows
+        if self.keep_objects and array.dtype.kind in "OmM":
+            return array
+        if not array.flags.writeable or array.dtype.byteorder == ">" or (array.ndim and min(array.strides) < 0):
+            # A tensor is always writable: over read-only memory it would be a way around the protection.
+            array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+        if self.direct is not None:
+            return self.direct(array)
+        import torch
+
+        return self.move(torch.from_numpy(array))
+
+    def move(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the target's device and in its dtype: itself, if it is there already."""
+        dtype = self._floats if self._floats is not None and tensor.is_floating_point() else self._dtype
+        if self.pin_memory and tensor.device.type == "cpu":
+            # Cast first: a copy that casts on its way to a device would wait for it.
+            tensor = tensor.to(dtype=dtype).pin_memory()
+        moved = tensor.to(device=self.device, dtype=dtype, non_blocking=self.non_blocking)
+        if self.used_on is not None and moved.is_cuda:
+            moved.record_stream(self.used_on)
+        return moved
+
+    def convert(self, value: Any, kind: int) -> Any:
+        """Return a leaf as a tensor; None and distributions are kept.
+
+        Raises TypeError if torch cannot hold it.
+        """
+        if kind == ARRAY:
+            return self.from_array(value)
+        if kind == TENSOR:
+            return self.move(value)
+        if kind == RAGGED:
+            return convert_ragged(value, self)
+        if kind in (NUMBER, FOREIGN):
+            return self.from_array(np.asarray(value))
+        if value is None or kind == DISTRIBUTION or self.keep_objects:
+            return value
+        raise TypeError(f"torch has no dtype for {type(value).__name__}")
+
+
+Target = ArrayTarget | TorchTarget
+
 
 T = TypeVar("T")
 
@@ -48,7 +438,7 @@ class Delivery:
     Examples
     --------
     >>> from samplebatch import Batch
-    >>> from samplebatch.batch.nested.tensors import tree_to
+    >>> from samplebatch.batch.delivery import tree_to
     >>> [part.a for part in Delivery("cpu", "float32", 2).each(iter([Batch(a=[0.5]), Batch(a=[1.5])]), tree_to)]
     [tensor([0.5000]), tensor([1.5000])]
     """
@@ -124,3 +514,27 @@ def _copy_on(
             brought = convert(part, target)
             end = stream.record_event()
         yield brought, end
+
+
+def convert_column(column: Column, target: Target) -> Column:
+    """Convert a column of a flat batch to a target's form; one that torch has no dtype for stays unchanged."""
+    if isinstance(column, TorchColumn):
+        return TorchColumn(target.move(column.values))
+    if isinstance(column, VaryingRows):
+        if isinstance(target, TorchTarget) and isinstance(column, RaggedColumn) and torch_dtype(column.dtype) is None:
+            return column
+        return cast("Column", convert_ragged(column, target))
+    if not isinstance(column, TensorColumn):
+        return column
+    if isinstance(target, ArrayTarget):
+        return TensorColumn(target.from_array(column.values))
+    return column if torch_dtype(column.dtype) is None else TorchColumn(target.from_array(column.values))
+
+
+def on_stream(device: torch.device, stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
+    """Run copies on a CUDA stream, by default one of their own."""
+    import torch
+
+    chosen = torch.cuda.Stream(device) if stream is None else stream  # type: ignore[no-untyped-call]
+    context: AbstractContextManager[Any] = torch.cuda.stream(chosen)
+    return context

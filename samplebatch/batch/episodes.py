@@ -9,10 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.column.interface import Column
 from samplebatch.names import PolicyID
 
 if TYPE_CHECKING:
     from samplebatch.batch.sample_batch import SampleBatch
+
+_FLAG_COLUMNS = frozenset({names.DONES, names.TERMINATEDS, names.TRUNCATEDS})
+_STREAM_COLUMNS = (names.EPS_ID, names.AGENT_INDEX, names.ENV_ID, names.UNROLL_ID)
+"""Columns that change where one sequence cannot go on in the next row."""
 
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.intp]
@@ -196,3 +201,40 @@ def _tells(steps: SampleBatch, *, ordered: bool) -> bool:
         and (ordered or names.T in steps)
         and (names.DONES in steps or (names.TERMINATEDS in steps and names.TRUNCATEDS in steps))
     )
+
+
+def derive_dones(batch: SampleBatch[Any]) -> Any:
+    """Return `terminateds` or `truncateds` of a batch without `dones`; None if it has neither."""
+    flags = [batch[name] for name in (names.TERMINATEDS, names.TRUNCATEDS) if name in batch]
+    if len(flags) < 2:
+        return flags[0] if flags else None
+    terminated, truncated = flags if type(flags[0]) is type(flags[1]) else map(np.asarray, flags)
+    return (terminated != 0) | (truncated != 0)
+
+
+def stops_by(key: str | None, batch: SampleBatch[Any]) -> list[int]:
+    """List the row after each episode's last, by a column of flags or ids; by default `eps_id`, or else `dones`."""
+    if key is None:
+        key = names.EPS_ID if names.EPS_ID in batch else names.DONES
+    values = np.asarray(batch[key])
+    return ends_by_flag(values) if key in _FLAG_COLUMNS else ends_by_change(values)
+
+
+def stream_starts(batch: SampleBatch[Any]) -> Rows:
+    """Return the rows that do not go on with the steps of the row before, shape (k,)."""
+    keys = [np.asarray(batch[name]) for name in _STREAM_COLUMNS if name in batch]
+    if names.T in batch:
+        keys.append(np.asarray(batch[names.T]) - np.arange(batch.count))
+    if names.EPS_ID not in batch:
+        done = batch.get(names.DONES)
+        if done is not None:
+            keys.append(np.append(0, np.cumsum(np.asarray(done) != 0)[:-1]))
+    return run_starts(*keys) if keys else np.zeros(1, np.intp)
+
+
+def ends_in(columns: Mapping[str, Column]) -> Rows:
+    """Return where episodes end in columns with a row per step: the steps after their last ones; none if unknown."""
+    if names.EPS_ID in columns:
+        return np.asarray(ends_by_change(np.asarray(columns[names.EPS_ID].to_numpy())), np.intp)
+    flags = [columns[name].to_numpy() for name in sorted(_FLAG_COLUMNS) if name in columns]
+    return np.asarray(ends_by_flag(np.logical_or.reduce(flags)) if flags else [], np.intp)

@@ -14,14 +14,14 @@ from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column, Header
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.ragged import RaggedColumn
-from samplebatch.column.ragged_torch import RaggedTorchColumn
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.column.text import TextColumn
+from samplebatch.column.torch_tensor import RaggedTorchColumn, TorchColumn
 from samplebatch.errors import FormatError
 
 _KINDS: dict[str, type[Column]] = {
     cls.kind: cls
-    for cls in (TensorColumn, TorchColumn, RaggedColumn, RaggedTorchColumn, ObjectColumn, CompressedColumn)
+    for cls in (TensorColumn, TorchColumn, RaggedColumn, RaggedTorchColumn, TextColumn, ObjectColumn, CompressedColumn)
 }
 
 
@@ -54,12 +54,8 @@ def for_pickle(buffers: list[Any], protocol: int) -> list[Any]:
 def load_columns(header: Any, buffers: Sequence[Any], *, allow_pickle: bool = False) -> dict[str, Column]:
     """Build columns over the buffers of `dump_columns`.
 
-    Raises
-    ------
-    FormatError
-        If header and buffers do not agree.
-    UntrustedPickleError
-        If a column's rows are pickled and `allow_pickle` is false.
+    Raises FormatError if header and buffers do not agree. Raises UntrustedPickleError if a column's rows are pickled
+    and `allow_pickle` is false.
     """
     columns: dict[str, Column] = {}
     at = 0

@@ -1,41 +1,289 @@
 """Pickles read as data: nothing is imported, nothing is called.
 
-A pickle is a program that may call anything. `stub_unpickler` gives it stubs for whatever it calls; here the few calls
-by which NumPy makes its arrays, numbers and dtypes are recognised among these, and made of parts that were checked.
-Every other object stays a `Foreign`: the name of its class, and its state.
+A pickle is a program that may call anything. It is checked before it is loaded, and may use only the operations that
+values need: no extension codes, no persistent ids, no buffers from elsewhere, and no duplicates of the stack's top.
+(Before protocol 3 bytes, and before protocol 4 sets, were calls as well, and are not read.) A few bytes can make tuples
+that hold each other again and again, and take for ever to be hashed: tuples are weighed with all that is in them, and
+refused if that is too much.
+
+The unpickler knows stubs only. The few calls by which NumPy makes its arrays, numbers and dtypes are recognised among
+these, and made of parts that were checked. Every other object stays a `Foreign`: the name of its class, and its state.
+
+RLlib packs columns row by row: such pickles in LZ4 frames, as bytes or in base64.
 """
 
 from __future__ import annotations
 
+import base64
+import io
+import pickle
+import pickletools
 from math import prod
-from typing import Any
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from samplebatch.batch.stub_unpickler import MALFORMED, Foreign, Named, load_stubs
+from samplebatch.column.convert import as_column
+from samplebatch.column.interface import Column
+from samplebatch.column.memory import MemoryBound
 from samplebatch.column.types import named_dtype
-from samplebatch.errors import ColumnTypeError, FormatError
+from samplebatch.column.unpickling import unpickle
+from samplebatch.errors import CapacityError, ColumnTypeError, FormatError
+
+_ALLOWED = frozenset(
+    (
+        "BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT", "SHORT_BINUNICODE",
+        "BINUNICODE", "BINUNICODE8", "UNICODE", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8", "NONE",
+        "NEWTRUE", "NEWFALSE", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET", "MARK", "TUPLE", "TUPLE1",
+        "TUPLE2", "TUPLE3", "LIST", "FROZENSET", "DICT", "APPEND", "APPENDS", "ADDITEMS", "SETITEM", "SETITEMS",
+        "GLOBAL", "STACK_GLOBAL", "REDUCE", "NEWOBJ", "NEWOBJ_EX", "BUILD", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT",
+        "GET", "BINGET", "LONG_BINGET", "PROTO", "FRAME", "STOP",
+    )
+)  # fmt: skip
+"""Operations that a pickle of values may have."""
+
+_HASHED: dict[str, slice] = {name: slice(None) for name in ("ADDITEMS", "FROZENSET")} | {
+    name: slice(1, None, 2) for name in ("SETITEM", "SETITEMS", "DICT")
+}
+"""Operations that hash some of what lies on the stack, and which of that, from the top."""
+
+_FROZEN = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"))
+"""Operations that make what can be hashed, of what lies on the stack."""
+
+_MAX_TUPLE_DEPTH = 100
+_MAX_UNFOLDED = 1 << 20
+"""Values that may be in a tuple, or be hashed, beyond those that the pickle has operations for: shared ones count."""
+
+_TUPLE_COST = 64
+"""How many strings hashing a tuple counts for: hashes of tuples and of long integers can be made to be the same."""
+
+_SHORT_INT = (1 << 61) - 1
+"""Integers from this on have the hashes of smaller ones."""
+
+_MAX_NAMES = 1 << 12
+
+MALFORMED = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""Raised where a pickle, or what NumPy's values are made of, is not as it must be."""
+
+
+class Named(type):
+    """A stub for a class or function that a pickle names: it makes a `Foreign` when it is called.
+
+    Attributes
+    ----------
+    name
+        Module and name, joined by a dot; empty if it is itself the result of a call.
+    """
+
+    name: str
+
+    def __repr__(cls) -> str:
+        return f"<{cls.name or 'object'}, not loaded>"
+
+
+class Foreign(metaclass=Named):
+    """A stub for an object: the name of its constructor, the arguments, and the state.
+
+    Attributes
+    ----------
+    name
+        Of the class or function.
+    args
+        What it would have been called with.
+    state
+        What the object would have been given as its state, or None.
+    """
+
+    __slots__ = ("args", "made", "state")
+    name = ""
+    args: tuple[Any, ...]
+    state: Any
+    made: Any
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Keep the arguments."""
+        stub = object.__new__(cls)
+        stub.args = args
+        stub.state = stub.made = None
+        return stub
+
+    def __call__(self, *args: Any) -> Foreign:
+        """Stand for the result of a call of an object."""
+        return Foreign(*args)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def append(self, item: Any) -> None:
+        """Leave out an item, as a list's subclass would take."""
+
+    def extend(self, items: Any) -> None:
+        """Leave out items."""
+
+    def add(self, item: Any) -> None:
+        """Leave out an item, as a set's subclass would take."""
+
+    def __setitem__(self, name: Any, item: Any) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return f"<{self.name or 'object'}, not made>"
+
+
+class StubUnpickler(pickle.Unpickler):
+    """An unpickler that knows stubs only."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), fix_imports=False)
+        self._stubs: dict[tuple[str, str], Named] = {}
+
+    def find_class(self, module: str, name: str) -> Named:
+        """Return the stub for a name."""
+        stub = self._stubs.get((module, name))
+        if stub is None:
+            if len(self._stubs) >= _MAX_NAMES:
+                raise FormatError(f"a pickle must name at most {_MAX_NAMES} classes and functions, this one has more")
+            own = {"name": f"{module}.{name}", "__slots__": ()}
+            stub = self._stubs[module, name] = Named("Foreign", (Foreign,), own)
+        return stub
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Refuse references to objects outside of the pickle."""
+        raise FormatError("a pickle of values must hold them all, this one names some that lie elsewhere")
+
+
+def load_stubs(data: bytes) -> Any:
+    """Load a pickle of values, with stubs for all else.
+
+    Raises FormatError if it is no pickle, is damaged, or does what no pickle of values does.
+
+    >>> import datetime
+    >>> load_stubs(pickle.dumps([1, "a", datetime.date]))
+    [1, 'a', <datetime.date, not loaded>]
+    """
+    try:
+        _check(data)
+        return StubUnpickler(data).load()
+    except FormatError:
+        raise
+    except MALFORMED as error:
+        raise FormatError(f"a pickle must be one of values, it is damaged or another: {error}") from error
+
+
+class _Weight(NamedTuple):
+    """The size of a value in values, itself included, and its depth; a long integer counts as a tuple."""
+
+    values: int
+    depth: int
+
+
+_SINGLE = _Weight(1, 0)
+
+
+def _check(data: bytes) -> None:
+    """Follow the operations of a pickle on a stack of weights, and refuse those that values do not need."""
+    stack: list[_Weight | None] = []
+    memo: dict[int, _Weight | None] = {}
+    hashed = 0
+    frames = _Frames()
+    for count, (op, arg, start) in enumerate(pickletools.genops(data)):
+        name = op.name
+        number: Any = arg
+        frames.follow(name, arg, start or 0)
+        if name not in _ALLOWED:
+            raise FormatError(f"a pickle of values must have no {name}, this one has")
+        if name.endswith("GET"):
+            stack.append(memo[int(number)])
+        elif name == "MEMOIZE" or name.endswith("PUT"):
+            number = len(memo) if number is None else int(number)
+            # The unpickler takes memory for as many as the largest number.
+            if not 0 <= number <= count:
+                raise FormatError(f"a pickle must number its values one after the other, this one has a {number}")
+            memo[number] = stack[-1]
+        else:
+            taken = _take(stack, op)
+            made = _weight(name, number, taken)
+            keys = taken[_HASHED[name]] if name in _HASHED else []
+            for part in keys:
+                hashed += part.values * (_TUPLE_COST if part.depth else 1)
+            if max(made.values, hashed) > _MAX_UNFOLDED + count or made.depth > _MAX_TUPLE_DEPTH:
+                raise FormatError("a pickle must have tuples that can soon be hashed, it has larger or deeper ones")
+            stack += [None if after is pickletools.markobject else made for after in op.stack_after]
+
+
+class _Frames:
+    """The frames of a pickle, which are checked beside its operations.
+
+    The unpickler drops the rest of a frame that an operation reaches out of. It would then follow other operations than
+    those that were checked.
+    """
+
+    _HEADER_NBYTES = 9
+
+    def __init__(self) -> None:
+        self._end: int | None = None
+
+    def follow(self, name: str, arg: Any, start: int) -> None:
+        """Take the next operation; refuse it if a frame ends within the one before, or begins or lasts beside it."""
+        if start == self._end:
+            self._end = None
+        lasts = name == "STOP" and self._end not in (None, start + 1)
+        if self._end is not None and (start > self._end or name == "FRAME" or lasts):
+            raise FormatError("a pickle must have frames that end where an operation does, this one has another")
+        if name == "FRAME":
+            self._end = start + self._HEADER_NBYTES + int(arg)
+
+
+def _weight(name: str, arg: Any, taken: list[_Weight]) -> _Weight:
+    """Take the result of an operation from the memory bound."""
+    if name in _FROZEN:
+        return _Weight(1 + sum(part.values for part in taken), 1 + max((part.depth for part in taken), default=0))
+    return _Weight(1, 1) if type(arg) is int and abs(arg) >= _SHORT_INT else _SINGLE
+
+
+def _take(stack: list[_Weight | None], op: Any) -> list[_Weight]:
+    """Pop the operands of an operation, the top first; down to the last mark if it takes a variable number (None)."""
+    wanted = len(op.stack_before)
+    taken: list[_Weight] = []
+    if pickletools.markobject in op.stack_before:
+        while (top := stack.pop()) is not None:
+            taken.append(top)
+        wanted = op.stack_before.index(pickletools.markobject)
+    for _ in range(wanted):
+        top = stack.pop()
+        if top is None:
+            raise FormatError("a pickle must have its operations in order, this one has a mark in the way")
+        taken.append(top)
+    return taken
+
 
 _ARRAY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
 _NUMERIC_MODULES = ("numpy._core.numeric", "numpy.core.numeric")
 
-_MAX_DEPTH = 200
+_MAX_NESTING = 200
 """Containers within each other. Python's own limit may have been raised to where the stack ends before it."""
 
 
 def read_pickle(data: bytes | bytearray | memoryview) -> Any:
     """Read a pickle without running it.
 
+    Raises FormatError if it is no pickle, is damaged, or does what no pickle of values does.
+
     Returns
     -------
     The value; objects in it that are neither Python's plain ones nor NumPy's arrays, numbers and dtypes are `Foreign`,
     and classes and functions are `Named`.
-
-    Raises
-    ------
-    FormatError
-        If it is no pickle, is damaged, or does what no pickle of values does.
 
     Examples
     --------
@@ -90,10 +338,7 @@ def parts_of(value: Any) -> list[Any]:
 def resolve_stubs(value: Any) -> Any:
     """Replace stubs of NumPy's constructors by their results; the states of other stubs are left as they are.
 
-    Raises
-    ------
-    FormatError
-        If such a call is not as NumPy makes it.
+    Raises FormatError if such a call is not as NumPy makes it.
     """
     try:
         return _Values().resolve(value)
@@ -111,8 +356,8 @@ class _Values:
         self._depth = 0
 
     def resolve(self, value: Any) -> Any:
-        if self._depth > _MAX_DEPTH:
-            raise FormatError(f"a pickle must have at most {_MAX_DEPTH} containers within each other, it has more")
+        if self._depth > _MAX_NESTING:
+            raise FormatError(f"a pickle must have at most {_MAX_NESTING} containers within each other, it has more")
         self._depth += 1
         try:
             return self._resolve(value)
@@ -210,3 +455,78 @@ def _dtype(call: Foreign) -> Any:
         return named_dtype(name).newbyteorder(order)
     except ColumnTypeError:
         return call
+
+
+_MAGIC: Final = b"\x04\x22\x4d\x18"
+_MAGIC_BASE64: Final = b"BCJNG"
+"""The beginning of an LZ4 frame, and of its base64."""
+
+_PART_NBYTES: Final = 1 << 20
+
+
+def is_packed(column: Column) -> bool:
+    """Tell whether a column was packed by RLlib's `pack`, by its first row.
+
+    >>> is_packed(as_column(["BCJNGGBA"], "obs")), is_packed(as_column(["north"], "obs"))
+    (True, False)
+    """
+    # Torch's dtypes, which have no kind, are of numbers.
+    kind = getattr(column.dtype, "kind", "f")
+    return kind in "OT" and len(column) > 0 and looks_packed(column.values[0])
+
+
+def looks_packed(value: Any) -> bool:
+    """Tell whether a value begins as those of RLlib's `pack` do.
+
+    >>> looks_packed("BCJNGGBA"), looks_packed(b"BCJNGGBA"), looks_packed("north"), looks_packed(3)
+    (True, True, False, False)
+    """
+    return _encode(value).startswith((_MAGIC, _MAGIC_BASE64))
+
+
+def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> Column:
+    """Unpack the rows of a packed column, without running any code unless that is allowed.
+
+    Raises FormatError if a row is damaged, or not packed as the first one is; names the column. Raises
+    UntrustedPickleError if a row is more than arrays, numbers and strings and `allow_pickle` is false; names the
+    column. Raises CapacityError if rows take more memory than 256 MiB and 1024 times their packed bytes; names the
+    column.
+    """
+    subject = f"column {name!r}"
+    bound = MemoryBound(subject, column.nbytes)
+    return as_column([unpack(row, subject, bound, allow_pickle=allow_pickle) for row in column.values.tolist()], name)
+
+
+def unpack(row: str | bytes, subject: str, bound: MemoryBound, *, allow_pickle: bool = False) -> Any:
+    """Unpack a value of RLlib's `pack`. Pickles of arrays, numbers, strings, dicts and lists are read as data.
+
+    Raises FormatError if it is damaged, or no packed value; names the subject. Raises UntrustedPickleError if it is of
+    other objects, and `allow_pickle` is false; names the subject. Raises CapacityError if it takes more memory than is
+    left of the bound; names the subject.
+    """
+    data = _encode(row)
+    try:
+        frame = data if data.startswith(_MAGIC) else base64.b64decode(data, validate=True)
+        pickled = _decompress(frame, subject, bound)
+        if not allow_pickle and is_plain(value := read_pickle(pickled)):
+            return value
+    except (ValueError, OSError, EOFError) as error:
+        if isinstance(error, CapacityError):
+            raise
+        raise FormatError(f"{subject} must have rows as RLlib packs them, one is damaged: {error}") from error
+    return unpickle([pickled], subject, allow_pickle=allow_pickle)[0]
+
+
+def _decompress(frame: bytes, subject: str, bound: MemoryBound) -> bytes:
+    parts = []
+    with pa.CompressedInputStream(pa.BufferReader(frame), "lz4") as stream:
+        while part := stream.read(_PART_NBYTES):
+            bound.take(len(part), subject)
+            parts.append(part)
+    return b"".join(parts)
+
+
+def _encode(row: Any) -> bytes:
+    if isinstance(row, str):
+        return row.encode()
+    return row if isinstance(row, bytes) else b""

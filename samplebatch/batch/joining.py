@@ -1,24 +1,39 @@
-"""Joining: flat batches copied one under the other into a new one."""
+"""Joining: flat batches copied one under the other into a new one, and columns that only some of them have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
 
 from samplebatch import names
 from samplebatch.batch import bulk
-from samplebatch.batch.flags import DEFAULT, Flags
-from samplebatch.batch.missing import Missing, level
-from samplebatch.batch.sequence_batch import SequenceBatch
+from samplebatch.batch.action_unit import common_unit
+from samplebatch.batch.flags import Flags, flags_of_unit
+from samplebatch.batch.sequences import stored_rows
 from samplebatch.column import threads
-from samplebatch.column.convert import as_column
+from samplebatch.column.compressed import CompressedColumn
+from samplebatch.column.convert import as_column, as_ragged
 from samplebatch.column.interface import Column
+from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.column.text import TextColumn
+from samplebatch.column.torch_tensor import RaggedTorchColumn, TorchColumn
+from samplebatch.column.varying_rows import VaryingRows
 from samplebatch.errors import ColumnMismatchError, SequenceError
 
-B = TypeVar("B", bound=SequenceBatch)
+if TYPE_CHECKING:
+    from samplebatch.batch.sample_batch import SampleBatch
+
+B = TypeVar("B", bound="SampleBatch[Any]")
+
+_JOINED_AS_RAGGED: tuple[set[type[Column]], ...] = (
+    {RaggedColumn, TensorColumn},
+    {RaggedTorchColumn, TorchColumn},
+)
+"""Kinds of columns that are joined to a ragged one: rows that happen to have one shape were read as arrays."""
 
 _MIN_SHARED_NBYTES = 1 << 19
 """Bytes of each batch from which two threads join faster than one: they take turns after every piece."""
@@ -27,14 +42,9 @@ _MIN_SHARED_NBYTES = 1 << 19
 def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error") -> B:
     """Join flat batches, without the empty ones, into a new one; make one by `empty` where all are.
 
-    Columns that only some of them have are refused, dropped, or filled with zeros.
-
-    Raises
-    ------
-    ColumnMismatchError
-        If a column is missing from some of them, or has row shapes or dtypes that cannot be joined; names it.
-    SequenceError
-        If some have sequences and some not, or their rows lie differently.
+    Columns that only some of them have are refused, dropped, or filled with zeros. Raises ColumnMismatchError if a
+    column is missing from some of them, or has row shapes or dtypes that cannot be joined; names it. Raises
+    SequenceError if some have sequences and some not, or their rows lie differently.
     """
     parts = [sample for sample in samples if sample.count]
     if not parts:
@@ -70,7 +80,7 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
     return joined
 
 
-def _join_columns(groups: Sequence[dict[str, Column]], first: SequenceBatch, *, shared: bool) -> dict[str, Column]:
+def _join_columns(groups: Sequence[dict[str, Column]], first: SampleBatch[Any], *, shared: bool) -> dict[str, Column]:
     """Join the columns of batches that have the same names, of any kind and layout; on two threads if shared."""
     pieces = {name: [group[name] for group in groups] for name in groups[0]}
     if first._flags.time_major:
@@ -81,30 +91,37 @@ def _join_columns(groups: Sequence[dict[str, Column]], first: SequenceBatch, *, 
 
 
 def _concat(pieces: Sequence[Column], name: str, *, time_major: bool = False) -> Column:
-    """Join the columns of one name."""
-    kind = type(pieces[0])
+    """Join the columns of one name; rows of one shape join rows of varying shape as such, strings as objects text."""
     if len({*map(type, pieces)}) > 1:
+        pieces = TextColumn.unite(pieces) or pieces
+    kind = type(pieces[0])
+    found = {*map(type, pieces)}
+    if found in _JOINED_AS_RAGGED and all(isinstance(piece, VaryingRows) or piece.values.ndim > 1 for piece in pieces):
+        pieces = [as_ragged(piece, name) for piece in pieces]
+        kind = type(pieces[0])
+    elif len(found) > 1:
         kinds = " and ".join(dict.fromkeys(piece.kind for piece in pieces))
         raise ColumnMismatchError(f"column {name!r} must be of one kind to be joined, got {kinds}")
     return _concat_time_major(pieces, name) if time_major else kind.concat(pieces, name)
 
 
-def _check_states(parts: Sequence[SequenceBatch]) -> None:
+def _check_states(parts: Sequence[SampleBatch[Any]]) -> None:
     """Check that states have a row for each sequence in all of the batches, or in none.
 
     Where every sequence is one row long, the two are the same.
     """
     counts = [(part, len(part.column(names.SEQ_LENS))) for part in parts]
-    telling = [part for part, sequences in counts if part._stored_rows(sequences) != sequences]
+    telling = [part for part, sequences in counts if stored_rows(part, sequences) != sequences]
     for name in filter(names.is_state_in, parts[0].column_names):
         if len({part._is_per_sequence(name) for part in telling}) > 1:
             raise ColumnMismatchError(f"column {name!r} must have a row for each sequence in all batches, or in none")
 
 
-def _merge_flags(parts: Sequence[SequenceBatch]) -> Flags:
+def _merge_flags(parts: Sequence[SampleBatch[Any]]) -> Flags:
     """Merge the flags of batches that are to be joined, after checking that their rows lie alike."""
     first = parts[0]._flags
-    if first is DEFAULT and len({id(part._flags) for part in parts}) == 1:
+    # Sequences have a longest one.
+    if first.max_seq_len is None and len({id(part._flags) for part in parts}) == 1:
         return first
     for part in parts:
         flags = part._flags
@@ -124,7 +141,9 @@ def _merge_flags(parts: Sequence[SequenceBatch]) -> Flags:
         updates: float | None = sum([count * updates for count, updates in known]) / steps
     else:
         updates = sum([updates for _, updates in known]) / len(known) if known else None
-    return replace(first, max_seq_len=longest, num_grad_updates=updates)
+    unit = common_unit([part._flags.action_unit for part in parts])
+    merged = replace(first, max_seq_len=longest, num_grad_updates=updates, action_unit=unit)
+    return flags_of_unit(unit) if merged == flags_of_unit(unit) else merged
 
 
 def _concat_time_major(columns: Sequence[Column], name: str) -> Column:
@@ -139,3 +158,66 @@ def _concat_time_major(columns: Sequence[Column], name: str) -> Column:
     swapped = [as_column(column.to_numpy().swapaxes(0, 1), name) for column in columns]
     joined = type(swapped[0]).concat(swapped, name)
     return as_column(joined.to_numpy().swapaxes(0, 1), name)
+
+
+Missing = Literal["error", "drop", "zero"]
+"""Treatment of columns that only some batches have."""
+
+
+def level(parts: Sequence[B], missing: Missing) -> list[B]:
+    """Give batches the same columns, as views: those of all of them, or, with `"zero"`, those of any.
+
+    Rows that are filled up are zeros, None in columns of objects, and without elements in ragged columns.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If `missing` is `"error"` and the columns differ; names those that only some have. If `missing` is `"zero"` and
+        batches are time-major, or a nested column is there in part.
+    """
+    groups = [part._all() for part in parts]
+    models: dict[str, Column] = {}
+    for group in groups:
+        for name, column in group.items():
+            if isinstance(column, VaryingRows) or name not in models:
+                models[name] = column
+    some = sorted(name for name in models if not all(name in group for group in groups))
+    if missing == "error":
+        raise ColumnMismatchError(
+            f"batches to be joined must have the same columns, only some of them have {', '.join(map(repr, some))}; "
+            "missing='drop' leaves these out, missing='zero' fills them up"
+        )
+    if missing == "drop":
+        tops = {name for part in parts for name in part if not all(name in other for other in parts)}
+        return [part.drop(*(name for name in part if name in tops)) for part in parts]
+    nested = {top: structure for part in parts for top, structure in part._nested.items()}
+    if parts[0]._flags.time_major or any(top in group for top in nested for group in groups):
+        raise ColumnMismatchError(
+            f"column {some[0]!r} must be in all batches: those of time-major ones, and nested ones that are there in "
+            "part, cannot be filled up"
+        )
+    levelled = []
+    for part, group in zip(parts, groups, strict=True):
+        columns = {name: group[name] if name in group else _fill(models[name], _rows_of(part, name)) for name in models}
+        new = part._with(columns)
+        if nested:
+            new._nested = {**nested, **part._nested}
+        levelled.append(new)
+    return levelled
+
+
+def _rows_of(part: SampleBatch[Any], name: str) -> int:
+    """Return the rows that a column of a name must have."""
+    if not part._has_sequences:
+        return part.count
+    sequences = len(part.column(names.SEQ_LENS))
+    return sequences if names.is_state_in(name) else stored_rows(part, sequences)
+
+
+def _fill(model: Column, rows: int) -> Column:
+    """Make a column of zeros that is like another."""
+    none, nowhere = model.slice(0, 0), np.empty(0, np.intp)
+    if isinstance(none, CompressedColumn):
+        # It spreads into plain rows, which compressed ones could not be joined to.
+        return CompressedColumn.compress(none.spread(rows, nowhere))
+    return none.spread(rows, nowhere)

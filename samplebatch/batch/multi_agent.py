@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.arguments import whole
-from samplebatch.batch import arrow, summary
-from samplebatch.batch.column_map import OBSERVATIONS
-from samplebatch.batch.data_frame import stacked_frame
-from samplebatch.batch.device_batch import ValuesT
-from samplebatch.batch.plot import Part, draw_columns
-from samplebatch.batch.policy_rows import PolicyRows
-from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.batch.saved import Saved
-from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, near_names, no_such_column
+from samplebatch.batch import arrow, bulk, summary
+from samplebatch.batch.delivery import Delivery
+from samplebatch.batch.episodes import by_stream, ends_by_change, ends_in, number_env_steps
+from samplebatch.batch.sample_batch import OBSERVATIONS, SampleBatch, ValuesT
+from samplebatch.batch.sequences import steps_of, unpadded
+from samplebatch.column.interface import Indices
+from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, SequenceError, near_names, no_such_column
 from samplebatch.names import PolicyID
 
 if TYPE_CHECKING:
@@ -24,11 +27,11 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
-    from samplebatch.batch.delivery import Device
-    from samplebatch.batch.targets import Floats
+    from samplebatch.batch.delivery import Device, Floats, Target
+    from samplebatch.batch.sample_batch import SampleBatch
 
 
-class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
+class MultiAgentBatch(Generic[ValuesT]):
     """Steps of several agents, one `SampleBatch` per policy that acted for them.
 
     `batch["walker"]` is a policy's batch, and can be assigned; `batch[2:5]` views environment steps, with the rows of
@@ -69,6 +72,14 @@ class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
             _check_policy(policy, batch)
         self.policy_batches = policy_batches
         self.count = whole("env_steps", env_steps)
+
+    @classmethod
+    def _of(cls, policy_batches: dict[PolicyID, SampleBatch[Any]], env_steps: int) -> Self:
+        """Make a batch of parts that are known to be sound."""
+        new = cls.__new__(cls)
+        new.policy_batches = policy_batches
+        new.count = env_steps
+        return new
 
     def env_steps(self) -> int:
         """Return the number of steps of the environment."""
@@ -162,8 +173,6 @@ class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
     ) -> MultiAgentBatch[torch.Tensor]:
         """Return a batch of tensors, policy by policy; see `SampleBatch.to_torch`.
 
-        Examples
-        --------
         >>> batch = MultiAgentBatch({"walker": SampleBatch(rewards=[0.5, 1.0])}, env_steps=2)
         >>> batch.to_torch(floats="float32")["walker"]["rewards"]
         tensor([0.5000, 1.0000])
@@ -196,6 +205,206 @@ class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
             batch.decompress_if_needed(columns, allow_pickle=allow_pickle)
         return self
 
+    # -- parts and order -----------------------------------------------------------------------------------------------
+
+    def _to(self, target: Target) -> Self:
+        """Convert the columns of every policy to a target's form."""
+        return self._of({policy: batch._to(target) for policy, batch in self.policy_batches.items()}, self.count)
+
+    def timeslices(self, k: int) -> list[Self]:
+        """Split into parts of k consecutive environment steps, each with the rows of all agents at those steps.
+
+        An environment step is a distinct pair of `eps_id` and `t`; they are taken in order, and rows within a part are
+        ordered by `eps_id`, `t` and, where there is one, `agent_index`. A part may hold steps of several episodes;
+        policies without rows in a part are left out of it. Parts are views of the batch where its rows are in order
+        already, and of one ordered copy of each policy's batch otherwise. Raises ColumnNotFoundError if a policy's
+        batch has no `eps_id` or no `t`. Raises ArgumentError if k is no whole number from 1 on.
+
+        Parameters
+        ----------
+        k
+            Environment steps in each part, fewer in the last.
+
+        Examples
+        --------
+        >>> batch = MultiAgentBatch(
+        ...     {
+        ...         "one": SampleBatch(obs=[11, 12, 13], t=[1, 2, 3], eps_id=[0, 0, 0]),
+        ...         "two": SampleBatch(obs=[21, 23], t=[1, 3], eps_id=[0, 0]),
+        ...         "three": SampleBatch(obs=[33], t=[3], eps_id=[0]),
+        ...     },
+        ...     env_steps=3,
+        ... )
+        >>> for part in batch.timeslices(2):
+        ...     print(part.count, {policy: rows["obs"].tolist() for policy, rows in part.items()})
+        2 {'one': [11, 12], 'two': [21]}
+        1 {'one': [13], 'two': [23], 'three': [33]}
+        """
+        whole("k", k, 1)
+        return [self._of(parts, steps) for parts, steps in Lockstep(self.policy_batches).parts(k)]
+
+    def _cut(self, key: slice) -> Self:
+        """View the environment steps of a slice; gather them where it has a step."""
+        steps = Lockstep(self.policy_batches)
+        start, stop, step = key.indices(steps.count)
+        if step == 1:
+            return self._of(steps.part(start, stop), max(0, stop - start))
+        wanted = np.arange(start, stop, step)
+        return self._of(steps.take(wanted), len(wanted))
+
+    def select(self, *keys: str) -> Self:
+        """View only the given columns of every policy, in the order asked for.
+
+        Raises ColumnNotFoundError if a policy lacks one; lists the near names.
+
+        >>> batch = MultiAgentBatch({"walker": SampleBatch(obs=[1, 2], rewards=[0.5, 1.0])}, env_steps=2)
+        >>> list(batch.select("rewards")["walker"])
+        ['rewards']
+        """
+        return self._of({policy: batch.select(*keys) for policy, batch in self.policy_batches.items()}, self.count)
+
+    def shuffle(self, rng: np.random.Generator | int | None = None) -> Self:
+        """Shuffle the rows of each policy by itself, in place; see `SampleBatch.shuffle`.
+
+        Parameters
+        ----------
+        rng
+            A generator or a seed; by default, fresh entropy.
+
+        Returns
+        -------
+        MultiAgentBatch
+            This very batch.
+
+        Raises
+        ------
+        SequenceError
+            If there are sequences that are not padded. No policy's rows have moved then.
+        """
+        generator = np.random.default_rng(rng)
+        # Policies may share one batch, which is shuffled once.
+        batches = {id(batch): batch for batch in self.policy_batches.values()}.values()
+        bulk.reorder([move for batch in batches for move in batch._draw_moves(generator)])
+        return self
+
+    def split_by_episode(self) -> list[Self]:
+        """Split into one part per episode, by `eps_id`, in the order in which policies have them first.
+
+        Its `count` is the number of the episode's environment steps, as `t` tells them; without `t`, the most rows of a
+        policy. Parts are views where the rows of an episode lie together. Raises ColumnNotFoundError if a policy's
+        batch has no `eps_id`.
+
+        >>> batch = MultiAgentBatch(
+        ...     {"walker": SampleBatch(eps_id=[7, 7, 8], t=[0, 1, 0]), "guard": SampleBatch(eps_id=[8], t=[1])}, 4
+        ... )
+        >>> [(part.count, list(part.policy_batches)) for part in batch.split_by_episode()]
+        [(2, ['walker']), (2, ['walker', 'guard'])]
+        """
+        episodes: dict[Any, dict[PolicyID, SampleBatch[Any]]] = {}
+        for policy, batch in self.policy_batches.items():
+            for eps_id, part in _split(batch):
+                episodes.setdefault(eps_id, {})[policy] = part
+        return [self._of(parts, _count_env_steps(parts)) for parts in episodes.values()]
+
+    @overload
+    def minibatches(
+        self,
+        size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        *,
+        lockstep: bool = False,
+        device: None = None,
+        floats: Floats | None = None,
+    ) -> Iterator[Self]: ...
+    @overload
+    def minibatches(
+        self,
+        size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        *,
+        lockstep: bool = False,
+        device: Device,
+        floats: Floats | None = None,
+        prefetch: int = 0,
+    ) -> Iterator[MultiAgentBatch[torch.Tensor]]: ...
+    def minibatches(
+        self,
+        size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        *,
+        lockstep: bool = False,
+        device: Device | None = None,
+        floats: Floats | None = None,
+        prefetch: int = 0,
+    ) -> Any:
+        """Yield the batch in parts, every row once an epoch.
+
+        Parameters
+        ----------
+        size
+            Rows of each policy in a part; a policy whose rows are used up is left out of the rest of an epoch. In
+            lockstep, environment steps in a part, fewer in the last of an epoch.
+        epochs, shuffle, rng, device, floats, prefetch
+            As for `SampleBatch.minibatches`.
+        lockstep
+            Whether a part has the rows of all agents at its environment steps, as centralised critics need them,
+            rather than rows of each policy by itself. An environment step is a distinct pair of `eps_id` and `t`; the
+            rows of a policy come step by step, by `agent_index` where there is one.
+
+        Raises
+        ------
+        ArgumentError, DeviceError
+            As `SampleBatch.minibatches` does.
+        ColumnNotFoundError
+            If, in lockstep, a policy's batch has no `eps_id` or no `t`.
+        SequenceError
+            If, in lockstep, rows that are sequences are to be shuffled.
+
+        Examples
+        --------
+        >>> steps = {"t": [0, 1, 2], "eps_id": [0, 0, 0]}
+        >>> batch = MultiAgentBatch({"walker": SampleBatch(steps), "guard": SampleBatch(steps)}, env_steps=3)
+        >>> for part in batch.minibatches(2, rng=1, lockstep=True):
+        ...     print(part.count, part["walker"]["t"].tolist(), part["guard"]["t"].tolist())
+        2 [0, 1] [0, 1]
+        1 [2] [2]
+        """
+        size, epochs = whole("size", size, 1), whole("epochs", epochs)
+        delivery = Delivery(device, floats, prefetch)
+        generator = np.random.default_rng(rng) if shuffle else None
+        if lockstep:
+            steps = Lockstep(self.policy_batches)
+            parts = (part for _ in range(epochs) for part in self._epoch_in_lockstep(steps, size, generator))
+        else:
+            parts = (part for _ in range(epochs) for part in self._epoch(size, generator))
+        return delivery.each(parts, lambda part, target: part._to(target))
+
+    def _epoch(self, size: int, rng: np.random.Generator | None) -> Iterator[Self]:
+        """Yield every row of each policy once."""
+        policies = list(self.policy_batches)
+        for parts in zip_longest(*(batch._epoch(size, rng) for batch in self.policy_batches.values())):
+            present = {policy: part for policy, part in zip(policies, parts, strict=True) if part is not None}
+            yield self._of(present, max(part.count for part in present.values()))
+
+    def _epoch_in_lockstep(self, steps: Lockstep, size: int, rng: np.random.Generator | None) -> Iterator[Self]:
+        """Yield the rows of every environment step once."""
+        if rng is None:
+            for parts, count in steps.parts(size):
+                yield self._of(parts, count)
+            return
+        order = rng.permutation(steps.count)
+        for start in range(0, steps.count, size):
+            wanted = order[start : start + size]
+            yield self._of(steps.take(wanted), len(wanted))
+
+    # -- files and tables ----------------------------------------------------------------------------------------------
+
     def to_arrow(self) -> pa.Table:
         """Return an Arrow table over the same memory: the policies' tables one under the other.
 
@@ -211,14 +420,9 @@ class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
     def from_arrow(cls, table: Any, *, allow_pickle: bool = False, max_nbytes: int | None = None) -> Self:
         """View a table that `to_arrow` made as a batch; parameters as of `SampleBatch.from_arrow`.
 
-        Raises
-        ------
-        FormatError
-            If the table is no `MultiAgentBatch`, or rows were added or taken out.
-        UntrustedPickleError
-            If a column is pickled and `allow_pickle` is false; names it.
-        CapacityError
-            If objects take more than `max_nbytes`; names the column.
+        Raises FormatError if the table is no `MultiAgentBatch`, or rows were added or taken out. Raises
+        UntrustedPickleError if a column is pickled and `allow_pickle` is false; names it. Raises CapacityError if
+        objects take more than `max_nbytes`; names the column.
         """
         table = arrow.as_table(table)
         bound = arrow.bound_of(table, max_nbytes)
@@ -232,6 +436,12 @@ class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
+    def save(self, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True) -> None:
+        """Write the batch to a file or folder; see `SampleBatch.save`."""
+        from samplebatch.storage import save
+
+        save(self, path, compression, durable=durable)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MultiAgentBatch):
             return NotImplemented
@@ -243,7 +453,7 @@ class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
         return f"MultiAgentBatch({self.count} env steps: {self.policy_batches})"
 
     def __str__(self) -> str:
-        parts = [f"policy {policy!r}, {batch}" for policy, batch in self.items()]
+        parts = [f"policy {names.for_terminal(repr(policy))}, {batch}" for policy, batch in self.items()]
         return "\n".join([self._title(), *parts])
 
     def _repr_html_(self) -> str:
@@ -255,25 +465,19 @@ class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a data frame of all policies' steps, with a first column `policy_id`; see `SampleBatch.to_pandas`."""
-        return stacked_frame({policy: batch.to_pandas() for policy, batch in self.items()}, "policy_id")
+        return summary.stacked_frame({policy: batch.to_pandas() for policy, batch in self.items()}, "policy_id")
 
     def plot(self, *columns: str) -> Figure:
         """Draw columns of every policy over its own steps, an axis each; see `SampleBatch.plot`.
+
+        Raises MissingExtraError if matplotlib is not installed. Raises ColumnNotFoundError if no policy has a column;
+        lists the near names. Raises ColumnTypeError if one is not of numbers; names it.
 
         Parameters
         ----------
         *columns
             The columns, by dotted name, of the policies that have them; by default all of numbers, ids aside, but no
             more than twelve in all.
-
-        Raises
-        ------
-        MissingExtraError
-            If matplotlib is not installed.
-        ColumnNotFoundError
-            If no policy has a column; lists the near names.
-        ColumnTypeError
-            If one is not of numbers; names it.
 
         Examples
         --------
@@ -287,10 +491,10 @@ class MultiAgentBatch(PolicyRows, Saved, Generic[ValuesT]):
             if name not in known:
                 raise no_such_column(name, known)
         parts = [
-            Part(f"{policy}/", {name: own[name] for name in columns or own if name in own}, self[policy]._ends())
+            summary.Part(f"{policy}/", {name: own[name] for name in columns or own if name in own}, ends_in(own))
             for policy, own in rows.items()
         ]
-        return draw_columns(parts, chosen=bool(columns))
+        return summary.draw_columns(parts, chosen=bool(columns))
 
     def _title(self) -> str:
         return f"MultiAgentBatch({self.count} env steps, {self.agent_steps()} agent steps)"
@@ -301,3 +505,126 @@ def _check_policy(policy: PolicyID, batch: SampleBatch[Any]) -> None:
         raise ColumnTypeError(f"a policy id must be a string or an integer, got a {type(policy).__name__}")
     if not isinstance(batch, SampleBatch):
         raise ColumnTypeError(f"policy {policy!r} must have a SampleBatch, got a {type(batch).__name__}")
+
+
+def _split(batch: SampleBatch[Any]) -> Iterator[tuple[Any, SampleBatch[Any]]]:
+    """Yield the id and the rows of each episode, in the order in which they begin."""
+    batch = unpadded(batch)
+    ids: npt.NDArray[Any] = np.asarray(batch[names.EPS_ID])
+    if len(set(ids.tolist())) < len(ends_by_change(ids)):
+        _, first, episode = np.unique(ids, return_index=True, return_inverse=True)
+        batch = batch.take(by_stream(first[episode.reshape(-1)]))
+        ids = np.asarray(batch[names.EPS_ID])
+    start = 0
+    for stop in ends_by_change(ids):
+        yield ids[start].item(), batch.slice(start, stop)
+        start = stop
+
+
+def _count_env_steps(parts: dict[PolicyID, SampleBatch[Any]]) -> int:
+    """Count the environment steps of one episode."""
+    if not all(names.T in part for part in parts.values()):
+        return max(part.count for part in parts.values())
+    t = np.concatenate([np.asarray(part[names.T]) for part in parts.values()])
+    return len(number_env_steps(np.zeros_like(t), t).episode)
+
+
+class Lockstep:
+    """The rows of several policies by environment step, from which `MultiAgentBatch` cuts and gathers parts.
+
+    Parameters
+    ----------
+    policy_batches
+        Batch of each policy, with columns `eps_id` and `t`.
+
+    Attributes
+    ----------
+    count
+        Environment steps.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If a batch has no `eps_id` or no `t`.
+    """
+
+    __slots__ = ("_batches", "_starts", "_steps", "count")
+
+    def __init__(self, policy_batches: Mapping[PolicyID, SampleBatch[Any]]) -> None:
+        self._batches = {policy: _order(batch) for policy, batch in policy_batches.items() if batch.count}
+        self._steps: dict[PolicyID, Indices] = {}
+        self._starts: dict[PolicyID, Indices] = {}
+        self.count = 0
+        if not self._batches:
+            return
+        eps_id, t = (
+            np.concatenate([np.asarray(batch[name]) for batch in self._batches.values()])
+            for name in (names.EPS_ID, names.T)
+        )
+        steps, episode = number_env_steps(eps_id, t)
+        self.count = len(episode)
+        offset = 0
+        for policy, batch in self._batches.items():
+            self._steps[policy] = steps[offset : offset + batch.count]
+            offset += batch.count
+
+    def parts(self, k: int) -> Iterator[tuple[dict[PolicyID, SampleBatch[Any]], int]]:
+        """Yield the rows of every k consecutive environment steps by policy, and their number of steps."""
+        starts = np.arange(0, self.count, k)
+        policies = [
+            (
+                policy,
+                batch.slice if batch._has_sequences else batch._view,
+                [*self._steps[policy].searchsorted(starts).tolist(), batch.count],
+            )
+            for policy, batch in self._batches.items()
+        ]
+        for i, start in enumerate(starts.tolist()):
+            parts = {}
+            for policy, part, bounds in policies:
+                if bounds[i] < bounds[i + 1]:
+                    parts[policy] = part(bounds[i], bounds[i + 1])
+            yield parts, min(k, self.count - start)
+
+    def part(self, start: int, stop: int) -> dict[PolicyID, SampleBatch[Any]]:
+        """View the rows of environment steps `start` to `stop` by policy."""
+        parts = {}
+        for policy, batch in self._batches.items():
+            first, last = self._steps[policy].searchsorted((start, stop)).tolist()
+            if first < last:
+                parts[policy] = batch.slice(first, last)
+        return parts
+
+    def take(self, steps: Indices) -> dict[PolicyID, SampleBatch[Any]]:
+        """Gather the rows of environment steps in the given order by policy.
+
+        Raises SequenceError if a policy's rows are sequences: their steps would be torn apart.
+        """
+        parts = {}
+        for policy, batch in self._batches.items():
+            if batch._has_sequences:
+                raise SequenceError(
+                    f"rows of policy {policy!r} must be plain steps to be gathered by environment steps, they come as "
+                    "sequences"
+                )
+            starts = self._starts.get(policy)
+            if starts is None:
+                starts = self._starts[policy] = self._steps[policy].searchsorted(np.arange(self.count + 1))
+            rows = steps_of(np.diff(starts), steps, starts[:-1])
+            if len(rows):
+                parts[policy] = batch._gather(rows)
+        return parts
+
+
+def _order(batch: SampleBatch[Any]) -> SampleBatch[Any]:
+    """Return the batch with its rows by episode, time and agent: itself if they are in order."""
+    batch = unpadded(batch)
+    keys = [
+        np.asarray(batch[name])
+        for name in (names.AGENT_INDEX, names.T, names.EPS_ID)
+        if name != names.AGENT_INDEX or name in batch
+    ]
+    order = np.lexsort(keys)
+    if (order[1:] > order[:-1]).all():
+        return batch
+    return batch._gather(order)

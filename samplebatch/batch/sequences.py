@@ -1,24 +1,37 @@
-"""Sequences: the column `seq_lens`, and the rows and sequences that a cut, a gather or a padding touches.
+"""Sequences of recurrent models: the column `seq_lens`, and what it makes of cuts, gathers and padding of a batch.
 
-No other column moves here.
+A batch with `seq_lens` = [l0, l1, ...], shape (s,), has its sequences back to back. Then `state_in_*` has one row per
+sequence, all others have one row per step; or, when padded, `max_seq_len` rows per sequence; or, when time-major, shape
+(T, s, ...). Steps are counted without padding: step i of the batch is step i of the sequences laid end to end.
 
-A batch with `seq_lens` = [l0, l1, ...] holds its sequences back to back, or, when padded, each in `max_seq_len` rows.
-Steps are counted without padding: step s of the batch is step s of the sequences laid end to end.
+The functions with `lengths` move no other column; those with `batch` take a batch that has sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.column.interface import Column, Indices
+from samplebatch.arguments import whole
+from samplebatch.batch.bulk import Move, check_length
+from samplebatch.batch.episodes import stream_starts
+from samplebatch.batch.flags import Flags
+from samplebatch.column.convert import as_column
+from samplebatch.column.interface import Column, Indices, as_indices
 from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.text import TextColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import SequenceError
+
+if TYPE_CHECKING:
+    from samplebatch.batch.sample_batch import SampleBatch
+
+B = TypeVar("B", bound="SampleBatch[Any]")
 
 Lengths = npt.NDArray[np.int64]
 
@@ -60,6 +73,8 @@ def cut(lengths: Lengths, start: int, stop: int) -> tuple[Cut, Lengths]:
     lengths
         Steps of each of them in the range, shape (last - first,).
 
+    Examples
+    --------
     >>> cut(np.array([2, 3, 1]), 1, 4)
     (Cut(start=1, stop=4, first=0, last=2), array([1, 2]))
     """
@@ -84,6 +99,8 @@ def runs(lengths: Lengths, steps: Indices) -> tuple[Indices, Lengths]:
     lengths
         Steps of each run, shape (r,).
 
+    Examples
+    --------
     >>> runs(np.array([2, 3, 1]), np.array([0, 3, 4, 1]))
     (array([0, 1, 0]), array([1, 2, 1]))
     """
@@ -104,6 +121,8 @@ def steps_of(lengths: Lengths, sequences: Indices, starts: Indices) -> Indices:
     starts
         Row at which each sequence of the batch begins.
 
+    Examples
+    --------
     >>> lengths = np.array([2, 3, 1])
     >>> steps_of(lengths, np.array([1, 0]), lengths.cumsum() - lengths)
     array([2, 3, 4, 0, 1])
@@ -150,10 +169,7 @@ def padded_rows(lengths: Lengths, max_seq_len: int) -> Indices:
 def check_fit(lengths: Lengths, max_seq_len: int) -> None:
     """Check that no sequence is longer than the rows that it is to occupy.
 
-    Raises
-    ------
-    SequenceError
-        If one is: padding would lose steps.
+    Raises SequenceError if one is: padding would lose steps.
     """
     if len(lengths) and lengths.max() > max_seq_len:
         raise SequenceError(
@@ -176,12 +192,8 @@ def pack(lengths: Lengths, size: int) -> Iterator[slice]:
 def as_lengths(values: Any) -> Any:
     """Bring sequence lengths into shape (s,), or return None where there are none.
 
-    Lists become int32, as recurrent models expect them; arrays and tensors of another shape are viewed flat.
-
-    Raises
-    ------
-    SequenceError
-        If they are not integers, or a single one.
+    Lists become int32, as recurrent models expect them; arrays and tensors of another shape are viewed flat. Raises
+    SequenceError if they are not integers, or a single one.
     """
     if values is None:
         return None
@@ -202,10 +214,7 @@ def as_lengths(values: Any) -> Any:
 def lengths_of(seq_lens: Column) -> Lengths:
     """Read sequence lengths, shape (s,), from any device.
 
-    Raises
-    ------
-    SequenceError
-        If they are not integers.
+    Raises SequenceError if they are not integers.
     """
     values = seq_lens.values.cpu().numpy() if isinstance(seq_lens, TorchColumn) else seq_lens.to_numpy()
     if values.dtype.kind not in "iu":
@@ -219,3 +228,300 @@ def like(seq_lens: Column, lengths: Lengths) -> Column:
         tensor = seq_lens.values.new_tensor(lengths.tolist())
         return TorchColumn(tensor)
     return TensorColumn(lengths.astype(seq_lens.dtype))
+
+
+# -- sequences of a batch ----------------------------------------------------------------------------------------------
+
+
+def count_steps(batch: SampleBatch[Any]) -> None:
+    """Count the steps of sequences, set `max_seq_len`, and check that every column has the rows that it must have."""
+    lengths = batch._lengths()
+    if len(lengths) and lengths.min() < 0:
+        raise SequenceError(f"column {names.SEQ_LENS!r} must have no negative lengths")
+    batch.count = int(lengths.sum())
+    flags = batch._flags
+    if flags.max_seq_len is None:
+        # Columns that came padded tell how far.
+        steps = (len(column) for name, column in batch._columns.items() if not names.is_per_sequence(name))
+        width = next(steps, 0) // max(len(lengths), 1) if flags.zero_padded else 0
+        batch._flags = flags = replace(flags, max_seq_len=max(width, int(lengths.max(initial=0))))
+    elif flags.zero_padded:
+        check_fit(lengths, flags.max_seq_len)
+    for name, column in batch._columns.items():
+        check_column(batch, name, column, len(lengths))
+    if not flags.time_major:
+        return
+    extents = {name: len(column) for name, column in batch._columns.items() if not batch._is_per_sequence(name)}
+    if extents:
+        counted, extent = next(iter(extents.items()))
+        for name in extents:
+            check_length(name, batch._columns[name], extent, f"as {counted!r} has")
+        check_fit(lengths, extent)
+
+
+def check_column(batch: SampleBatch[Any], name: str, column: Column, s: int) -> None:
+    """Check that a column has the rows that s sequences need."""
+    if name == names.SEQ_LENS or (names.is_state_in(name) and len(column) == s):
+        return
+    flags = batch._flags
+    if flags.time_major:
+        if column.row_shape[:1] != (s,):
+            raise SequenceError(
+                f"column {name!r} must have shape (T, {s}, ...) in a time-major batch of {s} sequences, "
+                f"got {(len(column), *column.row_shape)}"
+            )
+        return
+    if names.is_state_in(name) and not flags.zero_padded:
+        check_length(name, column, s, f"for as many sequences as {names.SEQ_LENS!r} has")
+    padding = f"({flags.max_seq_len} for each of {s} sequences) " if flags.zero_padded else ""
+    check_length(name, column, stored_rows(batch, s), f"{padding}as {names.SEQ_LENS!r} says")
+
+
+def stored_rows(batch: SampleBatch[Any], s: int) -> int:
+    """Return the rows of a column of steps, padding counted, where there are s sequences."""
+    return s * _width(batch) if batch._flags.zero_padded else batch.count
+
+
+def _width(batch: SampleBatch[Any]) -> int:
+    """Return the rows that each sequence of a padded batch occupies."""
+    return int(batch._flags.max_seq_len or 0)
+
+
+def flags_without(batch: SampleBatch[Any], remaining: Iterable[str]) -> Flags:
+    """Return the flags of a batch without `seq_lens`, after checking that no remaining column needs it."""
+    for name in remaining:
+        if name != names.SEQ_LENS and batch._is_per_sequence(name):
+            raise SequenceError(
+                f"column {name!r} has a row for each sequence; drop it together with {names.SEQ_LENS!r}"
+            )
+    return replace(batch._flags, zero_padded=False, max_seq_len=None)
+
+
+def _view(batch: B, part: Cut, lengths: Lengths, rows: tuple[int, int]) -> B:
+    """View some sequences, of which stored rows `rows` are in view, with the given steps in each."""
+    source = batch._all()
+    batch._lent = True
+    flags = batch._flags
+    if not flags.zero_padded:
+        flags = replace(flags, max_seq_len=int(lengths.max(initial=0)))
+    new = batch._with({}, flags)
+    new.count = part.stop - part.start
+    new._has_sequences = True
+    new._window = (source, *rows, part.first, part.last)
+    seq_lens = source[names.SEQ_LENS].slice(part.first, part.last)
+    unchanged = np.array_equal(lengths_of(seq_lens), lengths)
+    new._columns[names.SEQ_LENS] = seq_lens if unchanged else like(seq_lens, lengths)
+    return new
+
+
+def view_whole(batch: B, start: int, stop: int) -> B:
+    """View steps from `start` to `stop`, both moved back to where their sequences begin."""
+    refuse_time_major(batch, "slicing")
+    lengths = batch._lengths()
+    part = snap(lengths, start, stop)
+    width = _width(batch) if batch._flags.zero_padded else None
+    rows = (part.start, part.stop) if width is None else (part.first * width, part.last * width)
+    return _view(batch, part, lengths[part.first : part.last], rows)
+
+
+def view_exact(batch: B, start: int, stop: int, first: int | None = None, last: int | None = None) -> B:
+    """View steps from `start` to `stop`, out of sequences `first` to `last` if these are known, without padding."""
+    refuse_time_major(batch, "slicing")
+    batch = unpadded(batch)
+    part, lengths = cut(batch._lengths(), start, stop)
+    if first is not None or last is not None:
+        if first is None or last is None:
+            raise SequenceError("state_start and state_end must be given together")
+        part, lengths = part._replace(first=first, last=last), batch._lengths()[first:last]
+        missing = (stop - start) - int(lengths.sum())
+        if missing > 0 or -missing > (lengths[-1] if len(lengths) else 0):
+            raise SequenceError(
+                f"sequences {first} to {last} have {lengths.sum()} steps, which do not fit the "
+                f"{stop - start} steps of the range"
+            )
+        if missing:
+            lengths[-1] += missing
+    return _view(batch, part, lengths, (start, stop))
+
+
+def pad_left(batch: B, padding: int) -> B:
+    """Copy a batch, with sequences or without, with rows of zeros (None for objects) before the first."""
+    length = padding + batch.count
+    positions = np.arange(padding, length)
+    if not batch._has_sequences:
+        new = batch._with({name: column.spread(length, positions) for name, column in batch._all().items()})
+        new.count = length
+        return new
+    lengths = batch._lengths()
+    if not len(lengths):
+        lengths = np.zeros(1, np.int64)
+    lengths[0] += padding
+    columns = {}
+    for name, column in batch._all().items():
+        if not batch._is_per_sequence(name):
+            columns[name] = column.spread(length, positions)
+        else:
+            columns[name] = column if len(column) else column.spread(1, np.empty(0, np.intp))
+    columns[names.SEQ_LENS] = like(columns[names.SEQ_LENS], lengths)
+    new = batch._with(columns, replace(batch._flags, max_seq_len=None))
+    new._count_rows()
+    return new
+
+
+def gather_steps(batch: B, steps: Indices) -> B:
+    """Gather steps; those that follow each other out of one sequence form a sequence, with that one's state."""
+    refuse_time_major(batch, "gathering steps")
+    batch = unpadded(batch)
+    owners, lengths = runs(batch._lengths(), steps)
+    return _gather(batch, owners, lengths, steps, replace(batch._flags, max_seq_len=None))
+
+
+def gather_whole(batch: B, indices: Any) -> B:
+    """Gather whole sequences, padded as the batch is."""
+    _require(batch, "take_sequences")
+    refuse_time_major(batch, "gathering sequences")
+    lengths = batch._lengths()
+    chosen = as_indices(indices, len(lengths))
+    padded = batch._flags.zero_padded
+    stored = np.full_like(lengths, _width(batch)) if padded else lengths
+    rows = steps_of(stored, chosen, stored.cumsum() - stored)
+    return _gather(
+        batch, chosen, lengths[chosen], rows, batch._flags if padded else replace(batch._flags, max_seq_len=None)
+    )
+
+
+def _gather(batch: B, owners: Indices, lengths: Lengths, rows: Indices, flags: Flags) -> B:
+    """Gather stored rows that form sequences of the given lengths, with the states of their owners."""
+    columns = {}
+    for name, column in batch._all().items():
+        columns[name] = column.take(owners if batch._is_per_sequence(name) else rows)
+    columns[names.SEQ_LENS] = like(columns[names.SEQ_LENS], lengths)
+    new = batch._with(columns, flags)
+    new._count_rows()
+    return new
+
+
+def draw_moves(batch: SampleBatch[Any], rng: np.random.Generator) -> list[Move]:
+    """Draw a random order of padded sequences: each column with the order of its own rows."""
+    if not batch._flags.zero_padded:
+        raise SequenceError(
+            "sequences must be padded to be shuffled in place; call right_zero_pad() or take_sequences()"
+        )
+    refuse_time_major(batch, "gathering sequences")
+    order = rng.permutation(len(batch._lengths()))
+    width = np.full_like(order, _width(batch))
+    rows = steps_of(width, order, width.cumsum() - width)
+    columns = batch._own()
+    return [(columns, name, order if batch._is_per_sequence(name) else rows) for name in columns]
+
+
+def each_packed(batch: B, size: int, rng: np.random.Generator | None) -> Iterator[B]:
+    """Yield every sequence once, in parts of as many as fit in `size` steps; in random order with a generator."""
+    lengths = batch._lengths()
+    order = np.arange(len(lengths)) if rng is None else rng.permutation(len(lengths))
+    for part in pack(lengths[order], size):
+        yield gather_whole(batch, order[part])
+
+
+def rowwise(batch: SampleBatch[Any]) -> dict[str, Column]:
+    """Return columns with one row per step each: states are repeated, `seq_lens` is 1, padding is left out."""
+    refuse_time_major(batch, "reading rows")
+    batch = unpadded(batch)
+    lengths = batch._lengths()
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    columns = {
+        name: column.take(owners) if batch._is_per_sequence(name) else column for name, column in batch._all().items()
+    }
+    columns[names.SEQ_LENS] = TensorColumn(np.ones(batch.count, np.int32))
+    return columns
+
+
+def mask(batch: SampleBatch[Any]) -> npt.NDArray[np.bool_]:
+    """Return which rows of a padded batch are steps."""
+    return (np.arange(_width(batch)) < batch._lengths()[:, None]).reshape(-1)
+
+
+def pad(batch: SampleBatch[Any], max_seq_len: int, *, exclude_states: bool) -> None:
+    """Pad every sequence to `max_seq_len` rows, in place."""
+    _require(batch, "right_zero_pad")
+    refuse_time_major(batch, "padding")
+    lengths = batch._lengths()
+    check_fit(lengths, whole("max_seq_len", max_seq_len))
+    source = unpadded(batch)
+    rows, length = padded_rows(lengths, max_seq_len), len(lengths) * max_seq_len
+    columns = {}
+    for name, column in source._all().items():
+        if name == names.SEQ_LENS or (exclude_states and source._is_per_sequence(name)):
+            columns[name] = column
+        elif source._is_per_sequence(name):
+            columns[name] = column.spread(length, np.arange(len(lengths)) * max_seq_len)
+        else:
+            columns[name] = column.spread(length, rows)
+    batch._columns, batch._window, batch._lent = columns, None, False
+    batch._flags = replace(batch._flags, zero_padded=True, max_seq_len=max_seq_len)
+
+
+def unpadded(batch: B) -> B:
+    """Copy a padded batch into one without padding; return any other batch itself."""
+    if not batch._flags.zero_padded:
+        return batch
+    lengths = batch._lengths()
+    width, numbers = _width(batch), np.arange(len(lengths))
+    columns = batch._all()
+    # States that were padded as well stand in the first row of each sequence.
+    states = [name for name in filter(names.is_state_in, columns) if not batch._is_per_sequence(name)]
+    source = batch._with({**columns, **{name: columns[name].take(numbers * width) for name in states}})
+    flags = replace(batch._flags, zero_padded=False, max_seq_len=None)
+    return _gather(source, numbers, lengths, padded_rows(lengths, width), flags)
+
+
+def to_batch_major(batch: B) -> B:
+    """Copy columns of shape (T, B, ...) into a padded batch of shape (B * T, ...)."""
+    _require(batch, "to_batch_major")
+    if not batch._flags.time_major:
+        raise SequenceError("to_batch_major needs a time-major batch")
+    columns = {}
+    width = 0
+    for name, column in batch._all().items():
+        if batch._is_per_sequence(name):
+            columns[name] = column
+            continue
+        values = column.values.swapaxes(0, 1)
+        width = values.shape[1]
+        values = values.reshape(-1, *values.shape[2:])
+        # An array of bytes is one of objects, and would become a column of these.
+        text = TextColumn.from_objects(values) if column.kind == "text" and values.dtype.kind == "O" else None
+        columns[name] = as_column(values, name) if text is None else text
+    flags = replace(batch._flags, time_major=False, zero_padded=True, max_seq_len=width)
+    return batch._of(columns, batch._nested, flags)
+
+
+def _require(batch: SampleBatch[Any], method: str) -> None:
+    if not batch._has_sequences:
+        raise SequenceError(f"{method} needs a column {names.SEQ_LENS!r}, and the batch has none")
+
+
+def refuse_time_major(batch: SampleBatch[Any], operation: str) -> None:
+    """Refuse an operation on rows of steps, which a time-major batch does not have."""
+    if batch._has_sequences and batch._flags.time_major:
+        raise SequenceError(
+            f"{operation} needs rows of steps, and the batch is time-major; call to_batch_major() first"
+        )
+
+
+def cut_streams(batch: B, max_seq_len: int) -> B:
+    """Cut the streams of a batch without sequences into such of at most `max_seq_len` steps; columns are shared."""
+    whole("max_seq_len", max_seq_len, 1)
+    if batch._has_sequences:
+        raise SequenceError("to_sequences needs a row for each step, and the batch has sequences already")
+    if not batch.count:
+        return batch.copy(shallow=True)
+    lengths = chop(stream_starts(batch), batch.count, max_seq_len)
+    firsts = lengths.cumsum() - lengths
+    columns = {
+        name: column.take(firsts) if names.is_state_in(name) else column for name, column in batch._all().items()
+    }
+    columns[names.SEQ_LENS] = TensorColumn(lengths.astype(np.int32))
+    new = batch._with(columns, replace(batch._flags, max_seq_len=None))
+    new._count_rows()
+    return new

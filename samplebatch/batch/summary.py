@@ -1,22 +1,34 @@
-"""Summaries of columns for people: as text for terminals, as HTML for notebooks.
+"""Columns for people: tables for terminals and notebooks, pictures over time, and data frames of pandas.
 
 Ranges of large columns are those of evenly spaced rows, and marked so: looking at a column never takes long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import make_dataclass
+from keyword import iskeyword
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.delivery import column_of_arrays
+from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column
 from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.text import TextColumn
 from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.errors import ColumnTypeError, require
+from samplebatch.names import for_html, for_matplotlib, for_terminal
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 HEADINGS = ("column", "dtype", "shape", "min", "max", "mean")
 """The cells of a line that are shown."""
@@ -25,6 +37,8 @@ _MAX_ELEMENTS = 1 << 20
 """Elements of a column that are looked at."""
 _MAX_POINTS = 60
 """Points of a sparkline."""
+_MAX_TITLE = 400
+"""Characters of a title that are shown."""
 _SAMPLED = "~"
 """Marks numbers that are those of evenly spaced rows."""
 IDS = frozenset({names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.UNROLL_ID, names.WEIGHTS_VERSION})
@@ -48,8 +62,8 @@ class Line(NamedTuple):
 def describe(columns: Mapping[str, Column]) -> list[Line]:
     """Summarise columns: name, dtype, shape, and of numbers minimum, maximum and mean; of ids their number.
 
-    Examples
-    --------
+    NaN are left out of the statistics; their number and the first row with one stand beside the mean.
+
     >>> describe({"rewards": TensorColumn(np.array([1.0, 2.0, 6.0]))})[0][:6]
     ('rewards', 'float64', '(3,)', '1', '6', '3')
     >>> describe({"eps_id": TensorColumn(np.array([7, 7, 9]))})[0][3:6]
@@ -93,6 +107,8 @@ def describe_column(name: str, kept: Column, rows: int, nbytes: int) -> Line:
     extents = [str(rows), *("*" if extent is None else str(extent) for extent in kept.row_shape)]
     shape = f"({', '.join(extents)}{',' if len(extents) == 1 else ''})"
     dtype = str(kept.dtype) if kept.kind in ("tensor", "object") else f"{kept.dtype} ({kept.kind})"
+    if isinstance(kept, TextColumn):
+        dtype = kept.content
     sampled = _SAMPLED if len(kept) < rows else ""
     numbers = as_numbers(kept)
     line = Line(name, dtype, shape, memory=show_bytes(nbytes))
@@ -103,9 +119,21 @@ def describe_column(name: str, kept: Column, rows: int, nbytes: int) -> Line:
         if name in IDS and numbers.dtype.kind in "iu":
             count = f"{len(np.unique(numbers))}{'+' if sampled else ''} ids"
             return line._replace(min=f"{sampled}{low}", max=f"{sampled}{high}", mean=count)
+        mark = ""
+        points = _points(numbers)
+        if np.isnan(low):
+            is_nan = np.isnan(numbers)
+            nan_rows = np.flatnonzero(is_nan.reshape(len(numbers), -1).any(1))
+            # Rows that were left out have unknown values: the number is a lower bound.
+            where = "" if sampled else f" from row {nan_rows[0]}"
+            mark = f" ({np.count_nonzero(is_nan)}{'+' if sampled else ''} NaN{where})"
+            numbers = numbers[~is_nan]
+            if not numbers.size:
+                return line._replace(mean=mark.strip(), points=points)
+            low, high = numbers.min(), numbers.max()
         mean = numbers.mean(dtype=np.float64)
         return line._replace(
-            min=sampled + _show(low), max=sampled + _show(high), mean=sampled + _show(mean), points=_points(numbers)
+            min=sampled + _show(low), max=sampled + _show(high), mean=sampled + _show(mean) + mark, points=points
         )
 
 
@@ -144,8 +172,6 @@ def show_bytes(nbytes: float) -> str:
 def as_text(title: str, lines: Sequence[Line], headings: Sequence[str] = HEADINGS) -> str:
     """Lay a summary out as aligned lines under a title.
 
-    Examples
-    --------
     >>> print(as_text("batch", describe({"t": TensorColumn(np.arange(3))})))
     batch
       column  dtype  shape  min  max  mean
@@ -156,9 +182,9 @@ def as_text(title: str, lines: Sequence[Line], headings: Sequence[str] = HEADING
 
 def aligned(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """Lay a table out as text: the first cells of each row to the left, the others to the right."""
-    table = [headings, *rows]
+    table = [headings, *([for_terminal(cell) for cell in row] for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-    text = [title]
+    text = [for_terminal(title, _MAX_TITLE)]
     for row in table:
         cells = [
             cell.ljust(width) if place < left else cell.rjust(width)
@@ -173,20 +199,19 @@ def aligned(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], 
 def as_html(title: str, lines: Sequence[Line], headings: Sequence[str] = HEADINGS) -> str:
     """Lay a summary out as an HTML table with a caption, with a sparkline for each column of numbers.
 
-    Examples
-    --------
     >>> as_html("batch", describe({"t": TensorColumn(np.arange(3))})).startswith("<table><caption>batch</caption>")
     True
     """
-    rows = [[*(escape(getattr(line, heading)) for heading in headings), sparkline(line.points)] for line in lines]
+    rows = [[*(for_html(getattr(line, heading)) for heading in headings), sparkline(line.points)] for line in lines]
     return html_table(title, [*headings, "over time"], rows)
 
 
 def html_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Lay a table out as HTML. The cells are HTML already, title and headings are text."""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    head = "".join(f"<th>{for_html(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    caption = for_html(title, _MAX_TITLE)
+    return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def sparkline(points: Sequence[float]) -> str:
@@ -209,3 +234,121 @@ def sparkline(points: Sequence[float]) -> str:
     )
     line = f'<polyline points="{path}" fill="none" stroke="currentColor"/>'
     return f'<svg width="100" height="20" viewBox="0 0 100 20" role="img">{line}</svg>'
+
+
+_MAX_COLUMNS = 12
+_MAX_STEPS = 2000
+"""Steps that are drawn; more are no wider than the picture."""
+_MAX_LINES = 8
+"""Lines of a column; rows of more numbers are drawn by their mean."""
+_MAX_ENDS = 200
+"""Ends of episodes that are drawn; more would hide the lines."""
+
+
+class Part(NamedTuple):
+    """Columns that are drawn over the same steps: those of a batch, or of one policy."""
+
+    prefix: str
+    """Stands before the columns' names."""
+    columns: Mapping[str, Column]
+    """Columns with a row per step."""
+    ends: npt.NDArray[Any]
+    """The steps before which an episode ends."""
+
+
+def draw_columns(parts: Sequence[Part], *, chosen: bool) -> Figure:
+    """Draw columns over time; see `SampleBatch.plot`.
+
+    Raises MissingExtraError if matplotlib is not installed. Raises ColumnTypeError if a column that was asked for is
+    not of numbers; names it.
+
+    Parameters
+    ----------
+    parts
+        The columns.
+    chosen
+        Whether all columns were asked for, so that one without numbers is an error.
+    """
+    require("matplotlib", "plot")
+    from matplotlib.figure import Figure
+
+    most = max(1, _MAX_COLUMNS // max(len(parts), 1))
+    drawn = [line for part in parts for line in _lines(part, None if chosen else most)]
+    # Not through pyplot: that keeps figures, and may open windows.
+    figure = Figure(figsize=(10, 0.6 + 1.4 * max(len(drawn), 1)), layout="constrained")
+    rows = figure.subplots(max(len(drawn), 1), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, (name, steps, numbers, ends) in zip(rows, drawn, strict=False):
+        _draw(axes, name, steps, numbers)
+        if len(ends) <= _MAX_ENDS:
+            axes.vlines(ends[:-1] - 0.5, 0, 1, transform=axes.get_xaxis_transform(), color="0.8", linewidth=0.8)
+    rows[-1].set_xlabel("step")
+    return figure
+
+
+_Line = tuple[str, npt.NDArray[np.intp], npt.NDArray[Any], npt.NDArray[Any]]
+
+
+def _lines(part: Part, most: int | None) -> list[_Line]:
+    """Pick the columns of a part that are drawn, with steps, numbers and ends; no more than `most`, if given."""
+    lines: list[_Line] = []
+    for name, column in part.columns.items():
+        if most is not None and (name in IDS or len(lines) == most):
+            continue
+        steps = np.linspace(0, max(len(column) - 1, 0), min(len(column), _MAX_STEPS)).astype(np.intp)
+        numbers = as_numbers(column.take(steps)) if column.kind != "compressed" else np.empty(0)
+        if numbers.ndim and len(numbers) == len(steps):
+            lines.append((part.prefix + name, steps, numbers, part.ends))
+        elif most is None:
+            raise ColumnTypeError(f"column {name!r} must be of numbers to be drawn, it is a {column.kind} column")
+    return lines
+
+
+def _draw(axes: Axes, name: str, steps: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> None:
+    flat = numbers.reshape(len(numbers), -1) if len(numbers) else numbers.reshape(0, 1)
+    lines = flat if flat.shape[1] <= _MAX_LINES else flat.mean(1, dtype=np.float64, keepdims=True)
+    for line in lines.T:
+        axes.plot(steps, line.astype(np.float64), linewidth=1)
+    label = for_matplotlib(name)
+    axes.set_ylabel(label if lines is flat else f"{label}\n(mean)")
+
+
+def data_frame(columns: Mapping[str, Column]) -> pd.DataFrame:
+    """Make a data frame of columns with a row per step each.
+
+    Raises MissingExtraError if pandas is not installed.
+    """
+    pandas = require("pandas", "pandas")
+    return pandas.DataFrame({name: cells_of(column) for name, column in columns.items()}, copy=False)
+
+
+def stacked_frame(frames: Mapping[Any, pd.DataFrame], key: str) -> pd.DataFrame:
+    """Lay data frames one under the other, with the key of each in the first column."""
+    pandas = require("pandas", "pandas")
+    parts = []
+    for value, frame in frames.items():
+        frame.insert(0, key, [value] * len(frame))
+        parts.append(frame)
+    return pandas.concat(parts, ignore_index=True) if parts else pandas.DataFrame({key: []})
+
+
+def cells_of(column: Column) -> Any:
+    """Return the rows of a column as cells: numbers, or an array or object each."""
+    if isinstance(column, TextColumn):
+        objects = column.to_objects()
+        return objects if objects.ndim == 1 else np.fromiter(objects, object, len(column))
+    values = (column.decompress() if isinstance(column, CompressedColumn) else column_of_arrays(column)).values
+    return values if isinstance(values, np.ndarray) and values.ndim == 1 else np.fromiter(values, object, len(column))
+
+
+def records(
+    fields: Sequence[str], columns: Mapping[str, Column], nest: Callable[[dict[str, Any]], dict[str, Any]], count: int
+) -> npt.NDArray[Any]:
+    """Make an array of records of columns with a row per step; `nest` gives the fields of a step's values."""
+    for name in fields:
+        if not name.isidentifier() or iskeyword(name):
+            raise ColumnTypeError(f"column {name!r} must have a name that fields can have; call to_pandas()")
+    record = make_dataclass("Record", fields)
+    # As `to_pandas` gives them: no tensors, which pandas would keep as objects.
+    cells = zip(*map(cells_of, columns.values()), strict=True) if count and columns else ()
+    steps = [record(**nest(dict(zip(columns, row, strict=True)))) for row in cells]
+    return np.fromiter(steps, object, len(steps))

@@ -1,4 +1,4 @@
-"""Trees of columns <-> dotted names, for nested observations.
+"""Nested columns: trees of arrays <-> dotted names, and their place among the columns of a batch.
 
 A dict or tuple of arrays is stored as one column per leaf, named by its path: `obs.camera`, `obs.0`. The form of the
 tree is kept as a structure, plain enough for JSON: None for a leaf, a dict for a dict, a list for a tuple.
@@ -6,13 +6,31 @@ tree is kept as a structure, plain enough for JSON: None for a leaf, a dict for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, cast
+from weakref import ReferenceType, ref
 
 import numpy as np
 
+from samplebatch import names
+from samplebatch.batch.action_unit import ActionUnit
+from samplebatch.batch.bulk import check_length, counted_column
+from samplebatch.batch.inert_pickle import is_packed, unpack_column
+from samplebatch.batch.nested.interchange import PYTREES, register_where_loaded
 from samplebatch.batch.nested.node import KINDS, MAPPING, NODE, RECORD, values_of
-from samplebatch.errors import ColumnMismatchError, ColumnTypeError
+from samplebatch.batch.sequences import as_lengths, check_column, flags_without
+from samplebatch.column.compressed import CompressedColumn
+from samplebatch.column.convert import as_column, as_ragged
+from samplebatch.column.interface import Column
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.column.varying_rows import VaryingRows
+from samplebatch.errors import ArgumentError, ColumnMismatchError, ColumnTypeError, near_names, no_such_column
+from samplebatch.names import covers
+
+if TYPE_CHECKING:
+    from samplebatch.batch.sample_batch import SampleBatch
 
 Structure = dict[str, Any] | list[Any] | None
 """Form of a nested column: None for a leaf, a dict for a dict, a list for a tuple."""
@@ -24,17 +42,14 @@ _NAMED = frozenset((MAPPING, NODE, RECORD))
 def columns_in(given: tuple[Any, ...], named: dict[str, Any]) -> dict[Any, Any]:
     """Return the columns by name that a batch is constructed from, in a dict of their own.
 
+    Raises ColumnTypeError if it is anything else, or more than one; names its type.
+
     Parameters
     ----------
     given
         Nothing, or one of: a mapping, a dataclass, a named tuple, a TensorDict or another library's batch, or pairs.
     named
         Further columns.
-
-    Raises
-    ------
-    ColumnTypeError
-        If it is anything else, or more than one; names its type.
 
     Examples
     --------
@@ -58,6 +73,48 @@ def columns_in(given: tuple[Any, ...], named: dict[str, Any]) -> dict[Any, Any]:
         ) from error
 
 
+def declare_ragged(data: Mapping[str, Any], dtypes: Mapping[str, np.dtype[Any] | None]) -> dict[str, Any]:
+    """Make ragged columns of the values under some names, or nested under them; other values stay as they are.
+
+    Parameters
+    ----------
+    data
+        Values by name, nested ones included.
+    dtypes
+        Dotted names, and the dtypes of the elements; None for the rows' own.
+
+    Raises
+    ------
+    ArgumentError
+        If a name stands for no value.
+    ColumnTypeError, ColumnMismatchError
+        As `as_ragged` does.
+
+    Examples
+    --------
+    >>> declare_ragged({"obs": {"path": [[1], [2]]}, "t": [0, 1]}, {"obs.path": None})
+    {'obs': {'path': RaggedColumn(2 rows of int64, row shape (None,))}, 't': [0, 1]}
+    """
+    declared, paths, used = {**data}, [], set[str]()
+    for name, value in data.items():
+        if not is_nested(value):
+            leaves: list[tuple[str, Any]] = [(name, value)]
+            structure: Structure = None
+        else:
+            structure, leaves = flatten(name, value)
+        paths += [path for path, _ in leaves]
+        columns = dict(leaves)
+        for one, dtype in dtypes.items():
+            for path in [path for path, _ in leaves if covers((one,), str(path))]:
+                columns[path] = as_ragged(columns[path], path, dtype)
+                declared[name] = unflatten(name, structure, columns.__getitem__)
+                used.add(one)
+    for name in dtypes:
+        if name not in used:
+            raise ArgumentError(f"ragged must name columns of the batch, {name!r} is none; {near_names(name, paths)}")
+    return declared
+
+
 def is_nested(value: Any) -> bool:
     """Tell whether a column's value is a tree of columns rather than one column.
 
@@ -77,19 +134,15 @@ def is_nested(value: Any) -> bool:
 def flatten(name: str, value: Any) -> tuple[Structure, list[tuple[str, Any]]]:
     """Flatten a nested value to its structure and its leaves.
 
+    Raises ColumnTypeError if a dict has a key that is not a string, or a tuple has named fields, which would be lost.
+    Raises ColumnMismatchError if two leaves have the same dotted name, because a key contains a dot.
+
     Returns
     -------
     structure
         The form of the tree.
     leaves
         Pairs of dotted name and leaf, in order.
-
-    Raises
-    ------
-    ColumnTypeError
-        If a dict has a key that is not a string, or a tuple has named fields, which would be lost.
-    ColumnMismatchError
-        If two leaves have the same dotted name, because a key contains a dot.
 
     Examples
     --------
@@ -160,3 +213,401 @@ def unflatten(name: str, structure: Structure, leaf: Callable[[str], Any]) -> An
     if isinstance(structure, dict):
         return {key: unflatten(f"{name}.{key}", child, leaf) for key, child in structure.items()}
     return tuple(unflatten(f"{name}.{i}", child, leaf) for i, child in enumerate(structure))
+
+
+def changed_at(
+    structure: Structure, path: Sequence[str], change: Callable[[dict[str, Structure]], Structure]
+) -> Structure:
+    """Return a structure in which the dict at a path of names is replaced; the structure itself stays.
+
+    >>> changed_at({"arm": [{"x": None}]}, ["arm", "0"], lambda inner: {**inner, "y": None})
+    {'arm': [{'x': None, 'y': None}]}
+    """
+    if not path:
+        return change(cast("dict[str, Structure]", structure))
+    key, *below = path
+    if isinstance(structure, dict):
+        return {**structure, key: changed_at(structure[key], below, change)}
+    return [
+        changed_at(child, below, change) if str(i) == key else child
+        for i, child in enumerate(cast("list[Structure]", structure))
+    ]
+
+
+_MISSING: Any = object()
+
+
+class NestedColumn(dict[str, Any]):
+    """Dict of a nested column; assigning to it and deleting from it changes the batch.
+
+    A batch hands out one such dict per nested column as long as the dict is referenced, and updates it whenever the
+    column is read. Columns of arrays that are assigned are checked as columns of the batch are, under their dotted
+    names. A dict whose column was replaced or deleted, and one that was constructed, copied or unpickled, changes no
+    batch; neither does one whose batch has been freed.
+
+    Raises
+    ------
+    ColumnLengthError
+        If an assigned column does not have as many rows as the batch; names it.
+    ColumnTypeError
+        If a key is not a string, or no column can hold the values.
+    ColumnMismatchError
+        If two columns would have one dotted name.
+
+    Examples
+    --------
+    >>> from samplebatch import SampleBatch
+    >>> batch = SampleBatch(obs={"camera": [1, 2], "speed": [0.5, 1.5]})
+    >>> batch["obs"]["camera"] = [7, 8]
+    >>> del batch["obs"]["speed"]
+    >>> batch.column_names, batch["obs"]
+    (('obs.camera',), {'camera': array([7, 8])})
+    """
+
+    _batch: ReferenceType[Any] | None = None
+    _path: tuple[str, ...] = ()
+
+    @classmethod
+    def of_batch(cls, batch: Any, path: tuple[str, ...], items: dict[str, Any]) -> Self:
+        """Make the dict of the nested column at a path of names in a batch."""
+        new = cls(items)
+        new._batch, new._path = ref(batch), path
+        return new
+
+    def refresh(self, items: dict[str, Any]) -> None:
+        """Show the batch's present columns; a loop over the dict goes on if its keys are the same."""
+        if self.keys() != items.keys():
+            super().clear()
+        super().update(items)
+
+    def _owner(self) -> Any:
+        """Return the batch that changes reach, if any."""
+        batch = None if self._batch is None else self._batch()
+        shown = None if batch is None else batch._shown.get(self._path)
+        return batch if shown is not None and shown() is self else None
+
+    def _remove(self, keys: list[str]) -> None:
+        batch = self._owner()
+        if batch is not None:
+            drop_below(batch, self._path, keys)
+            return
+        for key in keys:
+            super().__delitem__(key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.update({key: value})
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Assign several columns: all of them, or none if one is rejected."""
+        items: dict[str, Any] = dict(*args, **kwargs)
+        batch = self._owner()
+        if batch is None:
+            super().update(items)
+        elif items:
+            assign_below(batch, self._path, items)
+
+    def __ior__(self, other: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Self:  # type: ignore[override, misc]
+        self.update(other)
+        return self
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Return a column; if there is none, one is made of the default first."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self:
+            raise no_such_column(".".join((*self._path, str(key))), [".".join((*self._path, name)) for name in self])
+        self._remove([key])
+
+    def pop(self, key: str, default: Any = _MISSING) -> Any:
+        """Remove a column and return it; if there is none, return the default.
+
+        Raises ColumnNotFoundError if there is no such column, and no default.
+        """
+        if key not in self and default is not _MISSING:
+            return default
+        value = self.get(key)
+        del self[key]
+        return value
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove the last column, and return it with its name.
+
+        Raises KeyError if there is none.
+        """
+        if not self:
+            raise KeyError(f"nested column {'.'.join(self._path)!r} must have a column to remove, got none")
+        key = next(reversed(self))
+        return key, self.pop(key)
+
+    def clear(self) -> None:
+        """Remove all columns below this one."""
+        self._remove(list(self))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # A copied or unpickled dict belongs to no batch.
+        return dict, (dict(self),)
+
+
+register_where_loaded(NestedColumn, PYTREES)
+
+
+# -- nested columns of a batch -----------------------------------------------------------------------------------------
+
+
+def show(batch: SampleBatch[Any], path: tuple[str, ...], structure: Structure) -> Any:
+    """Return the values at a path: dicts that write to the batch, tuples of them, and columns' values."""
+    if structure is None:
+        return batch[".".join(path)]
+    if isinstance(structure, list):
+        return tuple(show(batch, (*path, str(i)), child) for i, child in enumerate(structure))
+    items = {key: show(batch, (*path, key), child) for key, child in structure.items()}
+    shown = batch._shown.get(path)
+    view = None if shown is None else shown()
+    if view is not None:
+        view.refresh(items)
+        return view
+    view = NestedColumn.of_batch(batch, path, items)
+    batch._shown = {**batch._shown, path: ref(view)}
+    return view
+
+
+def build(batch: SampleBatch[Any], name: str, values: Any) -> tuple[Structure, dict[str, Column]]:
+    """Build the structure and the columns that assigning to a name would give; nothing is changed yet."""
+    if not isinstance(name, str):
+        raise ColumnTypeError(f"a column's name must be a string, got a {type(name).__name__}")
+    for top, structure in batch._nested.items():
+        if name.startswith(top + ".") and name not in leaf_names(top, structure):
+            raise ColumnTypeError(
+                f"column {name!r} is no leaf of the nested column {top!r}; assign batch[{top!r}] whole"
+            )
+    if not is_nested(values):
+        if type(values) is list and isinstance(batch._names().get(name), VaryingRows) and _are_rows(values):
+            # A list has no kind of its own: the column stays ragged, also if its rows now have one shape.
+            return None, {name: as_ragged(values, name)}
+        return None, {name: as_column(values, name)}
+    structure, leaves = flatten(name, values)
+    replaced = set(leaf_names(name, batch._nested.get(name)))
+    for path, _ in leaves:
+        if path in batch._names() and path not in replaced:
+            raise ColumnMismatchError(
+                f"column {path!r} is there already, beside the nested column {name!r}; drop it first"
+            )
+    return structure, {path: as_column(leaf, path) for path, leaf in leaves}
+
+
+def build_all(batch: SampleBatch[Any], data: Mapping[str, Any]) -> None:
+    """Build the columns of a new batch one after the other, and adopt their structures."""
+    columns = batch._columns
+    for name, values in data.items():
+        structure, built = build(batch, name, values)
+        if name in columns:
+            raise ColumnMismatchError(
+                f"column {name!r} is there already, as part of a nested column; give it another name"
+            )
+        if structure is not None:
+            batch._nested = {**batch._nested, name: structure}
+        columns.update(built)
+
+
+def assign(batch: SampleBatch[Any], name: str, values: Any) -> None:
+    """Assign a column, nested or not, after checking it against the others."""
+    structure, columns = build(batch, name, as_lengths(values) if name == names.SEQ_LENS else values)
+    replaced = set(batch._leaves(name)) if name in batch else set()
+    _check(batch, columns, {path: column for path, column in batch._all().items() if path not in replaced})
+    present = batch._own()
+    if name in batch._nested or structure is not None:
+        _remove(batch, name)
+    if structure is not None:
+        batch._nested = {**batch._nested, name: structure}
+    present.update(columns)
+    if name == names.SEQ_LENS and not batch._flags.zero_padded:
+        batch._flags = replace(batch._flags, max_seq_len=None)
+    batch._count_rows()
+
+
+def _check(batch: SampleBatch[Any], columns: dict[str, Column], others: dict[str, Column]) -> None:
+    """Check new columns against the remaining ones, before anything is changed."""
+    if batch._has_sequences or names.SEQ_LENS in columns:
+        if names.SEQ_LENS in others:
+            for path, column in columns.items():
+                check_column(batch, path, column, len(others[names.SEQ_LENS]))
+        batch._with({**others, **columns})._count_rows()
+    elif not others:
+        batch._with(columns)._count_rows()
+    else:
+        counted = counted_column(others)
+        for path, column in columns.items():
+            check_length(path, column, len(others[counted]), f"as {counted!r} has")
+
+
+def delete(batch: SampleBatch[Any], name: str) -> None:
+    """Delete a column, nested or not."""
+    if name not in batch:
+        raise no_such_column(name, batch.keys())
+    for top, structure in batch._nested.items():
+        if name != top and name in leaf_names(top, structure):
+            raise ColumnTypeError(
+                f"column {name!r} is part of the nested column {top!r}; delete that, or assign it whole"
+            )
+    if name == names.SEQ_LENS:
+        batch._flags = flags_without(batch, batch.column_names)
+    _remove(batch, name)
+    batch._count_rows()
+
+
+def _remove(batch: SampleBatch[Any], name: str) -> None:
+    columns = batch._own()
+    for path in leaf_names(name, batch._nested.get(name)):
+        columns.pop(path, None)
+    if name in batch._nested:
+        batch._nested = {top: structure for top, structure in batch._nested.items() if top != name}
+        _hide(batch, (name,))
+
+
+def _are_rows(values: list[Any]) -> bool:
+    return all(isinstance(row, list) or getattr(row, "ndim", 0) > 0 for row in values)
+
+
+def assign_below(batch: SampleBatch[Any], path: tuple[str, ...], items: Mapping[str, Any]) -> None:
+    """Assign columns below a nested one: all of them, or none if one is refused."""
+    structure, columns = _build_below(batch, path, items)
+    name = ".".join(path)
+    gone = tuple(f"{name}.{key}" for key in items)
+    replaced = {p for p in batch._names() if p in gone or p.startswith(tuple(f"{key}." for key in gone))}
+    _check(batch, columns, {p: column for p, column in batch._all().items() if p not in replaced})
+    _replace_below(batch, path, items, structure, columns)
+
+
+def drop_below(batch: SampleBatch[Any], path: tuple[str, ...], keys: Sequence[str]) -> None:
+    """Delete columns below a nested one."""
+    structure = changed_at(
+        batch._nested[path[0]], path[1:], lambda inner: {key: c for key, c in inner.items() if key not in keys}
+    )
+    _replace_below(batch, path, keys, structure, {})
+
+
+def _build_below(
+    batch: SampleBatch[Any], path: tuple[str, ...], items: Mapping[str, Any]
+) -> tuple[Structure, dict[str, Column]]:
+    name = ".".join(path)
+    columns: dict[str, Column] = {}
+    children: dict[str, Structure] = {}
+    for key, values in items.items():
+        if not isinstance(key, str):
+            raise ColumnTypeError(f"column {name!r} must have strings for keys, got a {type(key).__name__}")
+        children[key], leaves = flatten(f"{name}.{key}", values)
+        for leaf, value in leaves:
+            if leaf in columns:
+                raise ColumnMismatchError(f"column {leaf!r} must be given once, got it twice")
+            columns[leaf] = as_column(value, leaf)
+    former = batch._nested[path[0]]
+    structure = changed_at(former, path[1:], lambda inner: {**inner, **children})
+    leaf_paths = list(leaf_names(path[0], structure))
+    taken = batch._names().keys() - set(leaf_names(path[0], former))
+    for leaf in leaf_paths:
+        if leaf in taken or leaf_paths.count(leaf) > 1:
+            raise ColumnMismatchError(f"column {leaf!r} must have a name of its own, and another one has it too")
+    return structure, columns
+
+
+def _replace_below(
+    batch: SampleBatch[Any],
+    path: tuple[str, ...],
+    keys: Iterable[str],
+    structure: Structure,
+    columns: dict[str, Column],
+) -> None:
+    """Replace the structure of a nested column, and the columns below some keys; the order of the others stays."""
+    top = path[0]
+    for key in keys:
+        _hide(batch, (*path, key))
+    present = batch._own() | columns
+    leaves = list(leaf_names(top, structure))
+    former = set(leaf_names(top, batch._nested[top]))
+    ordered: dict[str, Column] = {}
+    for name, column in batch._columns.items():
+        if name in former:
+            ordered.update((leaf, present[leaf]) for leaf in leaves)
+        else:
+            ordered[name] = column
+    ordered.update((leaf, present[leaf]) for leaf in leaves)
+    batch._columns = ordered
+    batch._nested = {**batch._nested, top: structure}
+    # The dicts that are in use show the change, also below tuples.
+    show(batch, (top,), structure)
+    batch._count_rows()
+
+
+def _hide(batch: SampleBatch[Any], path: tuple[str, ...]) -> None:
+    """Detach the dicts that were handed out for a nested column and below it."""
+    batch._shown = {shown: view for shown, view in batch._shown.items() if shown[: len(path)] != path}
+
+
+def select(nested: Mapping[str, Structure], columns: Mapping[str, Any]) -> dict[str, Structure]:
+    """Return the structures of the nested columns among the chosen columns; of each all leaves or none are chosen."""
+    chosen = {}
+    for top, structure in nested.items():
+        present = [path in columns for path in leaf_names(top, structure)]
+        if any(present) and not all(present):
+            raise ColumnTypeError(f"the nested column {top!r} must be kept or left out as a whole")
+        if any(present):
+            chosen[top] = structure
+    return chosen
+
+
+def check_renaming(mapping: Mapping[str, str], order: list[str], nested: Mapping[str, Structure]) -> list[str]:
+    """Return the new names of columns, in order, after checking them."""
+    for old in mapping:
+        if old not in order:
+            raise no_such_column(old, order)
+    for new in mapping.values():
+        if not isinstance(new, str):
+            raise ColumnTypeError(f"a column's name must be a string, got a {type(new).__name__}")
+    renamed = [mapping.get(name, name) for name in order]
+    tops = [mapping.get(top, top) for top in nested]
+    for name in renamed:
+        if renamed.count(name) > 1 or any(name.startswith(f"{top}.") for top in tops):
+            raise ColumnMismatchError(f"column {name!r} must have a name of its own, and another one has it too")
+    return renamed
+
+
+# -- columns in other forms --------------------------------------------------------------------------------------------
+
+
+def compress(batch: SampleBatch[Any], columns: Iterable[str], *, bulk: bool) -> None:
+    """Compress columns in place; see `SampleBatch.compress`."""
+    chosen = _choose(batch, columns)
+    for path, column in chosen.items():
+        if not isinstance(column, (TensorColumn, CompressedColumn)):
+            raise ColumnTypeError(f"column {path!r} must be an array to be compressed, got a {column.kind} column")
+    arrays = {path: column for path, column in chosen.items() if isinstance(column, TensorColumn)}
+    batch._own().update({path: CompressedColumn.compress(column, bulk=bulk) for path, column in arrays.items()})
+
+
+def decompress(batch: SampleBatch[Any], columns: Iterable[str], *, allow_pickle: bool = False) -> None:
+    """Decompress and unpack columns in place; see `SampleBatch.decompress_if_needed`."""
+    plain: dict[str, Column] = {}
+    for path, column in _choose(batch, columns).items():
+        if isinstance(column, CompressedColumn):
+            plain[path] = column.decompress()
+        elif is_packed(column):
+            plain[path] = unpack_column(column, path, allow_pickle=allow_pickle)
+    batch._own().update(plain)
+
+
+def _choose(batch: SampleBatch[Any], columns: Iterable[str]) -> dict[str, Column]:
+    """Return the leaves of the named columns, without missing ones."""
+    return {path: batch.column(path) for name in columns if name in batch for path in batch._leaves(name)}
+
+
+def with_environment_actions(batch: SampleBatch[Any], unit: ActionUnit) -> dict[str, Column]:
+    """Return the columns of a batch with its actions, of a unit, as the environment takes them."""
+    columns = dict(batch._all())
+    if names.ACTIONS in batch:
+        if names.ACTIONS in batch._nested or not isinstance(columns[names.ACTIONS], TensorColumn | TorchColumn):
+            raise ColumnMismatchError(f"column {names.ACTIONS!r} must be one array to be mapped, it is not")
+        columns[names.ACTIONS] = as_column(unit.to_environment(columns[names.ACTIONS].values), names.ACTIONS)
+    return columns

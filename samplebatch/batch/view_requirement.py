@@ -1,21 +1,25 @@
-"""ViewRequirement: the rows of a column that a model wants at a step."""
+"""ViewRequirement: the rows of a column that a model wants at a step, and spaces of Gymnasium as JSON."""
 
 from __future__ import annotations
 
+import base64
+import io
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.batch.sequence_batch import SequenceBatch
-from samplebatch.batch.space_dict import space_from_dict, space_to_dict
 from samplebatch.batch.tree import unflatten
 from samplebatch.column.interface import Column
-from samplebatch.errors import ColumnTypeError, RowIndexError
+from samplebatch.errors import ArgumentError, ColumnTypeError, FormatError, RowIndexError, near_names, require
+
+if TYPE_CHECKING:
+    from samplebatch.batch.sample_batch import SampleBatch
 
 _AFTER_LAST = {names.OBS: names.NEXT_OBS, names.PREV_ACTIONS: names.ACTIONS, names.PREV_REWARDS: names.REWARDS}
 """Columns whose row at step t + 1 stands in row t of another: so the step after the last can be seen too."""
@@ -80,13 +84,8 @@ class ViewRequirement:
     def of(cls, requirement: Any) -> ViewRequirement:
         """Return a view requirement, and make one of RLlib's own objects, or anything that has their attributes.
 
-        Raises
-        ------
-        ColumnTypeError
-            If it has no attribute `shift`.
+        Raises ColumnTypeError if it has no attribute `shift`.
 
-        Examples
-        --------
         >>> from types import SimpleNamespace
         >>> ViewRequirement.of(SimpleNamespace(data_col="actions", shift=-1)).shift_arr
         array([-1])
@@ -101,13 +100,8 @@ class ViewRequirement:
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments as values that JSON can hold, spaces of Gymnasium included, as RLlib lays them out.
 
-        Raises
-        ------
-        ArgumentError
-            If the space is of a kind that has no description.
+        Raises ArgumentError if the space is of a kind that has no description.
 
-        Examples
-        --------
         >>> ViewRequirement.from_dict(ViewRequirement("obs", shift="-2:0").to_dict()).shift
         '-2:0'
         """
@@ -118,15 +112,14 @@ class ViewRequirement:
     def from_dict(cls, d: Mapping[str, Any]) -> Self:
         """Make a view requirement from the dict of `to_dict`, ours or RLlib's.
 
-        Raises
-        ------
-        FormatError
-            If the space cannot be made.
+        Raises FormatError if the space cannot be made.
         """
         return cls(**{**d, "space": space_from_dict(d.get("space"))})
 
     def source(self, name: str, index: int | None, count: int) -> tuple[str, npt.NDArray[np.int64]]:
         """Find the column and the rows of it that the view shows at a step.
+
+        Raises RowIndexError if there are no steps, or the view looks beyond the last one.
 
         Parameters
         ----------
@@ -143,11 +136,6 @@ class ViewRequirement:
             The column to look at.
         steps
             Rows to look at, shape (k,); negative ones lie before the first step.
-
-        Raises
-        ------
-        RowIndexError
-            If there are no steps, or the view looks beyond the last one.
 
         Examples
         --------
@@ -176,25 +164,14 @@ class ViewRequirement:
         return values if isinstance(self.shift, (int, np.integer)) else values[None]
 
 
-def view_step(batch: SequenceBatch, requirements: Mapping[str, Any], step: int | None) -> dict[str, Any]:
+def view_step(batch: SampleBatch[Any], requirements: Mapping[str, Any], index: int | str) -> dict[str, Any]:
     """Gather the views of one step that computing actions needs, nested where their columns are.
 
-    Parameters
-    ----------
-    batch
-        The steps to look at.
-    requirements
-        The views by name, ours or RLlib's.
-    step
-        The step in [0, n), or None for the step after the last.
-
-    Raises
-    ------
-    ColumnNotFoundError
-        If a view looks at a column that is not there.
-    RowIndexError
-        If there are no steps, or a view looks beyond the last one.
+    `index` is the step, or `"last"` for the one after the last; see `SampleBatch.get_single_step_input_dict`.
     """
+    if index != "last" and not -batch.count <= int(index) < batch.count:
+        raise RowIndexError(f"step {index} is outside the batch, which has {batch.count}")
+    step = None if index == "last" else int(index) % batch.count
     columns = batch._rowwise()
     views = {}
     for name, given in requirements.items():
@@ -204,3 +181,102 @@ def view_step(batch: SequenceBatch, requirements: Mapping[str, Any], step: int |
             rows = {path: requirement.rows(columns[path], steps) for path in batch._leaves(source)}
             views[name] = unflatten(source, batch._nested.get(source), rows.__getitem__)
     return views
+
+
+_MAX_NBYTES = 1 << 28
+"""Bytes that an array of a space may have."""
+
+
+def space_to_dict(space: Any) -> dict[str, Any] | None:
+    """Describe a space of Gymnasium; None is none.
+
+    Raises ArgumentError if it is no space, or of a kind that has no description; names its type.
+
+    >>> import gymnasium
+    >>> space_to_dict(gymnasium.spaces.Discrete(3))
+    {'space': 'discrete', 'n': 3, 'start': 0}
+    """
+    if space is None:
+        return None
+    kinds = {base.__name__ for base in type(space).__mro__ if base.__module__.startswith("gymnasium.")}
+    for kind, (_, describe, _) in _KINDS.items():
+        if kind in kinds:
+            return {"space": _KINDS[kind][0], **describe(space)}
+    raise ArgumentError(f"a space must be one of Gymnasium's {', '.join(_KINDS)}, got a {type(space).__name__}")
+
+
+def space_from_dict(described: Any) -> Any:
+    """Make the space of a description, ours or RLlib's; `space_to_dict` is the inverse.
+
+    Raises FormatError if it is no description of a space. Raises MissingExtraError if Gymnasium is not installed.
+    """
+    if described is None:
+        return None
+    spaces = require("gymnasium", "envs").spaces
+    kinds = {word: (kind, make) for kind, (word, _, make) in _KINDS.items()}
+    word = described.get("space") if isinstance(described, dict) else None
+    if not isinstance(word, str) or word not in kinds:
+        raise FormatError(f"a space must be described as one of Gymnasium's; {near_names(word, kinds)}")
+    kind, make = kinds[word]
+    try:
+        return getattr(spaces, kind)(**make(described))
+    except FormatError:
+        raise
+    except Exception as error:
+        raise FormatError(f"a space must be described by the arguments of a {kind}, it is not: {error}") from error
+
+
+def _dump(array: npt.NDArray[Any]) -> str:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return base64.b64encode(zlib.compress(buffer.getvalue())).decode("ascii")
+
+
+def _load(text: str) -> npt.NDArray[Any]:
+    data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), _MAX_NBYTES)
+    array: npt.NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
+    return array
+
+
+def _size(n: Any) -> Any:
+    return n if isinstance(n, int) else np.asarray(n).tolist()
+
+
+_Describe = Callable[[Any], dict[str, Any]]
+
+_KINDS: dict[str, tuple[str, _Describe, _Describe]] = {
+    "Box": (
+        "box",
+        lambda s: {"low": _dump(s.low), "high": _dump(s.high), "shape": list(s.shape), "dtype": s.dtype.str},
+        lambda d: {
+            "low": _load(d["low"]), "high": _load(d["high"]), "shape": tuple(d["shape"]), "dtype": np.dtype(d["dtype"])
+        },
+    ),
+    "Discrete": (
+        "discrete",
+        lambda s: {"n": int(s.n), "start": int(s.start)},
+        lambda d: {"n": d["n"], "start": d.get("start", 0)},
+    ),
+    "MultiBinary": ("multi-binary", lambda s: {"n": _size(s.n)}, lambda d: {"n": d["n"]}),
+    "MultiDiscrete": (
+        "multi-discrete",
+        lambda s: {"nvec": _dump(s.nvec), "dtype": s.dtype.str},
+        lambda d: {"nvec": _load(d["nvec"]), "dtype": np.dtype(d["dtype"])},
+    ),
+    "Tuple": (
+        "tuple",
+        lambda s: {"spaces": [space_to_dict(own) for own in s.spaces]},
+        lambda d: {"spaces": [space_from_dict(own) for own in d["spaces"]]},
+    ),
+    "Dict": (
+        "dict",
+        lambda s: {"spaces": {name: space_to_dict(own) for name, own in s.spaces.items()}},
+        lambda d: {"spaces": {name: space_from_dict(own) for name, own in d["spaces"].items()}},
+    ),
+    "Text": (
+        "text",
+        lambda s: {"min_length": s.min_length, "max_length": s.max_length, "charset": s.characters},
+        lambda d: {"min_length": d["min_length"], "max_length": d["max_length"], "charset": d["charset"]},
+    ),
+}  # fmt: skip
+"""Class of a space to its word, the description of one, and the arguments of a class that a description gives."""

@@ -13,13 +13,12 @@ import numpy.typing as npt
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, TENSOR, node, values_of
 from samplebatch.batch.nested.values import missing_value, narrow
-from samplebatch.buffer.dense_store import DenseStore
-from samplebatch.buffer.object_store import ObjectStore
-from samplebatch.buffer.store import Range, Slots, Store
+from samplebatch.buffer.store import DenseStore, ObjectStore, Range, Slots, Store
 from samplebatch.buffer.stores import Stores
 from samplebatch.column import threads
 from samplebatch.column.convert import is_plain
 from samplebatch.column.interface import Column
+from samplebatch.column.varying_rows import VaryingRows
 from samplebatch.errors import ColumnMismatchError, FormatError
 
 Tree = dict[str, Any]
@@ -45,13 +44,6 @@ class Ready(NamedTuple):
 
 class Columns:
     """A tree of stores over the same slots, for `Table` and `FinalObservations`.
-
-    Parameters
-    ----------
-    slots
-        How many slots every store has.
-    stores
-        Makes them.
 
     Examples
     --------
@@ -89,11 +81,6 @@ class Columns:
             Whether the values are those of one row, without the leading axis.
         keep
             Whether new columns may be the very arrays given, where these have as many rows as there are slots.
-
-        Raises
-        ------
-        ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a column cannot take its rows; names it.
         """
         ready = Ready([], [])
         self._fit(self.tree, values_of(given) or _NO_NAMES, n, (single, keep), "", ready)
@@ -148,22 +135,7 @@ class Columns:
     def fit_others(
         self, ready: Ready, slots: npt.NDArray[np.intp], default: float | None
     ) -> list[tuple[Store, npt.NDArray[Any]]]:
-        """Return the rows of all slots for new columns of which only some slots get values.
-
-        Parameters
-        ----------
-        ready, slots
-            The values, and their slots.
-        default
-            The value of all others; None for the missing value of the dtype.
-
-        Raises
-        ------
-        ColumnTypeError
-            If there is no default, and a dtype has no missing value.
-        SampleBatchError
-            If a column cannot hold the default.
-        """
+        """Return the rows of all slots for new columns of which only some slots get values."""
         if default is None and len(np.unique(slots)) == self.slots:
             return []
         new = {id(held) for _, _, held in ready.new}
@@ -242,13 +214,7 @@ class Columns:
         return found
 
     def load_state_dict(self, slots: npt.NDArray[np.intp], found: dict[str, Any]) -> None:
-        """Replace the stores by those of a `state_dict`, with its rows.
-
-        Raises
-        ------
-        FormatError
-            If structure and columns do not fit each other; nothing is changed.
-        """
+        """Replace the stores by those of a `state_dict`, with its rows."""
         columns: list[Column] = found["columns"]
 
         def grow(places: dict[str, Any], prefix: str) -> Tree:
@@ -293,8 +259,8 @@ def _one_row(value: Any) -> Any:
 
 
 def show(value: Any) -> Any:
-    """Turn rows into values of a batch: columns that are no arrays become arrays of objects."""
-    return value.to_numpy() if isinstance(value, Column) else value
+    """Turn rows into values of a batch: columns that are neither arrays nor ragged become arrays of objects."""
+    return value.to_numpy() if isinstance(value, Column) and not isinstance(value, VaryingRows) else value
 
 
 def map_stores(held: Any, function: Callable[[Store], Any]) -> Any:

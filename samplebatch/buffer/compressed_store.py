@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.buffer.dense_store import DenseStore
-from samplebatch.buffer.store import Slots, Store, as_rows, check_dtype
+from samplebatch.buffer.store import DenseStore, Slots, Store, as_rows, check_dtype
 from samplebatch.column import memory
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column
@@ -77,13 +76,7 @@ class CompressedStore(Store):
 
     @classmethod
     def for_rows(cls, name: str, first_rows: Any, slots: int, max_open: int = 8) -> CompressedStore:
-        """Make a store for rows such as these, which are not written. Tensors are kept as arrays.
-
-        Raises
-        ------
-        ColumnTypeError
-            If they are not numbers of one shape; names the column.
-        """
+        """Make a store for rows such as these, which are not written. Tensors are kept as arrays."""
         rows = as_rows(first_rows, name)
         if rows.dtype.kind == "O":
             raise ColumnTypeError(f"column {name!r} must have numbers of one shape to be compressed, got objects")
@@ -93,12 +86,10 @@ class CompressedStore(Store):
 
     @property
     def slots(self) -> int:
-        """How many slots there are."""
         return self._slots
 
     @property
     def values(self) -> CompressedColumn:
-        """The rows of all slots as a compressed column of its own; it shares the sealed chunks."""
         n, size = self._slots, self._chunk
         form = self._form
         if not n or not form.dtype.itemsize * prod(form.row_shape):
@@ -116,20 +107,16 @@ class CompressedStore(Store):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the compressed chunks and of the open ones."""
         sealed = sum(len(block) for block in self._blocks if block is not None)
         return sealed + sum(chunk.rows.nbytes for chunk in self._open.values())
 
     def fit(self, rows: Any, n: int) -> npt.NDArray[Any]:
-        """Check n rows and convert them to the column's dtype; see `Store.fit`."""
         return self._form.fit(rows, n)
 
     def blank(self, n: int) -> npt.NDArray[Any]:
-        """Return n rows of zeros."""
         return self._form.blank(n)
 
     def write(self, slots: Slots, rows: npt.NDArray[Any]) -> None:
-        """Write rows that `fit` returned."""
         if not rows.nbytes:
             return
         if isinstance(slots, int):
@@ -175,7 +162,6 @@ class CompressedStore(Store):
         return CompressedColumn([self._blocks[i]], [n], [0], [0, n], form.dtype, form.row_shape, trusted=True)
 
     def take(self, slots: npt.NDArray[np.intp]) -> Any:
-        """Decompress rows into new memory, each chunk that they lie in once; shape (*slots.shape, ...)."""
         flat = slots.reshape(-1)
         out = memory.empty((len(flat), *self._form.row_shape), self._form.dtype)
         if out.nbytes:
@@ -188,6 +174,9 @@ class CompressedStore(Store):
                     out[places] = rows[flat[places] - i * self._chunk]
         return out.reshape(*slots.shape, *out.shape[1:])
 
+    def gathered_nbytes(self, slots: npt.NDArray[np.intp]) -> int:
+        return self._form.gathered_nbytes(slots)
+
     def _rows_of(self, i: int) -> npt.NDArray[Any]:
         """Return the rows of chunk i, to be read."""
         if i in self._open:
@@ -195,7 +184,6 @@ class CompressedStore(Store):
         return self._blank(i) if self._blocks[i] is None else self._sealed_chunk(i).decompress().values
 
     def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
-        """Return rows as a column: compressed as they are where the slots follow each other in a few runs."""
         cuts = np.flatnonzero(np.diff(slots) != 1) + 1
         if len(slots) and len(cuts) * self._chunk <= len(slots):
             values = self.values
@@ -204,7 +192,6 @@ class CompressedStore(Store):
         return TensorColumn(self.take(slots))
 
     def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
-        """Write the rows of a column that `to_column` made, a part of it at a time."""
         for start in range(0, len(slots), _RESTORED_ROWS):
             part = slots[start : start + _RESTORED_ROWS]
             self.write(part, self.fit(column.slice(start, start + len(part)).to_numpy(), len(part)))

@@ -174,13 +174,7 @@ class EnvSteps:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Make the steps of a `state_dict`.
-
-        Raises
-        ------
-        FormatError
-            If its parts do not fit each other.
-        """
+        """Make the steps of a `state_dict`."""
         made = cls()
         numbers = np.asarray(state["numbers"], np.intp)
         made._numbers.extend(numbers)
@@ -203,13 +197,7 @@ class EnvSteps:
         return np.flatnonzero(self._whole.values)
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """Draw the places of complete steps uniformly with replacement.
-
-        Raises
-        ------
-        EmptyBufferError
-            If there are none.
-        """
+        """Draw the places of complete steps uniformly with replacement."""
         if not self._alive:
             raise EmptyBufferError(
                 "a buffer must have a step of the environment whose rows are all there to draw from, it has none"
@@ -246,11 +234,6 @@ def env_steps_of(parts: dict[PolicyID, SampleBatch], env_steps: int) -> tuple[in
     -------
     tuple
         How many steps there are, and for each policy the step of each row, from 0 on.
-
-    Raises
-    ------
-    SequenceError
-        If it cannot be told which rows belong to the same step.
 
     Examples
     --------

@@ -3,36 +3,134 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.concat import join
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, node
 from samplebatch.batch.sample_batch import SampleBatch, require_flat
 from samplebatch.batch.tree import Structure
-from samplebatch.buffer.ring import Ints
-from samplebatch.buffer.streams import Tail, find_streams, plain_value
+from samplebatch.buffer.ring import Flags, Ints
 from samplebatch.buffer.writing import end_flags
 from samplebatch.errors import ColumnTypeError, RingError, SequenceError
 
 if TYPE_CHECKING:
     from samplebatch.buffer.replay import ReplayBuffer
 
+
+class Tail(NamedTuple):
+    """The newest row of a buffer: its episode, its agent and its time."""
+
+    episode: Any
+    agent: Any
+    t: int
+
+
+class Streams(NamedTuple):
+    """How the rows of a fragment are to be laid out."""
+
+    order: Ints | None
+    """The rows, stream by stream, each in time order; None if they lie so already."""
+    ends: Flags
+    """Whether each row, in that order, is followed by none of its stream."""
+    tail: Tail | None
+    """The last row; None if no row can be told to follow it."""
+    goes_on: bool
+    """Whether the first row follows the newest one of before."""
+
+
+def find_streams(
+    n: int,
+    episode: npt.NDArray[Any] | None,
+    agent: npt.NDArray[Any] | None,
+    t: npt.NDArray[Any] | None,
+    before: Tail | None = None,
+) -> Streams:
+    """Find the order and the ends of the streams of n rows.
+
+    Parameters
+    ----------
+    episode, agent
+        Ids, shape (n,). Without those of episodes, all rows are one stream; without those of agents, those of an
+        episode are.
+    t
+        Times, shape (n,): rows of a stream follow each other only if they are one apart. None: they do as they come.
+    before
+        The newest row that there was before.
+
+    Examples
+    --------
+    >>> find_streams(4, np.array([7, 8, 7, 8]), None, np.array([0, 4, 1, 6]), Tail(8, None, 3))
+    Streams(order=array([1, 3, 0, 2]), ends=array([ True,  True, False,  True]), tail=Tail(episode=7, agent=None, t=1),
+        goes_on=True)
+    """
+    if episode is None or not n:
+        return Streams(None, np.arange(n) == n - 1, None, False)
+    first, of = _number_ids(episode)
+    if agent is not None:
+        _, number = _number_ids(agent)
+        first, of = _number_ids(of * (int(number.max()) + 1) + number)
+    continued = _find_continued(first, episode, agent, t, before)
+    keys = first.copy()
+    if continued is not None:
+        # The stream that goes on comes first, the others as they begin.
+        keys[continued] = -1
+    rank = keys[of]
+    order: Ints | None = None
+    time = np.zeros(n, np.intp) if t is None else t
+    steady = (rank[1:] > rank[:-1]) | ((rank[1:] == rank[:-1]) & (time[1:] >= time[:-1]))
+    if not steady.all():
+        order = np.lexsort((time, rank)) if t is not None else np.argsort(rank, kind="stable")
+        rank, time = rank[order], time[order]
+    ends = np.ones(n, np.bool_)
+    ends[:-1] = rank[1:] != rank[:-1]
+    if t is not None:
+        ends[:-1] |= time[1:] != time[:-1] + 1
+    if t is None:
+        return Streams(order, ends, None, False)
+    leading, last = (0, n - 1) if order is None else (int(order[0]), int(order[-1]))
+    begin, tail = (
+        Tail(plain_value(episode[row]), None if agent is None else plain_value(agent[row]), int(t[row]))
+        for row in (leading, last)
+    )
+    goes_on = before is not None and begin == before._replace(t=before.t + 1)
+    return Streams(order, ends, tail, goes_on)
+
+
+def _number_ids(ids: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+    """Return where each id stands first, and the number of each row's id."""
+    if len(ids) and (ids == ids[0]).all():
+        return np.zeros(1, np.intp), np.zeros(len(ids), np.intp)
+    _, first, number = np.unique(ids, return_index=True, return_inverse=True)
+    return first, number.reshape(-1)
+
+
+def _find_continued(first: Ints, episode: Any, agent: Any, t: Any, before: Tail | None) -> int | None:
+    """Find the stream that continues the newest row of before."""
+    if before is None or t is None:
+        return None
+    same = episode[first] == before.episode
+    if agent is not None:
+        same = same & (agent[first] == before.agent)
+    found = np.flatnonzero(same)
+    return int(found[0]) if len(found) else None
+
+
+def plain_value(value: Any) -> Any:
+    """Return the plain value of one element of a column."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 _STREAM = (names.EPS_ID, names.AGENT_INDEX, names.T)
 
 
 def as_flat(batch: Any) -> SampleBatch[Any]:
-    """Return steps as a flat batch under RLlib's names: of one of ours, of RLlib, a mapping, or an Arrow table.
-
-    Raises
-    ------
-    ColumnTypeError
-        If it is nothing of that kind.
-    """
+    """Return steps as a flat batch under RLlib's names: of one of ours, of RLlib, a mapping, or an Arrow table."""
     if isinstance(batch, SampleBatch):
         return batch
     if hasattr(batch, "zero_padded"):
@@ -53,20 +151,8 @@ def is_dataset(source: Any) -> bool:
     return hasattr(type(source), "iter_episodes")
 
 
-def flatten_rows(batch: Batch, words: Literal["kept", "rllib"] = "kept") -> SampleBatch:
+def flatten_rows(batch: Batch, convention: Literal["rllib"] | None = None) -> SampleBatch:
     """Flatten a nested batch, and keep names without values, as buffers do.
-
-    Parameters
-    ----------
-    batch
-        The nested batch.
-    words
-        Whose names the columns get, as `Batch.as_sample_batch` takes them.
-
-    Raises
-    ------
-    SampleBatchError
-        As `Batch.as_sample_batch` does.
 
     Examples
     --------
@@ -79,9 +165,9 @@ def flatten_rows(batch: Batch, words: Literal["kept", "rllib"] = "kept") -> Samp
         info: Batch(),
     )
     """
-    rows = batch.as_sample_batch(words)
+    rows = batch.as_sample_batch(convention)
     nested = {
-        names.TO_FLAT.get(name, name) if words == "rllib" else name: _structure_of(value)
+        names.TO_FLAT.get(name, name) if convention == "rllib" else name: _structure_of(value)
         for name, value in batch.__dict__.items()
         if KINDS[type(value)] == NODE
     }
@@ -99,20 +185,10 @@ def _structure_of(batch: Batch) -> dict[str, Structure]:
     }
 
 
-def steps_of(batch: Any) -> tuple[dict[str, Any], int]:
-    """Return the columns of a batch under the names of buffers, and the number of rows.
+def steps_of(batch: Any) -> tuple[dict[str, Any], int, ActionUnit | None]:
+    """Return the columns of a batch under the names of buffers, the number of rows, and the unit of the actions.
 
     The rows of several policies come one policy after the other.
-
-    Raises
-    ------
-    ColumnMismatchError
-        If several policies differ in their columns.
-    ColumnTypeError
-        If it is no batch, or a column is compressed; if ids of episodes or agents are not one a row and cannot be
-        sorted, or times are no numbers; names the column.
-    SequenceError
-        If rows come as sequences.
     """
     if hasattr(batch, "policy_batches"):
         flat = join([as_flat(part) for part in batch.policy_batches.values()])
@@ -122,7 +198,7 @@ def steps_of(batch: Any) -> tuple[dict[str, Any], int]:
         raise SequenceError("rows must be plain steps to go into a buffer, they come as sequences; unpad them first")
     held = dict(flat.as_batch("tianshou").__dict__)
     _check_ids(held, flat.count)
-    return held, flat.count
+    return held, flat.count, flat.action_unit
 
 
 def _check_ids(held: Mapping[str, Any], count: int) -> None:
@@ -137,13 +213,7 @@ def _check_ids(held: Mapping[str, Any], count: int) -> None:
 
 
 def row_ids(held: Mapping[str, Any], name: str, count: int) -> npt.NDArray[Any]:
-    """Return the ids of n rows that a column holds, shape (n,): numbers, strings, or objects of one kind.
-
-    Raises
-    ------
-    ColumnTypeError
-        If they are not one a row, or cannot be sorted.
-    """
+    """Return the ids of n rows that a column holds, shape (n,): numbers, strings, or objects of one kind."""
     ids = np.asarray(held[name])
     if ids.shape != (count,) or (ids.dtype.kind == "O" and not _can_sort(ids)):
         raise ColumnTypeError(f"column {name!r} must be of ids that can be sorted, one a row, got {_form(ids)}")
@@ -163,13 +233,7 @@ def _form(values: npt.NDArray[Any]) -> str:
 
 
 def env_ids(held: Mapping[str, Any], count: int) -> Ints | None:
-    """Return the ids of the environments of n rows, shape (n,), by which rings are found; None if there are none.
-
-    Raises
-    ------
-    ColumnTypeError
-        If they are no whole numbers, one a row.
-    """
+    """Return the ids of the environments of n rows, shape (n,), by which rings are found; None if there are none."""
     if names.ENV_ID not in held:
         return None
     ids: Ints = np.asarray(held[names.ENV_ID])
@@ -231,15 +295,7 @@ def _count_rings(buffer: ReplayBuffer) -> tuple[int, int]:
 
 
 def _rings_of(buffer: ReplayBuffer, held: Mapping[str, Any], count: int) -> npt.NDArray[np.intp]:
-    """Find the ring of each row, shape (n,): by environment, else whole episodes in turn.
-
-    Raises
-    ------
-    RingError
-        If there are several rings and rows tell neither, or an environment has none.
-    ColumnTypeError
-        As `env_ids` does.
-    """
+    """Find the ring of each row, shape (n,): by environment, else whole episodes in turn."""
     number, _ = _count_rings(buffer)
     if number == 1:
         return np.zeros(count, np.intp)

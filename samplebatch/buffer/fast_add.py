@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samplebatch.batch.nested.node import KINDS, NODE
-from samplebatch.buffer.dense_store import DenseStore
 from samplebatch.buffer.final_observations import FinalObservations
-from samplebatch.buffer.object_store import ObjectStore
 from samplebatch.buffer.ring import Added
-from samplebatch.buffer.store import Store
+from samplebatch.buffer.store import DenseStore, ObjectStore, Store
 from samplebatch.buffer.stores import OBSERVATIONS
 
 if TYPE_CHECKING:
@@ -138,17 +136,7 @@ class _Text:
 
 
 def compile_fast_add(table: Table, held: dict[str, Any], n: int | None) -> FastAdd | None:
-    """Compile a fast `add` for batches like one that has just been added; None if they need the general one.
-
-    Parameters
-    ----------
-    table
-        The table it was added to.
-    held
-        Its values by name.
-    n
-        Its rows, one for each ring; None for a single row without a leading axis.
-    """
+    """Compile a fast `add` for batches like one that has just been added; None if they need the general one."""
     tree, finals, rings = table.columns.tree, table.finals, table.rings
     names = set(held)
     given_next = finals is None or "obs_next" in names

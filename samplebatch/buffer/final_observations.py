@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.nested.node import KINDS, NODE
+from samplebatch.batch.nested.node import KINDS, NODE, RAGGED
 from samplebatch.buffer.columns import Columns, Ready, leaves_of, take_rows
 from samplebatch.buffer.store import Slots
 from samplebatch.buffer.stores import Stores
@@ -35,17 +35,6 @@ class FinalObservations:
     Row k is overwritten by every step of ring k; at a truncation it is copied to a row of its own, which is free
     again when the truncated step is written over. A row belongs to the slot that its `owner` says, if that slot's
     step is still the one.
-
-    Parameters
-    ----------
-    rings
-        How many rings there are.
-    slots
-        Slots of the buffer.
-    stores
-        Makes the stores.
-    moved
-        Called when the columns are others than before.
     """
 
     __slots__ = ("_moved", "_row_of", "_spare", "columns", "kept", "owners", "rings", "slots")
@@ -104,17 +93,7 @@ class FinalObservations:
         self._lay_out(columns, self.owners)
 
     def write(self, ready: Ready, rings: Slots, slots: Ints, cut: npt.NDArray[np.bool_]) -> None:
-        """Write next observations that `fit` returned.
-
-        Parameters
-        ----------
-        rings
-            The rings of the steps.
-        slots
-            The slots that the steps go to, shape (n,).
-        cut
-            Whether each is a truncation, shape (n,).
-        """
+        """Write next observations that `fit` returned."""
         self.columns.write(ready, rings)
         self.owners[rings] = slots + 1
         if _count(cut):
@@ -203,16 +182,14 @@ class FinalObservations:
 
 
 def patch(values: Any, where: Any, finals: Any) -> Any:
-    """Put final observations into rows of observations that have just been gathered, nested alike.
-
-    Parameters
-    ----------
-    where
-        An index of NumPy's into the leading axes.
-    """
+    """Put final observations into rows of observations that have just been gathered, nested alike."""
     if KINDS[type(values)] == NODE:
         for name, inner in values.__dict__.items():
             values.__dict__[name] = patch(inner, where, finals.__dict__[name])
         return values
+    if KINDS[type(values)] == RAGGED:
+        return values.replace(where[0], finals, NAME)
+    if KINDS[type(finals)] == RAGGED:
+        finals = finals.to_numpy()
     values[where] = finals
     return values

@@ -10,13 +10,13 @@ from samplebatch.arguments import fraction, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.buffer.columns import copy_rows, leaves_of, take_rows
-from samplebatch.buffer.dense_store import DenseStore
+from samplebatch.buffer.compressed_store import CompressedStore
 from samplebatch.buffer.final_observations import patch
 from samplebatch.buffer.ring import Flags, Ints
-from samplebatch.buffer.store import Range
+from samplebatch.buffer.store import DenseStore, Range
 from samplebatch.buffer.table import Table
 from samplebatch.column import threads
-from samplebatch.errors import ColumnNotFoundError, near_names, no_such_column
+from samplebatch.errors import CapacityError, ColumnNotFoundError, near_names, no_such_column
 from samplebatch.returns.arrays import nstep_of_rings
 
 ORDER: Final = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next", "info", "policy")
@@ -33,16 +33,13 @@ def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
 
     With `stack` above 1, observations, info and policy have shape (..., stack): the newest steps of the episode, oldest
     first.
-
-    Raises
-    ------
-    ColumnNotFoundError
-        If nothing has been added yet.
     """
     tree = table.columns.tree
     if "obs" not in tree:
         raise nothing_added()
     around = (slots, None, None) if stack == 1 and table.keeps_next else _around(table, slots, stack)
+    if table.max_gather_nbytes is not None:
+        _check_gather(table, slots, around)
     held: dict[str, Any] = {}
     for name in ORDER:
         column = tree.get(name)
@@ -59,6 +56,36 @@ def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
             if name not in held:
                 held[name] = take_rows(column, slots)
     return held
+
+
+def _check_gather(table: Table, slots: Ints, around: Around) -> None:
+    """Check the bytes of rows before they are gathered."""
+    tree = table.columns.tree
+    total = sum(gathered_nbytes(column, around[0] if name in STACKED else slots) for name, column in tree.items())
+    if not table.keeps_next:
+        total += gathered_nbytes(tree["obs"], around[1])
+    check_gathered_nbytes(table, total)
+
+
+def gathered_nbytes(held: Any, slots: Ints) -> int:
+    """Count the bytes of the rows of slots of a column, nested or not."""
+    return sum([store.gathered_nbytes(slots) for _, store in leaves_of(held)])
+
+
+def check_gathered_nbytes(table: Table, nbytes: int) -> None:
+    """Raise CapacityError if so many bytes may not be gathered at once."""
+    most = table.max_gather_nbytes
+    if most is not None and nbytes > most:
+        raise CapacityError(f"a sample must have at most {most} bytes, this one has {nbytes}")
+
+
+def check_gathered_rows(table: Table, rows: int) -> None:
+    """Raise CapacityError if so many rows have too many bytes, whatever those of columns whose rows vary."""
+    if table.max_gather_nbytes is not None:
+        stores = [store for _, store in leaves_of(table.columns.tree)]
+        one = np.zeros(1, np.intp)
+        fixed = sum(store.gathered_nbytes(one) for store in stores if isinstance(store, DenseStore | CompressedStore))
+        check_gathered_nbytes(table, rows * max(fixed, 1))
 
 
 def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
@@ -101,19 +128,18 @@ def slots_in(ranges: list[Range]) -> Ints:
 
 
 def column_at(table: Table, name: str, slots: Ints, stack: int) -> Any:
-    """Gather one column, nested or not, of shape (..., stack) for slots of shape (...) if `stack` is above 1.
-
-    Raises
-    ------
-    ColumnNotFoundError
-        If there is none of that name.
-    """
+    """Gather one column, nested or not, of shape (..., stack) for slots of shape (...) if `stack` is above 1."""
     tree = table.columns.tree
     if name == "obs_next" and not table.keeps_next and "obs" in tree:
+        if table.max_gather_nbytes is not None:
+            check_gathered_nbytes(table, gathered_nbytes(tree["obs"], slots) * stack)
         return next_observations(table, slots, _around(table, slots, stack))
     if name not in tree:
         raise ColumnNotFoundError(f"no column {name!r}; {near_names(name, tree)}")
-    return take_rows(tree[name], table.rings.frames(slots, stack, table.done) if stack > 1 else slots)
+    frames = table.rings.frames(slots, stack, table.done) if stack > 1 else slots
+    if table.max_gather_nbytes is not None:
+        check_gathered_nbytes(table, gathered_nbytes(tree[name], frames))
+    return take_rows(tree[name], frames)
 
 
 Around = tuple[Ints, Any, Any]
@@ -126,8 +152,7 @@ def _around(table: Table, slots: Ints, stack: int) -> Around:
     if stack == 1:
         if table.keeps_next:
             return slots, None, None
-        after = rings.next_of_one(slots, done)
-        after = rings.next(slots, done) if after is None else after
+        after = rings.next(slots, done)
         return slots, after, after == slots
     if table.keeps_next:
         return rings.frames(slots, stack, done), None, None
@@ -190,13 +215,7 @@ def nothing_added() -> ColumnNotFoundError:
 
 
 def show_slots(table: Table, name: str, start: int, stop: int) -> Any:
-    """Return the rows of a range of slots as a buffer's attribute: the memory itself where possible.
-
-    Raises
-    ------
-    KeyError
-        If there is no column of that name.
-    """
+    """Return the rows of a range of slots as a buffer's attribute: the memory itself where possible."""
     return _show(table.columns.tree[name], start, stop)
 
 
@@ -214,15 +233,7 @@ def nbytes_of(table: Table) -> int:
 
 
 def check_window(table: Table, n_step: int | None, gamma: float) -> None:
-    """Check, before anything is drawn, that rows can stand for several steps; `n_step` is None for one.
-
-    Raises
-    ------
-    ArgumentError
-        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
-    ColumnNotFoundError
-        If there are rows, and no next observations.
-    """
+    """Check, before anything is drawn, that rows can stand for several steps; `n_step` is None for one."""
     fraction("gamma", gamma)
     if n_step is not None:
         whole("n_step", n_step, 1)
@@ -236,27 +247,11 @@ def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: i
 
     A window ends early with its episode, however that ended, and with the newest step of the ring.
 
-    Parameters
-    ----------
-    table, slots
-        The rows, shape (n,).
-    n_step
-        The most steps of a window.
-    gamma
-        The discount of a step.
-    stack
-        How many steps to stack where observations are read.
-
     Returns
     -------
     dict
         `returns`, the discounted sum of the rewards, of their shape; `discount`, gamma to the number of steps, 0 where
         the last one is terminated, shape (n,); for windows of several steps `obs_next`, the observation after the last.
-
-    Raises
-    ------
-    ArgumentError
-        As `check_window` does.
     """
     rings, tree = table.rings, table.columns.tree
     if n_step == 1:

@@ -8,22 +8,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch.arguments import fraction, positive, whole
+from samplebatch.batch.delivery import array_of
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, TENSOR, values_of
-from samplebatch.batch.nested.tensors import array_of
 from samplebatch.buffer.columns import take_rows
-from samplebatch.buffer.episodes import shift_slots, steps_after
 from samplebatch.buffer.gather import check_window, final_rows
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.sampling import Sample
+from samplebatch.buffer.sequences import shift_slots, steps_after
 from samplebatch.buffer.table import Table
 from samplebatch.buffer.vector import ReplayBufferManager
+from samplebatch.buffer.views import slots_of
 from samplebatch.column.casting import cast_exactly
 from samplebatch.errors import (
     ArgumentError,
@@ -33,12 +35,6 @@ from samplebatch.errors import (
     FormatError,
     near_names,
 )
-
-if TYPE_CHECKING:
-    _Base = ReplayBuffer
-else:
-    # At run time no base, so that no buffer derives from another along two ways.
-    _Base = object
 
 RewardFunction = Callable[[Any, Any], Any]
 """From achieved and desired goals, both of shape (n, ...), to rewards of shape (n,)."""
@@ -163,10 +159,68 @@ def _rewards(
     return found
 
 
-class HindsightMixin(_Base):
-    """The goals of steps and their exchange, for hindsight buffers of one ring and of several."""
+class HERReplayBuffer(ReplayBuffer):
+    """A replay buffer of one environment with goals, with hindsight relabelling of sampled steps.
+
+    Observations are dicts of `observation`, `achieved_goal` and `desired_goal`. `sample` relabels the rows that it
+    draws, and with `n_step` all rewards that a row stands for are those of its new goal; `buf[indices]` has the rows as
+    they were added.
+
+    Parameters
+    ----------
+    size
+        How many steps to keep.
+    compute_reward_fn
+        Makes rewards, shape (n,), of the achieved and the desired goals of n steps, both of shape (n, ...).
+    horizon
+        The most steps of an episode, and of how many the goals are to be looked for from a step on.
+    future_k
+        One in `future_k` steps keeps its goal, on average.
+    storage
+        Must be None: the function cannot be kept in a folder.
+    **kwargs
+        As for `ReplayBuffer`.
+
+    Raises
+    ------
+    StorageError
+        If a folder is given.
+    ArgumentError
+        If `horizon` is no whole number from 1 on, or `future_k` is less than 1.
+
+    Examples
+    --------
+    >>> def reached(achieved, desired):
+    ...     return (achieved == desired).all(-1).astype(float)
+    >>> buf = HERReplayBuffer(8, reached, horizon=4, future_k=4.0)
+    >>> def at(n):
+    ...     return {"observation": n, "achieved_goal": np.array([n]), "desired_goal": np.array([100])}
+    >>> for n in range(4):
+    ...     added = buf.add(
+    ...         Batch(obs=at(n), act=0, rew=0.0, terminated=False, truncated=n == 3, obs_next=at(n + 1))
+    ...     )
+    >>> batch, indices = buf.sample(1000)
+    >>> np.unique(batch.obs.desired_goal).tolist(), np.unique(buf[indices].obs.desired_goal).tolist()
+    ([1, 2, 3, 4, 100], [100])
+    >>> bool((batch.rew == (batch.obs_next.achieved_goal == batch.obs_next.desired_goal)[:, 0]).all())
+    True
+    """
 
     compute_reward_fn: RewardFunction
+
+    def __init__(
+        self,
+        size: int,
+        compute_reward_fn: RewardFunction,
+        horizon: int,
+        future_k: float = 8.0,
+        *,
+        storage: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(size, **kwargs)
+        self._set_up_goals(compute_reward_fn, horizon, future_k)
+        self._keep_in(storage)
 
     def _set_up_goals(self, compute_reward_fn: RewardFunction, horizon: int, future_k: float) -> None:
         """Set the reward function and the parameters of relabelling."""
@@ -218,7 +272,7 @@ class HindsightMixin(_Base):
         chance = fraction("future_p", value)
         self.__dict__.update(future_p=chance, future_k=inf if chance == 1 else 1 / (1 - chance))
 
-    def _sample(self, batch_size: int | None, n_step: int | None, gamma: float) -> tuple[Batch, Ints]:
+    def _sample(self, batch_size: int | None, n_step: int | None, gamma: float) -> Sample[Batch, Ints]:
         """Draw rows, and relabel them; see `ReplayBuffer.sample` and `rewrite_transitions`.
 
         With `n_step`, the rewards of all steps that a row stands for are those of its new goal.
@@ -228,7 +282,7 @@ class HindsightMixin(_Base):
             self._check_goals()
             slots = self._draw(batch_size)
             rows = self._relabel_rows(slots, n_step, gamma)
-        return rows, slots - self._start if self._start else slots
+        return Sample(rows, slots - self._start if self._start else slots)
 
     def _check_goals(self) -> None:
         """Raise ColumnNotFoundError if there are observations, and they have no goals."""
@@ -262,7 +316,7 @@ class HindsightMixin(_Base):
             If an index lies outside.
         """
         with self._table.lock:
-            return self._relabel_rows(self._slots(indices).reshape(-1))
+            return self._relabel_rows(slots_of(self, indices).reshape(-1))
 
     def _relabel_rows(self, slots: Ints, n_step: int | None = None, gamma: float = 0.99) -> Batch:
         table, rng = self._table, self._rng
@@ -280,69 +334,7 @@ class HindsightMixin(_Base):
         """Do nothing: sampling has changed nothing that would have to be restored."""
 
 
-class HERReplayBuffer(HindsightMixin, ReplayBuffer):
-    """A replay buffer of one environment with goals, with hindsight relabelling of sampled steps.
-
-    Observations are dicts of `observation`, `achieved_goal` and `desired_goal`. `sample` relabels the rows that it
-    draws, and with `n_step` all rewards that a row stands for are those of its new goal; `buf[indices]` has the rows as
-    they were added.
-
-    Parameters
-    ----------
-    size
-        How many steps to keep.
-    compute_reward_fn
-        Makes rewards, shape (n,), of the achieved and the desired goals of n steps, both of shape (n, ...).
-    horizon
-        The most steps of an episode, and of how many the goals are to be looked for from a step on.
-    future_k
-        One in `future_k` steps keeps its goal, on average.
-    storage
-        Must be None: the function cannot be kept in a folder.
-    **kwargs
-        As for `ReplayBuffer`.
-
-    Raises
-    ------
-    StorageError
-        If a folder is given.
-    ArgumentError
-        If `horizon` is no whole number from 1 on, or `future_k` is less than 1.
-
-    Examples
-    --------
-    >>> def reached(achieved, desired):
-    ...     return (achieved == desired).all(-1).astype(float)
-    >>> buf = HERReplayBuffer(8, reached, horizon=4, future_k=4.0)
-    >>> def at(n):
-    ...     return {"observation": n, "achieved_goal": np.array([n]), "desired_goal": np.array([100])}
-    >>> for n in range(4):
-    ...     added = buf.add(
-    ...         Batch(obs=at(n), act=0, rew=0.0, terminated=False, truncated=n == 3, obs_next=at(n + 1))
-    ...     )
-    >>> batch, indices = buf.sample(1000)
-    >>> np.unique(batch.obs.desired_goal).tolist(), np.unique(buf[indices].obs.desired_goal).tolist()
-    ([1, 2, 3, 4, 100], [100])
-    >>> bool((batch.rew == (batch.obs_next.achieved_goal == batch.obs_next.desired_goal)[:, 0]).all())
-    True
-    """
-
-    def __init__(
-        self,
-        size: int,
-        compute_reward_fn: RewardFunction,
-        horizon: int,
-        future_k: float = 8.0,
-        *,
-        storage: str | os.PathLike[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(size, **kwargs)
-        self._set_up_goals(compute_reward_fn, horizon, future_k)
-        self._keep_in(storage)
-
-
-class HERReplayBufferManager(HindsightMixin, ReplayBufferManager):
+class HERReplayBufferManager(HERReplayBuffer, ReplayBufferManager):
     """Several hindsight buffers as one.
 
     Parameters
@@ -366,7 +358,7 @@ class HERReplayBufferManager(HindsightMixin, ReplayBufferManager):
             for name in ("horizon", "future_p", "compute_reward_fn"):
                 if getattr(buffer, name) != getattr(buffers[0], name):
                     raise ColumnMismatchError(f"the parts of a buffer must have the same {name!r}, they differ")
-        super().__init__(buffers)
+        ReplayBufferManager.__init__(self, buffers)
         self._take_goals(buffers[0])
 
     def _part(self, ring: int) -> ReplayBuffer:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
-from html import escape
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -12,34 +13,139 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.arguments import whole
+from samplebatch.batch.action_unit import ActionUnit, common_unit
 from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.batch.saved import Saved
 from samplebatch.buffer.env_steps import EnvSteps, env_steps_of
-from samplebatch.buffer.extending import as_flat, is_dataset
-from samplebatch.buffer.fragments import FRAGMENT_END, Form, Fragment, prepare_fragment, rows_as_added
+from samplebatch.buffer.extending import Streams, Tail, as_flat, find_streams, is_dataset
 from samplebatch.buffer.gather import check_window
-from samplebatch.buffer.locks import new_lock
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
-from samplebatch.buffer.streams import Tail
+from samplebatch.buffer.sampling import Sample, convert_sample
+from samplebatch.buffer.table import new_lock
+from samplebatch.buffer.writing import end_flags
 from samplebatch.errors import (
+    ColumnMismatchError,
+    ColumnNotFoundError,
     ColumnTypeError,
     EmptyBufferError,
     PolicyNotFoundError,
+    SequenceError,
     StorageError,
     near_names,
 )
-from samplebatch.names import PolicyID
+from samplebatch.names import PolicyID, for_html, for_terminal
 
 if TYPE_CHECKING:
-    from samplebatch.batch.delivery import Device
-    from samplebatch.batch.targets import Floats
+    from samplebatch.batch.delivery import Device, Floats
 
 
-class MultiAgentReplayBuffer(Saved):
+FRAGMENT_END: Final = "fragment_end"
+"""The column that tells the steps that count as truncated because a fragment ended with them."""
+
+_FLAGS: Final = {names.TERMINATEDS: "terminated", names.TRUNCATEDS: "truncated", names.DONES: "done"}
+
+
+class Form(NamedTuple):
+    """The flags and the dtype of rewards of a policy's batches, which its buffer does not keep."""
+
+    flags: frozenset[str]
+    """Which flags they have."""
+    rewards: np.dtype[Any]
+    """The dtype of their rewards, or the one that the buffer was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Rows of one policy, ready for its buffer."""
+
+    buffer: ReplayBuffer
+    rows: dict[str, Any]
+    """The last rows, as many as there are slots."""
+    count: int
+    """How many rows there were."""
+    streams: Streams
+    form: Form
+    action_unit: ActionUnit | None
+
+
+def prepare_fragment(
+    policy: PolicyID, part: SampleBatch, buffer: ReplayBuffer, tail: Tail | None, form: Form | None
+) -> Fragment:
+    """Lay out the rows of a policy stream by stream, and check that a buffer can take them; nothing is changed.
+
+    Parameters
+    ----------
+    policy
+        The policy id, for errors.
+    part
+        The rows, one at least.
+    buffer
+        Where they are to go.
+    tail
+        The newest row of the buffer, if another could follow it.
+    form
+        That of the batches before, if there were any.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If a column is missing that rows must have; names policy and column.
+    SampleBatchError
+        If the rows are sequences, or a column cannot take its rows; names it.
+    """
+    held = set(part.column_names)
+    if names.SEQ_LENS in held:
+        raise SequenceError(f"rows of policy {policy!r} must be plain steps, they come as sequences; unpad them first")
+    if FRAGMENT_END in held:
+        raise ColumnMismatchError(f"rows of policy {policy!r} have a column {FRAGMENT_END!r} of their own; rename it")
+    for name in (names.OBS, names.ACTIONS, names.REWARDS):
+        if name not in part:
+            raise ColumnNotFoundError(f"policy {policy!r} must have column {name!r}; {near_names(name, held)}")
+    flags = frozenset(_FLAGS) & held
+    if not flags & {names.TERMINATEDS, names.DONES}:
+        raise ColumnNotFoundError(
+            f"policy {policy!r} must have column {names.TERMINATEDS!r}; {near_names(names.TERMINATEDS, held)}"
+        )
+    episode, agent, t = (
+        np.asarray(part[name]) if name in held else None for name in (names.EPS_ID, names.AGENT_INDEX, names.T)
+    )
+    streams = find_streams(part.count, episode, agent, t, tail)
+    if streams.order is not None:
+        part = part.take(streams.order)
+    count, kept = part.count, min(part.count, buffer.maxsize)
+    part, ends = part.slice(count - kept, count), streams.ends[count - kept :]
+    rows = dict(part.as_batch(convention="tianshou").__dict__)
+    terminated, truncated = end_flags(rows, kept)
+    rows.pop("done", None)
+    cut = ends & ~(terminated | truncated)
+    rows |= {"terminated": terminated, "truncated": truncated | cut, FRAGMENT_END: cut}
+    buffer._table.check(rows, kept)
+    unit = common_unit([buffer.action_unit if len(buffer) else None, part.action_unit])
+    asked = buffer.options.get("reward_dtype")
+    known = form or Form(frozenset(), np.dtype(asked) if asked else np.asarray(part[names.REWARDS]).dtype)
+    return Fragment(buffer, rows, count, streams, Form(known.flags | flags, known.rewards), unit)
+
+
+def rows_as_added(held: dict[str, Any], form: Form, action_unit: ActionUnit | None) -> SampleBatch:
+    """Turn rows of a buffer into a batch with the columns that were added, under RLlib's names."""
+    rows = dict(held)
+    rows["truncated"] = rows["truncated"] & ~rows.pop(FRAGMENT_END)
+    rows["done"] = rows["terminated"] | rows["truncated"]
+    for flat, nested in _FLAGS.items():
+        if flat not in form.flags:
+            del rows[nested]
+    rows["rew"] = rows["rew"].astype(form.rewards, copy=False)
+    batch = node(Batch, rows).as_sample_batch("rllib")
+    batch.action_unit = action_unit
+    return batch
+
+
+class MultiAgentReplayBuffer:
     """A replay buffer of several agents, with a `ReplayBuffer` for each policy: takes and samples `MultiAgentBatch`es.
 
     Rows of one agent in one episode are kept together, in time order, as n-step targets, stacked frames and sequences
@@ -56,7 +162,7 @@ class MultiAgentReplayBuffer(Saved):
         policy by itself. Such a step can be drawn as long as all of its rows are there.
     kind
         The class of the buffers, such as `PrioritizedReplayBuffer`.
-    random_seed
+    seed
         Seed of all draws.
     **options
         Further arguments of the buffers. `compress` and `ragged` name columns as batches do, each a column of some
@@ -83,7 +189,7 @@ class MultiAgentReplayBuffer(Saved):
     >>> def rows(n):
     ...     return SampleBatch(obs=np.arange(n), actions=np.zeros(n), rewards=np.ones(n), terminateds=np.zeros(n, bool))
     >>> buf.add(MultiAgentBatch({"walker": rows(6), "guard": rows(3)}, env_steps=6))
-    >>> batch = buf.sample(4)
+    >>> batch, indices = buf.sample(4)
     >>> {policy: part["obs"].shape for policy, part in batch.items()}, batch.env_steps()
     ({'walker': (4,), 'guard': (4,)}, 4)
     >>> len(buf), len(buf.buffers["guard"])
@@ -98,9 +204,11 @@ class MultiAgentReplayBuffer(Saved):
         *,
         lockstep: bool = False,
         kind: type[ReplayBuffer] = ReplayBuffer,
-        random_seed: int = 42,
+        seed: int = 42,
         **options: Any,
     ) -> None:
+        if "random_seed" in options:
+            raise TypeError("MultiAgentReplayBuffer has no argument 'random_seed'; did you mean 'seed'?")
         if options.get("storage") is not None:
             raise StorageError("the buffers of several policies cannot share a folder; leave out 'storage'")
         self.buffers: dict[PolicyID, ReplayBuffer] = {}
@@ -108,8 +216,8 @@ class MultiAgentReplayBuffer(Saved):
         self._size = dict(size) if isinstance(size, Mapping) else size
         self._kind = kind
         self._options = options | {name: _as_stored(options[name]) for name in _NAMING if name in options}
-        self._seed = random_seed
-        self._rng = np.random.default_rng(random_seed)
+        self._seed = seed
+        self._rng = np.random.default_rng(seed)
         self._forms: dict[PolicyID, Form] = {}
         self._tails: dict[PolicyID, Tail] = {}
         self._steps = EnvSteps()
@@ -123,15 +231,19 @@ class MultiAgentReplayBuffer(Saved):
 
     def __repr__(self) -> str:
         with self._lock:
-            held = ", ".join(f"{policy}: {len(buffer)}/{buffer.maxsize}" for policy, buffer in self.buffers.items())
+            held = ", ".join(
+                f"{for_terminal(policy)}: {len(buffer)}/{buffer.maxsize}" for policy, buffer in self.buffers.items()
+            )
         return f"{type(self).__name__}({held})"
 
     def __str__(self) -> str:
-        return "\n".join([repr(self), *(f"policy {policy!r}, {buffer}" for policy, buffer in self.buffers.items())])
+        return "\n".join(
+            [repr(self), *(f"policy {for_terminal(repr(policy))}, {buffer}" for policy, buffer in self.buffers.items())]
+        )
 
     def _repr_html_(self) -> str:
-        parts = [f"<p>policy {escape(repr(policy))}</p>{b._repr_html_()}" for policy, b in self.buffers.items()]
-        return f"<p>{escape(repr(self))}</p>" + "".join(parts)
+        parts = [f"<p>policy {for_html(repr(policy))}</p>{b._repr_html_()}" for policy, b in self.buffers.items()]
+        return f"<p>{for_html(repr(self), 1000)}</p>" + "".join(parts)
 
     def __contains__(self, policy: object) -> bool:
         return policy in self.buffers
@@ -213,7 +325,7 @@ class MultiAgentReplayBuffer(Saved):
         """Add rows that are ready; return the slots that they went to."""
         buffer, streams = fragment.buffer, fragment.streams
         self.buffers[policy] = buffer
-        self._forms[policy] = fragment.form
+        self._forms[policy], buffer.action_unit = fragment.form, fragment.action_unit
         if streams.goes_on:
             newest = buffer.last_index
             for name in ("truncated", FRAGMENT_END):
@@ -243,36 +355,27 @@ class MultiAgentReplayBuffer(Saved):
             self._tails.clear()
             self._steps = EnvSteps()
 
-    def extend(self, batch: Any) -> None:
+    def extend(self, batch: Any) -> int:
         """Add a batch of several policies, or steps of the default one: all that `ReplayBuffer.extend` takes.
+
+        The batches of a `Dataset` go in as they were appended. Returns the steps of all agents that were added.
 
         Raises
         ------
         ColumnTypeError
             If it is no batch and no mapping of columns.
         SampleBatchError
-            As `add` does.
+            As `add` and `Dataset.fragments` do.
         """
         if is_dataset(batch):
-            self.add_from(batch)
-        elif hasattr(batch, "policy_batches"):
-            self.add(MultiAgentBatch({name: as_flat(part) for name, part in batch.policy_batches.items()}, batch.count))
+            return sum(map(self.extend, batch.fragments()))
+        if hasattr(batch, "policy_batches"):
+            parts = {name: as_flat(part) for name, part in batch.policy_batches.items()}
+            steps = MultiAgentBatch(parts, batch.count)
         else:
-            self.add(as_flat(batch).as_multi_agent())
-
-    def add_from(self, dataset: Any) -> int:
-        """Add all batches of a `Dataset`, in the order in which they were appended; return their steps of all agents.
-
-        Raises
-        ------
-        SampleBatchError
-            As `extend` and `Dataset.fragments` do.
-        """
-        added = 0
-        for batch in dataset.fragments():
-            self.extend(batch)
-            added += batch.agent_steps() if isinstance(batch, MultiAgentBatch) else len(batch)
-        return added
+            steps = as_flat(batch).as_multi_agent()
+        self.add(steps)
+        return steps.agent_steps()
 
     # Sampling
 
@@ -288,7 +391,7 @@ class MultiAgentReplayBuffer(Saved):
         gamma: float = 0.99,
         device: Device | None = None,
         floats: Floats | None = None,
-    ) -> MultiAgentBatch:
+    ) -> Sample[MultiAgentBatch, dict[PolicyID, Ints]]:
         """Draw rows with replacement.
 
         Parameters
@@ -303,8 +406,9 @@ class MultiAgentReplayBuffer(Saved):
 
         Returns
         -------
-        MultiAgentBatch
-            The columns that were added. Of prioritized buffers also `weights`, `generation` and `batch_indexes`, from
+        Sample
+            A `MultiAgentBatch` of the columns that were added, and for each policy where its rows are; unpacks as
+            `batch, indices`. Of prioritized buffers there are also `weights`, `generation` and `batch_indexes`, from
             which `update_priorities` knows the rows. In lockstep, policies without rows at the steps are left out.
 
         Raises
@@ -323,7 +427,7 @@ class MultiAgentReplayBuffer(Saved):
                 check_window(buffer._table, n_step, gamma)
             drawn, count = self._draw(batch_size)
             rows = {policy: self._rows(policy, slots, n_step, gamma) for policy, slots in drawn.items()}
-        return delivery.one(MultiAgentBatch(rows, count), MultiAgentBatch._to)
+        return delivery.one(Sample(MultiAgentBatch(rows, count), drawn), convert_sample)
 
     def _check_names(self) -> None:
         """Check that options name columns of a policy, once, when all policies that are known of have had rows."""
@@ -363,7 +467,7 @@ class MultiAgentReplayBuffer(Saved):
         if isinstance(buffer, PrioritizedReplayBuffer):
             held["weights"] = held.pop(names.WEIGHT)
             held[names.BATCH_INDEXES] = slots
-        return rows_as_added(held, self._forms[policy])
+        return rows_as_added(held, self._forms[policy], self.buffers[policy].action_unit)
 
     def update_priorities(self, batch: MultiAgentBatch, priorities: Mapping[PolicyID, npt.ArrayLike]) -> None:
         """Give rows that were sampled new priorities; those written over since keep theirs.
@@ -393,34 +497,31 @@ class MultiAgentReplayBuffer(Saved):
                 raise ColumnTypeError(f"the buffer of policy {policy!r} must be prioritized, it is none")
             buffer.update_weight(where, given, generation=generation)
 
-    # Carrying on elsewhere
+    # Files and states
+
+    def save(self, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True) -> None:
+        """Write the buffer to a folder, with a file for each policy; parameters and errors as of `SampleBatch.save`."""
+        from samplebatch.storage import save
+
+        save(self, path, compression, durable=durable)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which another buffer goes on exactly as this one would; it can be pickled."""
-        from samplebatch.storage import export_multi_agent_state
+        from samplebatch.storage import export_state
 
-        return export_multi_agent_state(self)
+        return export_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
-        """Load the `state_dict` of a buffer that was made with the same arguments.
-
-        Parameters
-        ----------
-        state
-            The state.
-        verify
-            Whether to hold each part against its checksum. The state of an older version has none, and is taken.
+        """Load the `state_dict` of a buffer that was made with the same arguments; see `ReplayBuffer.load_state_dict`.
 
         Raises
         ------
-        ColumnMismatchError
-            If it was made with others.
-        FormatError
-            If the state of a buffer is not whole, or not as it was; names the part. Nothing has changed then.
+        ColumnMismatchError, FormatError
+            As `ReplayBuffer.load_state_dict` does. Nothing has changed then.
         """
-        from samplebatch.storage import load_multi_agent_state
+        from samplebatch.storage import load_state
 
-        load_multi_agent_state(self, state, verify=verify)
+        load_state(self, state, verify=verify)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: value for name, value in self.__dict__.items() if name not in _BOUND}

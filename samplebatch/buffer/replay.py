@@ -4,37 +4,59 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch.arguments import choice, whole
+from samplebatch.batch import summary
+from samplebatch.batch.action_unit import ActionUnit, common_unit
+from samplebatch.batch.delivery import Delivery
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.conversions import as_sample_batch
+from samplebatch.batch.nested.node import format_tree, node, set_unit
+from samplebatch.batch.nested.values import any_null, nulls
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.buffer import gather, views
+from samplebatch.buffer.columns import first_row
 from samplebatch.buffer.extending import add_steps, is_dataset, steps_of
-from samplebatch.buffer.gather import ORDER, rows_at
-from samplebatch.buffer.null_rows import drop_null_rows
-from samplebatch.buffer.ring import Added, Ints
-from samplebatch.buffer.samplers import Sampler, Uniform
-from samplebatch.buffer.saved_rows import SavedRows
+from samplebatch.buffer.ring import Added, Flags, Ints, Rings
+from samplebatch.buffer.samplers import Sampler, Uniform, whole_stacks
+from samplebatch.buffer.sampling import Sample, convert_sample
+from samplebatch.buffer.sequences import check_sequences, draw_episodes, draw_stretches, sequence_rows
 from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
-from samplebatch.buffer.table import Table
-from samplebatch.buffer.writing import drop_empty, step_values
-from samplebatch.errors import ArgumentError, ColumnMismatchError, RingError
+from samplebatch.buffer.table import Journal, Table
+from samplebatch.buffer.writing import count_steps, drop_empty, step_values
+from samplebatch.errors import ArgumentError, ColumnMismatchError, ColumnNotFoundError, RingError, no_such_column
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from samplebatch.batch.delivery import Device, Floats
 
 _INTP = np.dtype(np.intp)
+_ndarray = np.ndarray
 _zeros = np.zeros
+
 _MAX_SIZE = 1 << 47
 """Steps of which a byte each would fill the address space of a process."""
 
+_MAX_PRINTED = 20
+"""Slots of the largest buffer that is printed with the values of its columns."""
 
-class ReplayBuffer(SavedRows):
+_GAMMA = 0.99
+
+
+class ReplayBuffer:
     """A ring buffer of the newest steps of an environment, filled by collectors and sampled by learners.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, if wanted, `obs_next`, `info`,
     `policy` and anything else; `done` is made of the flags. The first step decides dtypes and shapes; new names may
-    come later, their earlier rows hold zeros or None. `buf.obs` is the memory of all slots, `buf[...]` copies rows.
+    come later, their earlier rows hold zeros or None. `buf.obs` is the memory of all slots, `buf[...]` copies rows. A
+    buffer of up to 20 slots is printed like a `Batch`, slot by slot, a larger one as a summary.
 
     Threads may share a buffer: each call holds its lock, so that a learner's thread never gets a row that a collector's
     is writing. Only memory that is handed out, such as `buf.obs`, changes while it is looked at.
@@ -75,8 +97,6 @@ class ReplayBuffer(SavedRows):
     ----------
     maxsize
         How many steps are kept.
-    stack_num
-        As given; may be set to another whole number from 1 on.
     options
         The arguments, as a dict.
 
@@ -96,8 +116,25 @@ class ReplayBuffer(SavedRows):
     True
     """
 
+    maxsize: int
     options: dict[str, Any]
+    _table: Table
+    _sampler: Sampler
     _rng: np.random.Generator
+    _seed: int
+    # Of a part of a buffer: its ring of the table, and the first slot.
+    _ring: int | None = None
+    _start = 0
+
+    obs = views.StepColumn()
+    act = views.StepColumn()
+    rew = views.StepColumn()
+    terminated = views.StepColumn()
+    truncated = views.StepColumn()
+    done = views.StepColumn()
+    obs_next = views.StepColumn()
+    info = views.StepColumn()
+    policy = views.StepColumn()
 
     def __init__(
         self,
@@ -126,7 +163,7 @@ class ReplayBuffer(SavedRows):
         self._keep_in(storage)
 
     def _set_up(self, maxsizes: Sequence[int], options: Mapping[str, Any], random_seed: int) -> None:
-        """Make rings of such sizes, empty."""
+        """Make empty rings of such sizes."""
         sizes = [whole("size", size) for size in maxsizes]
         if sum(sizes) > _MAX_SIZE:
             raise ArgumentError(f"size must be at most {_MAX_SIZE}, got {sum(sizes)}")
@@ -149,6 +186,47 @@ class ReplayBuffer(SavedRows):
         self._sampler = sampler
         self._table.listener = sampler if sampler.listens else None
         self._table.forget_fast_add()
+
+    def _keep_in(self, storage: str | os.PathLike[str] | None) -> None:
+        """Store the rows to come in a new folder, if one is given. The buffer must be empty."""
+        if storage is not None:
+            from samplebatch.storage import store_in_folder
+
+            store_in_folder(self, storage)
+
+    @property
+    def stack_num(self) -> int:
+        """How many steps to stack where observations, info and policy are read; may be set."""
+        return self.__dict__["stack_num"]  # type: ignore[no-any-return]
+
+    @stack_num.setter
+    def stack_num(self, value: int) -> None:
+        self.__dict__["stack_num"] = whole("stack_num", value, 1)
+
+    @property
+    def action_unit(self) -> ActionUnit | None:
+        """The unit of the rows' actions: the environment's, or a policy's with its mapping; None if unknown.
+
+        Collectors set it, and so do batches that are added by `extend`. Parts of a buffer have one unit. It is in every
+        file and state of the buffer, and goes with its samples.
+        """
+        return self._table.action_unit
+
+    @action_unit.setter
+    def action_unit(self, unit: ActionUnit | None) -> None:
+        self._table.action_unit = unit
+
+    def _merge_action_unit(self, unit: ActionUnit | None) -> None:
+        """Adopt the unit of actions of rows to come; raises ColumnMismatchError if stored rows have another."""
+        table = self._table
+        if unit is table.action_unit or unit is None:
+            return
+        table.action_unit = common_unit([table.action_unit, unit]) if len(table.rings) else unit
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the slots of all columns occupy; of a part of a vector buffer, those of the whole."""
+        return gather.nbytes_of(self._table)
 
     # Adding
 
@@ -178,34 +256,35 @@ class ReplayBuffer(SavedRows):
 
         Raises
         ------
-        ColumnNotFoundError
-            If a column is missing that every step must have; names it.
-        ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a column cannot take its value without loss; names it. Nothing has changed then.
-        ArgumentError
-            If the first step has no column that `compress` or `ragged` names.
-        RingError
-            If `buffer_ids` is something else, or the buffer has no slots.
+        ColumnNotFoundError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
+            If a column is missing that every step must have, or cannot take its value without loss; names it. Nothing
+            has changed then.
+        ArgumentError, RingError
+            If the first step has no column that `compress` or `ragged` names; if `buffer_ids` is something else, or
+            the buffer has no slots.
         """
         table = self._table
         with table.lock:
-            rows = None if buffer_ids is None else _count_steps(buffer_ids)
+            unit = getattr(batch, "_action_unit", None)
+            if unit is not table.action_unit:
+                self._merge_action_unit(unit)
+            rows = None if buffer_ids is None else count_steps(buffer_ids)
             if type(batch) is Batch and not columns and self._ring is None and rows in (None, 1):
-                held = batch.__dict__
-                added = None if table.fast_add is None else table.fast_add(held)
+                values = batch.__dict__
+                added = None if table.fast_add is None else table.fast_add(values)
                 if added is None:
-                    added = table.add(held, 1, single=rows is None)
-                    table.compile_fast_add(held, rows)
+                    added = table.add(values, 1, single=rows is None)
+                    table.compile_fast_add(values, rows)
                 return added
             return self._add(step_values(batch, columns), rows)
 
-    def _add(self, held: dict[str, Any], rows: int | None) -> Added:
+    def _add(self, values: dict[str, Any], rows: int | None) -> Added:
         """Add rows, or a step without a leading axis, to the only ring, or to the one that this buffer is."""
         steps, single = rows or 1, rows is None
         if self._ring is None:
-            return self._table.add(held, steps, None if steps == 1 else np.zeros(steps, np.intp), single=single)
-        found = self._table.add(held, steps, np.full(steps, self._ring), single=single)
-        return found[0] - self._start, found[1], found[2], found[3] - self._start
+            return self._table.add(values, steps, None if steps == 1 else np.zeros(steps, np.intp), single=single)
+        added = self._table.add(values, steps, np.full(steps, self._ring), single=single)
+        return added[0] - self._start, added[1], added[2], added[3] - self._start
 
     def extend(self, batch: Any) -> Ints:
         """Add all steps of a `SampleBatch`, `MultiAgentBatch`, `Batch`, mapping, Arrow table or `Dataset`.
@@ -213,7 +292,8 @@ class ReplayBuffer(SavedRows):
         RLlib's names of columns become the buffer's. The steps of each agent go in one after the other, by `eps_id`,
         `agent_index` and `t` where these are there, and go on with the ring's newest step if they follow it. Steps that
         end in mid-episode before others come to the same ring count as truncated. Of several rings, the one by `env_id`
-        takes a row; without that column, whole episodes go to the rings in turn.
+        takes a row; without that column, whole episodes go to the rings in turn. The episodes of a dataset are put
+        together from the fragments in which they were appended; no more than one is in memory.
 
         Returns
         -------
@@ -221,151 +301,639 @@ class ReplayBuffer(SavedRows):
 
         Raises
         ------
-        ColumnTypeError, ColumnMismatchError, SequenceError
-            If it is no batch, policies differ in their columns, or rows come as sequences.
-        RingError
-            If it cannot be told which ring a row is for.
-        SampleBatchError
-            As `add` does.
+        ColumnTypeError, ColumnMismatchError, SequenceError, RingError
+            If it is no batch, policies differ in their columns, its actions are in another unit than those of the
+            buffer, rows come as sequences, or it cannot be told which ring a row is for; or as `add` and
+            `Dataset.iter_episodes` do.
 
         Examples
         --------
-        >>> from samplebatch import ReplayBuffer, SampleBatch
         >>> buf = ReplayBuffer(8)
         >>> buf.extend(SampleBatch(obs=[0, 1], actions=[1, 0], rewards=[0.5, 1.0], terminateds=[False, True]))
         array([0, 1])
         """
         if is_dataset(batch):
             return np.concatenate([_zeros(0, _INTP), *map(self.extend, batch.iter_episodes())])
-        held, count = steps_of(batch)
+        steps, count, unit = steps_of(batch)
         with self._table.lock:
-            return add_steps(self, held, count) if count else _zeros(0, _INTP)
-
-    def add_from(self, dataset: Any) -> int:
-        """Add all steps of a `Dataset` as `extend` does, and return how many there were.
-
-        Episodes are put together from the fragments in which they were appended; no more than one is in memory.
-
-        Raises
-        ------
-        SampleBatchError
-            As `extend` and `Dataset.iter_episodes` do.
-        """
-        return len(self.extend(dataset))
+            if not count:
+                return _zeros(0, _INTP)
+            previous_unit = self._table.action_unit
+            self._merge_action_unit(unit)
+            try:
+                return add_steps(self, steps, count)
+            except BaseException:
+                self._table.action_unit = previous_unit
+                raise
 
     def update(self, buffer: ReplayBuffer) -> Ints:
         """Move the steps of another buffer here, oldest first, ring by ring.
 
-        The running episode is neither ended nor lengthened.
-
-        Returns
-        -------
-        Array of the indices that they went to, in order.
-
-        Raises
-        ------
-        SampleBatchError
-            As `add` does.
+        The running episode is neither ended nor lengthened. Returns the indices that the steps went to, in order.
+        Raises as `add` does.
         """
         # One lock after the other: two buffers may be moved into each other.
         with buffer._table.lock:
-            slots = buffer._slots(slice(None))
+            slots = views.slots_of(buffer, slice(None))
             if not len(slots) or not self.maxsize:
                 return _zeros(0, _INTP)
-            kept = slots[-self.maxsize :]
-            rows, ring = drop_empty(rows_at(buffer._table, kept, 1)), buffer._table.rings.ring_of(kept)
+            kept, unit = slots[-self.maxsize :], buffer.action_unit
+            rows, ring = drop_empty(gather.rows_at(buffer._table, kept, 1)), buffer._table.rings.ring_of(kept)
         gaps = np.flatnonzero(ring[1:] != ring[:-1])
         with self._table.lock:
+            self._merge_action_unit(unit)
             return self._table.append(self._ring or 0, rows, len(slots), gaps) - self._start
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer. The rows stay in memory until they are written over.
+        """Empty the buffer; with `keep_statistics` the running episodes go on, though their steps are gone.
 
-        Parameters
-        ----------
-        keep_statistics
-            Whether the running episodes go on, though their steps are gone.
+        The rows stay in memory until they are written over.
         """
         with self._table.lock:
             self._table.reset(None if self._ring is None else [self._ring], keep_statistics=keep_statistics)
 
-    # Filling
+    # Sampling
+
+    def sample(
+        self,
+        batch_size: int | None,
+        *,
+        n_step: int | None = None,
+        gamma: float = _GAMMA,
+        device: Device | None = None,
+        floats: Floats | None = None,
+    ) -> Sample[Batch, Ints]:
+        """Draw rows; see `sample_indices`.
+
+        Parameters
+        ----------
+        batch_size
+            How many, as `sample_indices` takes it.
+        n_step
+            The most steps that each row stands for. The rows then have two columns more: `returns`, the discounted sum
+            of the rewards of up to `n_step` steps of the episode, and `discount`, the factor of the bootstrap value at
+            `obs_next`, now the observation after the last of them: `gamma` to the number of the steps, or 0 where the
+            last is terminated. None: each row is a step.
+        gamma
+            The discount of a step.
+        device
+            The device of tensors that the rows come as; None for arrays. Rows that vary in shape come as an array of
+            tensors. Other objects stay as they are.
+        floats
+            The dtype of floating-point columns, torch's or NumPy's, or its name; None for their own. Integers, flags
+            and images are left alone.
+
+        Returns
+        -------
+        Sample
+            The rows, as `buf[indices]` gives them, or as tensors, and their indices; unpacks as `batch, indices`.
+
+        Raises
+        ------
+        EmptyBufferError, ArgumentError, DeviceError, ColumnNotFoundError
+            If there is no row to draw from; if `batch_size` is no whole number, `n_step` none from 1 on, `gamma` no
+            number from 0 to 1, or `floats` no floating-point dtype; if torch cannot use the device; if rows are to
+            stand for several steps, and have no next observations. Nothing is drawn then.
+
+        Examples
+        --------
+        >>> buf = ReplayBuffer(8)
+        >>> for i in range(5):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i == 4, truncated=False, obs_next=i + 1))
+        >>> batch, indices = buf.sample(0, n_step=3, gamma=0.5)
+        >>> batch.returns, batch.discount, batch.obs_next
+        (array([1.75, 1.75, 1.75, 1.5 , 1.  ]), array([0.125, 0.125, 0.   , 0.   , 0.   ]), array([3, 4, 5, 5, 5]))
+        """
+        if device is not None or floats is not None:
+            delivery = Delivery(device, floats)
+            return delivery.one(self._sample(batch_size, n_step, gamma), convert_sample)
+        return self._sample(batch_size, n_step, gamma)
+
+    def _sample(self, batch_size: int | None, n_step: int | None, gamma: float) -> Sample[Batch, Ints]:
+        """Draw rows, as arrays."""
+        with self._table.lock:
+            if n_step is not None or gamma != _GAMMA:
+                gather.check_window(self._table, n_step, gamma)
+            slots = self._draw(batch_size)
+            rows = self._rows(slots)
+            if n_step is not None:
+                rows.__dict__.update(self._nstep_columns(slots, n_step, gamma))
+        return Sample(rows, slots - self._start if self._start else slots)
+
+    def sample_indices(self, batch_size: int | None) -> Ints:
+        """Draw indices of rows with replacement.
+
+        Parameters
+        ----------
+        batch_size
+            How many; 0 for all in time order, None for all in random order, a negative number for none. Raises
+            EmptyBufferError if there is no row to draw from, ArgumentError if it is no whole number.
+        """
+        with self._table.lock:
+            return self._draw(batch_size) - self._start
+
+    def _draw(self, batch_size: int | None) -> Ints:
+        if batch_size is not None and type(batch_size) is not int:
+            batch_size = whole("batch_size", batch_size, None)
+        frames = self.stack_num if self.options["sample_avail"] else 1
+        if batch_size is not None and batch_size > 0:
+            sampler = self._sampler
+            if type(sampler) is Uniform:
+                sampler.frames = frames
+            return sampler.draw(self._table, self._ring, batch_size, self._rng)
+        if batch_size is not None and batch_size < 0:
+            return _zeros(0, _INTP)
+        every = whole_stacks(self._table, self._ring, frames)
+        return every if batch_size == 0 else self._rng.permutation(every)
+
+    def minibatches(
+        self,
+        batch_size: int,
+        *,
+        epochs: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        device: Device | None = None,
+        floats: Floats | None = None,
+        prefetch: int = 0,
+    ) -> Iterator[Sample[Batch, Ints]]:
+        """Go over all rows in batches, each row once an epoch; yields what `sample` returns.
+
+        Parameters
+        ----------
+        batch_size, epochs
+            Rows in a batch, and how often to go over the rows.
+        shuffle, drop_last
+            Whether to draw a new order for each epoch, otherwise they come in time order; and whether to leave out a
+            last batch with fewer rows.
+        device, floats
+            As `sample` takes them.
+        prefetch
+            How many batches to make ahead of the one that is handed out: their rows are those of that moment. On a GPU
+            they are copied from page-locked memory, on a stream of their own, while the learner computes.
+
+        Raises
+        ------
+        ArgumentError, DeviceError
+            If `batch_size` is no whole number from 1 on, or `epochs` or `prefetch` none from 0 on; if `floats` is no
+            floating-point dtype; if batches are made ahead for no device; if torch cannot use the device.
+
+        Examples
+        --------
+        >>> buf = ReplayBuffer(8)
+        >>> for i in range(5):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=0, terminated=False, truncated=False))
+        >>> [batch.obs.tolist() for batch, _ in buf.minibatches(2, shuffle=False)]
+        [[0, 1], [2, 3], [4]]
+        """
+        whole("batch_size", batch_size, 1)
+        whole("epochs", epochs)
+        delivery = Delivery(device, floats, prefetch)
+        return delivery.each(self._minibatches(batch_size, epochs, shuffle, drop_last), convert_sample)
+
+    def _minibatches(
+        self, batch_size: int, epochs: int, shuffle: bool, drop_last: bool
+    ) -> Iterator[Sample[Batch, Ints]]:
+        for _ in range(epochs):
+            every = self.sample_indices(None if shuffle else 0)
+            for start in range(0, len(every), batch_size):
+                indices = every[start : start + batch_size]
+                if len(indices) == batch_size or not drop_last:
+                    yield Sample(self[indices], indices)
+
+    def split(
+        self, size: int, shuffle: bool = True, merge_last: bool = False, *, seed: int | None = None
+    ) -> Iterator[Batch]:
+        """Go over all rows in batches of a size; see `Batch.split`. The order is the buffer's own draw by default."""
+        rows: Batch = self[:]
+        return rows.split(size, shuffle, merge_last, rng=self._rng if seed is None else np.random.default_rng(seed))
+
+    def sample_episodes(self, n: int | None, *, unfinished: bool = False) -> Sample[list[Batch], list[Ints]]:
+        """Draw whole episodes with replacement, each as likely as any other.
+
+        An episode is whole if all of its steps are there. Of the oldest one in a ring whose first rows have been
+        written over, nothing tells, so it is left out.
+
+        Parameters
+        ----------
+        n
+            How many; 0 for all in time order, ring by ring, None for all in random order, a negative number for none.
+            Raises EmptyBufferError if there is none to draw from, ArgumentError if it is no whole number.
+        unfinished
+            Whether running episodes may be drawn, too.
+
+        Returns
+        -------
+        Sample
+            The rows of each episode in time order, as `buf[...]` gives them, which are slices of one copy; and an array
+            of their indices for each episode.
+
+        Examples
+        --------
+        >>> buf = ReplayBuffer(8)
+        >>> for i in range(7):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i in (2, 5), truncated=False, obs_next=i + 1))
+        >>> episodes, indices = buf.sample_episodes(0)
+        >>> [episode.obs.tolist() for episode in episodes], indices[1]
+        ([[0, 1, 2], [3, 4, 5]], array([3, 4, 5]))
+        """
+        if n is not None:
+            whole("n", n, None)
+        with self._table.lock:
+            slots, ends = draw_episodes(self._table, self._ring, n, self._rng, unfinished=unfinished)
+            if not len(slots):
+                return Sample([], [])
+            rows, indices = self._rows(slots), slots - self._start
+        cuts = [slice(*pair) for pair in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+        return Sample([rows[cut] for cut in cuts], [indices[cut] for cut in cuts])
+
+    def sample_sequences(
+        self,
+        batch_size: int | None,
+        length: int,
+        *,
+        burn_in: int = 0,
+        padded: bool = True,
+        device: Device | None = None,
+        floats: Floats | None = None,
+    ) -> Sample[Batch, Ints]:
+        """Draw steps, and return the sequences that begin with them; none crosses an episode or the write cursor.
+
+        Each step is drawn as `sample` draws it: as likely as any other, or by its priority.
+
+        Parameters
+        ----------
+        batch_size
+            How many, as `sample_indices` takes it.
+        length, burn_in
+            As `get_sequences` takes them.
+        padded
+            Whether sequences may be shorter. If not, one is drawn of all stretches of `length` steps of an episode,
+            uniformly and without regard to priorities, and its first `burn_in` steps only warm up the state.
+        device, floats
+            As `sample` takes them.
+
+        Raises
+        ------
+        EmptyBufferError, ArgumentError, ColumnMismatchError, SequenceError, DeviceError
+            As `get_sequences` and `sample` do. Nothing is drawn then.
+
+        Examples
+        --------
+        >>> buf = ReplayBuffer(8)
+        >>> for i in range(7):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i == 3, truncated=False, obs_next=i + 1))
+        >>> batch, indices = buf.sample_sequences(32, 3)
+        >>> batch.obs.shape, bool((batch.obs == np.where(batch.mask, indices, 0)).all())
+        ((32, 3), True)
+        >>> np.unique(buf.sample_sequences(32, 3, padded=False)[0].obs, axis=0).tolist()
+        [[0, 1, 2], [1, 2, 3], [4, 5, 6]]
+        """
+        delivery = Delivery(device, floats)
+        with self._table.lock:
+            check_sequences(self._table, length, burn_in)
+            if padded or batch_size is None or batch_size < 1:
+                slots = self._draw(batch_size)
+            else:
+                count = whole("batch_size", batch_size)
+                slots = draw_stretches(self._table, self._ring, count, length, burn_in, self._rng)
+            found = self._sequences(slots, length, burn_in)
+        return delivery.one(found, convert_sample)
+
+    def get_sequences(self, index: Any, length: int, *, burn_in: int = 0) -> Sample[Batch, Ints]:
+        """Return the sequences that begin with some steps; none crosses an episode or the write cursor.
+
+        A sequence has up to `burn_in` steps that come before, the step itself, and those that follow, `length` in all
+        at the most. Where the episode has fewer, zeros (None for objects) stand at the end.
+
+        Parameters
+        ----------
+        index
+            The steps, as between brackets; n of them.
+        length
+            Steps of a sequence.
+        burn_in
+            How many of them may come before the given step. They are there to warm up the state of a recurrent learner.
+
+        Returns
+        -------
+        Sample
+            The columns of `buf[...]`, of shape (n, length, ...), and two more of shape (n, length): `mask`, whether a
+            step is there, and `burn_in`, whether it only warms up the state. Of a prioritized buffer `weight` and
+            `generation` have shape (n,): they are those of the given steps, `indices[range(n), batch.burn_in.sum(1)]`.
+            Indices have shape (n, length); -1 where there is no step.
+
+        Raises
+        ------
+        ColumnMismatchError, RowIndexError
+            If rows have a column `mask` or `burn_in` already; if an index lies outside.
+        ArgumentError, SequenceError
+            If `length` is no whole number from 1 on, or `burn_in` none from 0 on; if `burn_in` leaves no step.
+
+        Examples
+        --------
+        >>> buf = ReplayBuffer(8)
+        >>> for i in range(1, 8):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i == 3, truncated=False, obs_next=i + 1))
+        >>> batch, indices = buf.get_sequences([0, 2, 4], 4, burn_in=1)
+        >>> batch.obs.tolist(), indices[1]
+        ([[1, 2, 3, 0], [2, 3, 0, 0], [4, 5, 6, 7]], array([ 1,  2, -1, -1]))
+        >>> batch.burn_in.sum(1), batch.mask.sum(1)
+        (array([0, 1, 1]), array([3, 2, 4]))
+        """
+        with self._table.lock:
+            return self._sequences(views.slots_of(self, index).reshape(-1), length, burn_in)
+
+    def _sequences(self, given: Ints, length: int, burn_in: int) -> Sample[Batch, Ints]:
+        """Return the sequences that begin with the steps in given slots, shape (n,)."""
+        check_sequences(self._table, length, burn_in)
+        columns, slots = sequence_rows(self._table, given, length, burn_in, self.stack_num)
+        columns["rew"] = self._cast_rewards(columns["rew"])
+        columns.update(self._sampler.columns(self._table, given))
+        indices = np.where(slots < 0, slots, slots - self._start) if self._start else slots
+        return Sample(self._with_unit(node(Batch, columns)), indices)
+
+    # Rows
+
+    def __len__(self) -> int:
+        with self._table.lock:
+            rings = self._table.rings
+            return len(rings) if self._ring is None else int(rings.sizes_of_all()[self._ring])
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks here for columns beside the usual ones, and while a buffer without a table is unpickled.
+        if name.startswith("__") or "_table" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self._show(name)
+
+    def _show(self, name: str) -> Any:
+        try:
+            return gather.show_slots(self._table, name, self._start, self._start + self.maxsize)
+        except KeyError:
+            message = views.AbsentColumn(type(self).__name__, name, tuple(self._table.columns.tree))
+            raise AttributeError(message) from None
+
+    @property
+    def _meta(self) -> Batch:
+        """The memory of all columns as a batch, as Tianshou's algorithms know it: a column that is set is the buffer's.
+
+        Setting it sets all columns of a batch, and keeps those that it lacks.
+        """
+        return views.stored_batch(self._table, self._start, self._start + self.maxsize, settable=self._ring is None)
+
+    @_meta.setter
+    def _meta(self, batch: Batch) -> None:
+        views.set_columns(self._table if self._ring is None else None, batch)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Copy rows: one, a slice, or those of indices of any shape.
+
+        `buf[:]` has all rows in time order, ring by ring. Any other slice counts the rows as they lie in memory, and so
+        does `buf[-1]`, of all slots; `latest` has the newest. Rows have `obs`, `act`, `rew`, `terminated`, `truncated`,
+        `done`, `obs_next`, `info` and `policy` (empty if never given), then other names. An array of
+        indices may name slots that hold no row, whose values are then those of the memory; a single index may not.
+
+        Raises
+        ------
+        ColumnNotFoundError, RowIndexError
+            If nothing has been added yet; if an index lies outside of [-maxsize, maxsize), or is of no such kind; if a
+            single one has no row.
+        """
+        if isinstance(index, str):
+            tree = self._table.columns.tree
+            if index not in tree:
+                raise no_such_column(index, tree)
+            return self._show(index)
+        with self._table.lock:
+            if type(index) is _ndarray and index.dtype == _INTP and index.ndim:
+                return self._rows(views.slots_at(self, index))
+            if "obs" not in self._table.columns.tree:
+                # Before the index is looked at: NumPy tells a sequence by its IndexError.
+                raise gather.nothing_added()
+            if isinstance(index, slice):
+                return self._read_slice(index)
+            slots = views.slots_of(self, index)
+            if slots.ndim:
+                return self._rows(slots)
+            return first_row(self._rows(views.require_row(self, slots)))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Go over the rows in time order, ring by ring; each is copied when its turn comes."""
+        with self._table.lock:
+            indices = (views.slots_of(self, slice(None)) - self._start).tolist()
+        for index in indices:
+            yield self[index]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        # Otherwise NumPy would make an array of buffers one of their rows.
+        array = np.empty((), object)
+        array[()] = self
+        return array
+
+    def get(self, index: Any, key: str, default_value: Any = None, stack_num: int | None = None) -> Any:
+        """Copy one column of some rows, stacked as the newest steps of their episodes, oldest first.
+
+        Parameters
+        ----------
+        index, key
+            The rows, as between brackets, and the column's name.
+        default_value
+            The value to return if there is no such column; None for an error.
+        stack_num
+            How many steps to stack, `buf.stack_num` if None. With 1 there is no axis for them.
+
+        Raises
+        ------
+        ColumnNotFoundError, RowIndexError, ArgumentError
+            If there is no such column and no default; if an index lies outside, or a single one has no row; if
+            `stack_num` is no whole number from 1 on.
+
+        Examples
+        --------
+        >>> buf = ReplayBuffer(8)
+        >>> for i in range(5):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=0, terminated=i == 1, truncated=False))
+        >>> buf.get([1, 4], "obs", stack_num=3)
+        array([[0, 0, 1],
+               [2, 3, 4]])
+        """
+        stack = self.stack_num if stack_num is None else whole("stack_num", stack_num, 1)
+        try:
+            with self._table.lock:
+                slots = views.slots_of(self, index)
+                values = gather.column_at(
+                    self._table, key, slots if slots.ndim else views.require_row(self, slots), stack
+                )
+        except ColumnNotFoundError:
+            if default_value is None:
+                raise
+            return default_value
+        if key == "rew":
+            values = self._cast_rewards(values)
+        return values if slots.ndim else first_row(values)
+
+    def latest(self, n: int) -> Batch:
+        """Copy the newest n rows, or as many as there are, in time order; of several rings, those of each."""
+        whole("n", n)
+        with self._table.lock:
+            return self._rows(self._table.rings.newest(n, self._ring))
+
+    def _read_slice(self, index: slice) -> Batch:
+        ranges = views.ranges_of(self, index)
+        if ranges is None:
+            return self._rows(views.slots_of(self, index))
+        columns = gather.rows_in(self._table, ranges, self.stack_num)
+        columns["rew"] = self._cast_rewards(columns["rew"])
+        if self._sampler.listens:
+            columns.update(self._sampler.columns(self._table, gather.slots_in(ranges)))
+        return self._with_unit(node(Batch, columns))
+
+    def _rows(self, slots: Ints) -> Batch:
+        # Every sample comes through here: the number is read without its property, and most buffers add nothing.
+        columns = gather.rows_at(self._table, slots, self.__dict__["stack_num"])
+        if "reward_dtype" in self.options:
+            columns["rew"] = self._cast_rewards(columns["rew"])
+        if type(self._sampler) is not Uniform:
+            columns.update(self._sampler.columns(self._table, slots))
+        return self._with_unit(node(Batch, columns))
+
+    def _with_unit(self, rows: Batch) -> Batch:
+        """Give rows of the table the unit of its actions."""
+        unit = self._table.action_unit
+        if unit is not None:
+            set_unit(rows, unit)
+        return rows
+
+    def _cast_rewards(self, values: Any) -> Any:
+        """Cast rewards, returns or discounts to the dtype that the options ask for; rows without rewards have none."""
+        dtype = self.options.get("reward_dtype")
+        return values.astype(dtype, copy=False) if dtype and type(values) is _ndarray else values
+
+    def _nstep_columns(self, slots: Ints, n_step: int, gamma: float) -> dict[str, Any]:
+        """Compute the columns of n-step rows; see `gather.nstep_columns`."""
+        columns = gather.nstep_columns(self._table, slots, n_step, gamma, self.stack_num)
+        for name in ("returns", "discount"):
+            columns[name] = self._cast_rewards(columns[name])
+        return columns
+
+    # Positions in rings and episodes
+
+    @property
+    def subbuffer_edges(self) -> Ints:
+        """First slot of each ring, and the number of slots; shape (rings + 1,)."""
+        if self._ring is not None:
+            return np.array([0, self.maxsize], _INTP)
+        return self._table.rings.edges.copy()
+
+    @property
+    def last_index(self) -> Ints:
+        """The index written last in each ring, the first one if there is none; shape (rings,)."""
+        with self._table.lock:
+            last = self._table.rings.last_index
+        return last if self._ring is None else last[self._ring : self._ring + 1] - self._start
+
+    def unfinished_index(self) -> Ints:
+        """Return the newest index of each ring with a running episode."""
+        with self._table.lock:
+            last = self._table.rings.unfinished(self._table.done)
+        if self._ring is None:
+            return last
+        return last[(last >= self._start) & (last < self._start + self.maxsize)] - self._start
+
+    def get_buffer_indices(self, start: int, stop: int) -> Ints:
+        """Return the indices from `start` up to `stop`, both of one ring; past the ring's end they go on at its start.
+
+        Bounds of two rings raise RingError.
+
+        Examples
+        --------
+        >>> from samplebatch import VectorReplayBuffer
+        >>> VectorReplayBuffer(10, 2).get_buffer_indices(8, 7)
+        array([8, 9, 5, 6])
+        """
+        if self._ring is None:
+            return self._table.rings.interval(start, stop)
+        if not (0 <= start <= self.maxsize and 0 <= stop <= self.maxsize):
+            raise RingError(f"start and stop must lie within one ring, got {start} and {stop}")
+        return self._table.rings.interval(start + self._start, stop + self._start) - self._start
+
+    def prev(self, index: Any) -> Any:
+        """Return the index of the step before each in its episode; of an episode's first step, that step's own.
+
+        An index that lies outside raises RowIndexError.
+        """
+        return self._neighbour(index, Rings.prev)
+
+    def next(self, index: Any) -> Any:
+        """Return the index of the step after each in its episode; of the last one that is there, that step's own.
+
+        An index that lies outside raises RowIndexError.
+        """
+        return self._neighbour(index, Rings.next)
+
+    def _neighbour(self, index: Any, find: Callable[[Rings, Ints, Flags], Ints]) -> Any:
+        table = self._table
+        with table.lock:
+            is_plain = type(index) is _ndarray and index.dtype == _INTP and index.ndim
+            slots = views.slots_at(self, index) if is_plain else views.slots_of(self, index)
+            if "done" in table.columns.tree:
+                found = find(table.rings, slots.reshape(-1), table.done)
+                slots = found.reshape(slots.shape) if slots.ndim else found[0]
+        return slots - self._start if self._start else slots
+
+    # Changes of stored columns
 
     def set_batch(self, batch: Batch | Mapping[str, Any]) -> None:
-        """Put rows into all slots; which of them count stays as it is.
-
-        Parameters
-        ----------
-        batch
-            Rows for every slot, `maxsize` of them, under the usual names.
+        """Put rows into all slots, `maxsize` of them under the usual names; which slots count stays as it is.
 
         Raises
         ------
-        ColumnMismatchError
-            If there are other names.
-        ColumnLengthError, ColumnTypeError
-            If the rows are not as many as the slots, or a column cannot hold them; names it. Nothing has changed then.
+        ColumnMismatchError, ColumnLengthError, ColumnTypeError
+            If there are other names, not as many rows as slots, or a column cannot hold them; names it. Nothing has
+            changed then.
         """
-        held = step_values(batch, {})
-        unknown = [name for name in held if name not in ORDER]
+        values = step_values(batch, {})
+        unknown = [name for name in values if name not in gather.ORDER]
         if unknown:
             raise ColumnMismatchError(
-                f"rows must have the usual names, got {unknown[0]!r}; there are {', '.join(ORDER)}"
+                f"rows must have the usual names, got {unknown[0]!r}; there are {', '.join(gather.ORDER)}"
             )
         with self._table.lock:
-            self._table.fill(held, self._start, self._start + self.maxsize)
+            self._table.fill(values, self._start, self._start + self.maxsize)
 
     def set_array_at_key(self, seq: Any, key: str, index: Any = None, default_value: float | None = None) -> None:
-        """Put values into one column.
+        """Put values into one column, which may be new: as many as slots, or as the index asks for.
 
-        Parameters
-        ----------
-        seq
-            The values; as many as slots, or as the index asks for.
-        key
-            The column's name, which may be new.
-        index
-            As between brackets; None for all slots.
-        default_value
-            The value of the other slots of a new column; None for the missing value of its dtype, NaN, False or None.
+        The other slots of a new column get the default; if that is None, the missing value of its dtype: NaN, False or
+        None.
 
         Raises
         ------
-        ColumnLengthError, ColumnMismatchError, ColumnTypeError
+        ColumnLengthError, ColumnMismatchError, ColumnTypeError, RowIndexError
             If the column cannot take the values, or there is no default and its dtype has no missing value; names it.
-            Nothing has changed then.
-        RowIndexError
-            If an index lies outside.
+            If an index lies outside. Nothing has changed then.
         """
-        slots = np.arange(self._start, self._start + self.maxsize) if index is None else self._slots(index).reshape(-1)
+        slots = (
+            np.arange(self._start, self._start + self.maxsize)
+            if index is None
+            else views.slots_of(self, index).reshape(-1)
+        )
         with self._table.lock:
             self._table.set_column(key, seq, slots, default_value)
 
     @classmethod
     def from_data(
-        cls,
-        obs: Any,
-        act: Any,
-        rew: Any,
-        terminated: Any,
-        truncated: Any,
-        done: Any,
-        obs_next: Any,
-        **options: Any,
+        cls, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, done: Any, obs_next: Any, **options: Any
     ) -> Self:
         """Make a full buffer of rows that are there already, in time order, such as those of a data set.
 
         Arrays that lie as columns do are kept, not copied: adding steps later overwrites them. Options are those of the
         class, the size aside.
 
-        Raises
-        ------
-        ColumnLengthError, ColumnTypeError
-            If a column has not as many rows as `obs`, or is nothing that can be stored; names it.
+        ColumnLengthError or ColumnTypeError names a column that has not as many rows as `obs`, or cannot be stored.
 
         Examples
         --------
-        >>> from samplebatch import ReplayBuffer
         >>> obs, flags, never = np.arange(3), np.array([False, False, True]), np.zeros(3, bool)
         >>> buf = ReplayBuffer.from_data(obs, np.zeros(3), np.ones(3), flags, never, flags, obs + 1)
         >>> len(buf), buf.next([0, 1, 2])
@@ -375,21 +943,230 @@ class ReplayBuffer(SavedRows):
         size = len(obs)
         buffer = cls(size, **options)
         if size:
-            held = {name: value if name == "obs" else np.asarray(value) for name, value in rows.items()}
-            held |= {"done": np.asarray(done), "obs_next": obs_next}
-            buffer._table.fill(step_values(held, {}), 0, size, keep=True)
+            values = {name: value if name == "obs" else np.asarray(value) for name, value in rows.items()}
+            values |= {"done": np.asarray(done), "obs_next": obs_next}
+            buffer._table.fill(step_values(values, {}), 0, size, keep=True)
             buffer._sampler.on_add(buffer._table.rings.append(0, size))
         return buffer
+
+    def isnull(self) -> Batch:
+        """Tell for every element of all rows, as they lie, whether it is NaN, NaT or None."""
+        return nulls(self[: len(self)])  # type: ignore[return-value]
+
+    def hasnull(self) -> bool:
+        """Tell whether any element of any row is NaN, NaT or None."""
+        return bool(len(self)) and any_null(self[: len(self)])
 
     def dropnull(self) -> None:
         """Remove all rows in which anything is NaN, NaT or None; the others move together, in time order.
 
-        Columns of objects that are numbers then become columns of numbers.
+        Columns of objects that are numbers then become columns of numbers. Rows keep their priorities.
+        """
+        table = self._table
+        with table.lock:
+            for ring in range(table.rings.n) if self._ring is None else (self._ring,):
+                views.drop_null_rows(table, ring, self._sampler)
+            if table.columns.narrow(table.rings.stored_slots()):
+                table.forget_fast_add()
+
+    # Display and tables
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return f"{type(self).__name__}()"
+        if self.maxsize > _MAX_PRINTED:
+            return summary.as_text(*views.summarize(self))
+        with self._table.lock:
+            return format_tree(self._meta, type(self).__name__)
+
+    def _repr_html_(self) -> str:
+        return summary.as_html(*views.summarize(self))
+
+    def to_sample_batch(self) -> SampleBatch:
+        """Copy all rows into a flat batch, in time order, ring by ring; names are kept.
+
+        Examples
+        --------
+        >>> buf = ReplayBuffer(4)
+        >>> added = buf.add(Batch(obs=7, act=0, rew=1.0, terminated=False, truncated=False))
+        >>> buf.to_sample_batch()["obs"]
+        array([7])
+        """
+        rows: Batch = self[:] if len(self) else Batch()
+        return as_sample_batch(rows)
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table of all rows, in time order, ring by ring: a column per leaf, under its dotted name."""
+        return self.to_sample_batch().to_arrow()
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a data frame of all rows, in time order, ring by ring; see `SampleBatch.to_pandas`."""
+        return self.to_sample_batch().to_pandas()
+
+    def __arrow_c_schema__(self) -> Any:
+        return self.to_arrow().schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    # Folders, files and states
+
+    @property
+    def _journal(self) -> Journal | None:
+        """The journal of a buffer in a folder; parts of a buffer have none of their own."""
+        return self._table.journal if self._ring is None else None
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, verify: bool | None = None) -> Self:
+        """Open a buffer that was made with `storage`, in the state after the last step that it took.
+
+        That is so however its process ended. Only the generator, priorities written back and `stack_num` may be those
+        of a step before, if no step came after they changed and the buffer was not closed.
+
+        With `verify`, all files are held against the checksums that they were closed with, which reads all of them. By
+        default the files are that were touched since the folder was closed, which those of a copy are. If false, none
+        are, and a folder is taken that was copied without being closed, or whose machine went down.
+
+        Raises
+        ------
+        StorageError, FormatError
+            If another process has it open, or it is no buffer's folder; if it is damaged, which names file and column,
+            holds a buffer of another class, or is a copy that was made while the buffer was open.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/buffer"
+        >>> with ReplayBuffer(4, storage=path) as buf:
+        ...     for i in range(6):
+        ...         added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=False, truncated=False))
+        >>> with ReplayBuffer.open(path) as buf:
+        ...     buf[:].obs, type(buf.obs)
+        (array([2, 3, 4, 5]), <class 'numpy.ndarray'>)
+        """
+        from samplebatch.storage import open_buffer
+
+        return open_buffer(cls, path, verify=verify)
+
+    def flush(self) -> None:
+        """Wait until a buffer with `storage` is on the disk, so that it survives a failure of the machine.
+
+        Any other buffer has nothing to wait for. Raises StorageError if it is closed, OSError if the disk fails.
+        """
+        if self._journal is not None:
+            with self._table.lock:
+                self._journal.flush()
+
+    def close(self) -> None:
+        """Flush a buffer with `storage`, write its checksums, and unlock its folder.
+
+        It can still be read, but takes no more steps. Checksums are computed of all rows, at several gigabytes a
+        second. Any other buffer stays as it is. Closing again does nothing.
         """
         with self._table.lock:
-            drop_null_rows(self._table, self._sampler, self._ring)
+            if self._journal is not None:
+                self._journal.close()
 
-    # Pickles and copies
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def save(self, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True) -> None:
+        """Write the buffer to a file or folder, whole or not at all; parameters and errors as of `SampleBatch.save`.
+
+        A name without ending is a folder for `open`, or with one Arrow file where its rows cannot be mapped.
+        """
+        from samplebatch.storage import save
+
+        save(self, path, compression, durable=durable)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        allow_pickle: bool = False,
+        verify: bool = True,
+        max_nbytes: int | None = None,
+        **missing: Any,
+    ) -> Self:
+        """Read a buffer of this class that `save` wrote; it goes on exactly as that one would have.
+
+        Parameters and errors are those of `samplebatch.load`. Files without checksums, by an older version, are read.
+        """
+        from samplebatch.storage import load_buffer
+
+        trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
+        return load_buffer(cls, path, missing=missing, **trust)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the buffer: its rows, and all that it needs to continue exactly as it would have.
+
+        It has plain values, arrays, tensors and columns, which can be pickled, and a checksum for each part. Rows are
+        copies.
+
+        Examples
+        --------
+        >>> buf, again = ReplayBuffer(4), ReplayBuffer(4)
+        >>> added = buf.add(Batch(obs=7, act=0, rew=1.0, terminated=False, truncated=False))
+        >>> again.load_state_dict(buf.state_dict())
+        >>> again[0].obs
+        array(7)
+        """
+        from samplebatch.storage import export_state
+
+        return export_state(self)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
+        """Continue from the state of a buffer of the same class, sizes and options.
+
+        With `verify`, each part is held against its checksum. The state of an older version has none, and is taken.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If it was another class, or of other sizes or options.
+        FormatError
+            If the state is not whole, or not as it was; names the part. Nothing has changed then.
+        RingError
+            If the buffer is a part of another.
+        """
+        from samplebatch.storage import load_state
+
+        load_state(self, state, verify=verify)
+
+    def save_hdf5(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
+        """Write the buffer to an HDF5 file, which Tianshou can load.
+
+        The compression is a filter of h5py's: `"gzip"`, `"lzf"`. Raises UnstorableError if a value can be neither
+        stored nor pickled, MissingExtraError if h5py is not installed, OSError if the file cannot be written.
+        """
+        from samplebatch.storage import save_hdf5_buffer
+
+        save_hdf5_buffer(self, path, compression)
+
+    @classmethod
+    def load_hdf5(
+        cls,
+        path: str | os.PathLike[str],
+        device: str | None = None,
+        *,
+        allow_pickle: bool = False,
+        verify: bool = True,
+        max_nbytes: int | None = None,
+        **missing: Any,
+    ) -> Self:
+        """Read a buffer from an HDF5 file that `save_hdf5`, ours or Tianshou's, wrote.
+
+        Parameters and errors are those of `load`, and MissingExtraError if h5py is not installed. `device` is accepted
+        as Tianshou does; a buffer's tensors are always in the host's memory.
+        """
+        from samplebatch.storage import load_hdf5_buffer
+
+        trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
+        return load_hdf5_buffer(cls, path, missing=missing, **trust)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: value for name, value in self.__dict__.items() if name not in _BOUND}
@@ -399,24 +1176,18 @@ class ReplayBuffer(SavedRows):
             own["_rng"] = copy.deepcopy(self._rng)
             return own | {
                 "table": self._table.state_dict(self._ring),
+                "action_unit": self._table.action_unit,
                 "sampler": (type(self._sampler), self._sampler.state_dict(slots)),
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         own = dict(state)
         self._table = table = Table.from_state_dict(own.pop("table"))
-        kind, known = own.pop("sampler")
+        table.action_unit = own.pop("action_unit", None)
+        kind, sampler_state = own.pop("sampler")
         self.__dict__.update(own)
-        self._use(kind.from_state_dict(table.rings.capacity, table.rings.stored_slots(), known))
+        self._use(kind.from_state_dict(table.rings.capacity, table.rings.stored_slots(), sampler_state))
 
 
 _BOUND = frozenset(("_table", "_ring", "_start", "_sampler"))
 """Attributes that a pickle does not hold, or holds in another form."""
-
-
-def _count_steps(buffer_ids: Any) -> int:
-    """Return how many steps the ids of a buffer of one ring are for."""
-    numbers = buffer_ids if type(buffer_ids) is list else np.asarray(buffer_ids).tolist()
-    if not isinstance(numbers, list) or not numbers or numbers != [0] * len(numbers):
-        raise RingError(f"buffer_ids of a buffer of one ring must be [0], or a 0 for each row, got {buffer_ids}")
-    return len(numbers)

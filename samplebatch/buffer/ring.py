@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.buffer.cursors import Cursors
-from samplebatch.buffer.cursors import Flags as Flags
-from samplebatch.buffer.cursors import Ints as Ints
-from samplebatch.errors import FormatError
+from samplebatch.errors import EmptyBufferError, FormatError, RingError
+
+Ints = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
+
+_UINTP = np.dtype(np.uintp)
 
 Added = tuple[Ints, npt.NDArray[Any], Ints, Ints]
 """Slots of new steps, returns and lengths of the episodes that ended with them (zero for others), first slots."""
@@ -29,16 +31,30 @@ _AHEAD = 1 << 12
 """Slots that are computed ahead of their use."""
 
 
-class Rings(Cursors):
-    """Ring buffers of slots: the cursors, sizes and running episodes of n of them, for `Table`.
+class Rings:
+    """Ring buffers of slots for `Table`: the cursors, sizes and running episodes of n of them.
 
-    Parameters
-    ----------
-    maxsizes
-        Slots of each ring.
+    A ring is a range of slots that is written from the first to the last, and from the first again; rings lie one after
+    the other. As long as all are written together, one cursor serves them all. Methods that look for neighbours in an
+    episode take the flags of all slots, `done`.
 
     Attributes
     ----------
+    n
+        How many rings there are.
+    maxsizes, bases
+        Slots and first slot of each ring, shape (n,).
+    edges
+        First slot of each ring, and the number of slots of all; shape (n + 1,).
+    capacity
+        The number of slots.
+    even
+        The slots of one ring if all have as many, else 0.
+    together
+        Whether `cursor`, `size` and `writes` are those of each ring. Otherwise `cursors`, `sizes` and `written` have
+        one entry a ring, shape (n,).
+    origins
+        The writes of each ring when it was empty the last time, shape (n,).
     nothing
         The return of no step: zero, of the shape of one reward.
     ep_return, began, ep_start
@@ -56,10 +72,26 @@ class Rings(Cursors):
     (array([4]), array([5.]), array([5]), array([3]))
     """
 
-    __slots__ = ("_slots_to_come", "_unended", "began", "ep_return", "ep_start", "nothing")
+    __slots__ = (
+        "_slots_to_come", "_unended", "bases", "began", "capacity", "cursor", "cursors", "edges", "ep_return",
+        "ep_start", "even", "maxsizes", "n", "nothing", "origins", "size", "sizes", "together", "writes", "written",
+    )  # fmt: skip
 
     def __init__(self, maxsizes: Sequence[int]) -> None:
-        super().__init__(maxsizes)
+        self.n = len(maxsizes)
+        self.maxsizes: Ints = np.array(maxsizes, _INTP)
+        self.edges: Ints = np.concatenate([_zeros(1, _INTP), np.cumsum(self.maxsizes)])
+        self.bases: Ints = self.edges[:-1]
+        self.capacity = int(self.edges[-1])
+        self.even = int(maxsizes[0]) if len(set(maxsizes)) == 1 else 0
+        self.together = bool(self.even) or self.n == 1
+        self.cursor = self.size = self.writes = 0
+        self.cursors: Ints = _zeros(0, _INTP)
+        self.sizes: Ints = _zeros(0, _INTP)
+        self.written: Ints = _zeros(0, _INTP)
+        self.origins: Ints = _zeros(self.n, _INTP)
+        if not self.together:
+            self._separate()
         self.nothing: Any = 0.0
         self.ep_return: Any = _zeros(self.n)
         self.began: Any = _zeros(self.n, _INTP)
@@ -68,6 +100,272 @@ class Rings(Cursors):
         if self.n == 1:
             self._begin_episode(0, 0, 0.0)
         self._share()
+
+    def _separate(self) -> None:
+        """Give every ring a cursor of its own."""
+        self.cursors = np.full(self.n, self.cursor, _INTP)
+        self.sizes = np.full(self.n, self.size, _INTP)
+        self.written = np.full(self.n, self.writes, _INTP)
+        self.together = False
+
+    def __len__(self) -> int:
+        return self.size * self.n if self.together else int(self.sizes.sum())
+
+    def sizes_of_all(self) -> Ints:
+        """Return how many slots of each ring hold rows, shape (n,)."""
+        return np.full(self.n, self.size, _INTP) if self.together else self.sizes.copy()
+
+    def cursors_of_all(self) -> Ints:
+        """Return where in each ring the next row goes, shape (n,)."""
+        return np.full(self.n, self.cursor, _INTP) if self.together else self.cursors.copy()
+
+    def ring_of(self, slots: Ints) -> Ints:
+        """Return the ring of each slot in [0, capacity)."""
+        if self.even:
+            return slots // self.even
+        return np.searchsorted(self.edges, slots, "right") - 1
+
+    # Neighbours
+
+    def window_of_one(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints, Flags] | None:
+        """Return the frames of each slot, those of the one after it, and whether it is the last of its episode.
+
+        That is the common case of `frames` and `next`: one ring, every frame holds a row, and none lies past an edge of
+        the ring. In any other, the result is None.
+
+        Frames are those of `frames`. After an episode's last step that is there, the step itself is once more the
+        newest frame.
+        """
+        window = slots[..., None] + np.arange(1 - count, 2)
+        if self.n > 1 or _count(window.view(_UINTP) >= self.size):
+            return None
+        ends = done.take(window[..., :-1])
+        if self.cursor and self.size == self.capacity:
+            # Otherwise the slot written last has none behind it, and is not here.
+            ends |= window[..., :-1] == self._last
+        final = ends[..., -1]
+        if not _count(ends):
+            return window[..., :-1], window[..., 1:], final
+        first = (ends[..., :-1] * np.arange(1, count)).max(-1, keepdims=True)
+        oldest = window[..., :1]
+        after = oldest + np.maximum(np.arange(1, count + 1), first)
+        after[..., -1] -= final
+        return oldest + np.maximum(np.arange(count), first), after, final
+
+    @property
+    def _last(self) -> int:
+        """The slot written last of the only ring."""
+        return (self.cursor or self.capacity) - 1
+
+    def prev(self, slots: Ints, done: Flags) -> Ints:
+        """Return the slot of the step before each, in its episode; of an episode's first step, that step's own."""
+        length = (self.size or 1) if self.n == 1 else self.capacity // self.n
+        if self.n > 1 and (not self.together or self.size < length):
+            base, place, size, last = self._places(slots)
+            before = (place - 1) % size
+            first = done.take(before + base) | (before == last)
+            result: Ints = (before + first) % size + base
+            return result
+        # For one ring, and for full ones, the same without divisions.
+        place = slots if self.n == 1 else slots % length
+        found: Ints = slots - 1
+        wraps = place == 0
+        wrapped = _count(wraps)
+        if wrapped:
+            found[wraps] += length
+        first = done.take(found)
+        first |= place == self.cursor % length
+        if wrapped:
+            return np.where(first, slots, found)
+        found += first
+        return found
+
+    def next(self, slots: Ints, done: Flags) -> Ints:
+        """Return the slot of the step after each, in its episode; of the last one that is there, that step's own."""
+        length = (self.size or 1) if self.n == 1 else self.capacity // self.n
+        if self.n > 1 and (not self.together or self.size < length):
+            base, place, size, last = self._places(slots)
+            final = done.take(place + base) | (place == last)
+            result: Ints = (place + 1 - final) % size + base
+            return result
+        place = slots if self.n == 1 else slots % length
+        final = done.take(slots)
+        final |= place == (self.cursor or length) - 1
+        found: Ints = slots + 1
+        found -= final
+        wraps = place == length - 1
+        if _count(wraps):
+            found[wraps & ~final] -= length
+        return found
+
+    def frames(self, slots: Ints, count: int, done: Flags) -> Ints:
+        """Return the slots of the `count` newest steps up to each, oldest first; shape (..., count).
+
+        An episode's first step is repeated where the episode has fewer.
+        """
+        return self._back(slots, count, done)[0]
+
+    def has_frames(self, slots: Ints, count: int, done: Flags) -> Flags:
+        """Tell of each slot whether its episode has `count` steps up to it."""
+        found = self.window_of_one(slots, count, done)
+        if found is not None:
+            whole: Flags = found[0][..., 0] == slots - (count - 1)
+            return whole
+        reach: Flags = self._back(slots, count, done)[1] >= count - 1
+        return reach
+
+    def _back(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints]:
+        """Return the slots of `frames`, and the number of steps before each slot in its episode, up to `count - 1`."""
+        base, place, size, last = self._places(slots)
+        place = place[..., None]
+        if self.n > 1:
+            base = base[..., None]
+            if not self.together:
+                size, last = size[..., None], last[..., None]
+        stops = np.ones((*slots.shape, count), np.bool_)
+        earlier = (place - np.arange(1, count)) % size
+        np.equal(earlier, last, stops[..., :-1])
+        if self.n > 1:
+            earlier += base
+        stops[..., :-1] |= done.take(earlier)
+        reach = stops.argmax(-1)
+        found = place - np.minimum(np.arange(count - 1, -1, -1), reach[..., None])
+        found %= size
+        if self.n > 1:
+            found += base
+        return found, reach
+
+    def _places(self, slots: Ints) -> tuple[Any, Ints, Any, Any]:
+        """Return, for each slot, its ring's first slot, its place there, how many places count, and the last one."""
+        if self.n == 1:
+            return 0, slots, self.size or 1, (self.cursor or self.capacity) - 1
+        if self.together:
+            place = slots % self.even
+            return slots - place, place, self.size or 1, (self.cursor or self.even) - 1
+        ring = self.ring_of(slots)
+        base = self.bases[ring]
+        last = (self.cursors[ring] - 1) % self.maxsizes[ring]
+        return base, slots - base, self.sizes[ring].clip(1), last
+
+    @property
+    def last_index(self) -> Ints:
+        """The slot written last in each ring, the first one if there is none; shape (n,)."""
+        if self.together:
+            return self.bases + ((self.cursor or (self.capacity // self.n)) - 1 if self.size else 0)
+        return self.bases + np.where(self.sizes, (self.cursors - 1) % self.maxsizes.clip(1), 0)
+
+    def unfinished(self, done: Flags) -> Ints:
+        """Return the newest slot of each ring with a running episode."""
+        last = self.last_index[self.sizes_of_all() > 0]
+        return last[~done[last]]
+
+    def generation(self, slots: Ints) -> Ints:
+        """Return how often each slot has been written over since the beginning: -1 if it never was written.
+
+        Emptying a ring counts as writing over all of its slots.
+        """
+        if self.together:
+            maxsize = self.capacity // self.n
+            found: Ints = (self.writes - 1 - slots % maxsize) // maxsize
+            return found
+        ring = self.ring_of(slots)
+        found = (self.written[ring] - 1 - (slots - self.bases[ring])) // self.maxsizes[ring]
+        return found
+
+    def holds(self, slots: Ints) -> Flags:
+        """Tell of each slot in [0, capacity) whether it holds a row."""
+        found: Flags
+        if self.together:
+            length = self.capacity // self.n
+            found = (slots % length if self.n > 1 else slots) < self.size
+        else:
+            ring = self.ring_of(slots)
+            found = slots - self.bases[ring] < self.sizes[ring]
+        return found
+
+    def overwritten(self) -> Flags:
+        """Tell of each ring whether rows have been written over since it was empty, shape (n,)."""
+        written = self.writes if self.together else self.written
+        found: Flags = written - self.origins > self.maxsizes
+        return found
+
+    # All rows
+
+    def stretches(self, ring: int) -> list[tuple[int, int]]:
+        """Return where the rows of one ring lie, oldest first: as one or two pairs of start and stop."""
+        base = int(self.bases[ring])
+        cursor, size = self._cursor_and_size(ring)
+        if not size:
+            return []
+        if size < self.maxsizes[ring] or not cursor:
+            return [(base, base + size)]
+        return [(base + cursor, base + size), (base, base + cursor)]
+
+    def _cursor_and_size(self, ring: int) -> tuple[int, int]:
+        if self.together:
+            return self.cursor, self.size
+        return int(self.cursors[ring]), int(self.sizes[ring])
+
+    def chronological(self, ring: int | None = None) -> Ints:
+        """Return the slots of all rows of one ring, or of all rings one after the other, oldest first."""
+        if ring is None and self.together:
+            order = np.concatenate([_zeros(0, _INTP), *(np.arange(*pair) for pair in self.stretches(0))])
+            return order if self.n == 1 else (self.bases[:, None] + order).ravel()
+        rings = range(self.n) if ring is None else (ring,)
+        pairs = [np.arange(*pair) for one in rings for pair in self.stretches(one)]
+        return np.concatenate([_zeros(0, _INTP), *pairs])
+
+    def newest(self, count: int, ring: int | None = None) -> Ints:
+        """Return the slots of the newest rows, at most `count` of each ring, oldest first."""
+        rings = range(self.n) if ring is None else (ring,)
+        parts = [self.chronological(one) for one in rings]
+        return np.concatenate([_zeros(0, _INTP), *(part[max(len(part) - count, 0) :] for part in parts)])
+
+    def stored_slots(self) -> Ints:
+        """Return the slots of all rows as they lie."""
+        if self.capacity == len(self):
+            return np.arange(self.capacity)
+        if self.together:
+            return (self.bases[:, None] + np.arange(self.size)).ravel()
+        return np.concatenate([base + np.arange(size) for base, size in zip(self.bases, self.sizes, strict=True)])
+
+    def draw(self, count: int, rng: np.random.Generator, ring: int | None = None) -> Ints:
+        """Draw slots of rows, each as likely as any other, with replacement."""
+        if ring is not None:
+            total = self._cursor_and_size(ring)[1]
+        else:
+            total = self.size * self.n if self.together else int(self.sizes.sum())
+        if count and not total:
+            raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
+        # Twice as fast as bit-exact whole numbers, and as likely as any other up to the 53 bits of a float. The largest
+        # float below 1 times a whole number below 2**53 is less than that number, rounding included.
+        fractions = rng.random(count)
+        fractions *= total
+        picked: Ints = fractions.astype(_INTP)
+        if ring is not None:
+            picked += int(self.bases[ring])
+            return picked
+        if total == self.capacity or self.n == 1:
+            return picked
+        if self.together:
+            ring_of, place = np.divmod(picked, self.size)
+            return ring_of * self.even + place
+        ends = np.cumsum(self.sizes)
+        ring_of = np.searchsorted(ends, picked, "right")
+        found: Ints = picked - (ends - self.sizes)[ring_of] + self.bases[ring_of]
+        return found
+
+    def interval(self, start: int, stop: int) -> Ints:
+        """Return the slots from `start` up to `stop`, both of one ring; past the ring's end they go on at its start."""
+        if start == stop and 0 <= start <= self.capacity:
+            return _zeros(0, _INTP)
+        inside = 0 <= start < self.capacity and 0 < stop <= self.capacity
+        ring, ring_of_stop = self.ring_of(np.array([start, stop - 1])) if inside else (0, 1)
+        if ring != ring_of_stop:
+            raise RingError(f"start and stop must lie within one ring, got {start} and {stop}")
+        if start <= stop:
+            return np.arange(start, stop)
+        return np.concatenate([np.arange(start, self.edges[ring + 1]), np.arange(self.edges[ring], stop)])
 
     def expect(self, row_shape: tuple[int, ...]) -> None:
         """Set the shape of rewards, and the returns of running episodes to zero."""
@@ -246,15 +544,7 @@ class Rings(Cursors):
         return base + np.arange(place, place + count) % max(maxsize, 1)
 
     def reset(self, rings: Iterable[int] | None = None, *, keep_statistics: bool = False) -> None:
-        """Empty some rings, or all.
-
-        Parameters
-        ----------
-        rings
-            Their numbers.
-        keep_statistics
-            Whether the running episodes go on, though their steps are gone.
-        """
+        """Empty some rings, or all."""
         chosen = list(range(self.n) if rings is None else rings)
         if len(chosen) == self.n:
             # With one number of writes for all, the rings can go together again.
@@ -321,13 +611,7 @@ class Rings(Cursors):
         return found | {"starts": found["starts"] - self.bases[ring], "together": True}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a `state_dict` of rings of the same sizes.
-
-        Raises
-        ------
-        FormatError
-            If it is of rings of other sizes.
-        """
+        """Load a `state_dict` of rings of the same sizes."""
         if not np.array_equal(state["maxsizes"], self.maxsizes):
             found, wanted = np.asarray(state["maxsizes"]).tolist()[:8], self.maxsizes.tolist()[:8]
             raise FormatError(f"the state must be of rings of {wanted} slots, got one of {found}")

@@ -32,13 +32,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, table: Table, ring: int | None, count: int, rng: np.random.Generator) -> Ints:
-        """Draw the slots of `count` rows, of one ring or of all.
-
-        Raises
-        ------
-        EmptyBufferError
-            If there are none to draw from.
-        """
+        """Draw the slots of `count` rows, of one ring or of all."""
 
     def on_add(self, slots: Ints) -> None:
         """Note that rows were written to slots."""
@@ -79,7 +73,6 @@ class Uniform(Sampler):
         self.frames = frames
 
     def draw(self, table: Table, ring: int | None, count: int, rng: np.random.Generator) -> Ints:
-        """Draw the slots of `count` rows with replacement; see `Sampler.draw`."""
         if self.frames < 2:
             return table.rings.draw(count, rng, ring)
         found = np.zeros(0, np.intp)
@@ -99,12 +92,10 @@ class Uniform(Sampler):
         return np.concatenate([found, every[rng.integers(0, len(every), count - len(found))]])
 
     def state_dict(self, slots: Ints) -> int:
-        """Return the number of frames that a row must have."""
         return self.frames
 
     @classmethod
     def from_state_dict(cls, capacity: int, slots: Ints, state: Any) -> Self:
-        """Make a sampler for as many frames."""
         return cls(int(state))
 
 
@@ -182,7 +173,6 @@ class Prioritized(Sampler):
             self.mirror[slots] = self.tree.get(slots)
 
     def draw(self, table: Table, ring: int | None, count: int, rng: np.random.Generator) -> Ints:
-        """Draw the slots of `count` rows with replacement; see `Sampler.draw`."""
         rings = table.rings
         if not (len(rings) if ring is None else rings.sizes_of_all()[ring]):
             raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
@@ -190,15 +180,12 @@ class Prioritized(Sampler):
         return self.tree.draw(count, rng, start, stop, stratified=self.stratified)
 
     def on_add(self, slots: Ints) -> None:
-        """Give new rows the largest priority so far."""
         self._set(slots, self.new_weight)
 
     def on_remove(self, slots: Ints) -> None:
-        """Set the weights of removed rows to zero."""
         self._set(slots, 0.0)
 
     def on_move(self, slots: Ints, state: dict[str, Any]) -> None:
-        """Give moved rows their old weights."""
         self._set(slots, state["weights"])
 
     def columns(self, table: Table, slots: Ints) -> dict[str, Any]:
@@ -227,11 +214,6 @@ class Prioritized(Sampler):
         """Give rows new priorities, C-contiguous and shape (n,) both; on duplicate slots the last one wins.
 
         They are raised to the power of alpha in their own dtype, float32 or float64.
-
-        Raises
-        ------
-        PriorityError
-            If a priority is NaN or too large. Nothing has changed then.
         """
         if not len(slots):
             return
@@ -246,13 +228,7 @@ class Prioritized(Sampler):
         self.smallest = min(self.smallest, smallest)
 
     def sizes(self, priorities: npt.NDArray[np.floating[Any]]) -> tuple[Floats, np.floating[Any]]:
-        """Return the sizes of priorities, of which there must be one at least, and the largest of them.
-
-        Raises
-        ------
-        PriorityError
-            If a priority is NaN or too large.
-        """
+        """Return the sizes of priorities, of which there must be one at least, and the largest of them."""
         sizes = np.abs(priorities)
         sizes += EPSILON
         peak = sizes.max()
@@ -265,7 +241,6 @@ class Prioritized(Sampler):
         return sizes, peak
 
     def state_dict(self, slots: Ints) -> dict[str, Any]:
-        """Return the state of the sampler and of slots; see `Sampler.state_dict`."""
         return {
             "alpha": self.alpha,
             "beta": self.beta,
@@ -279,7 +254,6 @@ class Prioritized(Sampler):
 
     @classmethod
     def from_state_dict(cls, capacity: int, slots: Ints, state: dict[str, Any]) -> Self:
-        """Make a sampler from a `state_dict`; see `Sampler.from_state_dict`."""
         names = ("weight_norm", "stratified")
         sampler = cls(capacity, state["alpha"], state["beta"], **{name: state[name] for name in names})
         sampler.largest, sampler.smallest = float(state["largest"]), float(state["smallest"])

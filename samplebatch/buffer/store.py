@@ -9,16 +9,30 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.batch.delivery import column_of_arrays
 from samplebatch.batch.nested.node import ARRAY, KINDS, NUMBER, TENSOR
-from samplebatch.column import threads
+from samplebatch.column import memory, threads
+from samplebatch.column.casting import cast_exactly
+from samplebatch.column.convert import as_ragged
 from samplebatch.column.interface import Column
+from samplebatch.column.objects import ObjectColumn, value_nbytes
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.column.types import storage_of
+from samplebatch.column.varying_rows import gather
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
+
+if TYPE_CHECKING:
+    import torch
+
 
 Slots = npt.NDArray[np.intp] | slice | int
 """Slots to be written: their numbers, shape (n,), in any order; a slice of them; or one."""
@@ -66,17 +80,7 @@ class Store(ABC):
 
     @abstractmethod
     def fit(self, rows: Any, n: int) -> Any:
-        """Check n rows, leading axis n, and return them ready to be written; nothing is changed.
-
-        Raises
-        ------
-        ColumnLengthError
-            If there are not n rows; names the column.
-        ColumnMismatchError
-            If the rows have another shape, or a value that the dtype cannot hold without loss; names the column.
-        ColumnTypeError
-            If they are nothing that the column could hold; names the column.
-        """
+        """Check n rows, leading axis n, and return them ready to be written; nothing is changed."""
 
     @abstractmethod
     def blank(self, n: int) -> Any:
@@ -91,18 +95,16 @@ class Store(ABC):
         """Gather rows into new memory: slots of any shape (...) in [0, number of slots) give (..., *row shape)."""
 
     @abstractmethod
+    def gathered_nbytes(self, slots: npt.NDArray[np.intp]) -> int:
+        """Count the bytes of the rows that `take` would gather, before anything is allocated."""
+
+    @abstractmethod
     def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
         """Gather the rows of slots, shape (n,), into a column of n rows, for checkpoints and files."""
 
     @abstractmethod
     def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
-        """Write the rows of a column that `to_column` made.
-
-        Raises
-        ------
-        SampleBatchError
-            As `fit` does.
-        """
+        """Write the rows of a column that `to_column` made."""
 
     def plan_copy(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
         """Allocate memory for the rows of ranges of slots, one after the other; return it and the jobs that fill it."""
@@ -129,13 +131,7 @@ def check_rows(name: str, array: Any, n: int, row_shape: tuple[int, ...]) -> Non
 
 
 def as_rows(rows: Any, name: str) -> npt.NDArray[Any]:
-    """Turn rows into an array: of numbers where they are some of one shape, else of objects.
-
-    Raises
-    ------
-    ColumnTypeError
-        If there is no leading axis; names the column.
-    """
+    """Turn rows into an array: of numbers where they are some of one shape, else of objects."""
     if type(rows) is _ndarray:
         array = rows
     elif KINDS[type(rows)] == TENSOR:
@@ -154,13 +150,7 @@ def as_rows(rows: Any, name: str) -> npt.NDArray[Any]:
 
 
 def object_rows(rows: Any, name: str) -> npt.NDArray[Any]:
-    """Turn rows of any kind into an array of objects, shape (n,).
-
-    Raises
-    ------
-    ColumnTypeError
-        If there is no leading axis; names the column.
-    """
+    """Turn rows of any kind into an array of objects, shape (n,)."""
     if isinstance(rows, _ndarray) and rows.dtype.kind == "O" and rows.ndim == 1:
         return rows
     if isinstance(rows, (str, bytes)) or not hasattr(rows, "__len__") or getattr(rows, "ndim", 1) == 0:
@@ -181,3 +171,375 @@ def narrow(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | 
         cast = array.astype(dtype)
         back = cast.astype(array.dtype)
     return cast if np.array_equal(back, array) else None
+
+
+_POOLED_NBYTES = 1 << 18
+"""Rows of at least this size are read into the library's pool, whose warm pages save more than the call costs."""
+
+
+class ArrayStore(Store):
+    """Rows in one array of shape (slots, ...): of numbers, or of Python objects."""
+
+    __slots__ = ("_values",)
+    _values: npt.NDArray[Any]
+
+    @property
+    def slots(self) -> int:
+        return len(self._values)
+
+    @property
+    def values(self) -> Any:
+        return self._values
+
+    @property
+    def nbytes(self) -> int:
+        return self._values.nbytes
+
+    def write(self, slots: Slots, rows: npt.NDArray[Any]) -> None:
+        self._values[slots] = rows[0] if type(slots) is int else rows
+
+
+class DenseStore(ArrayStore):
+    """Rows of one shape, in one C-contiguous array of shape (slots, ...), which is kept.
+
+    Examples
+    --------
+    >>> store = DenseStore("act", np.zeros(4, np.float32))
+    >>> store.write(slice(1, 3), store.fit([1, 2], 2))
+    >>> store.take(np.array([[2, 1], [0, 0]]))
+    array([[2., 1.],
+           [0., 0.]], dtype=float32)
+    >>> store.fit([0.1], 1)
+    Traceback (most recent call last):
+    samplebatch.errors.ColumnMismatchError: column 'act' must hold its values without loss, got float64 for float32; ...
+    """
+
+    __slots__ = ("_row_nbytes",)
+    kind: ClassVar[str] = "dense"
+    dtype: np.dtype[Any]
+    row_shape: tuple[int, ...]
+
+    def __init__(self, name: str, values: npt.NDArray[Any]) -> None:
+        self.name = name
+        self._values = values
+        self.dtype = values.dtype
+        self.row_shape = values.shape[1:]
+        self._row_nbytes = values.itemsize * prod(values.shape[1:])
+
+    def fit(self, rows: Any, n: int) -> npt.NDArray[Any]:
+        array = rows if type(rows) is _ndarray else as_rows(rows, self.name)
+        check_rows(self.name, array, n, self.row_shape)
+        if array.dtype == self.dtype:
+            return array
+        exact = cast_exactly(array, self.dtype)
+        if exact is None:
+            exact = narrow(array, self.dtype)
+        if exact is None:
+            raise ColumnMismatchError(
+                f"column {self.name!r} must hold its values without loss, got {array.dtype} for {self.dtype}; "
+                "convert them, or give the first row the wider dtype"
+            )
+        return exact
+
+    def blank(self, n: int) -> npt.NDArray[Any]:
+        return np.zeros((n, *self.row_shape), self.dtype)
+
+    def take(self, slots: npt.NDArray[np.intp]) -> Any:
+        values = self._values
+        if self._row_nbytes * slots.size < _POOLED_NBYTES or not len(values):
+            # With "clip", NumPy checks each index once, not twice.
+            return values.take(slots, 0, None, "clip")
+        out = memory.empty((*slots.shape, *self.row_shape), values.dtype)
+        values.take(slots, 0, out, "clip")
+        return out
+
+    def gathered_nbytes(self, slots: npt.NDArray[np.intp]) -> int:
+        return slots.size * self._row_nbytes
+
+    def plan_copy(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
+        values = self._values
+        if sum([stop - start for start, stop in ranges]) * self._row_nbytes >= _POOLED_NBYTES:
+            return plan_copy(values, ranges)
+        if len(ranges) == 1:
+            return values[slice(*ranges[0])].copy(), []
+        return np.concatenate([values[:0], *(values[start:stop] for start, stop in ranges)]), []
+
+    def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
+        return TensorColumn(self.take(slots))
+
+    def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
+        self.write(slots, self.fit(column.to_numpy(), len(slots)))
+
+
+class TorchStore(DenseStore):
+    """Rows of torch tensors of one shape, on the host, in an array of the same width; read as tensors.
+
+    Examples
+    --------
+    >>> import torch
+    >>> store = TorchStore("policy.hidden_state", np.zeros((4, 2), np.float32), torch.float32)
+    >>> store.write(0, store.fit(torch.ones(1, 2), 1))
+    >>> store.take(np.array([0, 3]))
+    tensor([[1., 1.],
+            [0., 0.]])
+    """
+
+    __slots__ = ("torch_dtype",)
+    kind: ClassVar[str] = "torch"
+
+    def __init__(self, name: str, values: npt.NDArray[Any], torch_dtype: torch.dtype) -> None:
+        super().__init__(name, values)
+        self.torch_dtype = torch_dtype
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self._tensor(self._values)
+
+    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(array).view(self.torch_dtype)
+
+    def fit(self, rows: Any, n: int) -> npt.NDArray[Any]:
+        if KINDS[type(rows)] == TENSOR and rows.dtype == self.torch_dtype:
+            rows = tensor_bits(rows)
+            check_rows(self.name, rows, n, self.row_shape)
+            return np.asarray(rows)
+        if str(self.torch_dtype).removeprefix("torch.") != self.dtype.name:
+            found = getattr(rows, "dtype", type(rows).__name__)
+            raise ColumnMismatchError(f"column {self.name!r} must have tensors of {self.torch_dtype}, got {found}")
+        return super().fit(rows, n)
+
+    def take(self, slots: npt.NDArray[np.intp]) -> torch.Tensor:
+        return self._tensor(super().take(slots))
+
+    def plan_copy(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
+        out, jobs = super().plan_copy(ranges)
+        return self._tensor(out), jobs
+
+    def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
+        return TorchColumn(self.take(slots))
+
+    def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
+        self.write(slots, self.fit(column.to_torch(), len(slots)))
+
+
+def tensor_bits(rows: torch.Tensor) -> npt.NDArray[Any]:
+    """View a tensor's elements as an array; those of a dtype that NumPy lacks as integers of their width."""
+    plain = rows.detach().resolve_conj().resolve_neg()
+    try:
+        return plain.numpy(force=True)
+    except TypeError:
+        import torch
+
+        return plain.cpu().contiguous().view({1: torch.uint8, 2: torch.int16}[plain.element_size()]).numpy()
+
+
+def plan_copy(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.NDArray[Any], list[threads.Job]]:
+    """Allocate room for the rows of ranges of an array, one after the other, and cut the copying into jobs."""
+    rows = sum([stop - start for start, stop in ranges])
+    out = memory.empty((rows, *values.shape[1:]), values.dtype)
+    jobs: list[threads.Job] = []
+    at = 0
+    for start, stop in ranges:
+        nbytes = (stop - start) * (values.nbytes // len(values))
+        for part in threads.pieces(stop - start, nbytes):
+            source = values[start + part.start : start + part.stop]
+            jobs.append((source.nbytes, partial(np.copyto, out[at + part.start : at + part.stop], source)))
+        at += stop - start
+    return out, jobs
+
+
+class ObjectStore(ArrayStore):
+    """Rows of Python objects: one a row, or an array of them of one shape. Slots that were never written hold None.
+
+    Examples
+    --------
+    >>> store = ObjectStore("info.text", 3)
+    >>> store.write(1, store.fit(["key found"], 1))
+    >>> store.values
+    array([None, 'key found', None], dtype=object)
+    """
+
+    __slots__ = ("shape",)
+    kind: ClassVar[str] = "object"
+
+    def __init__(self, name: str, slots: int, row_shape: tuple[int, ...] = ()) -> None:
+        self.name = name
+        self.dtype = self.row_shape = None
+        self.shape = row_shape
+        self._values = np.empty((slots, *row_shape), object)
+
+    def fit(self, rows: Any, n: int) -> npt.NDArray[Any]:
+        if self.shape:
+            array = as_rows(rows, self.name)
+        else:
+            # Rows of an array would be views of memory that its giver may use again.
+            numbers = isinstance(rows, np.ndarray) and rows.dtype.kind != "O"
+            array = object_rows(rows.copy() if numbers else rows, self.name)
+        check_rows(self.name, array, n, self.shape)
+        return array
+
+    def blank(self, n: int) -> npt.NDArray[Any]:
+        return np.empty((n, *self.shape), object)
+
+    def take(self, slots: npt.NDArray[np.intp]) -> Any:
+        return self._values.take(slots, 0)
+
+    def gathered_nbytes(self, slots: npt.NDArray[np.intp]) -> int:
+        known, counts = np.unique(slots, return_counts=True)
+        rows = self._values[known].reshape(len(known), -1).tolist()
+        return sum(count * (8 + value_nbytes(row)) for row, count in zip(rows, counts.tolist(), strict=True))
+
+    def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
+        rows = self._values.take(slots, 0)
+        return ObjectColumn(rows) if rows.ndim == 1 else ObjectColumn.from_rows(rows.tolist())
+
+    def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
+        rows = column.to_numpy()
+        if self.shape:
+            block = np.empty((len(rows), *self.shape), object)
+            block[...] = rows.tolist()
+            rows = block
+        self.write(slots, self.fit(rows, len(slots)))
+
+
+_SPARE = 2
+"""Size of a compacted array, as a multiple of the elements in use."""
+
+_PIECE = 1 << 16
+"""Rows that are moved at once when the array is compacted."""
+
+
+class RaggedStore(Store):
+    """Rows of varying shape, of one dtype and number of dimensions, in one array.
+
+    A row is appended behind the one written before it. When the array is full, it is compacted: the rows still in use
+    move to an array of twice their size. So the memory stays within a small multiple of the rows in use, however often
+    slots are written, and every element is moved about once. Slots that were never written hold a row without
+    elements.
+
+    Examples
+    --------
+    >>> store = RaggedStore("obs", 4, np.dtype(np.int64), 1)
+    >>> store.write(np.array([0, 1]), store.fit([[1, 2], [3]], 2))
+    >>> list(store.take(np.array([1, 0, 2])))
+    [array([3]), array([1, 2]), array([], dtype=int64)]
+    """
+
+    __slots__ = ("_elements", "_end", "_is_open", "_lengths", "_shapes", "_starts", "item", "ndim")
+    kind: ClassVar[str] = "ragged"
+
+    def __init__(self, name: str, slots: int, dtype: np.dtype[Any], ndim: int) -> None:
+        self.name = name
+        self.dtype = self.row_shape = None
+        self.item = dtype
+        self._is_open = False
+        self.ndim = ndim
+        self._elements = memory.empty((0,), dtype)
+        self._end = 0
+        self._starts = np.zeros(slots, np.int64)
+        self._lengths = np.zeros(slots, np.int64)
+        self._shapes = np.zeros((slots, ndim), np.int64) if ndim > 1 else None
+
+    @classmethod
+    def for_rows(cls, name: str, first_rows: Any, slots: int) -> RaggedStore:
+        """Make a store for rows such as these, which are not written."""
+        rows = ragged_rows(first_rows, name)
+        store = cls(name, slots, rows.dtype, rows.ndim)
+        store._is_open = not len(rows.flat)
+        return store
+
+    @property
+    def slots(self) -> int:
+        return len(self._starts)
+
+    @property
+    def values(self) -> RaggedColumn:
+        return self._column(np.arange(self.slots))
+
+    @property
+    def nbytes(self) -> int:
+        shapes = 0 if self._shapes is None else self._shapes.nbytes
+        return self._elements.nbytes + self._starts.nbytes + self._lengths.nbytes + shapes
+
+    def fit(self, rows: Any, n: int) -> RaggedColumn:
+        column = ragged_rows(rows, self.name)
+        if len(column) != n:
+            raise ColumnLengthError(f"column {self.name!r} must have {n} rows, got {len(column)}")
+        if column.ndim != self.ndim:
+            raise ColumnMismatchError(
+                f"column {self.name!r} must have rows of {self.ndim} dimensions, got {column.ndim}"
+            )
+        # Until rows have elements, the first that do choose the dtype.
+        return column if self._is_open and len(column.flat) else column.cast(self.item, self.name)
+
+    def blank(self, n: int) -> RaggedColumn:
+        shapes = np.zeros((n, self.ndim), np.int64) if self.ndim > 1 else None
+        return RaggedColumn(memory.empty((0,), self.item), np.zeros(n + 1, np.int64), shapes)
+
+    def write(self, slots: Slots, rows: RaggedColumn) -> None:
+        count = len(rows.flat)
+        if count and self._is_open:
+            self._is_open = False
+            self.item = rows.dtype
+            self._elements = memory.empty((0,), self.item)
+        if self._end + count > len(self._elements):
+            self._compact(slots, count)
+        self._elements[self._end : self._end + count] = rows.flat
+        lengths = rows.lengths
+        starts = rows.offsets[:-1] - rows.offsets[0] + self._end
+        one = type(slots) is int
+        self._starts[slots] = starts[0] if one else starts
+        self._lengths[slots] = lengths[0] if one else lengths
+        if self._shapes is not None and rows.shapes is not None:
+            self._shapes[slots] = rows.shapes[0] if one else rows.shapes
+        self._end += count
+
+    def _compact(self, slots: Slots, count: int) -> None:
+        """Move the rows of all slots but these to an array with room for `count` more elements, and to spare."""
+        lengths = self._lengths.copy()
+        lengths[slots] = 0
+        wanted = int(lengths.sum()) + count
+        # At least an element a slot, or many short rows would be compacted after every few writes.
+        elements = memory.empty((max(_SPARE * wanted, self.slots),), self.item)
+        starts = np.empty_like(self._starts)
+        end = 0
+        for first in range(0, self.slots, _PIECE):
+            part = slice(first, first + _PIECE)
+            moved, offsets = gather(self._elements, self._starts[part], lengths[part])
+            elements[end : end + len(moved)] = moved
+            starts[part] = offsets[:-1] + end
+            end += len(moved)
+        self._elements, self._starts, self._lengths, self._end = elements, starts, lengths, end
+
+    def take(self, slots: npt.NDArray[np.intp]) -> Any:
+        column = self._column(slots.reshape(-1))
+        return column if slots.ndim == 1 else column.to_numpy().reshape(slots.shape)
+
+    def gathered_nbytes(self, slots: npt.NDArray[np.intp]) -> int:
+        elements = int(self._lengths[slots].sum()) * self.item.itemsize
+        return elements + slots.size * 8 * (1 + (self.ndim if self.ndim > 1 else 0))
+
+    def _column(self, slots: npt.NDArray[np.intp]) -> RaggedColumn:
+        elements, offsets = gather(self._elements, self._starts[slots], self._lengths[slots])
+        return RaggedColumn(elements, offsets, None if self._shapes is None else self._shapes[slots])
+
+    def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
+        return self._column(slots)
+
+    def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
+        self.write(slots, self.fit(column, len(slots)))
+
+
+def ragged_rows(rows: Any, name: str) -> RaggedColumn:
+    """View rows as a ragged column: those of an array of one shape too, and copies where they are apart.
+
+    Examples
+    --------
+    >>> ragged_rows(np.zeros((2, 3)), "obs").lengths, ragged_rows([[1.0], []], "obs").lengths
+    (array([3, 3]), array([1, 0]))
+    """
+    if isinstance(rows, list | tuple):
+        return RaggedColumn.from_rows(rows, name)
+    return cast("RaggedColumn", column_of_arrays(as_ragged(rows, name)))

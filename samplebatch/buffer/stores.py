@@ -12,14 +12,23 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.node import KINDS, TENSOR, values_of
 from samplebatch.buffer.compressed_store import CompressedStore
-from samplebatch.buffer.dense_store import DenseStore, TorchStore, tensor_bits
-from samplebatch.buffer.object_store import ObjectStore
-from samplebatch.buffer.ragged_store import RaggedStore
-from samplebatch.buffer.store import Store, as_rows, check_dtype
+from samplebatch.buffer.store import (
+    DenseStore,
+    ObjectStore,
+    RaggedStore,
+    Store,
+    TorchStore,
+    as_rows,
+    check_dtype,
+    tensor_bits,
+)
 from samplebatch.column import memory
+from samplebatch.column.convert import is_of_arrays
 from samplebatch.column.interface import Column
 from samplebatch.column.types import NUMBERS
+from samplebatch.column.varying_rows import VaryingRows
 from samplebatch.errors import ArgumentError, ColumnTypeError, near_names
+from samplebatch.names import covers
 
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 """Makes the array of all slots, zeroed: takes the column's dotted name, the shape (slots, ...) and the dtype.
@@ -77,37 +86,26 @@ class Stores:
     allocate: Allocate = allocate_zeros
 
     def check_names(self, *steps: Mapping[str, Any]) -> None:
-        """Check that the names of columns stand for some of a buffer's first step, or of several buffers'.
-
-        Raises
-        ------
-        ArgumentError
-            If one does not, and is none that may come later: `obs_next`, `info`, `policy`.
-        """
+        """Check that the names of columns stand for some of a buffer's first step, or of several buffers'."""
         if not self.compress and not self.ragged:
             return
         paths = [path for values in steps for path in _paths(values, "")]
         for argument in ("compress", "ragged"):
             for name in getattr(self, argument):
                 top = name.partition(".")[0]
-                later = top in _LATER and not any(_covers((top,), path) for path in paths)
-                if not later and not any(_covers((name,), path) for path in paths):
+                later = top in _LATER and not any(covers((top,), path) for path in paths)
+                if not later and not any(covers((name,), path) for path in paths):
                     known = dict.fromkeys([*(own for values in steps for own in values), *paths])
                     raise ArgumentError(
                         f"{argument} must name columns of a step, {name!r} is none; {near_names(name, known)}"
                     )
 
     def make(self, name: str, first_rows: Any, slots: int) -> Store:
-        """Make the store that suits the first rows of a column; they are not written.
-
-        Raises
-        ------
-        ColumnTypeError
-            If no column can hold the rows, or not as asked; names the column.
-        """
-        if _covers(self.compress, name):
+        """Make the store that suits the first rows of a column; they are not written."""
+        if covers(self.compress, name):
             return CompressedStore.for_rows(name, first_rows, slots, self.max_open)
-        if _covers(self.ragged, name) or (_covers(OBSERVATIONS, name) and _is_of_arrays(first_rows)):
+        is_ragged = isinstance(first_rows, VaryingRows) or covers(self.ragged, name)
+        if is_ragged or (covers(OBSERVATIONS, name) and is_of_arrays(first_rows)):
             return RaggedStore.for_rows(name, first_rows, slots)
         return store_for(name, first_rows, slots, self.allocate)
 
@@ -123,7 +121,7 @@ class Stores:
 
     def for_final_observations(self) -> Self:
         """Return the same for final observations: uncompressed, and as ragged under `obs_next` as under `obs`."""
-        ragged = (f"obs_next{name[3:]}" for name in self.ragged if _covers(("obs",), name))
+        ragged = (f"obs_next{name[3:]}" for name in self.ragged if covers(("obs",), name))
         return replace(self, compress=(), ragged=(*self.ragged, *ragged))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,11 +137,6 @@ class Stores:
 def names_of(given: bool | str | Sequence[str], of_true: tuple[str, ...], argument: str) -> tuple[str, ...]:
     """Turn a user's choice of columns into their names: one or several, or True for the usual ones.
 
-    Raises
-    ------
-    ColumnTypeError
-        If it is nothing of that kind; names the argument.
-
     Examples
     --------
     >>> names_of(True, ("obs",), "compress"), names_of("obs.camera", (), "compress"), names_of(False, (), "compress")
@@ -152,7 +145,7 @@ def names_of(given: bool | str | Sequence[str], of_true: tuple[str, ...], argume
     if isinstance(given, bool):
         return of_true if given else ()
     names = (given,) if isinstance(given, str) else tuple(given)
-    if not all(isinstance(name, str) for name in names):
+    if isinstance(given, Mapping) or not all(isinstance(name, str) for name in names):
         raise ColumnTypeError(f"{argument} must be True, False or names of columns, got {type(given).__name__}")
     return names
 
@@ -167,37 +160,8 @@ def _paths(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
             yield from _paths(inner, f"{prefix}{name}.")
 
 
-def _covers(names: tuple[str, ...], name: str) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in names)
-
-
-def _is_of_arrays(rows: Any) -> bool:
-    """Tell whether rows are arrays of numbers in an array of objects, all of one dtype and number of dimensions."""
-    if not (isinstance(rows, np.ndarray) and rows.dtype.kind == "O" and rows.ndim == 1 and len(rows)):
-        return False
-    kinds = {(row.dtype, row.ndim) if isinstance(row, np.ndarray) else None for row in rows}
-    (kind,) = kinds if len(kinds) == 1 else (None,)
-    return kind is not None and kind[0].kind in "biufc" and kind[1] > 0
-
-
 def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = allocate_zeros) -> Store:
     """Make the store that suits the first rows seen of a column; they are not written.
-
-    Parameters
-    ----------
-    name
-        The column's dotted name.
-    first_rows
-        Rows, leading axis n: an array, a tensor, or a sequence.
-    slots
-        How many slots to make.
-    allocate
-        Where the memory of rows of one shape comes from.
-
-    Raises
-    ------
-    ColumnTypeError
-        If no column can hold the rows; names the column.
 
     Examples
     --------

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.column.row_keys import resolve
+from samplebatch.column.interface import resolve
 from samplebatch.errors import ColumnLengthError, PriorityError, RowIndexError
 
 Indices = npt.NDArray[np.intp]

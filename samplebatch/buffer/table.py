@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.columns import Columns, Ready
 from samplebatch.buffer.fast_add import FastAdd, compile_fast_add
 from samplebatch.buffer.final_observations import OWNER, FinalObservations
-from samplebatch.buffer.locks import new_lock
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
 from samplebatch.buffer.store import Slots
 from samplebatch.buffer.stores import Stores
@@ -22,6 +25,43 @@ from samplebatch.errors import (
     ColumnNotFoundError,
     RingError,
 )
+
+if TYPE_CHECKING:
+    from _thread import RLock
+
+
+# `valuerefs` copies at once, while other threads may add.
+_locks: weakref.WeakValueDictionary[int, RLock] = weakref.WeakValueDictionary()
+_forking = threading.RLock()
+_held: list[RLock] = []
+
+
+def new_lock() -> RLock:
+    """Make a lock that its thread may take several times, and that is free in a forked child.
+
+    Who holds one takes no other, or a fork could wait for ever.
+    """
+    lock = threading.RLock()
+    _locks[id(lock)] = lock
+    return lock
+
+
+def _take_all() -> None:
+    _forking.acquire()
+    for lock in filter(None, (reference() for reference in _locks.valuerefs())):
+        lock.acquire()
+        _held.append(lock)
+
+
+def _release_all() -> None:
+    while _held:
+        _held.pop().release()
+    _forking.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_take_all, after_in_parent=_release_all, after_in_child=_release_all)
+
 
 _count = np.count_nonzero
 _NONE: Flags = np.zeros(0, np.bool_)
@@ -81,18 +121,24 @@ class Table:
         The write-ahead log of all that is written; None for a table in memory.
     listener
         The observer of rows that come and go; None for none.
+    action_unit
+        The unit of the rows' actions; None if unknown.
     lock
         Held by the thread that reads or writes rows. Buffers take it, so that a draw and the rows drawn are of one
         moment.
+    max_gather_nbytes
+        Bytes of the rows that may be gathered at once; None for any number.
     """
 
     __slots__ = (
-        "_general_only", "columns", "fast_add", "finals", "journal", "keeps_next", "last_frame", "listener", "lock",
-        "rings",
+        "_general_only", "action_unit", "columns", "fast_add", "finals", "journal", "keeps_next", "last_frame",
+        "listener", "lock", "max_gather_nbytes", "rings",
     )  # fmt: skip
 
     def __init__(self, maxsizes: Sequence[int], stores: Stores, *, keeps_next: bool, last_frame: bool) -> None:
         self.lock = new_lock()
+        self.max_gather_nbytes: int | None = None
+        self.action_unit: ActionUnit | None = None
         self.rings = Rings(maxsizes)
         self.columns = Columns(self.rings.capacity, stores)
         self.keeps_next = keeps_next
@@ -117,15 +163,7 @@ class Table:
         self._general_only = ()
 
     def compile_fast_add(self, held: dict[str, Any], n: int | None) -> None:
-        """Compile `fast_add`, if there is none, for batches like one that `add` has just taken.
-
-        Parameters
-        ----------
-        held
-            Its values by name.
-        n
-            Its rows, one for each ring; None for a single row without a leading axis.
-        """
+        """Compile `fast_add`, if there is none, for batches like one that `add` has just taken."""
         form = (n, *held)
         if self.fast_add is None and form != self._general_only:
             self.fast_add = compile_fast_add(self, held, n)
@@ -147,15 +185,6 @@ class Table:
             order.
         single
             Whether the values are those of one step, without a leading axis.
-
-        Raises
-        ------
-        ColumnNotFoundError
-            If a column is missing that every step must have.
-        ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a column cannot take its values. Nothing has changed then.
-        RingError
-            If there are no slots.
         """
         values, obs_next = self._complete(held, n, single=single)
         if rings is not None and (n > self.rings.n or len(set(rings.tolist())) < n):
@@ -222,11 +251,6 @@ class Table:
         Returns
         -------
         The slots that they went to, in order, shape (count,).
-
-        Raises
-        ------
-        SampleBatchError
-            As `add` does.
         """
         n = min(count, int(self.rings.maxsizes[ring]))
         values, obs_next = self._complete(rows, n, single=False, stored=True)
@@ -261,18 +285,7 @@ class Table:
         return slots
 
     def fill(self, rows: dict[str, Any], start: int, stop: int, *, keep: bool = False) -> None:
-        """Put rows into the slots from `start` up to `stop`; which slots count stays as it is.
-
-        Parameters
-        ----------
-        keep
-            Whether new columns may be the very arrays given.
-
-        Raises
-        ------
-        SampleBatchError
-            As `add` does.
-        """
+        """Put rows into the slots from `start` up to `stop`; which slots count stays as it is."""
         n = stop - start
         values, obs_next = self._complete(rows, n, single=False)
         ready = self.columns.fit(values, n, keep=keep and self.journal is None)
@@ -290,17 +303,7 @@ class Table:
         self._commit()
 
     def set_column(self, name: str, value: Any, slots: Ints, default: float | None) -> None:
-        """Put values into one column; the other slots of a new one get a default, the dtype's missing value for None.
-
-        Raises
-        ------
-        ColumnMismatchError
-            If the column is `done`, which follows from two others.
-        ColumnTypeError
-            If there is no default, and a new column's dtype has no missing value.
-        SampleBatchError
-            As `add` does.
-        """
+        """Put values into one column; other slots of a new one get the default, or the missing value of the dtype."""
         n = len(slots)
         if name == "done":
             raise ColumnMismatchError("column 'done' follows from 'terminated' and 'truncated'; set those")
@@ -401,6 +404,8 @@ class Table:
             for part in (None,) if rings is None else rings:
                 self.listener.on_remove(self.rings.chronological(part))
         self.rings.reset(rings, keep_statistics=keep_statistics)
+        if not len(self.rings):
+            self.action_unit = None
         self._commit()
 
     # Carrying on elsewhere
@@ -421,13 +426,7 @@ class Table:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Make a table from a `state_dict`.
-
-        Raises
-        ------
-        FormatError
-            If its parts do not fit each other.
-        """
+        """Make a table from a `state_dict`."""
         maxsizes = np.asarray(state["rings"]["maxsizes"]).tolist()
         table = cls(maxsizes, state["stores"], keeps_next=state["keeps_next"], last_frame=state["last_frame"])
         table.rings.load_state_dict(state["rings"])

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.batch.delivery import as_array
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, node, values_of
-from samplebatch.batch.nested.tensors import as_array
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
 from samplebatch.column.casting import as_flags
 from samplebatch.errors import (
@@ -18,6 +18,7 @@ from samplebatch.errors import (
     ColumnMismatchError,
     ColumnNotFoundError,
     ColumnTypeError,
+    RingError,
     near_names,
 )
 from samplebatch.names import TO_FLAT
@@ -42,6 +43,14 @@ def step_values(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
     return batch.__dict__ if isinstance(batch, Batch) else Batch(batch).__dict__
 
 
+def count_steps(buffer_ids: Any) -> int:
+    """Return how many steps the ids of a buffer of one ring are for."""
+    numbers = buffer_ids if type(buffer_ids) is list else np.asarray(buffer_ids).tolist()
+    if not isinstance(numbers, list) or not numbers or numbers != [0] * len(numbers):
+        raise RingError(f"buffer_ids of a buffer of one ring must be [0], or a 0 for each row, got {buffer_ids}")
+    return len(numbers)
+
+
 def drop_empty(rows: dict[str, Any]) -> dict[str, Any]:
     """Leave out names that have no values."""
     return {name: value for name, value in rows.items() if KINDS[type(value)] != NODE or value.__dict__}
@@ -52,13 +61,6 @@ def convert_step(held: Mapping[str, Any], n: int, *, single: bool, last_frame: b
 
     `done` alone stands for `terminated`. With `last_frame`, observations are stacks of frames of which the newest is
     taken.
-
-    Raises
-    ------
-    ColumnNotFoundError
-        If a column is missing that every step must have; names it.
-    ColumnLengthError, ColumnMismatchError, ColumnTypeError
-        If rewards or flags are no numbers, or not one a row; names the column.
 
     Examples
     --------
@@ -88,20 +90,6 @@ def convert_step(held: Mapping[str, Any], n: int, *, single: bool, last_frame: b
 def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> npt.NDArray[Any]:
     """Convert rewards or flags to numbers of a kind.
 
-    Parameters
-    ----------
-    lead
-        The number of rows, in a tuple; an empty one for a single row without a leading axis.
-
-    Raises
-    ------
-    ColumnLengthError
-        If there are not as many rows; names the column.
-    ColumnMismatchError
-        If there are several flags a row, or one that is neither 0 nor 1; names the column.
-    ColumnTypeError
-        If they are no real numbers; names the column.
-
     Examples
     --------
     >>> numbers([1, 0], "terminated", (2,), np.bool_)
@@ -121,11 +109,6 @@ def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> np
 def end_flags(rows: Mapping[str, Any], n: int) -> tuple[Flags, Flags]:
     """Return which of n rows are terminated, and which truncated; `done` stands for `terminated` where that is missing.
 
-    Raises
-    ------
-    ColumnMismatchError
-        If a flag is neither 0 nor 1; names the column as flat batches do.
-
     Examples
     --------
     >>> end_flags({"done": [0, 1]}, 2)
@@ -139,13 +122,7 @@ def end_flags(rows: Mapping[str, Any], n: int) -> tuple[Flags, Flags]:
 
 
 def newest_frame(value: Any, path: str, *, single: bool) -> Any:
-    """Take the last frame of stacked observations, of one row or of each.
-
-    Raises
-    ------
-    ColumnMismatchError
-        If observations are no stacks, or images whose first axis is one of pixels; names the column.
-    """
+    """Take the last frame of stacked observations, of one row or of each."""
     names = values_of(value)
     if names is not None:
         return node(
@@ -180,13 +157,6 @@ _INTP = np.dtype(np.intp)
 
 class Series:
     """The slots of k steps in time order, several of them of one ring, and their episodes' returns and lengths.
-
-    Parameters
-    ----------
-    rings
-        The rings, which are looked at, and not changed before `advance`.
-    numbers
-        The ring of each step, shape (k,).
 
     Attributes
     ----------
@@ -228,15 +198,7 @@ class Series:
             self.lasting = np.sort(self._order[self._rank >= (self._counts - maxsizes)[self._ring]])
 
     def advance(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
-        """Count the steps as written; see `Rings.advance`.
-
-        Parameters
-        ----------
-        done
-            Whether an episode ended with each, shape (k,).
-        rew
-            Rewards, shape (k, ...).
-        """
+        """Count the steps as written; see `Rings.advance`."""
         rings, order, ring = self._all, self._order, self._ring
         state = rings.state_dict()
         done, rew, slots = done[order], rew[order], self.slots[order]

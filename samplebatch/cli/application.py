@@ -8,25 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samplebatch import __version__
-from samplebatch.cli.display import complain
+from samplebatch.cli.terminal import FAILED, INTERRUPTED, MISUSED, complain
 from samplebatch.env.registry import DEFAULT_ENVIRONMENT
 from samplebatch.errors import (
     ArgumentError,
     EnvironmentSpecError,
     FormatError,
     MissingExtraError,
+    NonFiniteLossError,
     PolicySpecError,
     PriorityError,
     SampleBatchError,
     UntrustedPickleError,
     require,
 )
+from samplebatch.names import for_terminal
 
 if TYPE_CHECKING:
     from typer import Typer
-
-FAILED, MISUSED, INTERRUPTED = 1, 2, 130
-"""Exit statuses: the work failed, the arguments were wrong, Ctrl-C."""
 
 _WRONG_ARGUMENTS = (
     ArgumentError,
@@ -71,7 +70,7 @@ environment.
 
   samplebatch collect my_package.arena:make_arena --steps 1000000 --out arena/
 
-Ctrl-C ends the run early, and writes what has been collected so far.
+Ctrl-C or SIGTERM ends the run early, and writes what has been collected so far.
 """
 
 _TRAIN_HELP = """Train a policy, and show how it learns: by ALGORITHM, in an environment or from data.
@@ -85,7 +84,7 @@ figures ([bold]log[/bold], for samplebatch inspect), and a checkpoint, from whic
 
 [bold]Examples[/bold]
 
-  samplebatch train ppo CartPole-v1
+  samplebatch train ppo CartPole-v1 --steps 50000
 
   samplebatch train sac Pendulum-v1 --seed 3 --set lr=3e-4 --set max_epochs=20 --out runs/pendulum
 
@@ -97,7 +96,7 @@ figures ([bold]log[/bold], for samplebatch inspect), and a checkpoint, from whic
 
   samplebatch train dqn --settings
 
-Ctrl-C ends the run after its step, saves a checkpoint, and says how to go on.
+Ctrl-C or SIGTERM ends the run after its step, saves a checkpoint, and says how to go on.
 """
 
 _INSPECT_HELP = """Print what is in a file or dataset: each policy's columns, its episodes and their returns.
@@ -162,19 +161,13 @@ def main() -> None:
         require("rich", "cli")
         require("typer", "cli")
     except MissingExtraError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print(f"Error: {for_terminal(error, 1000)}", file=sys.stderr)
         raise SystemExit(FAILED) from None
     application()(prog_name="samplebatch")
 
 
 def application() -> Typer:
-    """Build the command line.
-
-    Raises
-    ------
-    MissingExtraError
-        If Typer is not installed.
-    """
+    """Build the command line."""
     typer = require("typer", "cli")
     app: Typer = typer.Typer(
         name="samplebatch",
@@ -288,6 +281,14 @@ def application() -> Typer:
         ),
         settings: bool = typer.Option(False, "--settings", help="Print the algorithm's settings, and exit."),
         env: str | None = typer.Option(None, "--env", help="Environment of the tests, where SOURCE is data."),
+        steps: int | None = typer.Option(
+            None,
+            "--steps",
+            "-n",
+            min=1,
+            help="Environment steps of the whole run, or gradient steps where SOURCE is data; sets max_epochs and "
+            "epoch_num_steps.",
+        ),
         workers: int | None = typer.Option(
             None, "--workers", "-w", min=0, help="Processes that collect. [dim]\\[default: 0, collect in this one][/]"
         ),
@@ -302,22 +303,28 @@ def application() -> Typer:
         allow_pickle: bool = typer.Option(
             False,
             "--allow-pickle",
-            help="Load pickled objects, such as a checkpoint's environments, which runs code. Only from writers you "
-            "trust.",
+            help="Load pickled objects, such as a checkpoint's environments, and import environments that a file "
+            "names, which runs code. Only from writers you trust.",
         ),
     ) -> None:
         from samplebatch.cli.training import read_training, resume_training, show_settings, train
 
+        flags = {
+            "algorithm": algorithm, "source": source, "env": env, "steps": steps, "seed": seed, "workers": workers
+        }  # fmt: skip
         if resume is not None:
-            if any(value is not None for value in (algorithm, source, config, env, workers, seed, out)) or assignments:
-                raise typer.BadParameter("the folder has all options; only --plot goes with it", param_hint="--resume")
-            raise typer.Exit(_guard(lambda: resume_training(resume, plot=plot, allow_pickle=allow_pickle)))
+            if any(value is not None for value in (config, steps, workers, seed, out)) or assignments:
+                raise typer.BadParameter(
+                    "the folder has all options; only ALGORITHM, SOURCE and --env, as they are there, --plot and "
+                    "--allow-pickle go with it",
+                    param_hint="--resume",
+                )
+            raise typer.Exit(_guard(lambda: resume_training(resume, flags, plot=plot, allow_pickle=allow_pickle)))
         if settings:
             raise typer.Exit(_guard(lambda: show_settings(algorithm)))
-        flags = {"algorithm": algorithm, "source": source, "env": env, "seed": seed, "workers": workers}
 
         def run() -> int:
-            options = read_training(config, flags, assignments)
+            options = read_training(config, flags, assignments, allow_pickle=allow_pickle)
             return train(options, out, plot=plot, allow_pickle=allow_pickle)
 
         raise typer.Exit(_guard(run))
@@ -326,7 +333,7 @@ def application() -> Typer:
     def verify_command(
         path: Path = typer.Argument(..., metavar="PATH", help="File or folder that samplebatch wrote."),
     ) -> None:
-        from samplebatch.cli.verifying import verify
+        from samplebatch.cli.inspecting import verify
 
         raise typer.Exit(_guard(lambda: verify(path)))
 
@@ -402,6 +409,9 @@ def _guard(command: Callable[[], int]) -> int:
         reason = str(error).partition("; pass allow_pickle")[0]
         complain(f"{reason}; if you trust who wrote it, add --allow-pickle")
         return FAILED
+    except NonFiniteLossError as error:
+        complain(str(error).replace("pass allow_nonfinite=True", "add --set allow_nonfinite=true"))
+        return FAILED
     except _WRONG_ARGUMENTS as error:
         complain(str(error))
         return MISUSED
@@ -414,3 +424,7 @@ def _guard(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED
+    except SystemExit as error:
+        # An environment or a policy may call sys.exit, also with status 0: what was to be done is not done.
+        complain(f"the command must finish its work, and sys.exit({error.code!r}) was called in it")
+        return error.code if isinstance(error.code, int) and error.code else FAILED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.cli.display import console, number, say
+from samplebatch.cli.terminal import console, number, say
 from samplebatch.errors import require
 from samplebatch.loggers.training_log import LearningCurve, learning_curves, newest_figures
+from samplebatch.names import for_matplotlib, for_rich, for_terminal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +54,7 @@ def show_curves(log: SampleBatch) -> None:
     for name, (_, steps, values) in curves.items():
         finite = values[np.isfinite(values)]
         cells = [number(float(value)) for value in (values[0], values[-1], finite.max() if len(finite) else np.nan)]
-        table.add_row(name, str(int(steps[-1])), *cells, blocks(values))
+        table.add_row(for_rich(name), str(int(steps[-1])), *cells, blocks(values))
     console().print(table)
 
 
@@ -89,7 +90,7 @@ def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int 
     is_finite = np.isfinite(curve.values)
     steps, values = curve.steps[is_finite], curve.values[is_finite]
     if not len(values):
-        return [f"{name} over {curve.unit}: no finite values"]
+        return [f"{for_terminal(name)} over {for_terminal(curve.unit)}: no finite values"]
     columns = _places(steps.astype(np.float64), width)
     means = np.bincount(columns, values, minlength=width) / np.maximum(np.bincount(columns, minlength=width), 1)
     filled = np.unique(columns)
@@ -97,7 +98,7 @@ def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int 
     grid = np.full((height, width), " ")
     grid[height - 1 - rows, filled] = "•"
     labels = {0: number(float(means[filled].max())), height - 1: number(float(means[filled].min()))}
-    lines = [f"{name} over {curve.unit}"]
+    lines = [f"{for_terminal(name)} over {for_terminal(curve.unit)}"]
     for place, row in enumerate(grid):
         label = labels.get(place, "")
         lines.append(f"{label:>12} {'┤' if label else '│'}{''.join(row)}".rstrip())
@@ -106,26 +107,23 @@ def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int 
 
 
 def draw_curves(log: SampleBatch, path: str | os.PathLike[str]) -> None:
-    """Draw the learning curves of a log: returns of tests and of training, then the figures of updates.
-
-    Raises
-    ------
-    MissingExtraError
-        If matplotlib is not installed.
-    OSError
-        If the file cannot be written.
-    """
+    """Draw the learning curves of a log: returns of tests and of training, then the figures of updates."""
     _figure(learning_curves(newest_figures(log))).savefig(path)
 
 
-def curves_as_svg(log: SampleBatch) -> str:
-    """Draw the picture of `draw_curves` as SVG, to stand within a page; raises as that does."""
+def as_svg(draw: Callable[[], Figure]) -> str:
+    """Draw a figure as SVG for a page; its text can be searched, and has the reader's font."""
     matplotlib = require("matplotlib", "plot")
     page = BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        _figure(learning_curves(newest_figures(log))).savefig(page, format="svg", metadata={"Date": None})
+        draw().savefig(page, format="svg", metadata={"Date": None})
     text = page.getvalue().decode()
     return text[text.index("<svg") :]
+
+
+def curves_as_svg(log: SampleBatch) -> str:
+    """Draw the picture of `draw_curves` as SVG."""
+    return as_svg(lambda: _figure(learning_curves(newest_figures(log))))
 
 
 def _figure(curves: Curves) -> Figure:
@@ -150,14 +148,14 @@ def _figure(curves: Curves) -> Figure:
                 axes.fill_between(
                     steps, values - spread.values, values + spread.values, color=f"C{color}", alpha=0.15, linewidth=0
                 )
-            axes.set_xlabel(unit)
+            axes.set_xlabel(for_matplotlib(unit))
     if axes.lines:
         axes.legend(frameon=False)
     for place, name in enumerate(panels):
         own = figure.add_subplot(grid[1 + place // 2, place % 2])
         own.plot(curves[name].steps, curves[name].values, linewidth=0.9)
-        own.set_title(name.removeprefix("update/"), loc="left", fontsize="medium")
-        own.set_xlabel(curves[name].unit)
+        own.set_title(for_matplotlib(name.removeprefix("update/")), loc="left", fontsize="medium")
+        own.set_xlabel(for_matplotlib(curves[name].unit))
     return figure
 
 

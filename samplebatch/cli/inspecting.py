@@ -1,4 +1,4 @@
-"""`samplebatch inspect`."""
+"""`samplebatch inspect` and `samplebatch verify`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.summary import Line, describe
+from samplebatch.cli.collecting import read_any
 from samplebatch.cli.curves import LOG, draw_curves, show_curves
-from samplebatch.cli.destination import read_any
-from samplebatch.cli.display import console, say, show_columns, show_episodes
 from samplebatch.cli.report import check_picture, draw_episodes, write_html_report
+from samplebatch.cli.terminal import FAILED, complain, megabytes, say, show_columns, show_episodes, show_table
 from samplebatch.loggers.training_log import is_log
+from samplebatch.names import for_terminal
 from samplebatch.rollout.statistics import episode_statistics
+from samplebatch.storage import verifying
 
 
 def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, allow_pickle: bool = False) -> int:
@@ -55,19 +57,14 @@ def compare(first: Path, second: Path, *, allow_pickle: bool = False) -> int:
 
 
 def _show(policy: Any, left: SampleBatch, right: SampleBatch, *, flat: bool) -> bool:
-    """Print the columns of one policy in both files, and tell whether they are the same."""
-    from rich.table import Table
-
-    title = f"{len(left)} and {len(right)} steps"
-    table = Table(title=title if flat else f"policy {policy}: {title}", title_justify="left", title_style="bold")
-    for heading in ("column", "first", "range", "mean", "second", "range", "mean", ""):
-        table.add_column(heading)
-    verdicts = []
-    for name in dict.fromkeys([*left.column_names, *right.column_names]):
-        verdicts.append(_verdict(name, left, right))
-        table.add_row(name, *_cells(name, left), *_cells(name, right), verdicts[-1])
-    console().print(table)
-    return all(verdict == "same" for verdict in verdicts) and len(left) == len(right)
+    """Print the columns of one policy in both files; return whether they are the same."""
+    verdicts = {name: _verdict(name, left, right) for name in [*left.column_names, *right.column_names]}
+    show_table(
+        ("column", "first", "range", "mean", "second", "range", "mean", ""),
+        [(name, *_cells(name, left), *_cells(name, right), verdict) for name, verdict in verdicts.items()],
+        f"{'' if flat else f'policy {for_terminal(policy)}: '}{len(left)} and {len(right)} steps",
+    )
+    return set(verdicts.values()) <= {"same"} and len(left) == len(right)
 
 
 def _verdict(name: str, left: SampleBatch, right: SampleBatch) -> str:
@@ -85,3 +82,18 @@ def _cells(name: str, batch: SampleBatch) -> tuple[str, str, str]:
     if name in batch.column_names:
         (line,) = describe({name: batch.column(name)})
     return f"{line.dtype} {line.shape}".strip(), f"{line.min} to {line.max}" if line.min else "", line.mean
+
+
+def verify(path: Path) -> int:
+    """Print for each file whether it is intact, and return the exit status: 1 if one is damaged."""
+    reports = verifying.verify(path)
+    rows = []
+    for report in reports:
+        name = report.path.relative_to(path) if report.path != path else path.name
+        intact = "whole" if report.has_checksums else "readable; it has no checksums"
+        rows.append((name, report.format, megabytes(report.nbytes), "damaged" if report.fault else intact))
+    show_table(("file", "format", "size", "found"), rows, right=("size",))
+    faults = [report.fault for report in reports if report.fault]
+    if faults:
+        complain(faults[0] + (f"; {len(faults) - 1} more files are damaged" if faults[1:] else ""))
+    return FAILED if faults else 0

@@ -8,29 +8,30 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, near_names
-from samplebatch.learn.actor_policy import ProbabilisticActorPolicy
 from samplebatch.learn.algorithm import Algorithm
 from samplebatch.learn.behaviour_cloning import BehaviourCloning, ImitationPolicy
 from samplebatch.learn.cql import CQL
 from samplebatch.learn.discrete_bcq import DiscreteBCQ, DiscreteBCQPolicy
 from samplebatch.learn.dqn import DQN, DiscreteQLearningPolicy
 from samplebatch.learn.exploration import GaussianNoise
-from samplebatch.learn.heads import (
+from samplebatch.learn.networks import (
+    MLP,
     ContinuousActorDeterministic,
     ContinuousActorProbabilistic,
     ContinuousCritic,
+    Convolutional,
     DiscreteActor,
     DiscreteCritic,
     DuelingCritic,
     ValueCritic,
 )
-from samplebatch.learn.networks import MLP, Convolutional
 from samplebatch.learn.optimizer import AdamOptimizerFactory
+from samplebatch.learn.policy import ProbabilisticActorPolicy
 from samplebatch.learn.ppo import PPO
 from samplebatch.learn.reinforce import Reinforce
 from samplebatch.learn.sac import SAC, AutoAlpha, SACPolicy
 from samplebatch.learn.td3 import TD3, ContinuousDeterministicPolicy
-from samplebatch.learn.trainer_params import (
+from samplebatch.learn.trainer import (
     OfflineTrainerParams,
     OffPolicyTrainerParams,
     OnPolicyTrainerParams,
@@ -110,11 +111,6 @@ _OFFLINE = _COMMON | {"epoch_num_steps": 1000, "batch_size": 256}
 def find_recipe(name: str) -> Recipe:
     """Return the recipe of an algorithm.
 
-    Raises
-    ------
-    ArgumentError
-        If there is none of that name.
-
     Examples
     --------
     >>> find_recipe("sac").summary
@@ -130,11 +126,6 @@ def find_recipe(name: str) -> Recipe:
 
 def complete_settings(name: str, given: Settings) -> dict[str, Any]:
     """Return all settings of an algorithm: those given, and the defaults of the others.
-
-    Raises
-    ------
-    ArgumentError
-        If the algorithm has no such setting; names the near ones. If one is of another type than its default.
 
     Examples
     --------
@@ -278,7 +269,7 @@ def _make_cloning(obs: Space, act: Space, settings: Settings) -> BehaviourClonin
     head = DiscreteActor if _is_discrete(act) else ContinuousActorDeterministic
     actor = head(_body(obs, settings), act)
     policy = ImitationPolicy(actor=actor, action_scaling=not _is_discrete(act), **_spaces(obs, act))
-    return BehaviourCloning(policy=policy, optim=_optim(settings))
+    return BehaviourCloning(policy=policy, optim=_optim(settings), **_arguments(BehaviourCloning, settings))
 
 
 def _make_bcq(obs: Space, act: Space, settings: Settings) -> DiscreteBCQ:
@@ -377,24 +368,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 def make_algorithm(name: str, obs: Space, act: Space, settings: Settings) -> Algorithm[Any]:
-    """Make an algorithm from all of its settings.
-
-    Parameters
-    ----------
-    name
-        Its name in `RECIPES`.
-    obs, act
-        The spaces of one environment's observations and actions.
-    settings
-        The settings that `complete_settings` returned.
-
-    Raises
-    ------
-    EnvironmentSpecError, PolicySpecError
-        If the algorithm does not learn such actions.
-    ArgumentError
-        If an argument is out of its range.
-    """
+    """Make an algorithm from all of its settings."""
     return find_recipe(name).make(obs, act, settings)
 
 

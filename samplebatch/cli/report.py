@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
+from base64 import b64encode
 from collections.abc import Sequence
-from html import escape
-from io import BytesIO
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,20 @@ import numpy.typing as npt
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.batch.summary import as_html, describe
-from samplebatch.cli.contact_sheet import contact_sheet
-from samplebatch.cli.curves import curves_as_svg
+from samplebatch.batch.summary import as_html, describe, html_table
+from samplebatch.cli.curves import as_svg, curves_as_svg
+from samplebatch.cli.terminal import EPISODE_HEADINGS, episode_cells, episodes_of, titled_steps
+from samplebatch.column.interface import Column
 from samplebatch.errors import FormatError, require
 from samplebatch.loggers.training_log import is_log
-from samplebatch.names import PolicyID
+from samplebatch.names import PolicyID, for_html, for_matplotlib
 from samplebatch.rollout.statistics import EpisodeStatistics, episode_statistics
-from samplebatch.storage.arrow_file import replacing
+from samplebatch.storage.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 FORMATS = ("png", "svg", "pdf", "jpg", "jpeg")
 """Endings of the files that a picture can be written to."""
@@ -44,27 +46,9 @@ svg, img { max-width: 100%; height: auto; }
 figure { margin: 1.5rem 0; }
 """
 
-_HEADINGS = ("policy", "episodes", "agent episodes", "return mean", "std", "min", "max", "length mean")
-
 
 def draw_episodes(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[str]) -> None:
     """Draw the returns and lengths of the episodes that ended in a batch, a row for each policy.
-
-    Parameters
-    ----------
-    batch
-        A batch with the columns that `episode_statistics` needs.
-    path
-        The file to write; its ending says in which format.
-
-    Raises
-    ------
-    MissingExtraError
-        If matplotlib is not installed.
-    FormatError
-        If the batch does not tell its episodes, or the ending names no format of pictures.
-    OSError
-        If the file cannot be written.
 
     Examples
     --------
@@ -82,17 +66,7 @@ def draw_episodes(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[
 
 
 def check_picture(path: str | os.PathLike[str]) -> None:
-    """See to it that a picture can be written to a path, before the work that it is to show.
-
-    Raises
-    ------
-    MissingExtraError
-        If matplotlib is not installed.
-    FormatError
-        If the ending names no format of pictures.
-    FileNotFoundError
-        If the folder is not there.
-    """
+    """See to it that a picture can be written to a path, before the work that it is to show."""
     require("matplotlib", "plot")
     target = Path(path)
     if target.suffix.lower().removeprefix(".") not in FORMATS:
@@ -104,14 +78,8 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 
 
 def episodes_as_svg(batch: SampleBatch | MultiAgentBatch) -> str:
-    """Draw the picture of `draw_episodes` as SVG, to stand within a page; raises as that does."""
-    matplotlib = require("matplotlib", "plot")
-    page = BytesIO()
-    # Text stays text: it can be searched, and takes the reader's font.
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        _figure(_statistics(batch)).savefig(page, format="svg", metadata={"Date": None})
-    text = page.getvalue().decode()
-    return text[text.index("<svg") :]
+    """Draw the picture of `draw_episodes` as SVG."""
+    return as_svg(lambda: _figure(_statistics(batch)))
 
 
 def _statistics(batch: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
@@ -130,7 +98,7 @@ def _figure(statistics: EpisodeStatistics) -> Figure:
     policies = statistics.policies
     # Not through pyplot: that keeps figures, and may open windows.
     figure = Figure(figsize=(10, 1 + 2.6 * max(len(policies), 1)), layout="constrained", dpi=120)
-    figure.suptitle(f"{statistics.episodes} episodes ended, {statistics.unfinished} did not")
+    figure.suptitle(episodes_of(statistics))
     rows = figure.subplots(max(len(policies), 1), 2, squeeze=False, width_ratios=(2, 1))
     for axes, (policy, found) in zip(rows, policies.items(), strict=False):
         _draw_returns(axes[0], policy, found.returns)
@@ -139,7 +107,7 @@ def _figure(statistics: EpisodeStatistics) -> Figure:
 
 
 def _draw_returns(axes: Axes, policy: PolicyID, returns: npt.NDArray[Any]) -> None:
-    axes.set_title(f"{policy}: return of each episode", loc="left", fontsize="medium")
+    axes.set_title(f"{for_matplotlib(policy)}: return of each episode", loc="left", fontsize="medium")
     axes.set_xlabel("episode")
     # Rewards of several parts have a line each.
     for part, values in enumerate(returns.reshape(len(returns), -1).T if len(returns) else ()):
@@ -181,22 +149,6 @@ def write_html_report(batch: SampleBatch | MultiAgentBatch, path: str | os.PathL
     It has the columns of each policy with their dtypes, shapes and ranges, frames of images, and, where the batch
     tells its episodes, their statistics and their picture. Of the log of a training it has the learning curves.
 
-    Parameters
-    ----------
-    batch
-        The batch.
-    path
-        The HTML file to write.
-    title
-        The page's heading.
-
-    Raises
-    ------
-    MissingExtraError
-        If the batch tells its episodes and matplotlib is not installed.
-    OSError
-        If the file cannot be written.
-
     Examples
     --------
     >>> import tempfile
@@ -211,43 +163,99 @@ def write_html_report(batch: SampleBatch | MultiAgentBatch, path: str | os.PathL
 
 
 def _page(batch: SampleBatch | MultiAgentBatch, title: str) -> str:
-    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(_counts(batch))}</p>"]
+    parts = [f"<h1>{for_html(title)}</h1>", f"<p>{for_html(_counts(batch))}</p>"]
     statistics = episode_statistics(batch)
     if statistics is not None:
-        parts += [_episodes(statistics), episodes_as_svg(batch)]
-    flat = isinstance(batch, SampleBatch)
+        rows = [[*map(for_html, cells)] for cells in episode_cells(statistics)]
+        parts += [html_table(episodes_of(statistics), EPISODE_HEADINGS, rows), episodes_as_svg(batch)]
     if is_log(batch):
         parts.append(curves_as_svg(batch))
-    for policy, steps in batch.as_multi_agent().policy_batches.items():
-        caption = f"{len(steps)} steps" if flat else f"policy {policy}: {len(steps)} agent steps"
+    for caption, steps in titled_steps(batch):
         columns = {name: steps.column(name) for name in steps.column_names}
         parts.append(as_html(caption, describe(columns)))
         parts += [_frames(name, sheet) for name, column in columns.items() if (sheet := contact_sheet(column))]
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    head = f'<meta charset="utf-8"><title>{for_html(title)}</title><style>{_STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
 
 def _frames(name: str, sheet: str) -> str:
     """Lay a contact sheet out under the name of its column."""
-    return f'<figure><figcaption>{escape(name)}</figcaption><img src="{sheet}" alt="frames"></figure>'
+    return f'<figure><figcaption>{for_html(name)}</figcaption><img src="{sheet}" alt="frames"></figure>'
 
 
 def _counts(batch: SampleBatch | MultiAgentBatch) -> str:
     return f"{batch.env_steps()} environment steps, {batch.agent_steps()} agent steps, {batch.size_bytes()} bytes"
 
 
-def _episodes(statistics: EpisodeStatistics) -> str:
-    head = "".join(f"<th>{heading}</th>" for heading in _HEADINGS)
-    rows = []
-    for policy, found in statistics.policies.items():
-        returns = found.returns
-        spread = (returns.std(), returns.min(), returns.max()) if returns.size else (float("nan"),) * 3
-        numbers = [_number(float(value)) for value in (found.mean_return, *spread, found.mean_length)]
-        cells = [str(policy), str(found.episodes), str(len(found.lengths)), *numbers]
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    caption = f"{statistics.episodes} episodes ended, {statistics.unfinished} did not"
-    return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+_MAX_FRAMES = 24
+_FRAMES_A_ROW = 8
+_MIN_SIDE = 8
+"""Pixels that a side of an image has at least; smaller rows are features."""
+_GAP = 2
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
-def _number(value: float) -> str:
-    return "-" if isnan(value) else f"{value:.4g}"
+def contact_sheet(column: Column) -> str:
+    """Draw evenly spaced frames of a column as a data URI of a PNG; "" if its rows are no images.
+
+    Images are rows of bytes of shape (height, width), with up to four channels before or after. Three channels are
+    colours; of others, such as stacked frames, the last is drawn.
+
+    Examples
+    --------
+    >>> from samplebatch.column import as_column
+    >>> contact_sheet(as_column(np.zeros((30, 16, 16, 3), np.uint8), "obs"))[:22]
+    'data:image/png;base64,'
+    >>> contact_sheet(as_column(np.zeros((30, 4)), "obs"))
+    ''
+    """
+    shape = column.row_shape
+    if str(column.dtype).removeprefix("torch.") != "uint8" or None in shape or not len(column):
+        return ""
+    channels = _channels_at(tuple(extent for extent in shape if extent is not None))
+    if channels is None:
+        return ""
+    chosen = np.linspace(0, len(column) - 1, min(len(column), _MAX_FRAMES)).astype(np.intp)
+    frames = column.take(chosen).to_numpy()
+    if channels:
+        frames = np.moveaxis(frames, channels, -1)
+        frames = frames if frames.shape[-1] == 3 else frames[..., -1]
+    return "data:image/png;base64," + b64encode(_png(_tile(frames))).decode()
+
+
+def _channels_at(shape: tuple[int, ...]) -> int | None:
+    """Return the axis of the channels of rows, 0 if images have none, or None if rows are no images."""
+    if len(shape) == 2 and min(shape) >= _MIN_SIDE:
+        return 0
+    for axis, sides in ((3, shape[:2]), (1, shape[1:])):
+        if len(shape) == 3 and min(sides) >= _MIN_SIDE and shape[axis - 1] <= 4:
+            return axis
+    return None
+
+
+def _tile(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Lay frames of shape (n, height, width, ...) in rows, with white between them."""
+    n, height, width = frames.shape[:3]
+    across = min(n, _FRAMES_A_ROW)
+    down = -(-n // across)
+    sheet = np.full((down * (height + _GAP), across * (width + _GAP), *frames.shape[3:]), 255, np.uint8)
+    for place, frame in enumerate(frames):
+        top, left = place // across * (height + _GAP), place % across * (width + _GAP)
+        sheet[top : top + height, left : left + width] = frame
+    return sheet[:-_GAP, :-_GAP]
+
+
+def _png(image: npt.NDArray[np.uint8]) -> bytes:
+    """Encode an image of shape (height, width) or (height, width, 3) as PNG."""
+    height, width = image.shape[:2]
+    colour = 2 if image.ndim == 3 else 0
+    lines = np.zeros((height, 1 + image[0].size), np.uint8)
+    lines[:, 1:] = image.reshape(height, -1)
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)),
+        (b"IDAT", zlib.compress(lines.tobytes())),
+        (b"IEND", b""),
+    )
+    return _SIGNATURE + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )

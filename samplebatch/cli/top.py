@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samplebatch.cli.display import console, megabytes, number
 from samplebatch.cli.serving import read_token
+from samplebatch.cli.terminal import console, megabytes, number
+from samplebatch.names import for_rich, for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -52,13 +53,7 @@ def top(options: Top) -> int:
 
 
 def watch(options: Top) -> Iterator[Group]:
-    """Yield a picture of the tables every so often, for ever.
-
-    Raises
-    ------
-    ServiceError
-        If the service cannot be reached.
-    """
+    """Yield a picture of the tables every so often, for ever."""
     from samplebatch.service.link import Link
 
     token = None if options.token_file is None else read_token(options.token_file)
@@ -80,7 +75,7 @@ def draw_tables(tables: Mapping[str, Any], before: Mapping[str, Any], seconds: f
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(title=Text(title), title_justify="left", title_style="bold")
+    found = Table(title=for_rich(title), title_justify="left", title_style="bold")
     for heading in _HEADINGS:
         found.add_column(heading, justify="left" if heading == "table" else "right")
     told: list[str] = []
@@ -88,16 +83,33 @@ def draw_tables(tables: Mapping[str, Any], before: Mapping[str, Any], seconds: f
     for name, info in tables.items():
         rates = [_rate(info[count], before[name][count], seconds) if name in before else "-" for count in _COUNTS]
         counts = [f"{info[count]:,}\n{rate}/s" for count, rate in zip(_COUNTS, rates, strict=True)]
-        items = f"{info['size']:,} {info['items']}\nof {info['capacity']:,}"
-        found.add_row(Text(f"{name}\n{info['kind']}"), items, megabytes(info["nbytes"]), *counts)
+        items = f"{info['size']:,} {for_terminal(info['items'])}\nof {info['capacity']:,}"
+        found.add_row(
+            Text(f"{for_terminal(name)}\n{for_terminal(info['kind'])}"), Text(items), megabytes(info["nbytes"]), *counts
+        )
         limits = ", ".join(f"{limit}={value:g}" for limit, value in info["limits"].items() if value)
         told += [f"{name}: limits {limits}"] * bool(limits)
+        told += [f"{name}: columns {_columns(info.get('columns') or {})}"] * bool(info.get("columns"))
         held += [_held(name, one) for one in info["held_back"]]
     told += held[:_SHOWN_HELD] + [f"and {len(held) - _SHOWN_HELD} more"] * (len(held) > _SHOWN_HELD)
-    return Group(found, Text("\n".join(told)))
+    return Group(found, Text("\n".join(for_terminal(line, 400) for line in told)))
 
 
 _COUNTS = ("inserted", "sampled")
+
+
+def _columns(declared: Mapping[str, Any]) -> str:
+    """Word declared columns, those of several policies with the policy.
+
+    >>> _columns({"obs": "float32[4]"}), _columns({"left": {"obs": "float32[4]"}})
+    ('obs:float32[4]', 'left/obs:float32[4]')
+    """
+    flat = {
+        f"{name}/{inner}" if isinstance(form, Mapping) else name: one
+        for name, form in declared.items()
+        for inner, one in (form if isinstance(form, Mapping) else {name: form}).items()
+    }
+    return ", ".join(f"{name}:{form}" for name, form in flat.items())
 
 
 def _rate(now: int, before: int, seconds: float) -> str:

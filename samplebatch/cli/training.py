@@ -6,42 +6,43 @@ import contextlib
 import json
 import os
 import random
-import signal
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.prioritized import PrioritizedVectorReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.vector import VectorReplayBuffer
 from samplebatch.cli.curves import LOG, draw_curves, draw_text
-from samplebatch.cli.display import console, say
 from samplebatch.cli.recipes import RECIPES, complete_settings, find_recipe, make_algorithm, trainer_arguments
 from samplebatch.cli.report import check_picture
-from samplebatch.convert.sources import open_source
-from samplebatch.env.registry import make_environment
+from samplebatch.cli.terminal import FAILED, Interruption, console, say
+from samplebatch.convert.experience import open_source
+from samplebatch.env.registry import imports_module, make_environment
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, FormatError
-from samplebatch.learn.checkpoint import FILE, load_checkpoint
+from samplebatch.learn.checkpoint import FILE, read_checkpoint, write_torch
 from samplebatch.learn.policy import policy_within_training_step
-from samplebatch.learn.training_loop import Trainer
+from samplebatch.learn.trainer import Trainer
 from samplebatch.loggers.training_log import TrainingLog, learning_curves, read_log
-from samplebatch.rollout.collector import Collector
-from samplebatch.storage.arrow_file import replacing
+from samplebatch.rollout.collector import Collector, leave_out_environments
+from samplebatch.storage.files import replacing
 from samplebatch.storage.saving import load
 from samplebatch.workers.workers import RolloutWorkers
 
-INTERRUPTED = 130
 _CONFIG, _LOG, _POLICY = "train.toml", LOG, "policy.pt"
 _POINTS = 1000
 """Points of a learning curve, about: figures in between are left out."""
 _OWN = ("algorithm", "source", "env", "seed", "workers")
 """Names in a config file that are no settings of the algorithm."""
+_LENGTH = ("max_epochs", "epoch_num_steps")
+"""Settings whose product is the length of a run, which `steps` sets: epochs of about the length that they have."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ class Training:
     workers: int
     settings: Mapping[str, Any]
 
+    @property
+    def environment(self) -> str | None:
+        """Name of the environment that is made: of the training, or of the tests if the source is data."""
+        return self.env if find_recipe(self.algorithm).is_offline else self.source
+
     def as_toml(self) -> str:
         """Write the options as a file that `--config` takes."""
         own = {name: getattr(self, name) for name in _OWN} | dict(self.settings)
@@ -74,31 +80,48 @@ class Training:
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in own.items() if value is not None)
 
 
-def read_training(config: Path | None, flags: Mapping[str, Any], assignments: Sequence[str]) -> Training:
+def read_training(
+    config: Path | None, flags: Mapping[str, Any], assignments: Sequence[str], *, allow_pickle: bool = False
+) -> Training:
     """Put the options together: a file's, then those of flags, then those of `--set`.
 
-    Raises
-    ------
-    ArgumentError
-        If there is no algorithm or source, or a setting is unknown or of another type.
-    FormatError
-        If the file is no TOML.
-    OSError
-        If it cannot be read.
+    A name that imports a module is accepted from a file only with `allow_pickle`: it runs code that the file's writer
+    chose. Flags repeat such a name.
 
     Examples
     --------
-    >>> read_training(None, {"algorithm": "dqn", "source": "CartPole-v1"}, ["lr=1e-4"]).settings["lr"]
-    0.0001
+    >>> found = read_training(None, {"algorithm": "dqn", "source": "CartPole-v1", "steps": 9000}, ["lr=1e-4"])
+    >>> [found.settings[name] for name in ("lr", "max_epochs", "epoch_num_steps")]
+    [0.0001, 2, 4500]
     """
-    found = {} if config is None else _read_toml(config)
-    found |= {name: value for name, value in flags.items() if value is not None}
-    found |= dict(map(_assignment, assignments))
-    own = {"env": None, "seed": 0, "workers": 0} | {name: found.pop(name) for name in _OWN if name in found}
+    options = {} if config is None else _read_toml(config)
+    typed = {name: value for name, value in flags.items() if value is not None} | dict(map(_assignment, assignments))
+    options |= typed
+    steps = options.pop("steps", None)
+    named = {"env": None, "seed": 0, "workers": 0} | {name: options.pop(name) for name in _OWN if name in options}
     for name in ("algorithm", "source"):
-        if not isinstance(own.get(name), str):
+        if named.get(name) is None:
             raise ArgumentError(f"{name} must be given, as an argument or in the file")
-    return Training(settings=complete_settings(str(own["algorithm"]), found), **own)
+    for name in ("algorithm", "source", "env"):
+        if not isinstance(named[name], str | None):
+            raise ArgumentError(f"{name} must be a name, got a {type(named[name]).__name__}")
+    for name in ("seed", "workers"):
+        named[name] = whole(name, named[name])
+    settings = complete_settings(str(named["algorithm"]), options)
+    if steps is not None:
+        if given := typed.keys() & _LENGTH:
+            raise ArgumentError(f"steps must be given without {' and '.join(sorted(given))}, which it sets")
+        epochs = max(1, round(whole("steps", steps, 1) / settings["epoch_num_steps"]))
+        settings |= {"max_epochs": epochs, "epoch_num_steps": -(-steps // epochs)}
+    training = Training(settings=settings, **named)
+    env, option = training.environment, "env" if find_recipe(training.algorithm).is_offline else "source"
+    if env is not None and option not in typed and not allow_pickle and imports_module(env):
+        raise ArgumentError(
+            f"{option} must be the id of a registered environment to be taken from {str(config)!r}, got {env!r}, "
+            f"which imports a module; repeat {env!r} on the command line, or add --allow-pickle if you trust who "
+            "wrote the file"
+        )
+    return training
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -148,36 +171,55 @@ def train(training: Training, folder: Path | None, *, plot: Path | None = None, 
     return _run(training, target, plot=plot, is_resumed=False, allow_pickle=allow_pickle)
 
 
-def resume_training(folder: Path, *, plot: Path | None = None, allow_pickle: bool = False) -> int:
+def resume_training(
+    folder: Path, flags: Mapping[str, Any], *, plot: Path | None = None, allow_pickle: bool = False
+) -> int:
     """Go on with the training in a folder, and return the exit status."""
-    training = read_training(folder / _CONFIG, {}, ())
+    config = folder / _CONFIG
+    options = _read_toml(config)
+    for name, value in flags.items():
+        if value is not None and value != options.get(name):
+            raise ArgumentError(f"{name} must be {options.get(name)!r}, as in {str(config)!r}, got {value!r}")
+    training = read_training(config, flags, (), allow_pickle=allow_pickle)
     return _run(training, folder, plot=plot, is_resumed=True, allow_pickle=allow_pickle)
 
 
 def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: bool, allow_pickle: bool = False) -> int:
-    # A console script has its own folder on the path, not the one it is called from.
-    sys.path.insert(0, os.getcwd())
+    environment = training.environment
+    if allow_pickle or (environment is not None and imports_module(environment)):
+        # A console script has its own folder on the path, not the one it is called from.
+        sys.path.insert(0, os.getcwd())
     if plot is not None:
         check_picture(plot)
     _seed(training)
     with contextlib.ExitStack() as stack:
         trainer = make_trainer(training, folder, stack, allow_pickle=allow_pickle)
         if is_resumed:
-            why = load_checkpoint(trainer, folder, allow_pickle=allow_pickle)
-            say(f"Resumed in epoch {trainer.counters.epoch}." if why is None else f"Environments begin again: {why}")
+            state = read_checkpoint(folder, allow_pickle=allow_pickle)
+            if state["why_reset"] is None and state["collectors"] and not allow_pickle:
+                state["why_reset"] = "they are pickled, and --allow-pickle is not there"
+            if not allow_pickle:
+                # A registered environment is made by its id: all but the episodes under way goes on.
+                state["collectors"] = {
+                    name: leave_out_environments(own, state["why_reset"]) for name, own in state["collectors"].items()
+                }
+            trainer.load_state_dict(state, allow_pickle=allow_pickle)
+            say(f"Resumed in epoch {trainer.counters.epoch}.")
+            if state["why_reset"] is not None:
+                say(f"Environments begin new episodes: {state['why_reset']}")
         else:
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(folder / _CONFIG) as file:
                 file.write(training.as_toml().encode())
             _fill(training, trainer)
-        with _stop_on_interrupt(trainer):
+        with Interruption(trainer.request_stop) as interruption:
             info = trainer.run()
     _show(folder, plot)
     steps = f"{info.train_step} environment steps and " if info.train_step else ""
     if not trainer.is_done:
         say(f"Interrupted after {steps}{info.update_step} updates.", stderr=True)
         say(f"Go on with: samplebatch train --resume {folder} --allow-pickle", stderr=True)
-        return INTERRUPTED
+        return interruption.status or FAILED
     best = (
         f" Best mean return of a test: {info.best_reward:.4g} ± {info.best_reward_std:.4g}."
         if info.test_episode
@@ -202,7 +244,7 @@ def make_trainer(
 ) -> Trainer[Any]:
     """Make the trainer of a training; its environments and workers are closed with the stack."""
     recipe, settings = find_recipe(training.algorithm), training.settings
-    test_env = training.env if recipe.is_offline else training.source
+    test_env = training.environment
     rows = _open_rows(training.source, allow_pickle=allow_pickle) if recipe.is_offline else None
     obs_space, act_space = infer_spaces(rows) if test_env is None else _spaces_of(test_env)
     if rows is not None and test_env is not None:
@@ -225,10 +267,7 @@ def make_trainer(
     stack.callback(log.finalize)
 
     def save_policy(best: Any) -> None:
-        import torch
-
-        with replacing(folder / _POLICY) as file:
-            torch.save(best.policy, file)
+        write_torch(best.policy, folder / _POLICY)
 
     hook = "save_best_fn" if test_env is not None else "save_checkpoint_fn"
     arguments[hook] = save_policy if test_env is not None else lambda *_: save_policy(algorithm)
@@ -252,8 +291,8 @@ def _make_collector(training: Training, policy: Any) -> Collector | RolloutWorke
     # Workers have copies of the policy, which shall explore as it does within a training step.
     with policy_within_training_step(policy):
         return RolloutWorkers(
-            training.source,
             policy,
+            training.source,
             buffer,
             num_workers=training.workers,
             envs_per_worker=envs,
@@ -305,13 +344,7 @@ def _open_rows(source: str, *, allow_pickle: bool = False) -> Any:
 
 
 def infer_spaces(rows: Any) -> tuple[Any, Any]:
-    """Infer the spaces of observations and actions from data: whole numbers are choices.
-
-    Parameters
-    ----------
-    rows
-        A buffer or dataset with arrays of observations and actions.
-    """
+    """Infer the spaces of observations and actions from data: whole numbers are choices."""
     import gymnasium
 
     found, _ = rows.sample(0) if isinstance(rows, ReplayBuffer) else (rows.read(), None)
@@ -335,21 +368,6 @@ def _check_shapes(rows: Any, env: str, spaces: Mapping[str, Any]) -> None:
             raise ArgumentError(
                 f"column {name!r} must have elements of shape {space.shape}, as in {env!r}, got {column.shape[1:]}"
             )
-
-
-@contextlib.contextmanager
-def _stop_on_interrupt(trainer: Trainer[Any]) -> Iterator[None]:
-    """Let the first Ctrl-C end the training after its step, and a second one the program."""
-
-    def stop(number: int, _: Any) -> None:
-        trainer.request_stop()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _show(folder: Path, plot: Path | None) -> None:

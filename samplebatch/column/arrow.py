@@ -1,32 +1,74 @@
-"""Columns <-> Arrow arrays and their fields: which column class reads which Arrow type."""
+"""Columns <-> Arrow arrays and fields: the column class that reads an Arrow type, and a cache of readers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from samplebatch.column.interface import Column
-from samplebatch.column.memory_bound import MemoryBound
-from samplebatch.column.object_size import object_nbytes
-from samplebatch.column.objects import ObjectColumn
+from samplebatch.column.memory import MemoryBound, check_rows
+from samplebatch.column.objects import ObjectColumn, object_nbytes
 from samplebatch.column.ragged import RaggedColumn
-from samplebatch.column.ragged_torch import RaggedTorchColumn
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.column.text import TextColumn
+from samplebatch.column.torch_tensor import RaggedTorchColumn, TorchColumn
 from samplebatch.column.types import DTYPE_KEY, TORCH_KEY, named_dtype
 from samplebatch.errors import ColumnTypeError, FormatError
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """Memory of the values that were made last, held by readers of many things of a few kinds.
+
+    Parameters
+    ----------
+    limit
+        How many values are remembered; the one that was made first is forgotten first.
+
+    Examples
+    --------
+    >>> squares = Recent[int, int](limit=2)
+    >>> squares.get(3, lambda: 9), squares.get(3, lambda: 10)
+    (9, 9)
+    """
+
+    __slots__ = ("_adding", "_limit", "_values")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._values: dict[K, V] = {}
+        self._adding = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """Return the value of a key, which is made if it is not remembered; raises as that does."""
+        try:
+            return self._values[key]
+        except KeyError:
+            pass
+        value = make()
+        with self._adding:
+            while len(self._values) >= self._limit:
+                del self._values[next(iter(self._values))]
+            self._values[key] = value
+        return value
 
 
 def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array]:
     """Return a column as an Arrow array, and the field that names its dtype where the array's type does not."""
     array, metadata = column.encode()
-    return pa.field(
-        name, array.type, nullable=array.null_count > 0 or pa.types.is_null(array.type), metadata=metadata or None
-    ), array
+    # Any batch of text may have missing rows, so that all of a file or a data set have one schema.
+    nullable = array.null_count > 0 or pa.types.is_null(array.type) or isinstance(column, TextColumn)
+    return pa.field(name, array.type, nullable=nullable, metadata=metadata or None), array
 
 
 def holds_objects(field: pa.Field) -> bool:
@@ -37,20 +79,19 @@ def holds_objects(field: pa.Field) -> bool:
 def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) -> None:
     """Take the bytes of a column's chunks as Python objects from a bound, if they are to be such, and validate them.
 
-    Columns of numbers are viewed where they lie. Without objects, only the sizes of buffers need have been checked.
-
-    Raises
-    ------
-    CapacityError
-        If that is more than is left of the bound; names the column.
-    pyarrow.ArrowException
-        If a chunk is damaged.
+    So are strings in dictionaries and views, which take less room than their copies. Columns of numbers are viewed
+    where they lie. Without objects, only the sizes of buffers need have been checked. Raises CapacityError if that is
+    more than is left of the bound; names the column. Raises pyarrow.ArrowException if a chunk is damaged.
     """
-    if not holds_objects(field):
+    if not (holds_objects(field) or _expands(field.type, field.metadata or {})):
         return
     for chunk in chunks:
         bound.take(object_nbytes(chunk), f"column {field.name!r}")
         chunk.validate(full=True)
+
+
+def _expands(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
+    return TextColumn.reads(arrow, metadata) and TextColumn.expands(arrow)
 
 
 class FixedRows(NamedTuple):
@@ -92,21 +133,33 @@ class FieldReader:
     array([1, 2])
     """
 
-    __slots__ = ("_arrow", "_dtype_name", "_is_ragged", "_metadata", "_torch_name", "holds_objects", "name")
+    __slots__ = (
+        "_arrow",
+        "_dtype_name",
+        "_holds_objects",
+        "_is_ragged",
+        "_is_text",
+        "_metadata",
+        "_torch_name",
+        "is_bounded",
+        "name",
+    )
 
     def __init__(self, field: pa.Field, arrow: pa.DataType | None = None) -> None:
         arrow = field.type if arrow is None else arrow
         self.name: str = field.name
         self._arrow = arrow
         self._metadata = field.metadata or {}
-        self.holds_objects = ObjectColumn.reads(arrow, self._metadata)
-        self._is_ragged = not self.holds_objects and RaggedColumn.reads(arrow)
+        self._holds_objects = ObjectColumn.reads(arrow, self._metadata)
+        self._is_ragged = not self._holds_objects and RaggedColumn.reads(arrow)
+        self._is_text = not self._holds_objects and TextColumn.reads(arrow, self._metadata)
+        self.is_bounded = self._holds_objects or (self._is_text and TextColumn.expands(arrow))
         self._dtype_name, self._torch_name = (
             self._metadata[key].decode(errors="replace") if key in self._metadata else None
             for key in (DTYPE_KEY, TORCH_KEY)
         )
         try:
-            if self._dtype_name is not None and not self.holds_objects:
+            if self._dtype_name is not None and not (self._holds_objects or self._is_text):
                 named_dtype(self._dtype_name)
         except ColumnTypeError as error:
             raise FormatError(f"column {self.name!r} must name a dtype that a column can hold: {error}") from error
@@ -114,17 +167,26 @@ class FieldReader:
     def read(self, array: pa.Array, *, allow_pickle: bool = False) -> Column:
         """View an Arrow array as a column; raises as `column_from_arrow` does."""
         name, torch_name = self.name, self._torch_name
-        if self.holds_objects:
+        if self._holds_objects:
             return ObjectColumn.from_arrow(array, self._metadata, name, allow_pickle=allow_pickle)
+        if self._is_text:
+            return TextColumn.from_arrow(array, self._dtype_name, name)
         if self._is_ragged:
             rows = RaggedColumn.from_arrow(array, self._dtype_name, name)
+            if rows.shapes is not None and len(rows):
+                # The shapes of rows without elements, which are as large as their lists say.
+                check_rows(int(rows.shapes[rows.lengths == 0].max(initial=0)), 0, f"a row of column {name!r}")
             return rows if torch_name is None else _from_bits(RaggedTorchColumn.from_bits, rows, torch_name, name)
-        column = TensorColumn.from_arrow(array, self._dtype_name, name)
-        return column if torch_name is None else _from_bits(TorchColumn.from_bits, column.values, torch_name, name)
+        values = TensorColumn.from_arrow(array, self._dtype_name, name).values
+        if torch_name is not None:
+            return _from_bits(TorchColumn.from_bits, values, torch_name, name)
+        if values.dtype.kind in "SU":
+            return TextColumn.from_fixed(values, name, exact=self._dtype_name is None)
+        return TensorColumn(values)
 
     def fixed_rows(self) -> FixedRows | None:
         """Describe where rows lie in Arrow's buffers; None if they are read in another way than as a view of these."""
-        if self.holds_objects or self._is_ragged or self._torch_name is not None:
+        if self._holds_objects or self._is_text or self._is_ragged or self._torch_name is not None:
             return None
         arrow, values = self._arrow, [1]
         while True:
@@ -144,7 +206,7 @@ class FieldReader:
         except ColumnTypeError:
             return None
         array = example.to_numpy()
-        if array.itemsize * prod(array.shape[1:]) != arrow.byte_width * values[-1]:
+        if array.dtype.kind == "O" or array.itemsize * prod(array.shape[1:]) != arrow.byte_width * values[-1]:
             return None
         return FixedRows(array.dtype, array.shape[1:], tuple(values))
 
@@ -152,14 +214,9 @@ class FieldReader:
 def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = False) -> Column:
     """View an Arrow array as a column, without a copy wherever the layout permits.
 
-    Raises
-    ------
-    ColumnTypeError
-        If it has nulls or a type that no column can hold; names it.
-    FormatError
-        If it does not fit the field's metadata; names it.
-    UntrustedPickleError
-        If its rows are pickled and `allow_pickle` is false; names it.
+    Raises ColumnTypeError if it has nulls or a type that no column can hold; names it. Raises FormatError if it does
+    not fit the field's metadata; names it. Raises UntrustedPickleError if its rows are pickled and `allow_pickle` is
+    false; names it.
     """
     return FieldReader(field, array.type).read(array, allow_pickle=allow_pickle)
 

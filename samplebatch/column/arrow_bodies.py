@@ -29,6 +29,9 @@ _SPAN = struct.Struct("<qq")
 _NODE = struct.Struct("<qq")
 """Rows of an array, and its nulls."""
 
+_U16, _I32, _U32, _I64 = map(struct.Struct, ("<H", "<i", "<I", "<q"))
+_OUTSIDE = "a table lies outside of what holds it"
+
 _SCHEMA, _DICTIONARIES, _RECORD_BATCHES = 1, 2, 3
 _ENDIANNESS = 0
 _HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
@@ -166,11 +169,13 @@ def decompressed_stream_nbytes(data: pa.Buffer) -> int:
     found = at = 0
     try:
         while at < len(view):
-            prefix = 8 if _read(view, "<I", at) == _CONTINUED else 4
-            described = _read(view, "<i", at + prefix - 4)
+            prefix = 8 if _U32.unpack_from(view, at)[0] == _CONTINUED else 4
+            described: int = _I32.unpack_from(view, at + prefix - 4)[0]
             if not described:
                 break
-            length = _root(_span(view, at + prefix, described)).long(_BODY_LENGTH)
+            if at + prefix + described > len(view):
+                raise ValueError(_OUTSIDE)
+            length = _root(view[at + prefix : at + prefix + described]).long(_BODY_LENGTH)
             found += _Message(view, at, prefix + described, length).decompressed_nbytes()
             at += prefix + described + length
     except _DAMAGE as error:
@@ -194,7 +199,7 @@ class _Message:
         if min(start, described, length) < 0 or start + described + length > len(view):
             raise ValueError("a batch lies outside of the file")
         # Before version 0.15 the length stood there alone.
-        prefix = 8 if _read(view, "<I", start) == _CONTINUED else 4
+        prefix = 8 if _U32.unpack_from(view, start)[0] == _CONTINUED else 4
         message = _root(view[start + prefix : start + described])
         kind, batch = message.byte(_HEADER_TYPE), message.table(_HEADER)
         self._is_dictionary = kind == _DICTIONARY_BATCH
@@ -215,7 +220,9 @@ class _Message:
         found = 0
         for at, nbytes in self._batch.structs(_BUFFERS, _SPAN):
             if nbytes:
-                found += max(_read(body, "<q", at), nbytes)
+                if at < 0:
+                    raise ValueError(_OUTSIDE)
+                found += max(_I64.unpack_from(body, at)[0], nbytes)
         return found
 
     def body(self) -> Body | None:
@@ -230,35 +237,38 @@ class _Message:
 class _Table:
     """A table of FlatBuffers."""
 
-    def __init__(self, view: memoryview, at: int) -> None:
-        self._view, self._at = view, at
-        self._fields = at - _read(view, "<i", at)
-        self._count = (_read(view, "<H", self._fields) - 4) // 2
+    __slots__ = ("_at", "_offsets", "_view")
 
-    def _place(self, field: int) -> int | None:
-        if field >= self._count:
-            return None
-        offset = _read(self._view, "<H", self._fields + 4 + 2 * field)
-        return self._at + offset if offset else None
+    def __init__(self, view: memoryview, at: int) -> None:
+        fields = at - _I32.unpack_from(view, at)[0]
+        if fields < 0:
+            raise ValueError(_OUTSIDE)
+        count = max(0, (_U16.unpack_from(view, fields)[0] - 4) // 2)
+        self._view, self._at = view, at
+        # By the number of the field; 0 if the table lacks it.
+        self._offsets = struct.unpack_from(f"<{count}H", view, fields + 4)
 
     def has(self, field: int) -> bool:
         """Tell whether a field is there."""
-        return self._place(field) is not None
+        return field < len(self._offsets) and self._offsets[field] != 0
 
     def byte(self, field: int) -> int:
         """Read a number of one byte."""
-        place = self._place(field)
-        return 0 if place is None else self._view[place]
+        offset = self._offsets[field] if field < len(self._offsets) else 0
+        return self._view[self._at + offset] if offset else 0
 
     def long(self, field: int) -> int:
         """Read a number of eight bytes."""
-        place = self._place(field)
-        return 0 if place is None else _read(self._view, "<q", place)
+        offset = self._offsets[field] if field < len(self._offsets) else 0
+        number: int = _I64.unpack_from(self._view, self._at + offset)[0] if offset else 0
+        return number
 
     def table(self, field: int) -> _Table | None:
         """Find a table within."""
-        place = self._place(field)
-        return None if place is None else _Table(self._view, place + _read(self._view, "<I", place))
+        if not self.has(field):
+            return None
+        place = self._at + self._offsets[field]
+        return _Table(self._view, place + _U32.unpack_from(self._view, place)[0])
 
     def structs(self, field: int, form: struct.Struct) -> Iterator[tuple[int, ...]]:
         """Read the structs of a vector."""
@@ -272,28 +282,15 @@ class _Table:
 
     def _vector(self, field: int, form: struct.Struct) -> tuple[int, int]:
         """Find where the structs of a vector begin and end."""
-        place = self._place(field)
-        if place is None:
+        if field >= len(self._offsets) or not self._offsets[field]:
             return 0, 0
-        place += _read(self._view, "<I", place)
-        nbytes = _read(self._view, "<I", place) * form.size
-        _span(self._view, place + 4, nbytes)
-        return place + 4, place + 4 + nbytes
+        place = self._at + self._offsets[field]
+        place += _U32.unpack_from(self._view, place)[0] + 4
+        stop = place + _U32.unpack_from(self._view, place - 4)[0] * form.size
+        if stop > len(self._view):
+            raise ValueError(_OUTSIDE)
+        return place, stop
 
 
 def _root(view: memoryview) -> _Table:
-    return _Table(view, _read(view, "<I", 0))
-
-
-def _read(view: memoryview, form: str, at: int) -> int:
-    if at < 0:
-        raise ValueError("a table lies outside of what holds it")
-    number: int
-    (number,) = struct.unpack_from(form, view, at)
-    return number
-
-
-def _span(view: memoryview, at: int, nbytes: int) -> memoryview:
-    if at < 0 or at + nbytes > len(view):
-        raise ValueError("a table lies outside of what holds it")
-    return view[at : at + nbytes]
+    return _Table(view, _U32.unpack_from(view)[0])

@@ -1,15 +1,16 @@
-"""Lossless casts: conversions to another dtype that change no value."""
+"""Exact casts: conversions that change no value, of arrays and of what environments and policies return."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import names
 from samplebatch.column.types import holds
-from samplebatch.errors import ColumnMismatchError
+from samplebatch.errors import ColumnMismatchError, SampleBatchError
 
 _KIND_RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 
@@ -17,8 +18,6 @@ _KIND_RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     """Convert an array to a dtype of the same or a wider kind, or give None if a value would change.
 
-    Examples
-    --------
     >>> cast_exactly(np.array([1, 2]), np.dtype("f4")), cast_exactly(np.array([1.5]), np.dtype("i8"))
     (array([1., 2.], dtype=float32), None)
     >>> cast_exactly(np.array([2**53 + 1]), np.dtype("f8")) is None
@@ -59,13 +58,8 @@ def _parts(new: npt.NDArray[Any], old: npt.NDArray[Any]) -> list[tuple[npt.NDArr
 def as_flags(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.bool_]:
     """Convert numbers to flags.
 
-    Raises
-    ------
-    ColumnMismatchError
-        If one is neither 0 nor 1; names the column.
+    Raises ColumnMismatchError if one is neither 0 nor 1; names the column.
 
-    Examples
-    --------
     >>> as_flags(np.array([0.0, 1.0]), "terminated")
     array([False,  True])
     """
@@ -92,3 +86,183 @@ def wider(stored: np.dtype[Any], new: np.dtype[Any]) -> Sequence[np.dtype[Any]]:
     if stored.kind in "iu" and new.kind in "iu":
         return (promoted, new) if promoted.kind in "iu" else (new,)
     return (promoted, new)
+
+
+Refuse = Callable[[str, int | None], SampleBatchError]
+"""Makes the error of a sentence about a column, and of the row that is at fault; None if that is no single one."""
+
+FLOAT, BOOL = np.dtype(np.float64), np.dtype(np.bool_)
+"""The dtypes of rewards and of flags."""
+
+FLOATS, BOOLS = frozenset({float, np.float64, np.float32}), frozenset({bool, np.bool_})
+"""Types of numbers that these dtypes hold, each of them exactly."""
+
+_TYPES = {FLOAT: FLOATS, BOOL: BOOLS}
+_NUMBERS = "biuf"
+
+
+def exact_rows(
+    name: str, values: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse
+) -> npt.NDArray[Any]:
+    """Convert values to an array of a declared dtype and shape in which each is equal to the one given.
+
+    Floats of a wider dtype than a declared float dtype keep theirs, so that nothing is rounded. Every other value has
+    to be one of the declared dtype. Trailing axes of length 1 beyond the shape are dropped.
+
+    Parameters
+    ----------
+    name
+        The column's name, for the error.
+    values
+        An array, or nested sequences; not copied if it fits as it is.
+    dtype
+        A dtype of bool, integers or floats.
+    shape
+        Rows first.
+    refuse
+        Makes the error.
+
+    Raises
+    ------
+    SampleBatchError
+        The error that `refuse` makes, if the values are no numbers, have another shape or would change.
+
+    Examples
+    --------
+    >>> from samplebatch.errors import EnvironmentSpecError
+    >>> refuse = lambda sentence, row: EnvironmentSpecError(f"{sentence} from environment {row}")
+    >>> exact_rows("terminateds", [0, 1.0], np.dtype(bool), (2,), refuse)
+    array([False,  True])
+    >>> exact_rows("terminateds", [0, 0.5], np.dtype(bool), (2,), refuse)
+    Traceback (most recent call last):
+    samplebatch.errors.EnvironmentSpecError: column 'terminateds' must hold bool, got a value of float64 that does not
+    fit it without loss from environment 1
+    """
+    array = _numbers(values, shape)
+    if array is not None:
+        array = _in_dtype(array, dtype)
+    return _row_by_row(name, values, dtype, shape, refuse, _in_dtype) if array is None else array
+
+
+def exact_number(name: str, value: Any, dtype: np.dtype[Any], refuse: Refuse) -> Any:
+    """Convert a single reward or flag exactly; see `exact_rows`.
+
+    >>> exact_number("rewards", 7, FLOAT, lambda sentence, row: SampleBatchError(sentence)).item()
+    7.0
+    """
+    return value if type(value) in _TYPES[dtype] else exact_rows(name, [value], dtype, (1,), refuse)[0]
+
+
+def exact_outcomes(
+    rewards: Sequence[Any], terminateds: Sequence[Any], truncateds: Sequence[Any], refuse: Refuse
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Convert the reward and the flags of each of n environments exactly, to shape (n,) each; see `exact_rows`.
+
+    >>> exact_outcomes([1.5, 2], (False, 1), [False, False], lambda sentence, row: SampleBatchError(sentence))
+    (array([1.5, 2. ]), array([False,  True]), array([False, False]))
+    """
+    shape = (len(rewards),)
+    if FLOATS.issuperset(map(type, rewards)):
+        paid = np.array(rewards, FLOAT)
+    else:
+        paid = exact_rows(names.REWARDS, rewards, FLOAT, shape, refuse)
+    if BOOLS.issuperset(map(type, (*terminateds, *truncateds))):
+        return paid, np.array(terminateds, BOOL), np.array(truncateds, BOOL)
+    over = exact_rows(names.TERMINATEDS, terminateds, BOOL, shape, refuse)
+    return paid, over, exact_rows(names.TRUNCATEDS, truncateds, BOOL, shape, refuse)
+
+
+def nearest_rows(
+    name: str, values: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse
+) -> npt.NDArray[Any]:
+    """Convert values as `exact_rows` does, but round floats to a declared float dtype.
+
+    That is the rule of Gymnasium's vector environments, for values that stand beside others that these have rounded. A
+    finite value that would become infinite is refused.
+    """
+    array = _numbers(values, shape)
+    if array is not None:
+        array = _nearest(array, dtype)
+    return _row_by_row(name, values, dtype, shape, refuse, _nearest) if array is None else array
+
+
+def _numbers(values: Any, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
+    """View values as an array of real numbers of a shape, or give None."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError):
+        return None
+    if array.dtype.kind not in _NUMBERS or _rounds(values, array):
+        return None
+    if array.shape == shape:
+        return array
+    return array.reshape(shape) if array.shape == shape + (1,) * (array.ndim - len(shape)) else None
+
+
+def _rounds(values: Any, array: npt.NDArray[Any]) -> bool:
+    """Tell whether NumPy has rounded integers that stand beside floats in a sequence."""
+    if isinstance(values, np.ndarray) or array.dtype.kind != "f" or not array.ndim:
+        return False
+    types = set(map(type, values))
+    if types <= FLOATS or (types == {np.ndarray} and len({value.dtype for value in values}) == 1):
+        return False
+    return not ((np.array(values, object) == array) | np.isnan(array)).all()
+
+
+def _in_dtype(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """Convert numbers exactly, keep a wider float dtype, or give None if a number would change."""
+    given = array.dtype
+    if given == dtype or (given.kind == "f" == dtype.kind and not holds(dtype, given) and given.itemsize <= 8):
+        return array
+    exact = cast_exactly(array, dtype)
+    if exact is not None or dtype.kind == "f" or given.kind == "b" or (dtype.kind in "iu" and given.kind != "f"):
+        return exact
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        # Past the integers' own range the way back is undefined, and their largest may be no float.
+        if not (np.isfinite(array).all() and (array >= bounds.min).all() and (array < float(bounds.max) + 1.0).all()):
+            return None
+    cast = array.astype(dtype)
+    return cast if np.array_equal(cast.astype(given), array) else None
+
+
+def _nearest(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """Round floats, or convert other numbers exactly; give None if a number does not fit."""
+    if not array.dtype.kind == "f" == dtype.kind:
+        return _in_dtype(array, dtype)
+    with np.errstate(over="ignore"):
+        rounded = array.astype(dtype, copy=False)
+    return rounded if np.array_equal(np.isinf(rounded), np.isinf(array)) else None
+
+
+def _row_by_row(
+    name: str, values: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse, convert: Callable[..., Any]
+) -> npt.NDArray[Any]:
+    """Convert values that NumPy cannot join without loss; the first row that does not fit by itself is refused."""
+    count, row_shape = shape[0], shape[1:]
+    rows = list(values) if isinstance(values, list | tuple) or np.ndim(values) else None
+    if rows is None or len(rows) != count:
+        got = f"a single {type(values).__name__}" if rows is None else len(rows)
+        raise refuse(f"column {name!r} must have {count} rows, got {got}", None)
+    for row, value in enumerate(rows):
+        must = _fault(value, dtype, row_shape, convert)
+        if must is not None:
+            raise refuse(f"column {name!r} must {must}", row)
+    arrays = [_numbers(value, row_shape) for value in rows]
+    return np.concatenate([convert(array[None], dtype) for array in arrays if array is not None])
+
+
+def _fault(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], convert: Callable[..., Any]) -> str | None:
+    """Word the rule that a row breaks; None if it breaks none."""
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError):
+        return f"have rows of shape {shape}, got lists of different lengths"
+    if array.dtype.kind not in _NUMBERS:
+        known = array.ndim and array.dtype.kind != "O"
+        return f"hold numbers, got {f'rows of {array.dtype}' if known else f'a {type(value).__name__}'}"
+    row = _numbers(value, shape)
+    if row is None:
+        return f"have rows of shape {shape}, got {array.shape}"
+    fits = convert(row[None], dtype) is not None
+    return None if fits else f"hold {dtype}, got a value of {array.dtype} that does not fit it without loss"

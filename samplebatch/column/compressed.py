@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch.column import memory
-from samplebatch.column.interface import Column, Header, Indices
-from samplebatch.column.row_keys import resolve
+from samplebatch.column.interface import Column, Header, Indices, resolve
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.types import named_dtype
 from samplebatch.errors import CompressedColumnError, FormatError
@@ -88,6 +87,8 @@ class CompressedColumn(Column):
     ) -> CompressedColumn:
         """Compress a column of numbers.
 
+        Raises CompressedColumnError if one row has more bytes than an LZ4 block holds (1 GiB here).
+
         Parameters
         ----------
         column
@@ -97,11 +98,6 @@ class CompressedColumn(Column):
         bulk
             Whether to make one block of the whole column: the fastest to read as a whole, but any row of it costs the
             whole. Columns above 1 GiB are cut all the same.
-
-        Raises
-        ------
-        CompressedColumnError
-            If one row has more bytes than an LZ4 block holds (1 GiB here).
         """
         values = column.values
         n = len(values)
@@ -161,12 +157,7 @@ class CompressedColumn(Column):
     def __getitem__(self, key: Any) -> Any:
         """Decompress the rows picked into an array; a slice stays a compressed column.
 
-        Raises
-        ------
-        RowIndexError
-            If a row lies outside the column.
-        CompressedColumnError
-            If a block is damaged.
+        Raises RowIndexError if a row lies outside the column. Raises CompressedColumnError if a block is damaged.
         """
         found = resolve(key, len(self))
         if isinstance(found, tuple):
@@ -205,10 +196,7 @@ class CompressedColumn(Column):
     def decompress(self) -> TensorColumn:
         """Decompress every row into an array of the library's own.
 
-        Raises
-        ------
-        CompressedColumnError
-            If a block that came from elsewhere is damaged.
+        Raises CompressedColumnError if a block that came from elsewhere is damaged.
         """
         n = self.bounds[-1]
         if self.trusted and len(self.blocks) == 1 and self.rows[0] == n:
@@ -250,10 +238,8 @@ class CompressedColumn(Column):
     def concat(cls, columns: Sequence[CompressedColumn], name: str) -> Column:
         """Join columns by joining their lists of blocks, or, where dtypes differ, as decompressed ones.
 
-        Raises
-        ------
-        ColumnMismatchError
-            If row shapes differ, or dtypes do and none of them holds the others without loss; names the column.
+        Raises ColumnMismatchError if row shapes differ, or dtypes do and none of them holds the others without loss;
+        names the column.
         """
         first = columns[0]
         if any(column.item != first.item or column._row_shape != first._row_shape for column in columns):

@@ -6,21 +6,27 @@ A value that already has a column's layout is kept, the very object; any other i
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from samplebatch.arguments import choice
 from samplebatch.column import memory
 from samplebatch.column.arrow import column_from_arrow
 from samplebatch.column.interface import Column
 from samplebatch.column.objects import ObjectColumn
-from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.ragged import RaggedColumn, differ_in_length, lay_rows
+from samplebatch.column.ragged_padding import SIDES, Side
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.column.text import TextColumn
+from samplebatch.column.torch_tensor import RaggedTorchColumn, TorchColumn, has_bytes
 from samplebatch.column.types import NUMBERS, storage_of
-from samplebatch.errors import ColumnTypeError
+from samplebatch.column.varying_rows import VaryingRows, gather, offsets_of
+from samplebatch.errors import ArgumentError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
 
 _ndarray = np.ndarray
 _new = object.__new__
@@ -34,8 +40,6 @@ def is_plain(values: Any) -> bool:
 def plain_columns(data: Mapping[Any, Any]) -> dict[str, Column] | None:
     """Make columns of a dict of plain arrays under string names; return None for any other dict.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> list(plain_columns({"a": np.zeros(3)})), plain_columns({"a": [1, 2]})
     (['a'], None)
@@ -59,15 +63,18 @@ def as_column(values: Any, name: str) -> Column:
     ----------
     values
         A NumPy array, a torch tensor, an Arrow array, a column, or a list or tuple of rows. Arrays in another layout
-        than a column's (strided, Fortran-ordered, byte-swapped, unaligned) are copied; lists of rows of unequal
-        shape become a `RaggedColumn`, lists of anything else than numbers and strings an `ObjectColumn`.
+        than a column's (strided, Fortran-ordered, byte-swapped, unaligned) are copied. Lists of strings or of bytes,
+        with None for missing ones, and NumPy's arrays of strings or bytes become a `TextColumn`; lists of rows of
+        unequal shape a `RaggedColumn`; arrays of objects, strings among them, and lists of anything else than
+        numbers an `ObjectColumn`; a jagged tensor becomes a `RaggedTorchColumn`.
     name
         The column's name, for errors.
 
     Raises
     ------
     ColumnTypeError
-        If the value has no rows (a number, a string, a 0-d array) or a dtype that no column can hold.
+        If the value has no rows (a number, a string, a 0-d array), a dtype that no column can hold, or requires a
+        gradient: a batch would keep its graph in memory.
 
     Examples
     --------
@@ -100,13 +107,139 @@ def as_column(values: Any, name: str) -> Column:
     )
 
 
+def as_ragged(values: Any, name: str, dtype: npt.DTypeLike | None = None) -> VaryingRows:
+    """Make a ragged column of a user's value, whether or not its rows differ in shape.
+
+    Raises ColumnTypeError if the rows are not arrays of numbers, of one number of dimensions, at least 1. Raises
+    ColumnMismatchError if the dtype does not hold the rows without loss.
+
+    Parameters
+    ----------
+    values
+        A list of arrays, or anything that `as_column` takes. Arrays and tensors of shape (n, ...) are viewed.
+    name
+        The column's name, for errors.
+    dtype
+        The elements' dtype; None for the rows' own.
+
+    Examples
+    --------
+    >>> as_ragged([[1, 2], [3, 4]], "ids"), as_ragged([], "ids", "int64")
+    (RaggedColumn(2 rows of int64, row shape (None,)), RaggedColumn(0 rows of int64, row shape (None,)))
+    """
+    if isinstance(values, (list, tuple)) and not (values and all(map(_is_tensor, values))):
+        return RaggedColumn.from_rows(values, name, dtype)
+    column = as_column(values, name)
+    if isinstance(column, ObjectColumn):
+        return RaggedColumn.from_rows(column.values.tolist(), name, dtype)
+    if isinstance(column, (TensorColumn, TorchColumn)):
+        rows: Any = column.values
+        if rows.ndim == 1 and not len(rows):
+            rows = rows.reshape(0, 0)
+        if rows.ndim < 2:
+            raise ColumnTypeError(
+                f"column {name!r} must have rows that are arrays, got single values of dtype {rows.dtype}"
+            )
+        column = (
+            RaggedColumn.from_array(rows) if isinstance(column, TensorColumn) else RaggedTorchColumn.from_tensor(rows)
+        )
+    if not isinstance(column, VaryingRows):
+        raise ColumnTypeError(f"column {name!r} must have rows that are arrays, got a {column.kind} column")
+    if dtype is None:
+        return column
+    if not isinstance(column, RaggedColumn):
+        raise ColumnMismatchError(f"column {name!r} must be of arrays to get dtype {np.dtype(dtype)}, got tensors")
+    return column.cast(np.dtype(dtype), name)
+
+
+def is_of_arrays(rows: Any) -> bool:
+    """Tell whether rows are arrays of numbers in an array of objects, all of one dtype and number of dimensions.
+
+    >>> rows = np.empty(2, object)
+    >>> rows[:] = [np.zeros(1), np.zeros(3)]
+    >>> is_of_arrays(rows), is_of_arrays(np.zeros((2, 3)))
+    (True, False)
+    """
+    if not (isinstance(rows, np.ndarray) and rows.dtype.kind == "O" and rows.ndim == 1 and len(rows)):
+        return False
+    kinds = {(row.dtype, row.ndim) if isinstance(row, np.ndarray) else None for row in rows}
+    (kind,) = kinds if len(kinds) == 1 else (None,)
+    return kind is not None and kind[0].kind in "biufc" and kind[1] > 0
+
+
+def match_ragged(column: Column, dtype: Any, ndim: int, name: str) -> Column:
+    """View rows of one shape as ragged, and give rows without elements a dtype, where a ragged column is wanted.
+
+    Parameters
+    ----------
+    column
+        The column.
+    dtype, ndim
+        The elements' dtype and the number of dimensions of a row, as the ragged columns before it have them.
+    name
+        The column's name, for errors.
+
+    Returns
+    -------
+    Column
+        The ragged column, or `column` itself if it has other rows than these.
+
+    Examples
+    --------
+    >>> match_ragged(as_column([[1, 2]], "ids"), np.dtype("int64"), 1, "ids")
+    RaggedColumn(1 rows of int64, row shape (None,))
+    """
+    if isinstance(column, (TensorColumn, TorchColumn)):
+        if column.values.ndim != ndim + 1 or (column.dtype != dtype and column.nbytes):
+            return column
+        column = as_ragged(column, name)
+    if isinstance(column, RaggedColumn) and not len(column.flat) and isinstance(dtype, np.dtype):
+        return column.cast(dtype, name)
+    return column
+
+
+Ragged = str | Collection[str] | Mapping[str, npt.DTypeLike]
+"""Columns whose rows vary in shape: their names, or names and the dtypes of their elements."""
+
+
+def ragged_dtypes(ragged: Ragged) -> dict[str, np.dtype[Any] | None]:
+    """Return the names of ragged columns, and the dtypes of their elements; None where none is declared.
+
+    Raises ArgumentError if they are no names, or a dtype is none.
+
+    >>> ragged_dtypes("ids"), ragged_dtypes({"ids": "int32"})
+    ({'ids': None}, {'ids': dtype('int32')})
+    """
+    if isinstance(ragged, str):
+        return {ragged: None}
+    dtypes: Any = dict(ragged) if isinstance(ragged, Mapping) else None
+    names = list(ragged) if isinstance(ragged, Iterable) else [ragged]
+    for name in names:
+        if not isinstance(name, str):
+            raise ArgumentError(
+                f"ragged must be names of columns, got {type(name).__name__}; a column of that name goes into a mapping"
+            )
+    try:
+        return {name: np.dtype(dtypes[name]) if dtypes and dtypes[name] is not None else None for name in names}
+    except TypeError as error:
+        raise ArgumentError(
+            f"ragged must give the dtype of each column's elements, got another value: {error}"
+        ) from error
+
+
 def _from_array(values: np.ndarray[Any, Any], name: str) -> Column:
     if isinstance(values, np.ma.MaskedArray):
         raise ColumnTypeError(f"column {name!r} must have no mask, which no column can hold; call filled() first")
     if not values.ndim:
         raise ColumnTypeError(f"column {name!r} must have rows, got a 0-d array; for a batch of one row use reshape(1)")
-    if values.dtype.kind == "O" or isinstance(values.dtype, np.dtypes.StringDType):
-        return ObjectColumn.from_array(values, name)
+    kind = values.dtype.kind
+    if kind == "O":
+        text = TextColumn.from_objects(values) if values.ndim > 1 else None
+        return ObjectColumn.from_array(values, name) if text is None else text
+    if kind in "SUT":
+        text = TextColumn.from_array(np.asarray(values), name)
+        # Strings that UTF-8 cannot encode stay the objects that they are.
+        return ObjectColumn.from_array(values.astype(object), name) if text is None else text
     native = values.dtype.newbyteorder("=")
     try:
         storage_of(native)
@@ -127,9 +260,14 @@ def _from_list(values: Sequence[Any], name: str) -> Column:
 
         shapes = {tuple(row.shape) for row in values}
         if len(shapes) > 1:
-            return RaggedColumn.from_rows([row.detach().cpu().resolve_conj().resolve_neg() for row in values], name)
+            return RaggedTorchColumn.from_rows(values, name)
         return _from_tensor(torch.stack(list(values)), name)
-    if any(isinstance(row, (dict, type(None))) for row in values):
+    if differ_in_length(values) and (laid := lay_rows(values)) is not None:
+        return RaggedColumn(*laid)
+    text = TextColumn.from_rows(values)
+    if text is not None:
+        return text
+    if any(isinstance(row, (dict, type(None))) or _is_of_records(row) for row in values):
         return ObjectColumn.from_rows(values)
     try:
         array = np.array(values)
@@ -142,16 +280,119 @@ def _from_list(values: Sequence[Any], name: str) -> Column:
     return _from_array(array, name)
 
 
+def _is_of_records(row: Any) -> bool:
+    """Tell whether a row is a list of dicts, such as chat messages."""
+    return type(row) is list and bool(row) and isinstance(row[0], dict)
+
+
 def _is_tensor(values: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
 
 def _from_tensor(values: Any, name: str) -> Column:
-    if not values.ndim:
+    if not values.is_nested and not values.ndim:
         raise ColumnTypeError(
             f"column {name!r} must have rows, got a 0-d tensor; for a batch of one row use reshape(1)"
         )
-    if values.layout is not sys.modules["torch"].strided or values.is_quantized:
+    if not has_bytes(values.dtype):
+        raise ColumnTypeError(f"column {name!r} must have a dtype that can be built from bytes, got {values.dtype}")
+    if values.layout is sys.modules["torch"].jagged:
+        return RaggedTorchColumn.from_nested(values, name)
+    if values.is_nested:
+        raise ColumnTypeError(
+            f"column {name!r} must be a dense or a jagged tensor, got a nested one; use layout=torch.jagged"
+        )
+    if values.layout is not sys.modules["torch"].strided:
         raise ColumnTypeError(f"column {name!r} must be a dense tensor, got one with layout {values.layout}")
+    if values.requires_grad:
+        raise ColumnTypeError(
+            f"column {name!r} must be a tensor without a gradient, got one that requires it; pass its detach()"
+        )
     return TorchColumn(values.contiguous().resolve_conj().resolve_neg())
+
+
+def unpad(padded: Any, lengths: Any = None, mask: Any = None, side: Side = "right") -> RaggedColumn | RaggedTorchColumn:
+    """Copy the elements of padded rows into a ragged column.
+
+    Parameters
+    ----------
+    padded
+        An array or a tensor of shape (n, width, ...).
+    lengths
+        The number of elements of each row, shape (n,).
+    mask
+        Which elements to keep, in any places, shape (n, width); instead of `lengths`.
+    side
+        Where the padding is: `"right"` or `"left"`. Used with `lengths` only.
+
+    Returns
+    -------
+    RaggedColumn or RaggedTorchColumn
+        Rows of shape (length, ...).
+
+    Raises
+    ------
+    ArgumentError
+        If not exactly one of `lengths` and `mask` is given.
+    ColumnLengthError
+        If lengths or mask do not fit `padded`.
+    ColumnTypeError
+        If `padded` has fewer than two dimensions.
+
+    Examples
+    --------
+    >>> list(unpad(np.array([[0, 1, 2], [0, 0, 3]]), [2, 1], side="left"))
+    [array([1, 2]), array([3])]
+    >>> list(unpad(np.array([[4, 1, 2], [5, 6, 3]]), mask=[[1, 0, 1], [0, 0, 0]]))
+    [array([4, 2]), array([], dtype=int64)]
+    """
+    choice("side", side, SIDES)
+    values = as_column(padded, "padded").values
+    if isinstance(values, VaryingRows) or getattr(values, "ndim", 0) < 2:
+        raise ColumnTypeError("padded must be an array or a tensor of shape (n, width, ...), got one without a width")
+    if (lengths is None) == (mask is None):
+        raise ArgumentError("one of lengths and mask must be given, got " + ("none" if mask is None else "both"))
+    n, width = values.shape[:2]
+    trailing = tuple(values.shape[2:])
+    size = prod(trailing)
+    if mask is not None:
+        chosen = _host(mask).astype(np.bool_, copy=False)
+        if chosen.shape != (n, width):
+            raise ColumnLengthError(f"mask must have shape {(n, width)}, got {chosen.shape}")
+        counts = chosen.sum(1, dtype=np.int64)
+    else:
+        counts = _host(lengths).astype(np.int64)
+        if counts.shape != (n,):
+            raise ColumnLengthError(f"lengths must have {n} rows, one per row of padded, got shape {counts.shape}")
+        if len(counts) and not 0 <= counts.min() <= counts.max() <= width:
+            row = int(np.flatnonzero((counts < 0) | (counts > width))[0])
+            raise ColumnLengthError(f"lengths must lie in [0, {width}], got {counts[row]} in row {row}")
+        chosen = None
+    shapes = None
+    if trailing:
+        shapes = np.empty((n, 1 + len(trailing)), np.int64)
+        shapes[:, 0], shapes[:, 1:] = counts, trailing
+    if isinstance(values, np.ndarray):
+        if chosen is not None:
+            return _ragged(values[chosen].reshape(-1), offsets_of(counts * size), shapes)
+        starts = np.arange(n) * width + (width - counts if side == "left" else 0)
+        return _ragged(*gather(values.reshape(-1), starts * size, counts * size), shapes)
+    import torch
+
+    if chosen is None:
+        places = np.arange(width)
+        chosen = places >= width - counts[:, None] if side == "left" else places < counts[:, None]
+    rows = torch.from_numpy(np.flatnonzero(chosen)).to(values.device)
+    elements = values.reshape(n * width, *trailing).index_select(0, rows).reshape(-1)
+    return _ragged(elements, offsets_of(counts * size), shapes)
+
+
+def _ragged(elements: Any, offsets: Any, shapes: Any) -> RaggedColumn | RaggedTorchColumn:
+    kind = RaggedColumn if isinstance(elements, np.ndarray) else RaggedTorchColumn
+    return kind(elements, offsets, shapes)
+
+
+def _host(values: Any) -> npt.NDArray[Any]:
+    """Return an array, a tensor of any device or a list as an array."""
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)

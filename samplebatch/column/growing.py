@@ -17,11 +17,14 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.column import memory
 from samplebatch.column.casting import cast_exactly, wider
+from samplebatch.column.convert import as_column
 from samplebatch.column.interface import Column
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.text import TextColumn
 from samplebatch.column.types import holds, storage_of
+from samplebatch.column.varying_rows import VaryingRows
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 
 _ndarray = np.ndarray
@@ -64,23 +67,15 @@ class GrowingColumn(ABC):
     def put(self, row: int, value: Any) -> None:
         """Write one row.
 
-        Raises
-        ------
-        ColumnMismatchError
-            If the rows above it have another shape, or a dtype that cannot hold the value, nor be widened, without
-            loss.
-        ColumnTypeError
-            If no column can hold the value.
+        Raises ColumnMismatchError if the rows above it have another shape, or a dtype that cannot hold the value, nor
+        be widened, without loss. Raises ColumnTypeError if no column can hold the value.
         """
 
     @abstractmethod
     def put_many(self, row: int, values: Any, count: int) -> None:
         """Write `count` rows, the first of them at `row`, from values of shape (count, ...); raises as `put` does.
 
-        Raises
-        ------
-        ColumnLengthError
-            If there are not `count` values.
+        Raises ColumnLengthError if there are not `count` values.
         """
 
     @abstractmethod
@@ -186,14 +181,19 @@ class GrowingTensor(GrowingColumn):
             self._use(self._before[1])
             self._before = None
 
-    def finish(self, rows: int) -> TensorColumn:
+    def finish(self, rows: int) -> Column:
         values = self.rows[:rows]
+        if values.dtype.kind in "SU":
+            return as_column(values, self.name)
         # A short column must not keep a long one's memory alive.
         return TensorColumn(values if 2 * rows >= len(self.rows) else memory.copy_of(values))
 
 
 class GrowingObjects(GrowingColumn):
-    """Python objects, infos above all; dicts and lists are copied one level deep, as environments reuse them too."""
+    """Python objects, infos above all; dicts and lists are copied one level deep, as environments reuse them too.
+
+    Strings alone, or bytes alone, become a column of text, as a list of them does.
+    """
 
     __slots__ = ()
     rows: list[Any]
@@ -220,21 +220,36 @@ class GrowingObjects(GrowingColumn):
     def grow(self, rows: int, capacity: int) -> None:
         self.rows += [None] * (capacity - len(self.rows))
 
-    def finish(self, rows: int) -> ObjectColumn:
-        return ObjectColumn.from_rows(self.rows[:rows])
+    def finish(self, rows: int) -> Column:
+        values = self.rows[:rows]
+        text = None if self.name == names.INFOS else TextColumn.from_rows(values)
+        return ObjectColumn.from_rows(values) if text is None else text
 
 
 class GrowingRagged(GrowingColumn):
-    """Rows of varying shape and one number of dimensions."""
+    """Rows of varying shape and one number of dimensions.
 
-    __slots__ = ()
+    Parameters
+    ----------
+    name
+        The column's name, for errors.
+    capacity
+        Rows to make room for.
+    item
+        Dtype of the elements; by default that of the first row that is no empty list.
+    """
+
+    __slots__ = ("_chosen", "_item")
     rows: list[Any]
 
-    def __init__(self, name: str, capacity: int) -> None:
+    def __init__(self, name: str, capacity: int, item: np.dtype[Any] | None = None) -> None:
         self.name = name
         self.rows = [None] * capacity
         self.dtype = self.row_shape = None
         self.scalars = frozenset()
+        self._item = item
+        self._chosen: int | None = None
+        """The row that chose the dtype of the elements; None where it was declared, or none has yet."""
 
     def put(self, row: int, value: Any) -> None:
         array = as_rows(value, self.name)
@@ -244,15 +259,25 @@ class GrowingRagged(GrowingColumn):
                 f"column {self.name!r} must have rows of {before.ndim} dimensions, as the ones before have, "
                 f"got {array.ndim}"
             )
-        if row and array.dtype != before.dtype:
-            exact = cast_exactly(array, before.dtype)
-            if exact is None:
-                raise ColumnMismatchError(
-                    f"column {self.name!r} must hold {before.dtype}, got a row of {array.dtype} "
-                    "that does not fit it without loss"
-                )
-            array = exact
+        if array.size or not isinstance(value, list | tuple):
+            if self._item is None:
+                self._item, self._chosen = array.dtype, row
+            elif array.dtype != self._item:
+                array = self._cast(array, is_list=isinstance(value, list | tuple))
         self.rows[row] = memory.copy_of(array)
+
+    def _cast(self, array: npt.NDArray[Any], *, is_list: bool) -> npt.NDArray[Any]:
+        """Convert a row to the dtype of the elements; a declared one of floats rounds a list of numbers, as NumPy."""
+        assert self._item is not None
+        if is_list and self._chosen is None and self._item.kind in "fc" and array.dtype.kind in "biufc":
+            return array.astype(self._item)
+        exact = cast_exactly(array, self._item) if array.size else array.astype(self._item)
+        if exact is None:
+            raise ColumnMismatchError(
+                f"column {self.name!r} must hold {self._item}, got a row of {array.dtype} "
+                "that does not fit it without loss"
+            )
+        return exact
 
     def put_many(self, row: int, values: Any, count: int) -> None:
         if not hasattr(values, "__len__") or len(values) != count:
@@ -264,7 +289,14 @@ class GrowingRagged(GrowingColumn):
         self.rows += [None] * (capacity - len(self.rows))
 
     def finish(self, rows: int) -> RaggedColumn:
-        return RaggedColumn.from_rows(self.rows[:rows], self.name)
+        # Empty lists were made arrays of floats, which have no say.
+        item = self._item
+        kept = self.rows[:rows] if item is None else [row if row.size else row.astype(item) for row in self.rows[:rows]]
+        return RaggedColumn.from_rows(kept, self.name, item)
+
+    def undo(self, row: int) -> None:
+        if self._chosen is not None and self._chosen >= row:
+            self._item = self._chosen = None
 
 
 def growing_column(
@@ -277,6 +309,8 @@ def growing_column(
     dtype: np.dtype[Any] | None = None,
 ) -> GrowingColumn:
     """Make an empty growing column for rows like a first value.
+
+    Raises ColumnTypeError if no column can hold the value.
 
     Parameters
     ----------
@@ -293,18 +327,15 @@ def growing_column(
     dtype
         A declared dtype, which is never widened; by default the one that `np.array` gives the value.
 
-    Raises
-    ------
-    ColumnTypeError
-        If no column can hold the value.
-
     Examples
     --------
     >>> [type(growing_column("x", v, 8)).__name__ for v in (0.5, "left", None, np.zeros(3))]
     ['GrowingTensor', 'GrowingObjects', 'GrowingObjects', 'GrowingTensor']
     """
-    if ragged:
-        return GrowingRagged(name, capacity)
+    if ragged or (many and isinstance(value, VaryingRows)):
+        return GrowingRagged(
+            name, capacity, value.dtype if dtype is None and isinstance(value, RaggedColumn) else dtype
+        )
     if name == names.INFOS or (dtype is None and _is_object(value, many)):
         return GrowingObjects(name, capacity)
     array = as_rows(value, name)
@@ -317,7 +348,7 @@ def growing_column(
 def _is_object(value: Any, many: bool) -> bool:
     if many:
         if isinstance(value, _ndarray):
-            return bool(value.dtype.kind == "O")
+            return value.dtype.kind == "O" or (value.dtype.kind == "T" and value.ndim == 1)
         if not isinstance(value, (list, tuple)) or not value:
             return False
         value = next((row for row in value if row is not None), None)
@@ -329,10 +360,7 @@ def _is_object(value: Any, many: bool) -> bool:
 def as_rows(value: Any, name: str) -> npt.NDArray[Any]:
     """Convert a value to an array of numbers, dates or fixed-width strings in native byte order.
 
-    Raises
-    ------
-    ColumnTypeError
-        If it is none.
+    Raises ColumnTypeError if it is none.
     """
     try:
         array = np.asarray(value)
@@ -340,6 +368,10 @@ def as_rows(value: Any, name: str) -> npt.NDArray[Any]:
         raise ColumnTypeError(
             f"column {name!r} must have rows that are arrays, got a {type(value).__name__}: {error}"
         ) from error
+    if array.dtype.kind == "T":
+        fixed = np.array(array.tolist())
+        # NumPy drops zeros at the ends of fixed-width strings.
+        array = fixed if fixed.dtype.kind == "U" and fixed.tolist() == array.tolist() else array
     if array.dtype.kind not in "biufcmMSU":
         hint = "; declare it ragged if its rows vary in shape" if isinstance(value, Column) else ""
         raise ColumnTypeError(f"column {name!r} must hold numbers or arrays, got a {_word(value)}{hint}")

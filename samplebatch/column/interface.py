@@ -1,10 +1,10 @@
 """The one interface of all columns.
 
-A column is `n` rows of one kind. Four classes implement it: `TensorColumn` (rows of one shape), `RaggedColumn` (rows of
-varying shape), `ObjectColumn` (Python objects) and `CompressedColumn` (LZ4 blocks of a tensor column). `TorchColumn`
-and `RaggedTorchColumn` hold the first two kinds of rows in a torch tensor.
+A column is `n` rows of one kind. Five classes implement it: `TensorColumn` (rows of one shape), `RaggedColumn` (rows of
+varying shape), `TextColumn` (strings or bytes), `ObjectColumn` (Python objects) and `CompressedColumn` (LZ4 blocks of a
+tensor column). `TorchColumn` and `RaggedTorchColumn` hold the first two kinds of rows in a torch tensor.
 
-Columns are immutable in length and dtype; their memory is not: views write through. `slice`
+Columns are immutable in length and dtype; their memory is not, but for text: views write through. `slice`
 views, `take`, `copy`, `concat` and `spread` copy. Indices arrive validated: rows in `[0, n)`, starts not past stops.
 """
 
@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.errors import RowIndexError
+
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
+
 
 Header = tuple[Any, ...]
 """Description of a column beside its buffers: plain strings, integers and tuples of them, `kind` first."""
@@ -39,8 +42,8 @@ class Column(ABC):
     Attributes
     ----------
     kind
-        The class's name in frames and files: `"tensor"`, `"torch"`, `"ragged"`, `"ragged_torch"`, `"object"` or
-        `"compressed"`.
+        The class's name in frames and files: `"tensor"`, `"torch"`, `"ragged"`, `"ragged_torch"`, `"text"`, `"object"`
+        or `"compressed"`.
     """
 
     __slots__ = ("__weakref__",)
@@ -86,6 +89,8 @@ class Column(ABC):
     def spread(self, length: int, positions: Indices) -> Column:
         """Make a column of `length` rows that holds row i at `positions[i]`, and zeros (None for objects) elsewhere.
 
+        Rows of text are empty there.
+
         `positions` is strictly increasing.
         """
 
@@ -94,10 +99,8 @@ class Column(ABC):
     def concat(cls, columns: Sequence[Any], name: str) -> Column:
         """Join columns of this class, one copy of every byte.
 
-        Raises
-        ------
-        ColumnMismatchError
-            If row shapes differ, or dtypes do and none of them holds the others without loss; names the column.
+        Raises ColumnMismatchError if row shapes differ, or dtypes do and none of them holds the others without loss;
+        names the column.
         """
 
     @abstractmethod
@@ -112,22 +115,24 @@ class Column(ABC):
     def to_torch(self) -> torch.Tensor:
         """Return the rows as a tensor of shape (n, ...), sharing memory wherever the layout permits.
 
-        Raises
-        ------
-        ColumnTypeError
-            If torch has no dtype for the rows.
+        Raises ColumnTypeError if torch has no dtype for the rows.
         """
 
     @abstractmethod
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
         """Return the rows as an Arrow array, and the field metadata that brings them back unchanged.
 
-        The array has n values and shares memory wherever the layout permits. It has no nulls, rows of None aside.
+        The array has n values and shares memory wherever the layout permits. It has no nulls but for missing text and
+        rows of None.
         """
 
     def to_arrow(self) -> pa.Array:
         """Return the rows as an Arrow array of n values; see `encode`."""
         return self.encode()[0]
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
+        """Hand the rows to another library by Arrow's PyCapsule interface; those of varying shape as lists."""
+        return self.to_arrow().__arrow_c_array__(requested_schema)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickle by `dump` and `load`: a view takes its own rows along, and protocol 5 carries them out of band."""
@@ -144,10 +149,75 @@ class Column(ABC):
     def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> Column:
         """Build a column over the buffers that `dump` gave, without copying; header and lengths are checked first.
 
-        Raises
-        ------
-        FormatError
-            If header and buffers do not agree.
-        UntrustedPickleError
-            If the rows are pickled and `allow_pickle` is false.
+        Raises FormatError if header and buffers do not agree. Raises UntrustedPickleError if the rows are pickled and
+        `allow_pickle` is false.
         """
+
+
+_INTP = np.dtype(np.intp)
+
+Resolved = int | tuple[int, int] | npt.NDArray[np.intp]
+
+
+def resolve(key: Any, n: int) -> Resolved:
+    """Turn a key over n rows into a row, a range of rows `(start, stop)`, or the indices of rows, shape (k,).
+
+    Raises RowIndexError if a row lies outside [-n, n), or the key is of another kind; names the first offender.
+
+    Parameters
+    ----------
+    key
+        An integer, a slice, a sequence of integers, or a boolean mask of shape (n,). Negative rows count from the end.
+
+    Examples
+    --------
+    >>> resolve(-1, 4), resolve(slice(1, None), 4), resolve(slice(None, None, -2), 4)
+    (3, (1, 4), array([3, 1]))
+    >>> resolve([True, False, False, True], 4), resolve([2, -4], 4)
+    (array([0, 3]), array([2, 0]))
+    """
+    if isinstance(key, slice):
+        start, stop, step = key.indices(n)
+        return (start, max(start, stop)) if step == 1 else np.arange(n)[key]
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        row = int(key)
+        if not -n <= row < n:
+            raise _outside(row, n)
+        return row + n if row < 0 else row
+    # As unsigned numbers, negative ones are larger than all rows.
+    if type(key) is np.ndarray and key.dtype is _INTP and key.ndim == 1 and key.size and key.view(np.uintp).max() < n:
+        return key.copy()
+    indices = np.asarray(key)
+    if indices.size == 0 and indices.ndim == 1 and not isinstance(key, np.ndarray):
+        return np.empty(0, np.intp)
+    if indices.ndim != 1 or indices.dtype.kind not in "biu":
+        raise RowIndexError(
+            f"rows must be picked by integers, a slice or a mask, got a {type(key).__name__} of dtype {indices.dtype} "
+            f"and shape {indices.shape}"
+        )
+    if indices.dtype.kind == "b":
+        if len(indices) != n:
+            raise RowIndexError(f"a mask must have {n} entries, one for each row, got {len(indices)}")
+        return np.flatnonzero(indices)
+    rows = indices.astype(np.intp)
+    if not rows.size:
+        return rows
+    lowest = indices.min()
+    if lowest < -n or indices.max() >= n:
+        outside = (indices < -n) | (indices >= n)
+        raise _outside(indices[outside.argmax()], n)
+    if lowest < 0:
+        rows[rows < 0] += n
+    return rows
+
+
+def _outside(row: int | np.integer[Any], n: int) -> RowIndexError:
+    return RowIndexError(f"row {row} must lie in [{-n}, {n}) of a column of {n} rows")
+
+
+def as_indices(key: Any, n: int) -> Indices:
+    """Turn a mask or integers into indices of rows in [0, n); a single integer is refused."""
+    rows = resolve(key, n)
+    if isinstance(rows, int):
+        raise RowIndexError("rows are gathered by a list of integers or a mask, got a single integer")
+    return np.arange(*rows) if isinstance(rows, tuple) else rows

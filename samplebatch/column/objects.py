@@ -14,16 +14,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch.column.arrow_bodies import decompressed_stream_nbytes
-from samplebatch.column.decoding import decode
-from samplebatch.column.encoding import encode
+from samplebatch.column.encoding import decode, encode
 from samplebatch.column.interface import Column, Header, Indices
-from samplebatch.column.memory_bound import MemoryBound
-from samplebatch.column.object_size import object_nbytes
+from samplebatch.column.memory import MemoryBound
 from samplebatch.column.ragged import RaggedColumn
-from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError
+from samplebatch.column.text import TextColumn
+from samplebatch.column.varying_rows import arrow_offsets
+from samplebatch.errors import ColumnTypeError, FormatError
 
 if TYPE_CHECKING:
     import torch
+
 
 FORM_KEY = b"samplebatch.objects"
 """Key of the field metadata that holds the form of the objects, which their Arrow type gives only in part."""
@@ -44,7 +45,7 @@ class ObjectColumn(Column):
     Parameters
     ----------
     values
-        Array of objects, or of variable-width strings (`numpy.dtypes.StringDType`), shape (n,). It is kept, not copied.
+        Array of objects, shape (n,). It is kept, not copied.
 
     Examples
     --------
@@ -94,15 +95,12 @@ class ObjectColumn(Column):
 
     @classmethod
     def from_array(cls, values: npt.NDArray[Any], name: str) -> ObjectColumn:
-        """Hold an array of objects or of variable-width strings.
+        """Hold an array of objects.
 
-        Raises
-        ------
-        ColumnTypeError
-            If it has more than one dimension, or other elements; names the column.
+        Raises ColumnTypeError if it has more than one dimension, or other elements; names the column.
         """
-        if values.dtype.kind not in "OT":
-            raise ColumnTypeError(f"column {name!r} must have objects or variable-width strings, got {values.dtype}")
+        if values.dtype.kind != "O":
+            raise ColumnTypeError(f"column {name!r} must have objects, got {values.dtype}")
         if values.ndim != 1:
             raise ColumnTypeError(
                 f"column {name!r} must have one object a row, got an array of them of shape {values.shape}; "
@@ -115,7 +113,7 @@ class ObjectColumn(Column):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return _OBJECT if self._values is None else self._values.dtype
+        return _OBJECT
 
     @property
     def row_shape(self) -> tuple[()]:
@@ -146,9 +144,8 @@ class ObjectColumn(Column):
         return type(self)(copy.deepcopy(values))
 
     def spread(self, length: int, positions: Indices) -> ObjectColumn:
-        """Make a column of `length` rows with these at `positions`, and None (for strings, empty ones) elsewhere."""
-        strings = self.values.dtype.kind == "T"
-        out = np.zeros(length, self.values.dtype) if strings else np.full(length, None, object)
+        """Make a column of `length` rows with these at `positions`, and None elsewhere."""
+        out = np.full(length, None, object)
         out[positions] = self.values
         return ObjectColumn(out)
 
@@ -156,16 +153,10 @@ class ObjectColumn(Column):
     def concat(cls, columns: Sequence[ObjectColumn], name: str) -> ObjectColumn:
         if all(column.is_bare for column in columns):
             return cls.empty_dicts(sum(map(len, columns)))
-        dtypes = {column.values.dtype for column in columns}
-        if len(dtypes) > 1:
-            found = " and ".join(sorted(map(str, dtypes)))
-            raise ColumnMismatchError(
-                f"column {name!r} must have one dtype to be joined, got {found}; convert it first"
-            )
         return ObjectColumn(np.concatenate([column.values for column in columns]))
 
     def equals(self, other: Column) -> bool:
-        if not isinstance(other, ObjectColumn) or self.values.dtype != other.values.dtype or len(self) != len(other):
+        if not isinstance(other, ObjectColumn) or len(self) != len(other):
             return False
         return all(map(_same, self.values.tolist(), other.values.tolist()))
 
@@ -173,15 +164,12 @@ class ObjectColumn(Column):
         return self.values
 
     def to_torch(self) -> torch.Tensor:
-        raise ColumnTypeError(f"torch has no tensor of Python objects (dtype {self.values.dtype})")
+        raise ColumnTypeError("torch has no tensor of Python objects")
 
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
         """Encode the objects as structs and lists where they have one form, else as pickles.
 
-        Raises
-        ------
-        ColumnTypeError
-            If the objects have no common form, and one of them cannot be pickled.
+        Raises ColumnTypeError if the objects have no common form, and one of them cannot be pickled.
         """
         array, form = encode(self.values)
         return array, {FORM_KEY: form.encode()}
@@ -190,12 +178,12 @@ class ObjectColumn(Column):
     def reads(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
         """Tell whether an Arrow array holds objects: by its metadata, or by a type that no other column holds.
 
-        >>> ObjectColumn.reads(pa.string(), {}), ObjectColumn.reads(pa.int64(), {})
+        >>> ObjectColumn.reads(pa.list_(pa.string()), {}), ObjectColumn.reads(pa.int64(), {})
         (True, False)
         """
         if FORM_KEY in metadata:
             return True
-        if RaggedColumn.reads(arrow) or isinstance(arrow, pa.BaseExtensionType):
+        if RaggedColumn.reads(arrow) or TextColumn.reads(arrow, metadata) or isinstance(arrow, pa.BaseExtensionType):
             return False
         while pa.types.is_fixed_size_list(arrow):
             arrow = arrow.value_type
@@ -205,20 +193,22 @@ class ObjectColumn(Column):
     @classmethod
     def from_arrow(
         cls, array: pa.Array, metadata: Mapping[bytes, bytes], name: str, *, allow_pickle: bool = False
-    ) -> ObjectColumn:
+    ) -> ObjectColumn | TextColumn:
         """Make objects of an Arrow array: as they were if `encode` made it, else as pyarrow converts it.
 
-        Raises
-        ------
-        FormatError
-            If the metadata does not fit the array; names the column.
-        UntrustedPickleError
-            If the objects are pickled and `allow_pickle` is false; names the column.
+        Strings of `StringDType`, which earlier versions wrote as objects, become a column of text. Raises FormatError
+        if the metadata does not fit the array; names the column. Raises UntrustedPickleError if the objects are pickled
+        and `allow_pickle` is false; names the column.
         """
         form = metadata.get(FORM_KEY)
         if form is None:
             return cls.from_rows(array.to_pylist())
-        return cls(decode(array, form, name, allow_pickle=allow_pickle))
+        return cls._of_decoded(decode(array, form, name, allow_pickle=allow_pickle), name)
+
+    @classmethod
+    def _of_decoded(cls, values: npt.NDArray[Any], name: str) -> ObjectColumn | TextColumn:
+        text = TextColumn.from_array(values, name) if values.dtype.kind == "T" else None
+        return cls(values) if text is None else text
 
     def dump(self) -> tuple[Header, list[Any]]:
         if self.is_bare:
@@ -235,22 +225,18 @@ class ObjectColumn(Column):
         return (self.kind, len(array), form, False), [sink.getvalue()]
 
     @classmethod
-    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> ObjectColumn:
+    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> ObjectColumn | TextColumn:
         array, form = _dumped(header, buffers)
         if form == _BARE_FORM and not buffers:
             return cls.empty_dicts(len(array))
-        return cls(decode(array, form, "objects", allow_pickle=allow_pickle))
+        return cls._of_decoded(decode(array, form, "objects", allow_pickle=allow_pickle), "objects")
 
     @staticmethod
     def check_dumped(header: Header, buffers: Sequence[Any], name: str, bound: MemoryBound) -> None:
         """Take the memory that `load` would make of a header and buffers from a bound; nothing is made yet.
 
-        Raises
-        ------
-        CapacityError
-            If it is more than is left; names the column.
-        FormatError
-            If header and buffers do not agree, or the buffers are compressed, as `dump` never leaves them.
+        Raises CapacityError if it is more than is left; names the column. Raises FormatError if header and buffers do
+        not agree, or the buffers are compressed, as `dump` never leaves them.
         """
         for buffer in buffers:
             if decompressed_stream_nbytes(pa.py_buffer(buffer)):
@@ -300,3 +286,125 @@ def _same(a: Any, b: Any) -> bool:
         return bool(same) or bool(a != a and b != b)
     except (TypeError, ValueError, AttributeError, RuntimeError):
         return False
+
+
+_LEAF_NBYTES, _NODE_NBYTES = 64, 128
+"""Bytes of a number or an empty string with its place in a list, and of an empty dict, list or array with its place."""
+
+_VIEWS = (pa.types.is_string_view, pa.types.is_binary_view)
+_TEXTS = (pa.types.is_string, pa.types.is_binary)
+_LARGE_TEXTS = (pa.types.is_large_string, pa.types.is_large_binary)
+_LIST_VIEWS = (pa.types.is_list_view, pa.types.is_large_list_view)
+
+
+def object_nbytes(array: pa.Array) -> int:
+    """Estimate the bytes of the objects that an array becomes.
+
+    Rows that have no bytes of their own count as much as any: nulls, empty structs, runs, views and indices of values
+    that others have too. Only the sizes of the array's buffers need have been checked, as `Array.validate` does.
+
+    >>> object_nbytes(pa.nulls(1000)), object_nbytes(pa.array(["abc"] * 10).dictionary_encode())
+    (64000, 670)
+    """
+    arrow, n = array.type, len(array)
+    if isinstance(arrow, pa.BaseExtensionType):
+        return object_nbytes(array.storage)
+    if _is(arrow, _TEXTS):
+        return n * _LEAF_NBYTES + _span(array, np.int32)
+    if _is(arrow, _LARGE_TEXTS):
+        return n * _LEAF_NBYTES + _span(array, np.int64)
+    if _is(arrow, _VIEWS):
+        return n * _LEAF_NBYTES + int(np.maximum(_view_lengths(array), 0).sum(dtype=np.int64))
+    if pa.types.is_dictionary(arrow):
+        return n * _largest(array.dictionary)
+    if pa.types.is_run_end_encoded(arrow):
+        return n * _largest(array.values)
+    if _is(arrow, _LIST_VIEWS):
+        return n * _NODE_NBYTES + _repeated(array)
+    if pa.types.is_struct(arrow):
+        return n * _NODE_NBYTES + sum(object_nbytes(array.field(i)) for i in range(arrow.num_fields))
+    if pa.types.is_fixed_size_list(arrow):
+        values = array.values.slice(array.offset * arrow.list_size, n * arrow.list_size)
+        return n * _NODE_NBYTES + object_nbytes(values)
+    if pa.types.is_list(arrow) or pa.types.is_map(arrow):
+        return n * _NODE_NBYTES + _listed(array, np.int32)
+    if pa.types.is_large_list(arrow):
+        return n * _NODE_NBYTES + _listed(array, np.int64)
+    if pa.types.is_union(arrow):
+        return n * sum(_NODE_NBYTES + _largest(array.field(i)) for i in range(arrow.num_fields))
+    return n * (_LEAF_NBYTES + (arrow.byte_width if pa.types.is_fixed_size_binary(arrow) else 0))
+
+
+def value_nbytes(value: Any) -> int:
+    """Estimate the bytes of a Python object in a message: texts and arrays at any depth, and 8 for anything else.
+
+    >>> value_nbytes({"text": ["abc", "de"], "array": np.zeros(4)}), value_nbytes(None)
+    (86, 8)
+    """
+    total, pending = 0, [value]
+    while pending:
+        one = pending.pop()
+        total += 8
+        if isinstance(one, str):
+            # Without encoding it: each character has 1 to 4 bytes in UTF-8.
+            total += len(one) if one.isascii() else 4 * len(one)
+        elif isinstance(one, bytes | bytearray):
+            total += len(one)
+        elif isinstance(one, Mapping):
+            total += sum(len(name) for name in one if isinstance(name, str))
+            pending.extend(one.values())
+        elif isinstance(one, list | tuple):
+            pending.extend(one)
+        elif isinstance(one, np.ndarray) and one.dtype.kind == "O":
+            pending.extend(one.reshape(-1).tolist())
+        else:
+            total += int(getattr(one, "nbytes", 0))
+    return total
+
+
+def _is(arrow: pa.DataType, kinds: tuple[object, ...]) -> bool:
+    return any(kind(arrow) for kind in kinds)  # type: ignore[operator]
+
+
+def _view_lengths(array: pa.Array) -> npt.NDArray[np.int32]:
+    """View the lengths of string views, the first of four numbers each."""
+    data = array.buffers()[1]
+    if data is None or not len(array):
+        return np.zeros(0, np.int32)
+    return np.frombuffer(data, np.int32, len(array) * 4, array.offset * 16)[::4]
+
+
+def _span(array: pa.Array, dtype: npt.DTypeLike) -> int:
+    """Return how much lies between the first and the last offset."""
+    offsets = arrow_offsets(array, dtype)
+    return int(offsets[-1]) - int(offsets[0])
+
+
+def _listed(array: pa.Array, dtype: npt.DTypeLike) -> int:
+    return object_nbytes(array.values.slice(int(arrow_offsets(array, dtype)[0]), max(0, _span(array, dtype))))
+
+
+def _repeated(array: pa.Array) -> int:
+    """Return the bytes of the values of list views, each as often as it is in a list."""
+    starts, sizes = array.offsets.to_numpy(), array.sizes.to_numpy()
+    order = np.argsort(starts, kind="stable")
+    starts, sizes = starts[order], sizes[order].astype(np.int64)
+    if not len(starts):
+        return 0
+    if (starts[1:] >= starts[:-1] + sizes[:-1]).all():
+        first = max(0, int(starts[0]))
+        return object_nbytes(array.values.slice(first, max(0, int(starts[-1] + sizes[-1]) - first)))
+    return int(sizes.sum()) * _largest(array.values)
+
+
+def _largest(values: pa.Array) -> int:
+    """Return an upper bound of the bytes of one of some values."""
+    arrow = values.type
+    if not len(values):
+        return _LEAF_NBYTES
+    for kinds, dtype in ((_TEXTS, np.int32), (_LARGE_TEXTS, np.int64)):
+        if _is(arrow, kinds):
+            return _LEAF_NBYTES + int(np.diff(arrow_offsets(values, dtype)).max(initial=0))
+    if _is(arrow, _VIEWS):
+        return _LEAF_NBYTES + int(_view_lengths(values).max(initial=0))
+    return object_nbytes(values) if arrow.num_fields or pa.types.is_dictionary(arrow) else object_nbytes(values[:1])

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch.column import memory
-from samplebatch.column.flat_array import arrow_elements, element_type, gather, offsets_of, pad_rows
+from samplebatch.column import memory, threads
+from samplebatch.column.casting import cast_exactly
 from samplebatch.column.interface import Header, Indices
+from samplebatch.column.ragged_math import apply_ufunc
+from samplebatch.column.ragged_rows import RaggedRows
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.column.types import DTYPE_KEY, common_dtype, named_dtype, storage_of
-from samplebatch.column.varying_rows import VaryingRows
-from samplebatch.errors import ColumnTypeError, FormatError
+from samplebatch.column.types import DTYPE_KEY, NUMBERS, common_dtype, named_dtype, storage_of
+from samplebatch.column.varying_rows import (
+    arrow_elements,
+    arrow_offsets,
+    element_type,
+    gather,
+    offsets_of,
+    uniform_layout,
+)
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError
 
 _INT64 = np.dtype(np.int64)
 
@@ -24,7 +36,7 @@ WRITES_ANY_OFFSETS = int(pa.__version__.partition(".")[0]) >= 21
 """Whether pyarrow writes lists whose offsets begin past zero right. Where it does not, a slice copies its offsets."""
 
 
-class RaggedColumn(VaryingRows):
+class RaggedColumn(RaggedRows):
     """Rows of one dtype and one number of dimensions, but of varying shape.
 
     The elements of all rows lie end to end in one array, and 64-bit offsets say where each row begins: an Arrow
@@ -57,8 +69,12 @@ class RaggedColumn(VaryingRows):
         return TensorColumn(self.flat)
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Any], name: str) -> RaggedColumn:
-        """Copy rows into one column.
+    def from_rows(cls, rows: Sequence[Any], name: str = "rows", dtype: npt.DTypeLike | None = None) -> RaggedColumn:
+        """Copy rows into one column, whether or not they differ in shape.
+
+        Raises ColumnTypeError if a row is not an array of numbers, rows differ in their number of dimensions, or no
+        dtype among theirs holds the others without loss. Raises ColumnMismatchError if the dtype given does not hold
+        the rows without loss.
 
         Parameters
         ----------
@@ -66,39 +82,59 @@ class RaggedColumn(VaryingRows):
             Arrays, or nested lists of numbers, of one number of dimensions, at least 1. An empty list fits any dtype.
         name
             The column's name, for errors.
-
-        Raises
-        ------
-        ColumnTypeError
-            If a row is not an array of numbers, rows differ in their number of dimensions, or no dtype among theirs
-            holds the others without loss.
+        dtype
+            The elements' dtype; by default one of the rows' that holds those of the others, float64 if all are empty
+            lists.
 
         Examples
         --------
         >>> RaggedColumn.from_rows([np.zeros((2, 3)), np.zeros((1, 4))], "obs").row_shape
         (None, None)
+        >>> RaggedColumn.from_rows([[], []], "ids", "int64").dtype
+        dtype('int64')
         """
-        arrays, dtype = _row_arrays(rows, name)
+        declared = None if dtype is None else np.dtype(dtype)
+        laid = lay_rows(rows)
+        # Lists of numbers are rounded to a declared dtype of floats, row by row.
+        if laid is not None and (declared is None or laid[0].dtype == declared or isinstance(rows[0], np.ndarray)):
+            column = cls(*laid)
+            return column if declared is None else column.cast(declared, name)
+        arrays, common = _row_arrays(rows, name, declared)
         ndim = arrays[0].ndim if arrays else 1
         shapes = np.array([array.shape for array in arrays], _INT64).reshape(len(arrays), ndim)
         offsets = offsets_of(shapes.prod(1))
-        elements = memory.empty((int(offsets[-1]),), dtype)
+        elements = memory.empty((int(offsets[-1]),), common)
         if arrays:
             np.concatenate([array.reshape(-1) for array in arrays], 0, elements, casting="unsafe")
-        return cls(elements, offsets, shapes if ndim > 1 else None)
+        column = cls(elements, offsets, shapes if ndim > 1 else None)
+        return column if declared is None else column.cast(declared, name)
+
+    @classmethod
+    def from_array(cls, values: npt.NDArray[Any]) -> RaggedColumn:
+        """View an array of rows of one shape, C-contiguous, shape (n, ...) with two dimensions or more.
+
+        >>> RaggedColumn.from_array(np.zeros((2, 3))).lengths
+        array([3, 3])
+        """
+        return cls(values.reshape(-1), *uniform_layout(values.shape))
+
+    def cast(self, dtype: np.dtype[Any], name: str) -> RaggedColumn:
+        """Convert the elements to a dtype, or return the column itself if they have it.
+
+        Raises ColumnMismatchError if the dtype does not hold them without loss; names the column.
+        """
+        return self if self.dtype == dtype else RaggedColumn(_cast(self.flat, dtype, name), *self.layout)
+
+    def _convert_row(self, row: Any) -> npt.NDArray[Any]:
+        return _cast(np.asarray(row), self.dtype, "rows")
 
     def take(self, indices: Indices) -> RaggedColumn:
         starts = self.offsets[indices]
         elements, offsets = gather(self.elements, starts, self.offsets[1:][indices] - starts)
         return RaggedColumn(elements, offsets, None if self.shapes is None else self.shapes[indices])
 
-    def pad(self, value: Any = 0) -> npt.NDArray[Any]:
-        """Return the rows in one array, shape (n, ...), each filled up with a value to the largest extents.
-
-        >>> RaggedColumn.from_rows([[1, 2], [3], []], "visited").pad(-1).tolist()
-        [[1, 2], [3, -1], [-1, -1]]
-        """
-        return pad_rows(self.flat, self.extents, value)
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        return apply_ufunc(self, ufunc, method, inputs, options)
 
     def to_numpy(self) -> npt.NDArray[Any]:
         """Return the rows as an array of n objects, each an array that shares memory with the column."""
@@ -151,6 +187,9 @@ class RaggedColumn(VaryingRows):
     def from_arrow(cls, array: pa.Array, dtype_name: str | None, name: str) -> RaggedColumn:
         """View an Arrow array that `reads` accepts as rows, after copying and checking its offsets and shapes.
 
+        Raises ColumnTypeError if the array has nulls, or elements that NumPy cannot view. Raises FormatError if offsets
+        or shapes do not fit the elements.
+
         Parameters
         ----------
         array
@@ -160,13 +199,6 @@ class RaggedColumn(VaryingRows):
             The dtype that the field names, if it does.
         name
             The column's name, for errors.
-
-        Raises
-        ------
-        ColumnTypeError
-            If the array has nulls, or elements that NumPy cannot view.
-        FormatError
-            If offsets or shapes do not fit the elements.
         """
         if array.null_count:
             raise ColumnTypeError(f"column {name!r} must have no nulls, got {array.null_count}")
@@ -179,14 +211,8 @@ class RaggedColumn(VaryingRows):
                 raise ColumnTypeError(f"column {name!r} must have no nulls, got {array.null_count}")
         large = pa.types.is_large_list(array.type)
         elements = TensorColumn.from_arrow(array.values, dtype_name, name).values
-        data = array.buffers()[1]
-        if data is None or not len(array):
-            offsets = np.zeros(1, _INT64)
-        else:
-            width = np.dtype(np.int64 if large else np.int32)
-            found = np.frombuffer(data, width, len(array) + 1, array.offset * width.itemsize)
-            # A copy: whoever else can write to this memory must not move rows after they were checked.
-            offsets = found.astype(_INT64)
+        # A copy: whoever else can write to this memory must not move rows after they were checked.
+        offsets = arrow_offsets(array, np.int64 if large else np.int32).astype(_INT64)
         subject = f"column {name!r}"
         if elements.ndim > 1 and shapes is None:
             _check(offsets, None, len(elements), subject)
@@ -239,8 +265,24 @@ def _check(offsets: npt.NDArray[np.int64], shapes: npt.NDArray[np.int64] | None,
         raise FormatError(f"{subject} must have shapes that fit the rows' lengths, it does not; it is damaged")
 
 
-def _row_arrays(rows: Sequence[Any], name: str) -> tuple[list[npt.NDArray[Any]], np.dtype[Any]]:
+def _cast(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
+    """Convert values to a dtype that holds them without loss; see `RaggedColumn.cast`."""
+    exact = cast_exactly(array, dtype) if array.size else array.astype(dtype)
+    if exact is None:
+        raise ColumnMismatchError(
+            f"column {name!r} must hold its values without loss, got {array.dtype} for {dtype}; convert them, or "
+            "give the first row the wider dtype"
+        )
+    return exact
+
+
+def _row_arrays(
+    rows: Sequence[Any], name: str, declared: np.dtype[Any] | None = None
+) -> tuple[list[npt.NDArray[Any]], np.dtype[Any]]:
     """View rows as arrays, and find the dtype that holds them all without loss.
+
+    Raises ColumnTypeError if a row is not an array of one dimension or more, rows differ in their number of dimensions,
+    or no dtype among theirs holds the others.
 
     Parameters
     ----------
@@ -248,12 +290,8 @@ def _row_arrays(rows: Sequence[Any], name: str) -> tuple[list[npt.NDArray[Any]],
         Arrays, or nested lists of numbers. An empty list fits any dtype.
     name
         The column's name, for errors.
-
-    Raises
-    ------
-    ColumnTypeError
-        If a row is not an array of one dimension or more, rows differ in their number of dimensions, or no dtype among
-        theirs holds the others.
+    declared
+        The dtype that the column is to have. Lists of numbers are rounded to it if it is of floats, as NumPy does.
 
     Examples
     --------
@@ -261,6 +299,11 @@ def _row_arrays(rows: Sequence[Any], name: str) -> tuple[list[npt.NDArray[Any]],
     ([array([1, 2]), array([0.5])], dtype('float64'))
     """
     arrays = [_row_array(row, i, name) for i, row in enumerate(rows)]
+    if declared is not None and declared.kind in "fc":
+        arrays = [
+            array.astype(declared) if isinstance(row, list | tuple) and array.dtype.kind in "biufc" else array
+            for row, array in zip(rows, arrays, strict=True)
+        ]
     ndims = {array.ndim for array in arrays}
     if len(ndims) > 1:
         found = " and ".join(map(str, sorted(ndims)))
@@ -299,3 +342,85 @@ def _rows_dtype(rows: Sequence[Any], arrays: list[npt.NDArray[Any]], name: str) 
             f"{' and '.join(map(str, dtypes))}; convert them first"
         )
     return dtype
+
+
+_EXACT_INTEGERS = 2.0**53
+"""Smaller integers are floats without loss."""
+
+_dtype_and_ndim = attrgetter("dtype", "ndim")
+
+
+def lay_rows(rows: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]] | None:
+    """Lay rows of one dimension end to end.
+
+    Returns
+    -------
+    tuple
+        The elements and the offsets of the rows; None for rows that are neither all arrays of numbers of one dtype nor
+        all lists of integers or of floats, which take a slower way.
+
+    Examples
+    --------
+    >>> lay_rows([np.arange(2), np.arange(1)]), lay_rows([[0.5], []])
+    ((array([0, 1, 0]), array([0, 2, 3])), (array([0.5]), array([0, 1, 1])))
+    >>> lay_rows([[1], "text"])
+    """
+    kinds = set(map(type, rows))
+    if kinds == {np.ndarray}:
+        return _lay_arrays(rows)
+    return _lay_lists(rows) if kinds == {list} else None
+
+
+def differ_in_length(rows: Sequence[Any]) -> bool:
+    """Tell whether rows are arrays or lists that differ in length.
+
+    >>> differ_in_length([[1], [2, 3]]), differ_in_length([[1], [2]]), differ_in_length(["a", "bc"])
+    (True, False, False)
+    """
+    if not rows or type(rows[0]) not in (list, np.ndarray):
+        return False
+    try:
+        return len(set(map(len, rows))) > 1
+    except TypeError:
+        return False
+
+
+def _lay_arrays(rows: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]] | None:
+    forms = set(map(_dtype_and_ndim, rows))
+    if len(forms) > 1:
+        return None
+    ((dtype, ndim),) = forms
+    if ndim != 1 or dtype not in NUMBERS:
+        return None
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    offsets = offsets_of(lengths)
+    elements = memory.empty((int(offsets[-1]),), dtype)
+    if elements.nbytes < threads.WORTHWHILE:
+        np.concatenate(rows, 0, elements, casting="no")
+        return elements, offsets
+    jobs: list[threads.Job] = []
+    cuts = np.searchsorted(offsets, np.arange(0, len(elements), threads.PIECE_NBYTES // dtype.itemsize)).tolist()
+    for first, last in zip(cuts, [*cuts[1:], len(rows)], strict=True):
+        if first < last:
+            part = elements[offsets[first] : offsets[last]]
+            jobs.append((part.nbytes, partial(np.concatenate, rows[first:last], 0, part, casting="no")))
+    threads.share(jobs)
+    return elements, offsets
+
+
+def _lay_lists(rows: Sequence[list[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]] | None:
+    kinds: set[type] = set()
+    for row in rows:
+        kinds.update(map(type, row))
+    # As NumPy has it. Empty rows alone, numbers of NumPy's, flags and objects take the slower way.
+    dtype = np.int64 if kinds == {int} else np.float64 if kinds in ({float}, {float, int}) else None
+    if dtype is None:
+        return None
+    offsets = offsets_of(np.fromiter(map(len, rows), np.int64, len(rows)))
+    try:
+        elements = np.fromiter(chain.from_iterable(rows), dtype, int(offsets[-1]))
+    except OverflowError:
+        return None
+    if len(kinds) > 1 and not (np.abs(elements) < _EXACT_INTEGERS).all():
+        return None
+    return elements, offsets

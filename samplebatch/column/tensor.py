@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from samplebatch.column import memory, threads
 from samplebatch.column.interface import Column, Header, Indices
+from samplebatch.column.text import TextColumn
 from samplebatch.column.types import (
     DTYPE_KEY,
     common_dtype,
@@ -137,6 +138,8 @@ class TensorColumn(Column):
     def from_arrow(cls, array: pa.Array, dtype_name: str | None, name: str) -> TensorColumn:
         """View an Arrow array of numbers, or of fixed-size lists of them, as rows.
 
+        Raises ColumnTypeError if the array has nulls, or a type that NumPy cannot view.
+
         Parameters
         ----------
         array
@@ -146,11 +149,6 @@ class TensorColumn(Column):
             The dtype that the field names, if it does.
         name
             The column's name, for errors.
-
-        Raises
-        ------
-        ColumnTypeError
-            If the array has nulls, or a type that NumPy cannot view.
         """
         shape = [len(array)]
         while True:
@@ -190,11 +188,13 @@ class TensorColumn(Column):
         return (self.kind, values.dtype.str, values.shape), [buffer]
 
     @classmethod
-    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> TensorColumn:
+    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> Column:
+        """View the buffer as rows; fixed-width strings, which earlier versions dumped, become a column of text."""
         try:
             _, dtype_name, shape = header
             (buffer,) = buffers
-            return cls(memory.as_array(buffer, named_dtype(dtype_name), shape))
+            values = memory.as_array(buffer, named_dtype(dtype_name), shape)
+            return cls(values) if values.dtype.kind not in "SU" else TextColumn.from_fixed(values, "text")
         except (TypeError, ValueError) as error:
             raise FormatError(f"a tensor column's header {header!r} does not fit its buffers: {error}") from error
 

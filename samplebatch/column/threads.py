@@ -155,8 +155,6 @@ def _run_all(calls: list[Callable[[], object]]) -> None:
 def pieces(rows: int, nbytes: int) -> Iterator[slice]:
     """Cut rows that have `nbytes` bytes in all into slices of about `PIECE_NBYTES` each.
 
-    Examples
-    --------
     >>> list(pieces(10, 2 << 20))
     [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
     """

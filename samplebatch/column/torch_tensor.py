@@ -1,9 +1,10 @@
-"""TorchColumn: rows of one shape in a torch tensor, on any device."""
+"""TorchColumn and RaggedTorchColumn: rows of one shape, or of varying shapes, in a torch tensor on any device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -12,8 +13,11 @@ import pyarrow as pa
 
 from samplebatch.column import memory
 from samplebatch.column.interface import Column, Header, Indices
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.ragged_rows import RaggedRows
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.column.types import TORCH_KEY, numpy_dtype
+from samplebatch.column.types import TORCH_KEY, TORCH_NBYTES, check_torch_name, movable, named_torch_dtype, numpy_dtype
+from samplebatch.column.varying_rows import offsets_of, uniform_layout
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, DeviceError, FormatError
 
 if TYPE_CHECKING:
@@ -118,14 +122,12 @@ class TorchColumn(Column):
     def from_bits(cls, bits: npt.NDArray[Any], dtype_name: str) -> TorchColumn:
         """View the bytes of an array as a tensor of the named dtype; read-only bytes are copied first.
 
-        Raises
-        ------
-        ColumnTypeError
-            If torch has no such dtype, or the array's items are not of its size.
+        Raises ColumnTypeError if tensors of the dtype cannot be built from bytes, or the array's items are not of its
+        size.
         """
         import torch
 
-        dtype = _named(dtype_name)
+        dtype = named_torch_dtype(dtype_name)
         if bits.dtype != _bits_dtype(dtype):
             raise ColumnTypeError(f"torch dtype {dtype_name!r} cannot be read from items of {bits.dtype}")
         writable = bits if bits.flags.writeable else memory.copy_of(bits)
@@ -139,7 +141,7 @@ class TorchColumn(Column):
         try:
             _, dtype_name, shape = header
             (buffer,) = buffers
-            return cls.from_bits(memory.as_array(buffer, _bits_dtype(_named(dtype_name)), shape), dtype_name)
+            return cls.from_bits(memory.as_array(buffer, _bits_dtype(named_torch_dtype(dtype_name)), shape), dtype_name)
         except (TypeError, ValueError) as error:
             raise FormatError(f"a torch column's header {header!r} does not fit its buffers: {error}") from error
 
@@ -152,30 +154,8 @@ class TorchColumn(Column):
         return bits
 
 
-def movable(values: torch.Tensor) -> torch.Tensor:
-    """View a tensor in a dtype of the same width that torch can gather and scatter.
-
-    It has no such operations for wide unsigned integers, and not all of them for 8-bit floats.
-    """
-    return values.view(_movable_dtype(values.dtype))
-
-
-@cache
-def _movable_dtype(dtype: torch.dtype) -> torch.dtype:
-    return _named({1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}[dtype.itemsize])
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _named(name: str) -> torch.dtype:
-    import torch
-
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ColumnTypeError(f"torch has no dtype {name!r}")
-    return dtype
 
 
 @cache
@@ -184,5 +164,192 @@ def _bits_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 @cache
+def has_bytes(dtype: torch.dtype) -> bool:
+    """Whether tensors of the dtype can be written as bytes and built from bytes."""
+    return _name(dtype) in TORCH_NBYTES
+
+
+@cache
 def _bits_torch_dtype(dtype: torch.dtype) -> torch.dtype:
-    return _named(_bits_dtype(dtype).name)
+    check_torch_name(_name(dtype))
+    return named_torch_dtype(_bits_dtype(dtype).name)
+
+
+class RaggedTorchColumn(RaggedRows):
+    """Rows of varying shape in a torch tensor, for ragged columns that are moved to a device.
+
+    The elements lie on the device. Where rows begin, and their shapes, stay on the host: a row or a slice is found
+    without waiting for the device.
+
+    Parameters
+    ----------
+    elements
+        The elements of all rows, a contiguous tensor of shape (m,) that needs no gradient bookkeeping.
+    offsets
+        Where rows begin and end in `elements`, int64, shape (n + 1,), never decreasing.
+    shapes
+        The shape of each row, int64, shape (n, ndim); None where rows have one dimension.
+
+    Examples
+    --------
+    >>> from samplebatch import SampleBatch
+    >>> column = SampleBatch(visited=[[1, 2], [3], []]).to_torch()["visited"]
+    >>> column
+    RaggedTorchColumn(3 rows of torch.int64 on cpu, row shape (None,))
+    >>> column[0], column[1:].elements.device
+    (tensor([1, 2]), device(type='cpu'))
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str] = "ragged_torch"
+    __array_ufunc__ = None
+    elements: torch.Tensor
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[torch.Tensor], name: str) -> RaggedTorchColumn:
+        """Copy tensors of one dtype, on one device, into one column.
+
+        Raises ColumnTypeError if a tensor is a single number, or tensors differ in dtype, device or number of
+        dimensions; names the column.
+
+        >>> import torch
+        >>> RaggedTorchColumn.from_rows([torch.arange(2), torch.arange(3)], "ids").lengths
+        array([2, 3])
+        """
+        import torch
+
+        ndim, dtype = rows[0].ndim, rows[0].dtype
+        if not has_bytes(dtype):
+            raise ColumnTypeError(f"column {name!r} must have a dtype that can be built from bytes, got {dtype}")
+        if not ndim or any(row.ndim != ndim for row in rows):
+            counts = " and ".join(map(str, sorted({row.ndim for row in rows})))
+            raise ColumnTypeError(f"column {name!r} must have rows of one number of dimensions, from 1, got {counts}")
+        if len({(row.dtype, row.device) for row in rows}) > 1:
+            forms = " and ".join(sorted({f"{row.dtype} on {row.device}" for row in rows}))
+            raise ColumnTypeError(f"column {name!r} must have tensors of one dtype on one device, got {forms}")
+        shapes = np.array([row.shape for row in rows], np.int64).reshape(len(rows), ndim)
+        elements = torch.cat([row.detach().reshape(-1) for row in rows]).resolve_conj().resolve_neg()
+        return cls(elements, offsets_of(shapes.prod(1)), shapes if ndim > 1 else None)
+
+    @classmethod
+    def from_tensor(cls, values: torch.Tensor) -> RaggedTorchColumn:
+        """View a tensor of rows of one shape, contiguous, shape (n, ...) with two dimensions or more."""
+        return cls(values.reshape(-1), *uniform_layout(values.shape))
+
+    @classmethod
+    def from_nested(cls, nested: torch.Tensor, name: str) -> RaggedTorchColumn:
+        """View a nested tensor in torch's jagged layout; `to_torch` is the inverse.
+
+        Where rows begin is copied to the host. Rows that do not lie end to end are gathered. Raises ColumnTypeError if
+        another dimension than the second varies, or the tensor requires a gradient; names the column.
+
+        >>> import torch
+        >>> nested = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
+        >>> RaggedTorchColumn.from_nested(nested, "ids")[1]
+        tensor([0, 1, 2])
+        """
+        ragged: Any = nested
+        if ragged.dim() < 2 or ragged._ragged_idx != 1:
+            raise ColumnTypeError(
+                f"column {name!r} must be a jagged tensor whose second dimension varies, got one of shape "
+                f"{tuple(ragged.shape)}"
+            )
+        if nested.requires_grad:
+            raise ColumnTypeError(
+                f"column {name!r} must be a tensor without a gradient, got one that requires it; call detach() first"
+            )
+        values = ragged.values()
+        starts = ragged.offsets().cpu().numpy().astype(np.int64)
+        lengths = starts[1:] - starts[:-1] if ragged.lengths() is None else ragged.lengths().cpu().numpy()
+        trailing = tuple(values.shape[1:])
+        size = prod(trailing)
+        shapes = None
+        if trailing:
+            shapes = np.empty((len(lengths), 1 + len(trailing)), np.int64)
+            shapes[:, 0], shapes[:, 1:] = lengths, trailing
+        elements = values.contiguous().reshape(-1)
+        if ragged.lengths() is None:
+            return cls(elements, starts * size, shapes)
+        apart = [elements[start * size : (start + rows) * size] for start, rows in zip(starts, lengths, strict=False)]
+        import torch
+
+        return cls(torch.cat(apart) if apart else elements[:0], offsets_of(lengths.astype(np.int64) * size), shapes)
+
+    @property
+    def flat_column(self) -> TorchColumn:
+        return TorchColumn(self.flat)
+
+    def __repr__(self) -> str:
+        rows = f"{len(self)} rows of {self.dtype} on {self.elements.device}"
+        return f"RaggedTorchColumn({rows}, row shape {self.row_shape})"
+
+    def _convert_row(self, row: Any) -> torch.Tensor:
+        import torch
+
+        given = torch.as_tensor(row, device=self.elements.device)
+        converted = given.to(self.dtype)
+        if given.numel() and not torch.equal(converted.to(given.dtype), given):
+            raise ColumnMismatchError(
+                f"rows must hold values of {self.dtype} without loss, got {given.dtype}; convert them first"
+            )
+        return converted
+
+    def take(self, indices: Indices) -> RaggedTorchColumn:
+        import torch
+
+        starts = self.offsets[indices]
+        lengths = self.offsets[1:][indices] - starts
+        offsets = offsets_of(lengths)
+        count, device = int(offsets[-1]), self.elements.device
+        moves = torch.from_numpy(starts - offsets[:-1]).to(device)
+        # With the number of elements given, the device is not waited for.
+        gathered = torch.repeat_interleave(moves, torch.from_numpy(lengths).to(device), output_size=count)
+        gathered += torch.arange(count, device=device)
+        elements = movable(self.elements).index_select(0, gathered)
+        return RaggedTorchColumn(
+            elements.view(self.dtype), offsets, None if self.shapes is None else self.shapes[indices]
+        )
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        """Return the rows as an array of n objects, each an array that shares memory with the column.
+
+        Raises DeviceError if the elements lie on another device than the host. Raises ColumnTypeError if NumPy has no
+        dtype for them.
+        """
+        return RaggedColumn(self.flat_column.to_numpy(), *self.layout).to_numpy()
+
+    def _flat_array(self) -> npt.NDArray[Any]:
+        tensor = self.flat.detach().cpu()
+        array: npt.NDArray[Any] = (tensor if numpy_dtype(tensor.dtype) is not None else tensor.float()).numpy()
+        return array
+
+    def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
+        dtype_name, rows = self._bits()
+        array, metadata = rows.encode()
+        return array, {TORCH_KEY: dtype_name.encode(), **metadata}
+
+    @classmethod
+    def from_bits(cls, rows: RaggedColumn, dtype_name: str) -> RaggedTorchColumn:
+        """View the bytes of rows of arrays as elements of the named torch dtype; read-only bytes are copied first.
+
+        Raises ColumnTypeError if torch has no such dtype, or the elements are not of its size.
+        """
+        return cls(TorchColumn.from_bits(rows.flat, dtype_name).values, *rows.layout)
+
+    def dump(self) -> tuple[Header, list[Any]]:
+        dtype_name, rows = self._bits()
+        (_, *header), buffers = rows.dump()
+        return (self.kind, dtype_name, *header), buffers
+
+    @classmethod
+    def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> RaggedTorchColumn:
+        try:
+            _, dtype_name, *rows = header
+            return cls.from_bits(RaggedColumn.load((RaggedColumn.kind, *rows), buffers), dtype_name)
+        except (ColumnTypeError, TypeError, ValueError) as error:
+            raise FormatError(f"a ragged torch column's header {header!r} does not fit its buffers: {error}") from error
+
+    def _bits(self) -> tuple[str, RaggedColumn]:
+        """Name the torch dtype, and view the rows' bytes as arrays; see `TorchColumn.dump`."""
+        (_, dtype_name, _), (bits,) = self.flat_column.dump()
+        return dtype_name, RaggedColumn(bits, *self.layout)

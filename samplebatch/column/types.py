@@ -8,13 +8,14 @@ the field carries the dtype's name under `DTYPE_KEY`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from samplebatch.errors import ColumnTypeError
+from samplebatch.errors import ColumnTypeError, near_names
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,23 @@ _NUMPY_NUMBERS: dict[pa.DataType, np.dtype[Any]] = {arrow: dtype for dtype, arro
 _ARROW_TIME_UNITS = ("s", "ms", "us", "ns")
 _TORCH_NAMES = {dtype: dtype.name for dtype in NUMBERS}
 
+TORCH_NBYTES: Final[Mapping[str, int]] = {
+    **{dtype.name: dtype.itemsize for dtype in sorted(NUMBERS, key=str)},
+    "bfloat16": 2,
+    "complex32": 4,
+    "float4_e2m1fn_x2": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+}
+"""Element size in bytes of each torch dtype whose tensors can be built from bytes, by name without `torch.`.
+
+The table is complete on purpose. torch ends the process with a segmentation fault if a tensor of a quantized dtype such
+as `qint8` is built from bytes, and has no copy operation for its dtypes of less than a byte such as `uint4`.
+"""
+
 
 class Storage(NamedTuple):
     """How elements of a dtype lie in Arrow.
@@ -71,13 +89,8 @@ class Storage(NamedTuple):
 def storage_of(dtype: np.dtype[Any]) -> Storage:
     """Look up how a dtype is stored.
 
-    Raises
-    ------
-    ColumnTypeError
-        If no Arrow layout holds it without change.
+    Raises ColumnTypeError if no Arrow layout holds it without change.
 
-    Examples
-    --------
     >>> storage_of(np.dtype("f4")).arrow, storage_of(np.dtype("c8"))[1:]
     (DataType(float), ((2,), True))
     """
@@ -119,10 +132,7 @@ _PLAIN_UNIT = re.compile(r"[^\[/]*(\[([1-9][0-9]{0,8})?[a-zA-Zμ]+\])?")
 def named_dtype(name: str) -> np.dtype[Any]:
     """Read a dtype's name from outside, and refuse all but the dtypes that a tensor column can hold.
 
-    Raises
-    ------
-    ColumnTypeError
-        If it is not the name of such a dtype.
+    Raises ColumnTypeError if it is not the name of such a dtype.
     """
     # NumPy divides by the numbers in a date's unit, and does not survive that they are zero.
     if not isinstance(name, str) or not _PLAIN_UNIT.fullmatch(name):
@@ -148,11 +158,61 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     return found
 
 
+def check_torch_name(name: object) -> int:
+    """Return the element size in bytes of a torch dtype that is named by a file or a message, without loading torch.
+
+    Raises ColumnTypeError if tensors of the dtype cannot be built from bytes, or torch has no such dtype; suggests the
+    near names.
+
+    >>> check_torch_name("bfloat16")
+    2
+    >>> check_torch_name("qint8")
+    Traceback (most recent call last):
+    samplebatch.errors.ColumnTypeError: a torch dtype must be one whose tensors can be built from bytes, got 'qint8';
+        did you mean 'int8' or 'uint8' or 'int64'?
+    """
+    nbytes = TORCH_NBYTES.get(name) if isinstance(name, str) else None
+    if nbytes is None:
+        shown = str(name)[:40]
+        hint = near_names(shown, TORCH_NBYTES)
+        raise ColumnTypeError(f"a torch dtype must be one whose tensors can be built from bytes, got {shown!r}; {hint}")
+    return nbytes
+
+
+@lru_cache(maxsize=256)
+def named_torch_dtype(name: str) -> torch.dtype:
+    """Look up a torch dtype that is named by a file or a message.
+
+    Raises
+    ------
+    ColumnTypeError
+        As `check_torch_name` does, or if the installed torch lacks the dtype.
+    """
+    check_torch_name(name)
+    import torch
+
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ColumnTypeError(f"torch must have dtype {name!r} to read it, torch {torch.__version__} has not")
+    return dtype
+
+
+def movable(values: torch.Tensor) -> torch.Tensor:
+    """View a tensor in a dtype of the same width that torch can gather and scatter.
+
+    It has no such operations for wide unsigned integers, and not all of them for 8-bit floats.
+    """
+    return values.view(_movable_dtype(values.dtype))
+
+
+@lru_cache(maxsize=256)
+def _movable_dtype(dtype: torch.dtype) -> torch.dtype:
+    return named_torch_dtype({1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}[dtype.itemsize])
+
+
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
     """Look up the NumPy dtype of the same elements, or None if NumPy has none (bfloat16, 8-bit floats).
 
-    Examples
-    --------
     >>> import torch
     >>> numpy_dtype(torch.float32), numpy_dtype(torch.bfloat16)
     (dtype('float32'), None)
@@ -171,8 +231,6 @@ def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
     Stricter than NumPy's "safe" casting, which lets 64-bit integers lose their low bits in a float64, and dates
     overflow.
 
-    Examples
-    --------
     >>> f8, f4, i4, i8 = map(np.dtype, ("f8", "f4", "i4", "i8"))
     >>> holds(f8, f4), holds(f8, i4), holds(f8, i8)
     (True, True, False)

@@ -16,6 +16,9 @@ from samplebatch.errors import FormatError, UntrustedPickleError
 def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = False) -> list[Any]:
     """Unpickle bytes from elsewhere, if the caller trusts their writer.
 
+    Raises UntrustedPickleError if `allow_pickle` is false; names the subject. Raises FormatError if one cannot be
+    unpickled; names the subject.
+
     Parameters
     ----------
     pickles
@@ -24,13 +27,6 @@ def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = Fal
         The column or file that holds them, for errors.
     allow_pickle
         Whether they may be unpickled, which runs code that their writer chose.
-
-    Raises
-    ------
-    UntrustedPickleError
-        If `allow_pickle` is false; names the subject.
-    FormatError
-        If one cannot be unpickled; names the subject.
 
     Examples
     --------
@@ -51,17 +47,14 @@ def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = Fal
 def require_permission(subject: str, *, allow_pickle: bool = False) -> None:
     """Refuse to unpickle without permission.
 
+    Raises UntrustedPickleError if `allow_pickle` is false; names the subject.
+
     Parameters
     ----------
     subject
         The column, file or state that holds the pickles.
     allow_pickle
         Whether they may be unpickled.
-
-    Raises
-    ------
-    UntrustedPickleError
-        If `allow_pickle` is false; names the subject.
     """
     if not allow_pickle:
         raise UntrustedPickleError(

@@ -1,21 +1,110 @@
-"""VaryingRows: rows of varying shape, laid end to end in an array or a tensor."""
+"""VaryingRows: rows of varying shape, laid end to end in an array or a tensor, and the offsets where they begin."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from math import prod
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from samplebatch.column.flat_array import offsets_of, row_views
-from samplebatch.column.interface import Column, Indices
-from samplebatch.column.row_keys import resolve
-from samplebatch.errors import ColumnMismatchError, ColumnTypeError
+from samplebatch.column import memory
+from samplebatch.column.interface import Column, Indices, resolve
+from samplebatch.column.types import storage_of
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 
 if TYPE_CHECKING:
     import torch
+
+
+_LONG_ROW = 160
+"""Mean elements in a row from which joining views of the rows beats gathering their elements by index (`take`)."""
+
+
+def gather(
+    elements: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Copy rows that lie anywhere in a flat array, shape (m,), end to end.
+
+    Returns
+    -------
+    elements
+        Those of the rows, in memory of their own.
+    offsets
+        Where the rows begin and end in them, shape (n + 1,).
+
+    Examples
+    --------
+    >>> gather(np.arange(10), np.array([7, 0]), np.array([2, 1]))
+    (array([7, 8, 0]), array([0, 2, 3]))
+    """
+    offsets = offsets_of(lengths)
+    count = int(offsets[-1])
+    out = memory.empty((count,), elements.dtype)
+    if count > _LONG_ROW * len(lengths):
+        np.concatenate(list(row_views(elements, starts, starts + lengths)), 0, out, casting="no")
+    else:
+        gathered = np.repeat(starts - offsets[:-1], lengths)
+        gathered += np.arange(count)
+        elements.take(gathered, 0, out, "clip")
+    return out, offsets
+
+
+def row_views(elements: Any, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> Iterator[Any]:
+    """View each row of a flat array or tensor by the offsets of its ends."""
+    return map(elements.__getitem__, map(slice, starts.tolist(), stops.tolist()))
+
+
+def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Turn lengths, shape (n,), into offsets, shape (n + 1,)."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def arrow_offsets(array: pa.Array, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
+    """View the offsets of an Arrow array's own rows, shape (n + 1,)."""
+    data, width = array.buffers()[1], np.dtype(dtype).itemsize
+    if data is None or not data.size or not len(array):
+        return np.zeros(1, dtype)
+    return np.frombuffer(data, dtype, len(array) + 1, array.offset * width)
+
+
+def uniform_layout(shape: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    """Return the offsets and the shapes of rows that all have one shape; None for shapes of one dimension.
+
+    Parameters
+    ----------
+    shape
+        The shape of all rows together, (n, ...), two dimensions or more.
+
+    Examples
+    --------
+    >>> uniform_layout((2, 3)), uniform_layout((1, 2, 2))
+    ((array([0, 3, 6]), None), (array([0, 4]), array([[2, 2]])))
+    """
+    rows, *row_shape = shape
+    offsets = np.arange(rows + 1) * prod(row_shape)
+    return offsets, np.full((rows, len(row_shape)), row_shape, np.int64) if len(row_shape) > 1 else None
+
+
+def element_type(dtype: np.dtype[Any]) -> pa.DataType:
+    """Return the Arrow type of one element: a list of two numbers where the dtype is complex."""
+    storage = storage_of(dtype)
+    return pa.list_(storage.arrow, 2) if storage.per_element else storage.arrow
+
+
+def arrow_elements(elements: npt.NDArray[Any]) -> pa.Array:
+    """View a flat array, shape (m,), as m Arrow values; a complex number is a list of two."""
+    storage = storage_of(elements.dtype)
+    buffers = [None, memory.as_buffer(elements)]
+    if not storage.per_element:
+        return pa.Array.from_buffers(storage.arrow, len(elements), buffers)
+    parts = pa.Array.from_buffers(storage.arrow, 2 * len(elements), buffers)
+    return pa.Array.from_buffers(element_type(elements.dtype), len(elements), [None], children=[parts])
 
 
 class VaryingRows(Column):
@@ -96,10 +185,7 @@ class VaryingRows(Column):
     def __getitem__(self, key: Any) -> Any:
         """Return one row as an array or a tensor that shares memory, or several rows as a column.
 
-        Raises
-        ------
-        RowIndexError
-            If a row lies outside the column.
+        Raises RowIndexError if a row lies outside the column.
         """
         rows = resolve(key, len(self))
         if isinstance(rows, tuple):
@@ -108,6 +194,45 @@ class VaryingRows(Column):
             return self.take(rows)
         row = self.elements[self.offsets[rows] : self.offsets[rows + 1]]
         return row if self.shapes is None else row.reshape(self.shapes[rows].tolist())
+
+    def __setitem__(self, key: Any, rows: Any) -> None:
+        """Write rows of the same shapes over those of a key: one row, a sequence of rows, or one number for all.
+
+        Raises ColumnLengthError if the key stands for another number of rows. Raises ColumnMismatchError if a row has
+        another shape than the one that it replaces, or elements that the dtype does not hold. Raises RowIndexError if a
+        row lies outside the column.
+        """
+        targets = resolve(key, len(self))
+        if isinstance(targets, int):
+            pairs = [(targets, rows)]
+        else:
+            places = range(*targets) if isinstance(targets, tuple) else targets.tolist()
+            is_single = not hasattr(rows, "__len__") or getattr(rows, "ndim", 1) == 0
+            values = [rows] * len(places) if is_single else list(rows)
+            if len(values) != len(places):
+                raise ColumnLengthError(f"rows must be written by as many, {len(places)}, got {len(values)}")
+            pairs = list(zip(places, values, strict=True))
+        written = [(self[place], self._fit(place, row)) for place, row in pairs]
+        for target, row in written:
+            target[...] = row
+
+    def _fit(self, place: int, row: Any) -> Any:
+        """Convert a row to the column's dtype, after checking that it has the shape of the one that is there."""
+        shape = tuple(self.extents[place].tolist())
+        array = self._convert_row(row)
+        if array.ndim and tuple(array.shape) != shape:
+            raise ColumnMismatchError(
+                f"row {place} must keep its shape {shape}, got {tuple(array.shape)}; rows of other lengths need a new "
+                "column: assign all rows"
+            )
+        return array
+
+    @abstractmethod
+    def _convert_row(self, row: Any) -> Any:
+        """Convert a row, or a number for all its elements, to the column's dtype.
+
+        Raises ColumnMismatchError if the dtype does not hold the values without loss.
+        """
 
     def __iter__(self) -> Iterator[Any]:
         views = row_views(self.elements, self.offsets[:-1], self.offsets[1:])
@@ -118,6 +243,30 @@ class VaryingRows(Column):
             raise ValueError("rows of varying shape become an array of objects, which is always a new one")
         rows = self.to_numpy()
         return rows if dtype is None else rows.astype(dtype)
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
+        return self.to_lists().__arrow_c_array__(requested_schema)
+
+    def to_lists(self) -> pa.Array:
+        """Return the rows as Arrow lists, in as many levels as rows have dimensions, for libraries that know no shapes.
+
+        >>> from samplebatch.column.ragged import RaggedColumn
+        >>> RaggedColumn.from_rows([np.ones((2, 1), int), np.zeros((1, 2), int)], "x").to_lists().to_pylist()
+        [[[1], [1]], [[0, 0]]]
+        """
+        extents = self.extents
+        flat = self._flat_array()
+        lists = pa.array(flat) if flat.dtype.kind != "c" else self.flat_column.to_arrow()
+        for axis in reversed(range(self.ndim)):
+            # Lists of this level in one row: the product of the extents before.
+            counts = extents[:, :axis].prod(1)
+            lists = pa.LargeListArray.from_arrays(pa.array(offsets_of(np.repeat(extents[:, axis], counts))), lists)
+        return lists
+
+    def _flat_array(self) -> npt.NDArray[Any]:
+        """Return the elements of these rows as an array, in a dtype that NumPy has."""
+        flat: npt.NDArray[Any] = self.flat
+        return flat
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} rows of {self.dtype}, row shape {self.row_shape})"
@@ -139,18 +288,27 @@ class VaryingRows(Column):
             shapes[positions] = self.shapes
         return type(self)(self.flat_column.copy().values, offsets_of(lengths), shapes)
 
-    @abstractmethod
-    def pad(self, value: Any = 0) -> Any:
-        """Return the rows in one array or tensor, shape (n, ...), each filled up with a value to the largest extents.
+    def replace(self, places: Indices, rows: Self, name: str) -> Self:
+        """Copy the column with other rows, of any length, in some places; `places` must not repeat.
 
-        Raises
-        ------
-        OverflowError, RuntimeError
-            If the dtype does not hold the value.
+        >>> from samplebatch.column import RaggedColumn
+        >>> column = RaggedColumn.from_rows([[1, 2], [3]], "visited")
+        >>> list(column.replace(np.array([0]), RaggedColumn.from_rows([[7, 8, 9]], "visited"), "visited"))
+        [array([7, 8, 9]), array([3])]
         """
+        order = np.arange(len(self))
+        order[places] = len(self) + np.arange(len(rows))
+        return cast("Self", type(self).concat([self, rows], name).take(order))
 
     @classmethod
     def concat(cls, columns: Sequence[Self], name: str) -> Self:
+        """Join columns of this class, one copy of every byte.
+
+        Columns without elements have no say in the dtype, and those without rows none in the number of dimensions: an
+        empty list has neither. Raises ColumnMismatchError if rows differ in their number of dimensions, or dtypes do
+        and none holds the others without loss.
+        """
+        columns = [column for column in columns if len(column)] or columns[:1]
         ndims = {column.ndim for column in columns}
         if len(ndims) > 1:
             found = " and ".join(map(str, sorted(ndims)))
@@ -158,6 +316,7 @@ class VaryingRows(Column):
                 f"column {name!r} must have rows of one number of dimensions to be joined, got {found}"
             )
         flat = [column.flat_column for column in columns]
+        flat = [elements for elements in flat if len(elements)] or flat[:1]
         elements = type(flat[0]).concat(flat, name).values
         offsets = offsets_of(np.concatenate([column.lengths for column in columns]))
         shapes = [column.shapes for column in columns if column.shapes is not None]
@@ -173,10 +332,7 @@ class VaryingRows(Column):
     def to_torch(self) -> torch.Tensor:
         """Return the rows as a nested tensor in torch's jagged layout, sharing memory with the elements.
 
-        Raises
-        ------
-        ColumnTypeError
-            If torch has no dtype for the elements, or another extent than the first varies.
+        Raises ColumnTypeError if torch has no dtype for the elements, or another extent than the first varies.
         """
         elements = self.flat_column.to_torch()
         first = self.lengths
@@ -192,7 +348,11 @@ class VaryingRows(Column):
         import torch
 
         offsets = offsets_of(first)
-        nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
-            elements.reshape(int(offsets[-1]), *trailing), torch.from_numpy(offsets).to(elements.device)
-        )
+        values = elements.reshape(int(offsets[-1]), *trailing)
+        starts = torch.from_numpy(offsets).to(elements.device)
+        extremes: dict[str, Any] = {}
+        if len(self) and hasattr(torch, "float8_e8m0fnu"):
+            # Since torch 2.7. Without them torch looks for the extremes itself, which waits for the device.
+            extremes = {"min_seqlen": int(first.min()), "max_seqlen": int(first.max())}
+        nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(values, starts, **extremes)
         return nested

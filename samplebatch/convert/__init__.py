@@ -10,39 +10,6 @@ from typing import TYPE_CHECKING
 
 from samplebatch.exports import exports
 
-_HOMES = {
-    "from_cpprb": "samplebatch.convert.cpprb",
-    "to_cpprb": "samplebatch.convert.cpprb",
-    "from_rlds": "samplebatch.convert.rlds",
-    "to_rlds": "samplebatch.convert.rlds",
-    "read_d4rl": "samplebatch.convert.d4rl",
-    "write_d4rl": "samplebatch.convert.d4rl",
-    "read_lerobot": "samplebatch.convert.lerobot",
-    "write_lerobot": "samplebatch.convert.lerobot_writer",
-    "register_with_jax": "samplebatch.convert.jax",
-    "from_minari": "samplebatch.convert.minari",
-    "episodes_from_minari": "samplebatch.convert.minari",
-    "to_minari": "samplebatch.convert.minari",
-    "from_ray_dataset": "samplebatch.convert.ray_data",
-    "to_ray_dataset": "samplebatch.convert.ray_data",
-    "from_rllib_episodes": "samplebatch.convert.rllib_episodes",
-    "to_rllib_episodes": "samplebatch.convert.rllib_episodes",
-    "read_rllib_json": "samplebatch.convert.rllib_json",
-    "write_rllib_json": "samplebatch.convert.rllib_json",
-    "read_rllib_parquet": "samplebatch.convert.rllib_parquet",
-    "write_rllib_parquet": "samplebatch.convert.rllib_parquet",
-    "write_rllib_episodes": "samplebatch.convert.rllib_parquet",
-    "from_sb3": "samplebatch.convert.sb3",
-    "to_sb3_replay": "samplebatch.convert.sb3",
-    "to_sb3_rollout": "samplebatch.convert.sb3",
-    "from_tianshou": "samplebatch.convert.tianshou",
-    "to_tianshou": "samplebatch.convert.tianshou",
-    "from_tensordict": "samplebatch.convert.tensordict",
-    "to_tensordict": "samplebatch.convert.tensordict",
-}
-
-__all__ = [*_HOMES]
-
 if TYPE_CHECKING:
     from samplebatch.convert.cpprb import from_cpprb as from_cpprb
     from samplebatch.convert.cpprb import to_cpprb as to_cpprb
@@ -50,7 +17,7 @@ if TYPE_CHECKING:
     from samplebatch.convert.d4rl import write_d4rl as write_d4rl
     from samplebatch.convert.jax import register_with_jax as register_with_jax
     from samplebatch.convert.lerobot import read_lerobot as read_lerobot
-    from samplebatch.convert.lerobot_writer import write_lerobot as write_lerobot
+    from samplebatch.convert.lerobot import write_lerobot as write_lerobot
     from samplebatch.convert.minari import episodes_from_minari as episodes_from_minari
     from samplebatch.convert.minari import from_minari as from_minari
     from samplebatch.convert.minari import to_minari as to_minari
@@ -58,13 +25,13 @@ if TYPE_CHECKING:
     from samplebatch.convert.ray_data import to_ray_dataset as to_ray_dataset
     from samplebatch.convert.rlds import from_rlds as from_rlds
     from samplebatch.convert.rlds import to_rlds as to_rlds
-    from samplebatch.convert.rllib_episodes import from_rllib_episodes as from_rllib_episodes
-    from samplebatch.convert.rllib_episodes import to_rllib_episodes as to_rllib_episodes
-    from samplebatch.convert.rllib_json import read_rllib_json as read_rllib_json
-    from samplebatch.convert.rllib_json import write_rllib_json as write_rllib_json
-    from samplebatch.convert.rllib_parquet import read_rllib_parquet as read_rllib_parquet
-    from samplebatch.convert.rllib_parquet import write_rllib_episodes as write_rllib_episodes
-    from samplebatch.convert.rllib_parquet import write_rllib_parquet as write_rllib_parquet
+    from samplebatch.convert.rllib import from_rllib_episodes as from_rllib_episodes
+    from samplebatch.convert.rllib import read_rllib_json as read_rllib_json
+    from samplebatch.convert.rllib import read_rllib_parquet as read_rllib_parquet
+    from samplebatch.convert.rllib import to_rllib_episodes as to_rllib_episodes
+    from samplebatch.convert.rllib import write_rllib_episodes as write_rllib_episodes
+    from samplebatch.convert.rllib import write_rllib_json as write_rllib_json
+    from samplebatch.convert.rllib import write_rllib_parquet as write_rllib_parquet
     from samplebatch.convert.sb3 import from_sb3 as from_sb3
     from samplebatch.convert.sb3 import to_sb3_replay as to_sb3_replay
     from samplebatch.convert.sb3 import to_sb3_rollout as to_sb3_rollout
@@ -72,5 +39,11 @@ if TYPE_CHECKING:
     from samplebatch.convert.tensordict import to_tensordict as to_tensordict
     from samplebatch.convert.tianshou import from_tianshou as from_tianshou
     from samplebatch.convert.tianshou import to_tianshou as to_tianshou
+    from samplebatch.convert.token_dataset import from_dicts as from_dicts
+    from samplebatch.convert.token_dataset import from_token_dataset as from_token_dataset
+    from samplebatch.convert.token_dataset import to_dicts as to_dicts
+    from samplebatch.convert.token_dataset import to_token_dataset as to_token_dataset
+    from samplebatch.convert.verl import from_verl as from_verl
+    from samplebatch.convert.verl import to_verl as to_verl
 
-__getattr__, __dir__ = exports(__name__, _HOMES)
+__getattr__, __dir__, __all__ = exports(__name__)

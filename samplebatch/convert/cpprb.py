@@ -10,7 +10,7 @@ from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.casting import as_flags
-from samplebatch.convert.steps import Source, arrays_of, as_steps, flags_of, require_columns
+from samplebatch.convert.experience import Source, arrays_of, as_steps, flags_of, require_columns
 from samplebatch.errors import CapacityError, ColumnTypeError, EmptyBufferError, require
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def from_cpprb(buffer: cpprb.ReplayBuffer) -> SampleBatch:
     return SampleBatch(columns)
 
 
-def to_cpprb(source: Source, size: int | None = None) -> cpprb.ReplayBuffer:
+def to_cpprb(source: Source, *, capacity: int | None = None) -> cpprb.ReplayBuffer:
     """Copy steps into a buffer of cpprb's, with a column for each of theirs.
 
     `done` are terminations alone, by which cpprb's users leave out the value of the next state.
@@ -57,15 +57,15 @@ def to_cpprb(source: Source, size: int | None = None) -> cpprb.ReplayBuffer:
     ----------
     source
         A batch, a buffer, or an iterable of fragments.
-    size
-        Steps that it is to hold; as many as there are if None.
+    capacity
+        Steps that the buffer holds; as many as there are if None.
 
     Raises
     ------
     ColumnNotFoundError, ColumnTypeError
         If a column is missing, is nested, varies in shape or holds no numbers; names it.
     CapacityError
-        If there are more steps than `size`.
+        If there are more steps than `capacity`.
     SequenceError, EmptyBufferError
         If steps of an episode are missing, or there are none.
     MissingExtraError
@@ -79,9 +79,9 @@ def to_cpprb(source: Source, size: int | None = None) -> cpprb.ReplayBuffer:
     for name, values in columns.items():
         if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
             raise ColumnTypeError(f"column {name!r} must be one array of numbers to be in a buffer of cpprb; drop it")
-    room = batch.count if size is None else whole("size", size, 1)
+    room = batch.count if capacity is None else whole("capacity", capacity, 1)
     if room < batch.count:
-        raise CapacityError(f"a buffer of {room} steps must be larger to take {batch.count}; pass a larger size")
+        raise CapacityError(f"a buffer of {room} steps must be larger to take {batch.count}; pass a larger capacity")
     rows = {_NAMES.get(name, name): values for name, values in columns.items()}
     about = {name: {"shape": values.shape[1:] or 1, "dtype": values.dtype} for name, values in rows.items()}
     buffer: cpprb.ReplayBuffer = module.ReplayBuffer(room, about)

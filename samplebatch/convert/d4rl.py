@@ -9,20 +9,13 @@ from typing import Any
 import numpy as np
 
 from samplebatch import names
+from samplebatch.batch.action_unit import ENVIRONMENT
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.casting import as_flags
-from samplebatch.convert.steps import (
-    Source,
-    arrays_of,
-    as_steps,
-    flags_of,
-    map_leaves,
-    number_episodes,
-    require_columns,
-)
+from samplebatch.convert import experience
 from samplebatch.errors import ColumnNotFoundError, ColumnTypeError, near_names
-from samplebatch.storage.hdf5_file import hdf5_file, hdf5_writer
-from samplebatch.storage.hdf5_reader import Hdf5Reader, bound_of
+from samplebatch.storage.foreign.hdf5 import Hdf5Reader, bound_of
+from samplebatch.storage.hdf5 import hdf5_file, hdf5_writer
 
 _NAMES = names.PEERS["d4rl"]
 _TO_FLAT = {theirs: name for name, theirs in _NAMES.items()}
@@ -77,8 +70,8 @@ def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) ->
     for name in _FLAGS:
         if name in columns:
             columns[name] = as_flags(columns[name], name)
-    batch = SampleBatch(columns)
-    batch.update(number_episodes(np.logical_or(*flags_of(batch))))
+    batch = SampleBatch(columns, _action_unit=ENVIRONMENT)
+    batch.update(experience.number_episodes(np.logical_or(*experience.flags_of(batch))))
     return batch
 
 
@@ -89,7 +82,7 @@ def _read(reader: Hdf5Reader, child: Any) -> Any:
     return {name: _read(reader, inner) for name, inner in reader.children(child).items()}
 
 
-def write_d4rl(source: Source, path: str | os.PathLike[str]) -> None:
+def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
     """Write steps as a file in D4RL's layout, whole or not at all.
 
     The last step of an unfinished episode counts as a timeout. Columns that D4RL has no name for keep theirs; ids and
@@ -117,15 +110,15 @@ def write_d4rl(source: Source, path: str | os.PathLike[str]) -> None:
     OSError
         If the file cannot be written.
     """
-    steps = as_steps(source)
+    steps = experience.as_steps(source)
     batch = steps.batch
-    require_columns(batch, names.OBS, names.ACTIONS, names.REWARDS)
-    terminated, truncated = flags_of(batch)
+    experience.require_columns(batch, names.OBS, names.ACTIONS, names.REWARDS)
+    terminated, truncated = experience.flags_of(batch)
     truncated = truncated.copy()
     ends = steps.bounds[1:] - 1
     truncated[ends] |= ~terminated[ends]
     columns: dict[str, Any] = {
-        name: arrays_of(batch, name)
+        name: experience.arrays_of(batch, name)
         for name in batch
         if name not in (names.TERMINATEDS, names.TRUNCATEDS, names.DONES, names.EPS_ID, names.T)
     }
@@ -133,10 +126,10 @@ def write_d4rl(source: Source, path: str | os.PathLike[str]) -> None:
     for name, values in columns.items():
         if name != names.INFOS and not isinstance(values, np.ndarray):
             raise ColumnTypeError(f"column {name!r} must be one array in a file of D4RL, it is nested")
-        map_leaves(_check_numbers, values, name)
+        experience.map_leaves(_check_numbers, values, name)
     with hdf5_writer(path) as file:
         for name, values in columns.items():
-            map_leaves(partial(_write, file), values, _NAMES.get(name, name))
+            experience.map_leaves(partial(_write, file), values, _NAMES.get(name, name))
 
 
 def _write(file: Any, path: str, values: Any) -> None:

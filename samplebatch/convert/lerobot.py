@@ -6,24 +6,197 @@ against it.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch import names
+from samplebatch.batch.action_unit import ENVIRONMENT
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.casting import as_flags
-from samplebatch.column.memory_bound import MemoryBound
+from samplebatch.column.memory import MemoryBound
 from samplebatch.column.types import named_dtype
-from samplebatch.convert.lerobot_layout import EPISODE, FRAME, INDEX, NAMES, STATE, Episodes, Feature, Layout
-from samplebatch.convert.steps import join_episodes
-from samplebatch.errors import ColumnTypeError, FormatError, MissingExtraError, RowIndexError, no_such_column, require
-from samplebatch.storage.parquet import open_parquet
+from samplebatch.convert import experience
+from samplebatch.errors import (
+    ArgumentError,
+    ColumnMismatchError,
+    ColumnTypeError,
+    FormatError,
+    MissingExtraError,
+    RowIndexError,
+    StorageError,
+    near_names,
+    no_such_column,
+    require,
+)
+from samplebatch.storage.tables.parquet import open_parquet
+
+NAMES = names.PEERS["lerobot"]
+VERSION = "v3.0"
+INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
+EPISODES = "meta/episodes"
+PLACE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+DATA = f"data/{PLACE}"
+STATE = f"{NAMES[names.OBS]}.state"
+"""The feature that observations are which are one array."""
+
+EPISODE, FRAME = NAMES[names.EPS_ID], NAMES[names.T]
+TIMESTAMP, INDEX, TASK = "timestamp", "index", "task_index"
+CHUNK_AT, FILE_AT = "data/chunk_index", "data/file_index"
+LENGTH = "length"
+_WHERE = (EPISODE, LENGTH, CHUNK_AT, FILE_AT)
+
+_FIELD = re.compile(r"\{(chunk_index|file_index)(?::0?([1-9])d)?\}")
+Numbers = npt.NDArray[np.int64]
+
+
+class Feature(NamedTuple):
+    """A column as `info.json` describes it.
+
+    Attributes
+    ----------
+    dtype
+        A NumPy dtype's name, `"string"`, `"image"` or `"video"`.
+    shape
+        Of a row; () for one number.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Episodes(NamedTuple):
+    """Where the rows of episodes lie, a row an episode, in order.
+
+    Attributes
+    ----------
+    number, length, chunk, file
+        The number of each episode, its frames, and the chunk and the file that they lie in, shape (k,) each.
+    """
+
+    number: Numbers
+    length: Numbers
+    chunk: Numbers
+    file: Numbers
+
+    def at(self, which: npt.NDArray[Any]) -> Episodes:
+        """Return some of the episodes."""
+        return Episodes(*(values[which] for values in self))
+
+
+class Layout:
+    """The description of a dataset, read from its folder and validated; held by the reader.
+
+    Attributes
+    ----------
+    features
+        The columns by name.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+        self._name = str(self._folder / INFO)
+        info = self._load()
+        version = info.get("codebase_version")
+        if not isinstance(version, str) or not version.startswith("v3."):
+            raise self._fault("must be of version 3 of the layout; convert older datasets with LeRobot")
+        features = info.get("features")
+        if not isinstance(features, dict):
+            raise self._fault("must have 'features', an object")
+        self.features = {name: self._feature(name, about) for name, about in features.items()}
+        for name in (EPISODE, FRAME):
+            if name not in self.features:
+                raise self._fault(f"must have feature {name!r}; {near_names(name, self.features)}")
+        self._template = self._path_template(info.get("data_path", DATA))
+
+    def data_path(self, chunk: int, file: int) -> Path:
+        """Return the path of a data file."""
+        numbers = {"chunk_index": chunk, "file_index": file}
+        filled = _FIELD.sub(lambda found: f"{numbers[found[1]]:0{found[2] or 1}d}", self._template)
+        return self._folder / filled
+
+    def episodes(self, max_nbytes: int | None) -> Episodes:
+        """Read and validate where episodes lie."""
+        place = self._folder / EPISODES
+        parts = [_episodes_in(path, max_nbytes) for path in experience.files_in(place, ".parquet")]
+        found = Episodes(*map(np.concatenate, zip(*parts, strict=True)))
+        if not len(found.number):
+            raise FormatError(f"{str(place)!r} must have episodes, it has none")
+        found = found.at(np.argsort(found.number, kind="stable"))
+        if np.any(found.number[1:] == found.number[:-1]):
+            raise FormatError(f"{str(place)!r} must have each episode once, some are there twice")
+        return found
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            info = json.loads(Path(self._name).read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise self._fault("must be JSON, and it is not") from error
+        if not isinstance(info, dict):
+            raise self._fault("must be an object of JSON")
+        return info
+
+    def _feature(self, name: str, about: Any) -> Feature:
+        found = about if isinstance(about, Mapping) else {}
+        dtype, shape = found.get("dtype"), found.get("shape")
+        if not isinstance(dtype, str) or not isinstance(shape, list) or not all(map(_is_size, shape)):
+            raise self._fault(f"must give feature {name!r} a dtype and a shape of numbers from 1")
+        if shape == [1] and found.get("names") is None:
+            shape = []
+        return Feature(dtype, tuple(shape))
+
+    def _path_template(self, given: Any) -> str:
+        """Check that a template has the places of two numbers alone, and leads nowhere but into the folder.
+
+        Links are followed: the cache of downloads keeps files as links to its own.
+        """
+        if isinstance(given, str):
+            plain = _FIELD.sub("0", given)
+            path = PurePosixPath(plain)
+            inside = not path.is_absolute() and ".." not in path.parts
+            if inside and not set(plain) & set("{}\\:\0") and plain.endswith(".parquet"):
+                return given
+        raise self._fault("must have a 'data_path' of Parquet files in its folder, with chunk_index and file_index")
+
+    def _fault(self, must: str) -> FormatError:
+        return FormatError(f"{self._name!r} {must}")
+
+
+def _is_size(size: Any) -> bool:
+    return type(size) is int and size >= 1
+
+
+def _episodes_in(path: Path, max_nbytes: int | None) -> Episodes:
+    file, bound = open_parquet(path, max_nbytes=max_nbytes)
+    for name in _WHERE:
+        if name not in file.schema.names:
+            raise FormatError(f"{file.name!r} must have column {name!r}; {near_names(name, file.schema.names)}")
+    # In their order in the file, as the reader takes them; the statistics beside them may be large.
+    table = file.read(range(file.num_groups), [name for name in file.schema.names if name in _WHERE], bound)
+    return Episodes(*(_numbers_in(table[name], name, file.name) for name in _WHERE))
+
+
+def _numbers_in(column: pa.ChunkedArray, name: str, path: str) -> Numbers:
+    least = int(name == LENGTH)
+    if pa.types.is_integer(column.type) and not column.null_count:
+        numbers: Numbers = column.to_numpy().astype(np.int64)
+        if np.all(numbers >= least):
+            return numbers
+    raise FormatError(f"column {name!r} of {path!r} must have whole numbers from {least} alone")
+
 
 _TO_FLAT = {theirs: name for name, theirs in NAMES.items()}
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -86,7 +259,7 @@ def read_lerobot(
         if np.any(chosen[here]):
             path = os.fspath(layout.data_path(*key))
             parts.append(_read_file(path, wanted, found.at(here), chosen[here], max_nbytes))
-    return SampleBatch(_as_columns(join_episodes(parts), wanted))
+    return SampleBatch(_as_columns(experience.join_episodes(parts), wanted), _action_unit=ENVIRONMENT)
 
 
 def _choose_features(features: Mapping[str, Feature], columns: Sequence[str] | None) -> dict[str, Feature]:
@@ -273,3 +446,307 @@ def _as_columns(flat: SampleBatch, wanted: Mapping[str, Feature]) -> dict[str, A
     if names.DONES in columns and names.TRUNCATEDS in columns:
         columns[names.TERMINATEDS] = columns.pop(names.DONES) & ~columns[names.TRUNCATEDS]
     return columns
+
+
+_FILE_MIB, _VIDEO_MIB, _CHUNK_FILES = 100, 200, 1000
+_QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+_MAX_DIMENSIONS = 5
+_LEFT_OUT = frozenset(
+    (
+        *(names.NEXT_OBS, names.TERMINATEDS, names.TRUNCATEDS, names.DONES, names.EPS_ID, names.T),
+        *(TIMESTAMP, INDEX, TASK),
+    )
+)
+Columns = dict[str, npt.NDArray[Any]]
+Statistics = dict[str, npt.NDArray[Any]]
+
+
+def write_lerobot(
+    source: experience.Source,
+    folder: str | os.PathLike[str],
+    *,
+    fps: float,
+    task: str | Sequence[str] = "",
+    robot: str = "",
+) -> None:
+    """Write steps as a dataset in LeRobot's layout: a new folder, whole or not at all.
+
+    Observations of one array are `observation.state`, those of a dict `observation.*`. `actions`, `rewards` and the
+    flags are `action`, `next.reward`, `next.done` and `next.truncated`; the last step of an unfinished episode counts
+    as truncated. Other columns keep their names. Next observations and infos without values are left out, as the
+    layout has no place for them,
+    and episodes are numbered from 0. Frames lie `1 / fps` seconds apart.
+
+    Parameters
+    ----------
+    source
+        A batch, a buffer, or an iterable of fragments.
+    folder
+        The folder, which must not be there yet, or be empty. The one that it is in must exist.
+    fps
+        Frames a second.
+    task
+        The task of all steps in words, or those that column `task_index` counts.
+    robot
+        The type of the robot, if any.
+
+    Raises
+    ------
+    ArgumentError
+        If `fps` is not above 0, or there is no task.
+    ColumnNotFoundError
+        If observations or actions are missing, or nothing tells episodes apart.
+    ColumnTypeError
+        If a column varies in shape, has more than 5 dimensions a row, or holds no numbers; names it.
+    ColumnMismatchError
+        If two columns have one name there, `task_index` counts other tasks than are given, or flags are other numbers
+        than 0 and 1.
+    SequenceError, EmptyBufferError
+        If steps of an episode are missing, or there are none.
+    StorageError
+        If the folder has files.
+    OSError
+        If it cannot be written.
+    """
+    if isinstance(fps, bool) or not (math.isfinite(fps) and fps > 0):
+        raise ArgumentError(f"fps must be above 0, got {fps!r}")
+    steps = experience.as_steps(source)
+    experience.require_columns(steps.batch, names.OBS, names.ACTIONS)
+    tasks = [task] if isinstance(task, str) else list(task)
+    columns = _columns_of(steps)
+    for name, values in _counters(steps, fps, _task_numbers(steps.batch, tasks, single=isinstance(task, str))).items():
+        _add(columns, name, values)
+    features = {name: _feature(name, values) for name, values in columns.items()}
+    with _new_folder(folder) as place:
+        statistics = {name: [_statistics(rows) for rows in _cut(values, steps)] for name, values in columns.items()}
+        _write(place, steps, columns, statistics, tasks)
+        joined = {name: _join_statistics(rows) for name, rows in statistics.items()}
+        _write_json(place / STATS, {name: {k: v.tolist() for k, v in found.items()} for name, found in joined.items()})
+        _write_json(place / INFO, _info(steps, features, fps, len(tasks), robot))
+
+
+def _is_empty_infos(name: str, batch: SampleBatch) -> bool:
+    """Tell whether a column is infos without values, as collectors record them."""
+    return name == names.INFOS and batch[name].dtype == object and not any(batch[name].tolist())
+
+
+def _columns_of(steps: experience.Steps) -> Columns:
+    """Return the columns of a dataset by LeRobot's names, but for its counters."""
+    columns: Columns = {}
+    for name in steps.batch:
+        if name not in _LEFT_OUT and not _is_empty_infos(name, steps.batch):
+            values = experience.arrays_of(steps.batch, name)
+            theirs = STATE if name == names.OBS and isinstance(values, np.ndarray) else NAMES.get(name, name)
+            experience.map_leaves(partial(_add, columns), values, theirs)
+    if names.TERMINATEDS in steps.batch or names.DONES in steps.batch:
+        terminated, truncated = experience.flags_of(steps.batch)
+        done = terminated | truncated
+        done[steps.bounds[1:] - 1] = True
+        _add(columns, NAMES[names.DONES], done)
+        _add(columns, NAMES[names.TRUNCATEDS], done & ~terminated)
+    return columns
+
+
+def _add(columns: Columns, name: str, values: npt.NDArray[Any]) -> None:
+    if name in columns:
+        raise ColumnMismatchError(f"column {name!r} must be there once in a dataset of LeRobot; rename or drop one")
+    columns[name] = values
+
+
+def _task_numbers(batch: SampleBatch, tasks: list[str], *, single: bool) -> npt.NDArray[np.int64]:
+    if not tasks:
+        raise ArgumentError("task must name a task at least, got none")
+    if len(set(tasks)) < len(tasks):
+        raise ArgumentError("task must name each task once, some are there twice")
+    if single:
+        return np.zeros(batch.count, np.int64)
+    experience.require_columns(batch, TASK)
+    numbers = np.asarray(batch[TASK])
+    if (
+        numbers.shape != (batch.count,)
+        or numbers.dtype.kind not in "iu"
+        or not np.all((numbers >= 0) & (numbers < len(tasks)))
+    ):
+        raise ColumnMismatchError(f"column {TASK!r} must count the {len(tasks)} tasks that are given")
+    return numbers.astype(np.int64)
+
+
+def _counters(steps: experience.Steps, fps: float, tasks: npt.NDArray[np.int64]) -> Columns:
+    times = steps.times()
+    return {
+        TIMESTAMP: (times / fps).astype(np.float32),
+        FRAME: times,
+        EPISODE: steps.numbers(),
+        INDEX: np.arange(steps.batch.count),
+        TASK: tasks,
+    }
+
+
+def _feature(name: str, values: npt.NDArray[Any]) -> dict[str, Any]:
+    """Describe a column; a vector has names, which tell one of a single number from a number."""
+    if "/" in name:
+        raise ColumnTypeError(f"column {name!r} must have no '/' in its name in a dataset of LeRobot; rename it")
+    if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
+        raise ColumnTypeError(f"column {name!r} must hold numbers in a dataset of LeRobot, got {values.dtype}; drop it")
+    shape = values.shape[1:]
+    if len(shape) > _MAX_DIMENSIONS or 0 in shape:
+        raise ColumnTypeError(f"column {name!r} must have rows of 1 to 5 dimensions, none of them 0, got {shape}")
+    last = name.rsplit(".", 1)[-1]
+    named = [f"{last}_{i}" for i in range(shape[0])] if len(shape) == 1 else None
+    return {"dtype": values.dtype.name, "shape": list(shape or (1,)), "names": named}
+
+
+def _info(steps: experience.Steps, features: Mapping[str, Any], fps: float, tasks: int, robot: str) -> dict[str, Any]:
+    episodes = len(steps.bounds) - 1
+    return {
+        "codebase_version": VERSION,
+        "robot_type": robot or None,
+        "total_episodes": episodes,
+        "total_frames": steps.batch.count,
+        "total_tasks": tasks,
+        "chunks_size": _CHUNK_FILES,
+        "data_files_size_in_mb": _FILE_MIB,
+        "video_files_size_in_mb": _VIDEO_MIB,
+        # Readers count with whole numbers where they can.
+        "fps": int(fps) if fps == int(fps) else float(fps),
+        "splits": {"train": f"0:{episodes}"},
+        "data_path": DATA,
+        "video_path": None,
+        "features": features,
+    }
+
+
+# Files
+
+
+@contextlib.contextmanager
+def _new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """Make a folder that takes its place when the block ends well, and vanishes when it does not."""
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise StorageError(f"{str(target)!r} must be a new folder or an empty one, and it is not")
+    place = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    place.mkdir()
+    try:
+        yield place
+        place.replace(target)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+
+
+def _cut(values: npt.NDArray[Any], steps: experience.Steps) -> list[npt.NDArray[Any]]:
+    """Cut the rows of a column into those of each episode."""
+    return np.split(values, steps.bounds[1:-1])
+
+
+def _write(
+    place: Path, steps: experience.Steps, columns: Columns, statistics: Mapping[str, list[Statistics]], tasks: list[str]
+) -> None:
+    table = pa.table({name: _arrow(values) for name, values in columns.items()})
+    numbers = _file_numbers(steps, table.nbytes)
+    for number in range(int(numbers[-1]) + 1):
+        first, last = np.searchsorted(numbers, [number, number + 1])
+        start, stop = int(steps.bounds[first]), int(steps.bounds[last])
+        chunk, file = divmod(number, _CHUNK_FILES)
+        _write_table(place / DATA.format(chunk_index=chunk, file_index=file), table.slice(start, stop - start))
+    named = [[tasks[i] for i in np.unique(rows)] for rows in _cut(columns[TASK], steps)]
+    first_file = PLACE.format(chunk_index=0, file_index=0)
+    _write_table(place / EPISODES / first_file, _episodes_table(steps, numbers, named, statistics))
+    _write_table(place / TASKS, _tasks_table(tasks))
+
+
+def _file_numbers(steps: experience.Steps, nbytes: int) -> npt.NDArray[np.intp]:
+    """Number the file of each episode, shape (k,): a file begins with the first episode beyond the size of one."""
+    beyond = steps.bounds[:-1] * (nbytes / steps.batch.count) // (_FILE_MIB << 20)
+    numbers: npt.NDArray[np.intp] = np.unique(beyond, return_inverse=True)[1].reshape(-1)
+    return numbers
+
+
+def _arrow(values: npt.NDArray[Any]) -> pa.Array:
+    """Lay an array out as lists in lists; a vector as a list of fixed length, as LeRobot does."""
+    values = np.ascontiguousarray(values)
+    array = pa.array(values.reshape(-1))
+    shape = values.shape[1:]
+    if len(shape) == 1:
+        return array if shape == (1,) else pa.FixedSizeListArray.from_arrays(array, shape[0])
+    for level in range(len(shape), 0, -1):
+        n = math.prod(values.shape[:level])
+        offsets = np.arange(n + 1) * shape[level - 1]
+        small = len(array) < 1 << 31
+        kind = pa.ListArray if small else pa.LargeListArray
+        array = kind.from_arrays(pa.array(offsets.astype(np.int32 if small else np.int64)), array)
+    return array
+
+
+def _episodes_table(
+    steps: experience.Steps,
+    numbers: npt.NDArray[np.intp],
+    tasks: list[list[str]],
+    statistics: Mapping[str, list[Statistics]],
+) -> pa.Table:
+    starts, stops = steps.bounds[:-1], steps.bounds[1:]
+    zeros = np.zeros(len(starts), np.int64)
+    found: dict[str, Any] = {
+        EPISODE: np.arange(len(starts)),
+        "tasks": tasks,
+        LENGTH: stops - starts,
+        CHUNK_AT: numbers // _CHUNK_FILES,
+        FILE_AT: numbers % _CHUNK_FILES,
+        "dataset_from_index": starts,
+        "dataset_to_index": stops,
+        "meta/episodes/chunk_index": zeros,
+        "meta/episodes/file_index": zeros,
+    }
+    for name, rows in statistics.items():
+        found |= {f"stats/{name}/{key}": [row[key] for row in rows] for key in rows[0]}
+    return pa.table(found)
+
+
+def _statistics(values: npt.NDArray[Any]) -> Statistics:
+    """Describe the numbers of rows by their last dimension, as LeRobot does; a number is a row of one."""
+    width = values.shape[-1] if values.ndim > 1 else 1
+    rows: npt.NDArray[Any] = values.reshape(-1, width).astype(np.float64)
+    # Infinite numbers have no mean.
+    with np.errstate(invalid="ignore"):
+        found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+        quantiles = np.quantile(rows, _QUANTILES, axis=0)
+    found |= {f"q{int(100 * q):02d}": values for q, values in zip(_QUANTILES, quantiles, strict=True)}
+    return {"count": np.array([len(values)])} | found
+
+
+def _join_statistics(rows: list[Statistics]) -> Statistics:
+    """Join the statistics of episodes into those of all rows; quantiles are means of theirs, as LeRobot's are."""
+    stacked = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+    count = stacked.pop("count")
+    with np.errstate(invalid="ignore"):
+        found = {key: (values * count).sum(0) / count.sum() for key, values in stacked.items()}
+        spread = stacked["std"] ** 2 + (stacked["mean"] - found["mean"]) ** 2
+        deviation = np.sqrt((spread * count).sum(0) / count.sum())
+    return found | {
+        "min": stacked["min"].min(0),
+        "max": stacked["max"].max(0),
+        "std": deviation,
+        "count": count.sum(0),
+    }
+
+
+def _tasks_table(tasks: list[str]) -> pa.Table:
+    """Lay tasks out as pandas writes a frame with the tasks as its index, which readers expect."""
+    column = {"name": TASK, "field_name": TASK, "pandas_type": "int64", "numpy_type": "int64", "metadata": None}
+    index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+    about = {"index_columns": ["task"], "column_indexes": [], "columns": [column, index], "pandas_version": "2.2.0"}
+    table = pa.table({TASK: np.arange(len(tasks)), "task": pa.array(tasks, pa.string())})
+    return table.replace_schema_metadata({"pandas": json.dumps(about)})
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    from pyarrow import parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(table, path, compression="snappy", write_page_checksum=True)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=4, ensure_ascii=False), encoding="utf-8")

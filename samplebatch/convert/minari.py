@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samplebatch import names
+from samplebatch.batch.action_unit import ENVIRONMENT
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.convert.steps import (
-    Source,
-    arrays_of,
-    as_steps,
-    flags_of,
-    join_episodes,
-    make_episode,
-    map_leaves,
-    observations_of,
-    require_columns,
-)
+from samplebatch.convert import experience
 from samplebatch.errors import ArgumentError, ColumnTypeError, require
 
 if TYPE_CHECKING:
@@ -29,7 +20,7 @@ if TYPE_CHECKING:
 _NAMES = names.PEERS["minari"]
 
 
-def from_minari(dataset: minari.MinariDataset, episodes: Iterable[int] | None = None) -> SampleBatch:
+def from_minari(dataset: minari.MinariDataset, *, episodes: Iterable[int] | None = None) -> SampleBatch:
     """Read episodes of a Minari dataset into one batch, with one copy; see `episodes_from_minari`.
 
     Examples
@@ -38,10 +29,12 @@ def from_minari(dataset: minari.MinariDataset, episodes: Iterable[int] | None = 
     >>> dataset = minari.load_dataset("D4RL/door/human-v2")  # doctest: +SKIP
     >>> batch = from_minari(dataset, episodes=range(5))  # doctest: +SKIP
     """
-    return join_episodes(list(episodes_from_minari(dataset, episodes)))
+    return experience.join_episodes(list(episodes_from_minari(dataset, episodes=episodes)))
 
 
-def episodes_from_minari(dataset: minari.MinariDataset, episodes: Iterable[int] | None = None) -> Iterator[SampleBatch]:
+def episodes_from_minari(
+    dataset: minari.MinariDataset, *, episodes: Iterable[int] | None = None
+) -> Iterator[SampleBatch]:
     """Read the episodes of a Minari dataset one after the other, over the arrays that Minari reads.
 
     Parameters
@@ -62,18 +55,19 @@ def episodes_from_minari(dataset: minari.MinariDataset, episodes: Iterable[int] 
         observations, infos = found.pop(names.OBS), found.pop(names.INFOS)
         terminated, truncated = found.pop(names.TERMINATEDS), found.pop(names.TRUNCATEDS)
         if infos:
-            found[names.INFOS] = map_leaves(partial(_without_reset, len(found[names.REWARDS])), infos, "")
-        yield make_episode(
+            found[names.INFOS] = experience.map_leaves(partial(_without_reset, len(found[names.REWARDS])), infos, "")
+        yield experience.make_episode(
             int(episode.id),
             observations,
             found,
             terminated=bool(terminated[-1:].any()),
             truncated=bool(truncated[-1:].any()),
+            action_unit=ENVIRONMENT,
         )
 
 
 def to_minari(
-    source: Source,
+    source: experience.Source,
     dataset_id: str,
     *,
     env: Any = None,
@@ -84,7 +78,8 @@ def to_minari(
 ) -> minari.MinariDataset:
     """Write experience as a new Minari dataset.
 
-    Minari keeps observations, actions, rewards, flags and infos; other columns are left out. An episode that has not
+    Actions are written as the environment takes them, whatever unit they are in. Minari keeps observations, actions,
+    rewards, flags and infos; other columns are left out. An episode that has not
     ended is written as truncated, as Minari's own collector writes it.
 
     Parameters
@@ -120,8 +115,8 @@ def to_minari(
     minari = require("minari", "minari")
     if env is None and (observation_space is None or action_space is None):
         raise ArgumentError("env, or observation_space and action_space, must be given, as Minari keeps the spaces")
-    steps = as_steps(source)
-    require_columns(steps.batch, names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS)
+    steps = experience.as_steps(source)
+    experience.require_columns(steps.batch, names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS)
     episode_buffer = require("minari.data_collector", "minari").EpisodeBuffer
     return minari.create_dataset_from_buffers(
         dataset_id,
@@ -139,12 +134,12 @@ def _without_reset(n: int, path: str, leaf: Any) -> Any:
 
 
 def _episode_values(episode: SampleBatch) -> dict[str, Any]:
-    terminated, truncated = flags_of(episode)
+    terminated, truncated = experience.flags_of(episode)
     truncated = truncated | ((np.arange(episode.count) == episode.count - 1) & ~terminated)
     values = {
-        names.OBS: observations_of(episode),
-        names.ACTIONS: arrays_of(episode, names.ACTIONS),
-        names.REWARDS: arrays_of(episode, names.REWARDS),
+        names.OBS: experience.observations_of(episode),
+        names.ACTIONS: experience.arrays_of(episode, names.ACTIONS),
+        names.REWARDS: experience.arrays_of(episode, names.REWARDS),
         names.TERMINATEDS: terminated,
         names.TRUNCATEDS: truncated,
         names.INFOS: _infos_of(episode),
@@ -164,7 +159,7 @@ def _infos_of(episode: SampleBatch) -> Any:
         if len({tuple(row) for row in rows}) > 1:
             raise ColumnTypeError(f"column {names.INFOS!r} must have the same names in all steps, they vary; drop it")
         infos = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
-    return map_leaves(_with_reset, infos, names.INFOS)
+    return experience.map_leaves(_with_reset, infos, names.INFOS)
 
 
 def _with_reset(path: str, leaf: Any) -> Any:

@@ -8,19 +8,9 @@ from typing import Any
 import numpy as np
 
 from samplebatch import names
+from samplebatch.batch.action_unit import ENVIRONMENT
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.convert.steps import (
-    Source,
-    arrays_of,
-    as_steps,
-    flags_of,
-    join_episodes,
-    make_episode,
-    map_leaves,
-    observations_of,
-    require_columns,
-    stack_steps,
-)
+from samplebatch.convert import experience
 from samplebatch.errors import ColumnLengthError, ColumnNotFoundError, ColumnTypeError, near_names
 
 _NAMES = names.PEERS["rlds"]
@@ -62,7 +52,7 @@ def from_rlds(episodes: Iterable[Mapping[str, Any]]) -> SampleBatch:
     made = [_episode_of(number, episode) for number, episode in enumerate(episodes)]
     if not made:
         raise ColumnTypeError("RLDS must have an episode at least to be converted, it has none")
-    return join_episodes(made)
+    return experience.join_episodes(made)
 
 
 def _episode_of(number: int, episode: Any) -> SampleBatch:
@@ -73,7 +63,7 @@ def _episode_of(number: int, episode: Any) -> SampleBatch:
     steps = episode[_STEPS]
     if not isinstance(steps, Mapping):
         rows = list(steps)
-        steps = stack_steps(rows, _STEPS) if rows else dict.fromkeys(_REQUIRED, rows)
+        steps = experience.stack_steps(rows, _STEPS) if rows else dict.fromkeys(_REQUIRED, rows)
     for name in _REQUIRED:
         if name not in steps:
             raise ColumnNotFoundError(f"episode {number} of RLDS must have {name!r}; {near_names(name, steps)}")
@@ -82,15 +72,16 @@ def _episode_of(number: int, episode: Any) -> SampleBatch:
         raise ColumnLengthError(f"episode {number} of RLDS must have steps, it has none")
     terminal, last = bool(steps[_TERMINAL][-1]), bool(steps[_LAST][-1])
     columns = {
-        _TO_FLAT.get(name, name): map_leaves(lambda _, leaf: leaf[:-1], values, name)
+        _TO_FLAT.get(name, name): experience.map_leaves(lambda _, leaf: leaf[:-1], values, name)
         for name, values in steps.items()
         if name not in (_FIRST, _LAST, _TERMINAL, _NAMES[names.OBS])
     }
     observations = steps[_NAMES[names.OBS]]
-    return make_episode(number, observations, columns, terminated=terminal, truncated=last and not terminal)
+    ends = {"terminated": terminal, "truncated": last and not terminal}
+    return experience.make_episode(number, observations, columns, **ends, action_unit=ENVIRONMENT)
 
 
-def to_rlds(source: Source) -> Iterator[dict[str, Any]]:
+def to_rlds(source: experience.Source) -> Iterator[dict[str, Any]]:
     """Yield episodes as RLDS has them: dicts with `"steps"`, a dict of arrays with one step more than transitions.
 
     `tf.data.Dataset.from_tensor_slices(episode["steps"])` makes steps of them. The last one has zeros but for the
@@ -108,8 +99,8 @@ def to_rlds(source: Source) -> Iterator[dict[str, Any]]:
     SequenceError, EmptyBufferError
         If steps of an episode are missing, or there are none.
     """
-    steps = as_steps(source)
-    require_columns(steps.batch, names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS)
+    steps = experience.as_steps(source)
+    experience.require_columns(steps.batch, names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS)
     for episode in steps.episodes():
         yield {_STEPS: _steps_of(episode)}
 
@@ -120,15 +111,15 @@ _LEFT_OUT = frozenset(
 
 
 def _steps_of(episode: SampleBatch) -> dict[str, Any]:
-    terminated, _ = flags_of(episode)
+    terminated, _ = experience.flags_of(episode)
     place = np.arange(episode.count + 1)
     columns = {
-        _NAMES.get(name, name): map_leaves(_with_zeros, arrays_of(episode, name), name)
+        _NAMES.get(name, name): experience.map_leaves(_with_zeros, experience.arrays_of(episode, name), name)
         for name in episode
         if name not in _LEFT_OUT
     }
     return {
-        _NAMES[names.OBS]: observations_of(episode),
+        _NAMES[names.OBS]: experience.observations_of(episode),
         **columns,
         _NAMES[names.DISCOUNT]: columns.get(_NAMES[names.DISCOUNT], _with_zeros("", (~terminated).astype(np.float32))),
         _FIRST: place == 0,

@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.arguments import whole
+from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.casting import as_flags
-from samplebatch.convert.steps import Source, arrays_of, as_steps, flags_of, require_columns
+from samplebatch.convert.experience import Source, arrays_of, flags_of, require_columns, steps_as_recorded
 from samplebatch.errors import ArgumentError, CapacityError, ColumnMismatchError, ColumnTypeError, require
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ _ESTIMATES = (names.VF_PREDS, names.ACTION_LOGP, names.ADVANTAGES, names.VALUE_T
 def from_sb3(buffer: BaseBuffer) -> SampleBatch:
     """Return the steps of a buffer of Stable-Baselines3, environment by environment, each in time order.
 
-    Where it has one environment and has not wrapped around, columns are views of its arrays. `env_id` numbers its
-    environments, `eps_id` the episodes.
+    Actions of a replay buffer that lie in [-1, 1] are of the unit that off-policy algorithms keep: scaled to the bounds
+    of a Box. Where it has one environment and has not wrapped around, columns are views of its arrays. `env_id` numbers
+    its environments, `eps_id` the episodes.
 
     Parameters
     ----------
@@ -65,7 +67,11 @@ def from_sb3(buffer: BaseBuffer) -> SampleBatch:
     done = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS] if done is None else done
     # The last step of an environment is the last of its episode that is there.
     done = done | np.append(env_id[1:] != env_id[:-1], True)
-    return SampleBatch({**columns, names.ENV_ID: env_id, names.EPS_ID: np.cumsum(done) - done})
+    batch = SampleBatch({**columns, names.ENV_ID: env_id, names.EPS_ID: np.cumsum(done) - done})
+    unit = _unit_of(buffer.action_space)
+    if hasattr(buffer, "timeouts") and unit is not None and np.all(np.abs(batch[names.ACTIONS]) <= 1.0):
+        batch.action_unit = unit
+    return batch
 
 
 def _replay_columns(buffer: Any) -> dict[str, Any]:
@@ -127,14 +133,15 @@ def to_sb3_replay(
     observation_space: Any,
     action_space: Any,
     *,
-    buffer_size: int | None = None,
+    capacity: int | None = None,
     n_envs: int = 1,
     device: Any = "auto",
 ) -> ReplayBuffer:
     """Copy steps into a replay buffer of Stable-Baselines3, for an off-policy algorithm to start from.
 
-    It has 32-bit floats for rewards and for actions, and the dtypes of the spaces for observations: floats are rounded
-    to those. Other columns than those of a transition are left out.
+    Actions of a Box are scaled to [-1, 1], as off-policy algorithms keep them, if their unit is known; others are
+    written as they are. It has 32-bit floats for rewards and for actions, and the dtypes of the spaces for
+    observations: floats are rounded to those. Other columns than those of a transition are left out.
 
     Parameters
     ----------
@@ -142,8 +149,8 @@ def to_sb3_replay(
         A batch, a buffer, or an iterable of fragments.
     observation_space, action_space
         The environment's; a Dict space makes a `DictReplayBuffer`.
-    buffer_size
-        Steps that it is to hold, of all environments; as many as there are if None.
+    capacity
+        Steps that the buffer holds, of all environments; as many as there are if None.
     n_envs
         How many environments will add to it; the steps are shared out among them in time order.
     device
@@ -154,26 +161,29 @@ def to_sb3_replay(
     ArgumentError
         If the steps cannot be shared out evenly.
     CapacityError
-        If there are more steps than `buffer_size`.
+        If there are more steps than `capacity`.
     ColumnNotFoundError, ColumnMismatchError, ColumnTypeError
         If a column is missing, or does not fit its space; names it.
     MissingExtraError
         If Stable-Baselines3 is not installed.
     """
     buffers = require("stable_baselines3.common.buffers", "sb3")
-    steps = as_steps(source)
+    steps = steps_as_recorded(source)
     require_columns(steps.batch, names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS)
     n = steps.batch.count
     length = _share(n, n_envs)
-    size = n if buffer_size is None else whole("buffer_size", buffer_size, 1)
+    size = n if capacity is None else whole("capacity", capacity, 1)
     if size // n_envs < length:
-        raise CapacityError(f"a buffer of {size} steps must be larger to take {n}; pass a larger buffer_size")
+        raise CapacityError(f"a buffer of {size} steps must be larger to take {n}; pass a larger capacity")
     kind = buffers.DictReplayBuffer if hasattr(observation_space, "spaces") else buffers.ReplayBuffer
     buffer: ReplayBuffer = kind(size, observation_space, action_space, device, n_envs)
     terminated, truncated = flags_of(steps.batch)
     for name, theirs in ((names.OBS, buffer.observations), (names.NEXT_OBS, buffer.next_observations)):
         _fill(theirs, arrays_of(steps.batch, name), name, length)
-    _fill(buffer.actions, arrays_of(steps.batch, names.ACTIONS), names.ACTIONS, length)
+    actions, unit, own = arrays_of(steps.batch, names.ACTIONS), steps.batch.action_unit, _unit_of(action_space)
+    if unit is not None and own is not None and unit != own:
+        actions = own.from_environment(unit.to_environment(actions))
+    _fill(buffer.actions, actions, names.ACTIONS, length)
     _fill(buffer.rewards, arrays_of(steps.batch, names.REWARDS), names.REWARDS, length)
     _fill(buffer.dones, terminated | truncated, names.DONES, length)
     _fill(buffer.timeouts, truncated & ~terminated, names.TRUNCATEDS, length)
@@ -192,6 +202,8 @@ def to_sb3_rollout(
     device: Any = "auto",
 ) -> RolloutBuffer:
     """Copy steps into a full rollout buffer of Stable-Baselines3, for PPO or A2C to train on.
+
+    Actions are written as they were recorded, since their log-probabilities are of these.
 
     Parameters
     ----------
@@ -217,7 +229,7 @@ def to_sb3_rollout(
         If Stable-Baselines3 is not installed.
     """
     buffers = require("stable_baselines3.common.buffers", "sb3")
-    steps = as_steps(source)
+    steps = steps_as_recorded(source)
     batch = steps.batch
     require_columns(batch, names.OBS, names.ACTIONS, names.REWARDS, names.VF_PREDS, names.ACTION_LOGP)
     length = _share(batch.count, n_envs)
@@ -231,6 +243,13 @@ def to_sb3_rollout(
     _fill(buffer.episode_starts, starts, "episode_starts", length)
     buffer.full, buffer.pos = True, length
     return buffer
+
+
+def _unit_of(space: Any) -> ActionUnit | None:
+    """Return the unit of the actions in a replay buffer: those of a bounded Box are scaled to [-1, 1]."""
+    if not hasattr(space, "low") or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        return None
+    return ActionUnit("scale", space.low, space.high)
 
 
 def _share(n: int, n_envs: int) -> int:

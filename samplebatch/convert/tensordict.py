@@ -10,7 +10,7 @@ import numpy as np
 from samplebatch import names
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.objects import ObjectColumn
-from samplebatch.convert.steps import Source, as_flat
+from samplebatch.convert.experience import Source, as_flat
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, require
 
 if TYPE_CHECKING:

@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.batch.inert_pickle import Foreign
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import values_of
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.batch.stub_unpickler import Foreign
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ColumnTypeError, require
-from samplebatch.storage.buffer_description import make_buffer
-from samplebatch.storage.tianshou_pickle import Standing
-from samplebatch.storage.tianshou_state import attributes_for, description_in, rings_in, rows_for, sampler_in, table_in
+from samplebatch.storage.buffers.state import make_buffer
+from samplebatch.storage.buffers.tianshou import (
+    Standing,
+    attributes_for,
+    description_in,
+    rings_in,
+    rows_for,
+    sampler_in,
+    table_in,
+)
 
 if TYPE_CHECKING:
     import tianshou.data
@@ -98,7 +105,7 @@ def _buffer_of(theirs: Any) -> ReplayBuffer:
     return buffer
 
 
-def to_tianshou(thing: Any) -> Any:
+def to_tianshou(source: Any) -> Any:
     """Return a batch or a buffer as Tianshou's: a batch over the same arrays, a buffer with a copy of the rows.
 
     A buffer has the same class, rows, cursors, open episodes and priorities. Tianshou has no place for final
@@ -106,7 +113,7 @@ def to_tianshou(thing: Any) -> Any:
 
     Parameters
     ----------
-    thing
+    source
         A batch of either kind, columns by name, or a buffer.
 
     Raises
@@ -117,13 +124,13 @@ def to_tianshou(thing: Any) -> Any:
         If Tianshou is not installed.
     """
     data = require("tianshou.data", "tianshou")
-    if isinstance(thing, ReplayBuffer):
-        return _their_buffer(thing, data)
-    if isinstance(thing, SampleBatch):
-        thing = thing.as_batch(names="tianshou")
-    values = values_of(thing)
+    if isinstance(source, ReplayBuffer):
+        return _their_buffer(source, data)
+    if isinstance(source, SampleBatch):
+        source = source.as_batch(convention="tianshou")
+    values = values_of(source)
     if values is None:
-        raise ColumnTypeError(f"a batch or a buffer must be given, got a {type(thing).__name__}")
+        raise ColumnTypeError(f"a batch or a buffer must be given, got a {type(source).__name__}")
     return _their_batch(values, data.Batch)
 
 

@@ -1,4 +1,4 @@
-"""as_environments: environment adapters for anything that collectors of one agent take as `env`."""
+"""as_environments, adapt_agents: environment adapters for anything that collectors take as `env`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from functools import partial
 from typing import Any
 
 from samplebatch.arguments import whole
+from samplebatch.env.agents import MultiAgentAdapter, PolicyOfAgents
 from samplebatch.env.base import Environments
-from samplebatch.env.environment_list import EnvironmentList
 from samplebatch.env.envpool import EnvPoolEnvironments, is_envpool
-from samplebatch.env.gymnasium import vector_environments
+from samplebatch.env.gymnasium import EnvironmentList, check_different, vector_environments
+from samplebatch.env.pettingzoo import ParallelAdapter, TurnBasedAdapter
 from samplebatch.env.registry import Environment, environment_factory, environment_kind, make_environment
+from samplebatch.env.rllib import RLlibAdapter
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
 
 
@@ -28,14 +30,6 @@ def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[s
         How many environments to make of one function or id, by default 1.
     env_kwargs
         Keyword arguments of these functions, or of those behind the ids.
-
-    Raises
-    ------
-    EnvironmentSpecError
-        If there is no such environment, it is none of one agent, or the spaces of several differ.
-    ArgumentError
-        If `num_envs` is no whole number from 1, or another number than that of the environments given, or there are
-        `env_kwargs` for an environment that is made.
 
     Examples
     --------
@@ -54,13 +48,7 @@ def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[s
 
 
 def check_num_envs(num_envs: int | None, given: int, env: Any) -> None:
-    """Refuse another number of environments than those that a collector is given; None is for all.
-
-    Raises
-    ------
-    ArgumentError
-        If it is another.
-    """
+    """Refuse another number of environments than those that a collector is given; None is for all."""
     if num_envs not in (None, given):
         word = "a list" if isinstance(env, list | tuple) else f"a {type(env).__name__}"
         raise ArgumentError(f"num_envs must be {given}, as env is {word} of as many environments, got {num_envs}")
@@ -98,13 +86,7 @@ def _adapt_made(env: Any) -> Environments:
 
 
 def make_all(given: Sequence[Any]) -> list[Any]:
-    """Make the environments of which functions or ids are given; those that are made already stay as they are.
-
-    Raises
-    ------
-    EnvironmentSpecError
-        If one cannot be made. Those made before it are closed.
-    """
+    """Make the environments of which functions or ids are given; those that are made already stay as they are."""
     with ExitStack() as stack:
         made = []
         for env in given:
@@ -118,13 +100,6 @@ def make_all(given: Sequence[Any]) -> list[Any]:
 
 def bind_arguments(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
     """Give keyword arguments to everything that makes an environment: to functions and ids, also in a list.
-
-    Raises
-    ------
-    ArgumentError
-        If there are some for an environment that is made already.
-    EnvironmentSpecError
-        If there is no environment of a name.
 
     Examples
     --------
@@ -158,13 +133,6 @@ def environment_makers(env: Environment | Sequence[Environment], num_envs: int |
     num_envs
         How many environments there are, by default as many as functions.
 
-    Raises
-    ------
-    EnvironmentSpecError
-        If there is no such environment, or one is given that is made already.
-    ArgumentError
-        If `num_envs` is no whole number from 1, or another number than that of the functions.
-
     Examples
     --------
     >>> len(environment_makers("CartPole-v1", 3)), len(environment_makers([dict, dict], None))
@@ -194,13 +162,6 @@ def _maker(env: Any) -> Callable[[], Any]:
 def list_environments(env: Environment | Sequence[Environment], count: int) -> tuple[Environment, ...]:
     """List the name or function of each of the environments of all workers.
 
-    Raises
-    ------
-    EnvironmentSpecError
-        If there is no such environment, or one is given that is made already.
-    ArgumentError
-        If there is a list of another length.
-
     Examples
     --------
     >>> list_environments("CartPole-v1", 2)
@@ -213,3 +174,43 @@ def list_environments(env: Environment | Sequence[Environment], count: int) -> t
         )
     environment_makers(environments, None)
     return environments
+
+
+_BY_KIND: dict[str, type[MultiAgentAdapter]] = {
+    "parallel": ParallelAdapter,
+    "aec": TurnBasedAdapter,
+    "rllib": RLlibAdapter,
+}
+
+
+def adapt_agents(environment: Any, env_id: int, seed: int, policy_of: PolicyOfAgents) -> MultiAgentAdapter:
+    """Make the adapter of an environment of several agents; see `MultiAgentAdapter` for the arguments."""
+    try:
+        kind = environment_kind(environment)
+    except EnvironmentSpecError:
+        raise EnvironmentSpecError(
+            "env must be a PettingZoo environment or a MultiAgentEnv of RLlib's, a list of these, a function or an id, "
+            f"got a {type(environment).__name__}"
+        ) from None
+    adapter = _BY_KIND.get(kind)
+    if adapter is None:
+        raise EnvironmentSpecError(
+            "an environment of several agents must have one of PettingZoo's interfaces or RLlib's, got a "
+            f"{type(environment).__name__}, which Collector steps"
+        )
+    return adapter(environment, env_id, seed, policy_of)
+
+
+def make_several(env: Any, num_envs: int | None) -> list[Any]:
+    """Make the environments of a multi-agent collector: `num_envs` of a function or id, or those of a list."""
+    if num_envs is not None:
+        whole("num_envs", num_envs, 1)
+    listed = isinstance(env, list | tuple)
+    if not listed and is_factory(env):
+        return make_all([env] * (num_envs or 1))
+    given = env if listed else [env]
+    check_num_envs(num_envs, len(given), env)
+    if not given:
+        raise EnvironmentSpecError("there must be at least one environment, got none")
+    check_different(given)
+    return make_all(given)

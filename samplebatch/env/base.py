@@ -11,7 +11,7 @@ import numpy.typing as npt
 from numpy import count_nonzero
 
 from samplebatch import names
-from samplebatch.column.exact import Refuse
+from samplebatch.column.casting import Refuse
 from samplebatch.env.environment_state import load_environments, save_environments
 from samplebatch.env.infos import Infos, Rows
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names

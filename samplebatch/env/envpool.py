@@ -30,11 +30,6 @@ class EnvPoolEnvironments(NextStepEnvironments):
     ----------
     env
         An EnvPool made with `env_type="gymnasium"`, or wrapped in Gymnasium's wrappers of vector environments.
-
-    Raises
-    ------
-    EnvironmentSpecError
-        If it does not step all of its environments together.
     """
 
     def __init__(self, env: Any) -> None:
@@ -47,7 +42,7 @@ class EnvPoolEnvironments(NextStepEnvironments):
         super().__init__(env)
 
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Start an episode in every environment; see `Environments.reset`. EnvPool takes no seeds here."""
+        """Start an episode in every environment; EnvPool takes no seeds here."""
         obs, infos = super().reset(**given)
         return obs, _leave_out_bookkeeping(infos)
 

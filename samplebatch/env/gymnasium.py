@@ -1,4 +1,4 @@
-"""Gymnasium's environments, one or many at once, behind one interface.
+"""Gymnasium's environments, one, a list or a vector of them, behind one interface.
 
 After an episode has ended, Gymnasium's vector environments go on in one of three ways, which the classes here make one:
 every step is a transition or an autoreset step, and gives both its outcome and the observations to act on next.
@@ -17,20 +17,208 @@ disabled      nothing                                               the environm
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import repeat
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy import count_nonzero
 
 from samplebatch import names
-from samplebatch.column.exact import BOOL, FLOAT, Refuse, exact_rows, nearest_rows
-from samplebatch.env.base import Environments, StepResult, refuse_mask
+from samplebatch.column.casting import BOOL, FLOAT, Refuse, exact_outcomes, exact_rows, nearest_rows
+from samplebatch.env.base import Environments, Flags, Floats, StepResult, refuse_mask
 from samplebatch.env.infos import Infos, Rows, copy_infos, drop_finals, replace_infos, restore_finals, says_more
+from samplebatch.env.seeds import seeds_of_reset
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names, put
-from samplebatch.env.stacking import join_blocks
-from samplebatch.env.sync_vector import NextStepSyncEnvironments, SyncEnvironments, is_plain_sync
-from samplebatch.env.tensors import actions_to_device, check_tensor, infos_to_host, is_tensor, own_tensor, to_host
+from samplebatch.env.stacking import (
+    actions_to_device,
+    check_tensor,
+    infos_to_host,
+    is_tensor,
+    join_blocks,
+    own_tensor,
+    to_host,
+)
 from samplebatch.errors import EnvironmentSpecError, require
+
+Info = dict[str, Any]
+StepParts = tuple[list[Leaf], Floats, Flags, Flags, list[Info], Flags | None]
+"""New observations by leaf, rewards, flags, infos, none where no environment says anything, and autoreset steps."""
+
+
+class EnvironmentList(Environments):
+    """One or many single Gymnasium environments, stepped one after the other by a collector or a worker.
+
+    An environment whose episode ended is reset at once, or by the next step if the adapter `resets_later`. Values of a
+    step are converted together, and exactly; the environments may write to their own arrays and infos again.
+
+    Parameters
+    ----------
+    envs
+        The environments, with equal spaces.
+
+    Examples
+    --------
+    >>> import gymnasium, numpy as np
+    >>> environments = EnvironmentList([gymnasium.make("CartPole-v1") for _ in range(3)])
+    >>> obs, _ = environments.reset(seeds=[1, 2, 3])
+    >>> new_obs, rewards, *_ = environments.step_raw([np.array([0, 1, 0])])
+    >>> new_obs[0].shape, rewards
+    ((3, 4), array([1., 1., 1.]))
+    >>> environments.close()
+    """
+
+    def __init__(self, envs: Iterable[Any]) -> None:
+        self._envs = list(envs)
+        _check_environments(self._envs)
+        first = self._envs[0]
+        super().__init__(self._envs, len(self._envs), first.observation_space, first.action_space)
+        self._resetting = False
+
+    def refuse(self, sentence: str, env: int | None) -> EnvironmentSpecError:
+        if not (self._resetting and self.made):
+            return super().refuse(sentence, env)
+        return EnvironmentSpecError(f"{sentence} from environment {env} in the reset after step {self.made}")
+
+    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
+        numbers = seeds_of_reset(self.num_envs, seeds, given.pop("seed", None))
+        self.made = 0
+        seeded = [given if number is None else {"seed": number, **given} for number in numbers]
+        return self._reset(range(self.num_envs), seeded)
+
+    def _reset(self, envs: Sequence[int], given: Iterable[dict[str, Any]]) -> tuple[list[Leaf], list[Info]]:
+        """Reset k environments, each with arguments of its own."""
+        self._resetting = True
+        returned = [self._envs[env].reset(**own) for env, own in zip(envs, given, strict=False)]
+        refuse = self.refusing(*envs)
+        obs, infos = take_apart("reset", returned, 2, refuse)
+        said = _copy_infos(infos, refuse) if any(infos) else []
+        begun = self.observations.flatten_each(obs, names.OBS, refuse), said
+        self._resetting = False
+        return begun
+
+    def step_raw(self, actions: Sequence[Leaf]) -> StepParts:
+        rows = actions[0] if self.actions.plain else self.actions.nest_each(actions, self.num_envs)
+        resets = self._resets
+        if resets is None:
+            returned = [env.step(action) for env, action in zip(self._envs, rows, strict=True)]
+        else:
+            asked = zip(resets.tolist(), self._envs, rows, strict=True)
+            returned = [self._begin(env) if due else own.step(action) for env, (due, own, action) in enumerate(asked)]
+        self.made += 1
+        refuse = self.refuse
+        obs, rewards, terminateds, truncateds, infos = take_apart("step", returned, 5, refuse)
+        leaves = self.observations.flatten_each(obs, names.OBS, refuse)
+        outcomes = exact_outcomes(rewards, terminateds, truncateds, refuse)
+        said = _copy_infos(infos, refuse) if any(infos) else []
+        if self.resets_later:
+            self._note_ends(*outcomes[1:])
+        return leaves, *outcomes, said, resets
+
+    def _begin(self, env: int) -> tuple[Any, ...]:
+        """Reset an environment in an autoreset step: it is paid nothing there."""
+        self._resetting = True
+        (obs,), (info,) = take_apart("reset", [self._envs[env].reset()], 2, self.refusing(env))
+        self._resetting = False
+        return obs, 0.0, False, False, info
+
+    def next_obs(self, step: StepParts) -> tuple[Sequence[Leaf], Infos]:
+        """Reset environments at the ends of episodes; a reset that fails costs no step: the collector has it by now."""
+        new_obs, _, terminateds, truncateds, said, _ = step
+        if self.resets_later:
+            return new_obs, said
+        done = terminateds | truncateds
+        if not count_nonzero(done):
+            return new_obs, said
+        ended = done.nonzero()[0]
+        first_obs, first_said = self._reset(ended.tolist(), repeat({}))
+        obs = [put(leaf.copy(), ended, first) for leaf, first in zip(new_obs, first_obs, strict=True)]
+        if not (said or first_said):
+            return obs, said
+        infos = list(said) or [{} for _ in range(self.num_envs)]
+        for env, info in zip(ended.tolist(), first_said or repeat({}), strict=False):
+            infos[env] = info
+        return obs, infos
+
+    def _parts(self) -> list[Any]:
+        return self._envs
+
+    def render_all(self) -> None:
+        for env in self._envs:
+            env.render()
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for env in reversed(self._envs):
+                stack.callback(env.close)
+
+
+def take_apart(method: str, returned: Sequence[Any], count: int, refuse: Refuse) -> Sequence[tuple[Any, ...]]:
+    """Return the values that environments returned as `count` tuples, each with an item an environment."""
+    try:
+        parts = tuple(zip(*returned, strict=True))
+    except (TypeError, ValueError):
+        parts = ()
+    if len(parts) == count:
+        return parts
+    for row, one in enumerate(returned):
+        if not isinstance(one, tuple | list) or len(one) != count:
+            got = len(one) if isinstance(one, tuple | list) else f"a single {type(one).__name__}"
+            raise refuse(f"{method} must return {count} values, got {got}", row)
+    raise AssertionError("values of which each has the right number must come apart")
+
+
+def _copy_infos(infos: Sequence[Any], refuse: Refuse) -> list[Info]:
+    """Copy infos, which environments may use again."""
+    for row, info in enumerate(infos):
+        if not isinstance(info, Mapping):
+            raise refuse(f"column {names.INFOS!r} must hold dicts, got a {type(info).__name__}", row)
+    return list(map(dict, infos))
+
+
+def _check_environments(envs: Sequence[Any]) -> None:
+    """Raise EnvironmentSpecError unless these are different Gymnasium environments with equal spaces."""
+    if not envs:
+        raise EnvironmentSpecError("there must be at least one environment, got none")
+    single = require("gymnasium", "envs").Env
+    for index, env in enumerate(envs):
+        if not isinstance(env, single):
+            raise EnvironmentSpecError(
+                f"environment {index} must be a single Gymnasium environment, got a {type(env).__name__}"
+            )
+        check_space(names.OBS, index, env.observation_space, envs[0].observation_space)
+        check_space(names.ACTIONS, index, env.action_space, envs[0].action_space)
+    check_different(envs)
+
+
+def check_different(envs: Sequence[Any]) -> None:
+    """Refuse environments of which one stands in the list twice; functions and ids that make them may."""
+    known: set[int] = set()
+    for index, env in enumerate(envs):
+        if not hasattr(env, "step") or isinstance(env, type):
+            continue
+        own = id(getattr(env, "unwrapped", env))
+        if own in known:
+            raise EnvironmentSpecError(
+                f"environments must be different objects, and environment {index} is one of those before it"
+            )
+        known.add(own)
+
+
+def check_space(top: str, index: int, space: Any, first: Any) -> None:
+    """Refuse a space that is not that of environment 0."""
+    if space == first:
+        return
+    layout, wanted = SpaceLayout(space), SpaceLayout(first)
+    name, must, got = top, first, space
+    if layout.names == wanted.names:
+        parts = zip(column_names(top, layout), wanted.spaces, layout.spaces, strict=True)
+        name, must, got = next((part for part in parts if part[1] != part[2]), (top, first, space))
+    raise EnvironmentSpecError(
+        f"column {name!r} must come from the space {must}, as in environment 0, got {got} from environment {index}"
+    )
+
 
 _count = np.count_nonzero
 
@@ -63,7 +251,6 @@ class VectorEnvironments(Environments):
         self._raw = False
 
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Start an episode in every environment; see `Environments.reset`."""
         refuse_mask(given)
         if seeds is not None:
             given.setdefault("seed", list(seeds) if self._seeds_each else seeds[0])
@@ -127,7 +314,6 @@ class VectorEnvironments(Environments):
         )
 
     def step_raw(self, actions: Sequence[Leaf]) -> Any:
-        """Step every environment; see `Environments.step_raw`."""
         resets = self._resets
         if self._raw:
             obs, rewards, terminateds, truncateds, infos = step = self.env.step(actions[0])
@@ -165,19 +351,11 @@ class NextStepEnvironments(VectorEnvironments):
         self._resets_again = _is_async(inner) and not inner.shared_memory
 
     def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Start an episode in every environment; see `Environments.reset`."""
         if not self._resets_again:
             self._resets = None
         return super().reset(seeds=seeds, **given)
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
-        """Bring raw steps into one form; see `Environments.finish_chunk`.
-
-        Raises
-        ------
-        EnvironmentSpecError
-            If an environment gives last observations among its infos, as one does that resets in the same step.
-        """
         result = super().finish_chunk(steps)
         for said in result.infos.values():
             _refuse_finals(said)
@@ -198,18 +376,11 @@ class SameStepEnvironments(VectorEnvironments):
     """A vector environment that resets an environment in the very step in which its episode ended."""
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return the observations to act on, and the infos without those of last steps; see `Environments.next_obs`."""
+        """Return the observations to act on, and the infos without those of last steps."""
         infos = step[4]
         return step[0], drop_finals(infos) if infos else infos
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
-        """Find the last observations of episodes, and their infos; see `Environments.finish_chunk`.
-
-        Raises
-        ------
-        EnvironmentSpecError
-            If an environment whose episode ended does not give its last observation.
-        """
         result = super().finish_chunk(steps)
         rows = (result.terminateds | result.truncateds).nonzero()[0]
         if not len(rows):
@@ -256,7 +427,6 @@ class DisabledEnvironments(VectorEnvironments):
     """A vector environment that resets nothing by itself; the adapter resets environments at the end of an episode."""
 
     def step_raw(self, actions: Sequence[Leaf]) -> Any:
-        """Step every environment, and reset it at the end of its episode; see `Environments.step_raw`."""
         obs, rewards, terminateds, truncateds, infos = self._step_exactly(actions)
         done = terminateds | truncateds
         if not _count(done):
@@ -266,18 +436,11 @@ class DisabledEnvironments(VectorEnvironments):
         return obs, rewards, terminateds, truncateds, infos, None, self._own(begun), said
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return the observations to act on; see `Environments.next_obs`."""
         return step[6], step[7]
 
 
 def check_shared(observations: SpaceLayout) -> None:
-    """Refuse observations that Gymnasium reads but once from the memory that it shares with its processes.
-
-    Raises
-    ------
-    EnvironmentSpecError
-        If there are others than numbers.
-    """
+    """Refuse observations that Gymnasium reads but once from the memory that it shares with its processes."""
     for name, space in zip(observations.names, observations.spaces, strict=True):
         if not observations.is_numeric(space):
             raise EnvironmentSpecError(
@@ -299,13 +462,7 @@ def _is_async(env: Any) -> bool:
 
 
 def vector_environments(env: Any) -> Environments:
-    """Put a vector environment behind the interface of environment adapters, whenever it resets.
-
-    Raises
-    ------
-    EnvironmentSpecError
-        If its autoreset mode is none of Gymnasium's.
-    """
+    """Put a vector environment behind the interface of environment adapters, whenever it resets."""
     mode = _mode(env)
     if is_plain_sync(env):
         return NextStepSyncEnvironments(env) if mode == "NextStep" else SyncEnvironments(env)
@@ -326,3 +483,51 @@ def _mode(env: Any) -> str:
     if word not in _BY_MODE:
         raise EnvironmentSpecError(f"autoreset must be one of {', '.join(_BY_MODE)}, got {word}")
     return word
+
+
+def is_plain_sync(env: Any) -> bool:
+    """Tell whether an environment is a `SyncVectorEnv` that does nothing but step its environments.
+
+    Wrapped ones, derived ones, those with spaces of their own, and those whose `step` or `reset` has been replaced are
+    not: they may do more.
+    """
+    plain = type(env) is require("gymnasium.vector", "envs").SyncVectorEnv
+    return plain and not vars(env).keys() & {"step", "reset"} and getattr(env, "observation_mode", "same") == "same"
+
+
+class SyncEnvironments(EnvironmentList):
+    """The environments of a plain `SyncVectorEnv`, which a collector steps one by one and resets at an episode's end.
+
+    That is what its autoreset modes same-step and disabled come to. The vector environment itself is not stepped: it
+    can be used again once it is reset.
+
+    Parameters
+    ----------
+    env
+        The vector environment.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env.envs)
+        self.env = env
+
+    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
+        refuse_mask(given)
+        return super().reset(seeds=seeds, **given)
+
+    def render_all(self) -> None:
+        self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class NextStepSyncEnvironments(SyncEnvironments):
+    """The environments of a plain `SyncVectorEnv` that resets each in the step after its episode ended."""
+
+    resets_later = True
+    _kept = ("made", "_resets")
+
+    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
+        self._resets = None
+        return super().reset(seeds=seeds, **given)

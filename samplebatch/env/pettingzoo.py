@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from samplebatch import names
-from samplebatch.column.exact import BOOL, BOOLS, FLOAT, FLOATS, exact_number
-from samplebatch.env.agent_adapter import AgentGroup, AgentOutcomes, MultiAgentAdapter, copy_observation
-from samplebatch.env.agents import PolicyOfAgents
+from samplebatch.column.casting import BOOL, BOOLS, FLOAT, FLOATS, exact_number
+from samplebatch.env.agents import AgentGroup, AgentOutcomes, MultiAgentAdapter, PolicyOfAgents, copy_observation
 from samplebatch.env.registry import AECEnvironment, ParallelEnvironment
 from samplebatch.errors import EnvironmentSpecError
 
@@ -31,8 +30,8 @@ class ParallelAdapter(MultiAgentAdapter):
     together = True
     _agents: Sequence[Any] = ()
 
-    def _reset(self, seed: int | None) -> None:
-        observations, infos = self.environment.reset(seed=seed)
+    def _reset(self, seed: int | None, **arguments: Any) -> None:
+        observations, infos = self.environment.reset(seed=seed, **arguments)
         self._await(list(self.environment.agents), observations, infos, ())
 
     def _await(
@@ -45,7 +44,6 @@ class ParallelAdapter(MultiAgentAdapter):
         self.groups = self._group(agents, observations, infos, going_on)
 
     def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
-        """Let all agents act at once; see `MultiAgentAdapter.step`."""
         environment, agents, groups = self.environment, self._agents, self.groups
         if len(groups) == 1:
             given = dict(zip(agents, actions[0], strict=True))
@@ -142,18 +140,16 @@ class TurnBasedAdapter(MultiAgentAdapter):
         """Rewards of agents from before their first action."""
 
     def abandon(self) -> None:
-        """Leave the episode that is under way."""
         super().abandon()
         self._acted = {}
 
-    def _reset(self, seed: int | None) -> None:
+    def _reset(self, seed: int | None, **arguments: Any) -> None:
         self._early = {}
         self._acted = {}
-        self.environment.reset(seed=seed)
+        self.environment.reset(seed=seed, **arguments)
         self._next_turn()
 
     def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
-        """Let the selected agent act; see `MultiAgentAdapter.step`."""
         (group,) = self.groups
         ((action,),) = actions
         self.environment.step(action)

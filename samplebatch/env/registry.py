@@ -198,6 +198,18 @@ def make_environment(environment: Environment, env_kwargs: Mapping[str, Any] | N
     return made
 
 
+def imports_module(name: str) -> bool:
+    """Return whether making an environment of this name imports a module that the name chooses.
+
+    Only ids of the registries, such as `CartPole-v1`, do not: a name that comes from a file is used without permission
+    only if it is one.
+
+    >>> [imports_module(name) for name in ("CartPole-v1", "ALE/Pong-v5", "module:Id-v0", "module:make", "a/b_v3")]
+    [False, False, True, True, True]
+    """
+    return ":" in name or not _REGISTERED.search(name)
+
+
 def environment_kind(made: Any) -> Kind:
     """Tell how an environment is stepped.
 

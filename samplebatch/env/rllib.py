@@ -10,9 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from samplebatch import names
-from samplebatch.column.exact import BOOL, FLOAT, exact_number
-from samplebatch.env.agent_adapter import AgentOutcomes, MultiAgentAdapter, copy_observation
-from samplebatch.env.agents import PolicyOfAgents
+from samplebatch.column.casting import BOOL, FLOAT, exact_number
+from samplebatch.env.agents import AgentOutcomes, MultiAgentAdapter, PolicyOfAgents, copy_observation
 
 _ALL = "__all__"
 
@@ -37,17 +36,15 @@ class RLlibAdapter(MultiAgentAdapter):
         """The observation that each agent saw last."""
 
     def abandon(self) -> None:
-        """Leave the episode that is under way."""
         super().abandon()
         self._waiting, self._early, self._seen = {}, {}, {}
 
-    def _reset(self, seed: int | None) -> None:
+    def _reset(self, seed: int | None, **arguments: Any) -> None:
         self.abandon()
-        observations, infos = self.environment.reset(seed=seed)
+        observations, infos = self.environment.reset(seed=seed, **arguments)
         self._await(observations, infos, ())
 
     def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
-        """Let the agents act that got an observation; see `MultiAgentAdapter.step`."""
         pairs = zip(self.groups, actions, strict=True)
         given = {agent: action for group, own in pairs for agent, action in zip(group.agents, own, strict=True)}
         self._waiting |= {agent: self._early.pop(agent, 0.0) for agent in given}

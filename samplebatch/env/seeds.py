@@ -1,8 +1,11 @@
-"""Seeds of environments, policies and random actions, each by its place in the seeds of a run."""
+"""Seeds of environments, policies and random actions, by purpose, and the state of a process's own generators."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,11 +19,6 @@ worker's process has by itself, and workers that replace others."""
 
 def as_seeds(seed: Any) -> np.random.SeedSequence:
     """Return the seeds of a run that `seed` stands for: a whole number, NumPy's seeds as they are, or None for any.
-
-    Raises
-    ------
-    ArgumentError
-        If it is none of these.
 
     Examples
     --------
@@ -63,11 +61,6 @@ def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequen
     seed
         The caller's own in place of these: a seed for each, or that of the first, from which the others count on.
 
-    Raises
-    ------
-    EnvironmentSpecError
-        If there are not as many seeds as environments.
-
     Examples
     --------
     >>> list(seeds_of_reset(2, [5, 3], 7))
@@ -81,3 +74,29 @@ def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequen
     if len(numbers) != count:
         raise EnvironmentSpecError(f"there must be a seed for each of {count} environments, got {len(numbers)}")
     return numbers
+
+
+def generators_state() -> dict[str, Any]:
+    """Return the states of the process's own generators; None for that of torch where nobody has imported it."""
+    torch = sys.modules.get("torch")
+    drawn = None if torch is None else torch.get_rng_state()
+    return {"random": random.getstate(), "numpy": np.random.get_state(legacy=False), "torch": drawn}
+
+
+def load_generators(state: Mapping[str, Any] | None) -> None:
+    """Let the process's own generators go on; a worker without a process leaves those of its caller alone.
+
+    Examples
+    --------
+    >>> state = generators_state()
+    >>> drawn = random.random(), np.random.random()
+    >>> load_generators(state)
+    >>> drawn == (random.random(), np.random.random())
+    True
+    """
+    if state is None:
+        return
+    random.setstate(state["random"])
+    np.random.set_state(state["numpy"])
+    if state["torch"] is not None:
+        import_module("torch").set_rng_state(state["torch"])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, RECORD, TENSOR, node, values_of
 from samplebatch.batch.tree import Structure
-from samplebatch.column.exact import Refuse, exact_rows
+from samplebatch.column.casting import Refuse, exact_rows
 from samplebatch.errors import require
 
 _ARRAYS = frozenset({np.ndarray})

@@ -1,4 +1,4 @@
-"""Rows of columns, stacked and joined without loss: observations of several agents, blocks of several steps."""
+"""Observations, stacked and joined without loss, as arrays or as tensors of torch on their device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.nested.node import KINDS, NODE, RECORD, values_of
+from samplebatch.batch.nested.node import KINDS, NODE, RECORD, TENSOR, values_of
 from samplebatch.batch.tree import Structure, flatten, is_nested, leaf_names
 from samplebatch.column import memory
-from samplebatch.column.casting import cast_exactly, wider
+from samplebatch.column.casting import Refuse, cast_exactly, wider
+from samplebatch.column.types import torch_dtype
 from samplebatch.env.spaces import Leaf
-from samplebatch.env.tensors import is_tensor
 from samplebatch.errors import ColumnMismatchError
 
 _NUMBERS = frozenset("?bBhHiIlLqQefdFD")
@@ -46,11 +46,6 @@ def stack_rows(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
         The column's name, for errors.
     values
         Arrays or numbers, which may differ in dtype, trees of these, or any objects.
-
-    Raises
-    ------
-    ColumnMismatchError
-        If shapes or structures differ, or dtypes in a way that no dtype holds without loss.
 
     Examples
     --------
@@ -110,11 +105,6 @@ def join_blocks(name: str, blocks: Sequence[Leaf]) -> Leaf:
     """Lay blocks of rows one under the other, in memory of their own.
 
     The dtype is that of the first block, unless values of another one need a wider dtype.
-
-    Raises
-    ------
-    ColumnMismatchError
-        If row shapes differ, or dtypes in a way that no dtype holds without loss.
 
     Examples
     --------
@@ -220,3 +210,58 @@ def _check_shape(name: str, first: Leaf, block: Leaf) -> None:
         raise ColumnMismatchError(
             f"column {name!r} must have rows of shape {first.shape[1:]}, as in the steps before, got {block.shape[1:]}"
         )
+
+
+def is_tensor(value: Any) -> bool:
+    """Tell whether a value is a tensor; torch need not be loaded."""
+    return KINDS[type(value)] == TENSOR
+
+
+def check_tensor(name: str, tensor: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse) -> None:
+    """Refuse observations of another shape than their space has, or of another kind of numbers."""
+    found = tuple(tensor.shape)
+    if found[:1] != shape[:1]:
+        raise refuse(f"column {name!r} must have {shape[0]} rows, got {found[0] if found else 'a single number'}", None)
+    if found != shape:
+        raise refuse(f"column {name!r} must have rows of shape {shape[1:]}, got {found[1:]}", None)
+    if tensor.is_complex() or (tensor.is_floating_point() and dtype.kind != "f"):
+        raise refuse(f"column {name!r} must hold {dtype}, got {tensor.dtype}", None)
+
+
+def own_tensor(tensor: Any) -> Any:
+    """Copy a tensor that an environment may write over, on its device."""
+    return tensor.detach().clone()
+
+
+def to_host(value: Any) -> Any:
+    """Return a tensor as an array, over the same memory if it is on the host; anything else stays as it is."""
+    if not is_tensor(value):
+        return value
+    if value.dtype is sys.modules["torch"].bfloat16:
+        value = value.float()
+    return value.numpy(force=True)
+
+
+def infos_to_host(infos: Any) -> Any:
+    """Return infos with arrays in place of tensors, in nested dicts too."""
+    if isinstance(infos, dict):
+        return {key: infos_to_host(value) for key, value in infos.items()}
+    return to_host(infos)
+
+
+def to_tensor(values: npt.NDArray[Any], device: Any) -> Any:
+    """Return an array as a tensor on a device, over the same memory if that is the host.
+
+    An array that no tensor can hold, such as one of objects, stays as it is.
+    """
+    if is_tensor(values) or torch_dtype(values.dtype) is None:
+        return values
+    return sys.modules["torch"].from_numpy(values).to(device)
+
+
+def actions_to_device(actions: npt.NDArray[Any], space: Any, device: Any) -> Any:
+    """Return actions as a tensor on a device, floats in the dtype of their space."""
+    if actions.dtype.kind == "f" and space.dtype is not None:
+        actions = actions.astype(space.dtype, copy=False)
+    # Policies may give arrays that must not be written to.
+    return to_tensor(actions if actions.flags.writeable else actions.copy(), device)

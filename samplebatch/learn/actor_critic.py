@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.distributions import Distribution
@@ -15,15 +16,13 @@ from samplebatch.arguments import fraction, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sequences import chop, pack
 from samplebatch.buffer.replay import ReplayBuffer
-from samplebatch.errors import ArgumentError
-from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
+from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.learn.algorithm import Indices, OnPolicyAlgorithm
-from samplebatch.learn.moments import RunningMoments
 from samplebatch.learn.networks import ask, recurrent_parts
 from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
+from samplebatch.policy.state import state_of
 
-STATE_IN = "state_in"
-"""What a recurrent policy keeps under `policy` of its state before each step."""
 Evaluated = Iterator[tuple[Batch, Distribution, torch.Tensor]]
 """Minibatches with the distributions of actions and the values of their rows."""
 _LEARNED = ("obs", "act", "adv", "returns", "v_s", "logp_old")
@@ -54,6 +53,8 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         Whether the critic's targets are divided by the standard deviation of all returns so far.
     sequence_length
         The most steps of a sequence, for recurrent policies.
+    allow_nonfinite
+        As `Algorithm` takes it.
 
     Raises
     ------
@@ -73,10 +74,12 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         gamma: float = 0.99,
         return_scaling: bool = False,
         sequence_length: int = 32,
+        allow_nonfinite: bool = False,
     ) -> None:
-        super().__init__(policy=policy)
+        super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
         if not set(recurrent_parts(critic)) <= set(policy.modules()):
             raise ArgumentError("critic must share the actor's body to be recurrent, as only its state is collected")
+        self._is_recurrent = bool(recurrent_parts(policy))
         self.critic = critic
         self.gae_lambda, self.gamma = fraction("gae_lambda", gae_lambda), fraction("gamma", gamma)
         self.max_batchsize = whole("max_batchsize", max_batchsize, 1)
@@ -91,7 +94,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         """Add the columns `v_s`, `returns` and `adv`: values, targets of the critic, and advantages."""
         values, next_values = [], []
         for rows in batch.split(self.max_batchsize, shuffle=False, merge_last=True):
-            before = _state_in(rows)
+            before = state_of(rows)
             after = None if before is None else self.policy.distribution(rows, before)[1]
             values.append(self._values(rows.obs, before))
             next_values.append(self._values(rows.obs_next, after))
@@ -116,7 +119,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
     def _add_log_probabilities(self, batch: Batch) -> Batch:
         """Add the column `logp_old`, the log-probabilities of the actions before the update."""
         found = [
-            log_probability(self.policy.distribution(rows, _state_in(rows))[0], rows.act)
+            log_probability(self.policy.distribution(rows, state_of(rows))[0], rows.act)
             for rows in batch.split(self.max_batchsize, shuffle=False, merge_last=True)
         ]
         batch.logp_old = torch.cat(found)
@@ -133,7 +136,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
 
     def _evaluated(self, batch: Batch, batch_size: int | None) -> Evaluated:
         """Go over all rows once, in random order."""
-        if _state_in(batch) is not None:
+        if state_of(batch) is not None:
             yield from self._evaluated_sequences(batch, batch_size)
             return
         for rows in self._minibatches(batch, batch_size, _LEARNED):
@@ -150,18 +153,64 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
             first = firsts[order[part]][:, None]
             there = place < lengths[order[part]][:, None]
             at = torch.from_numpy(np.where(there, first + place, first))
-            steps, state = torch.from_numpy(there), _state_in(batch[at[:, 0]])
+            steps, state = torch.from_numpy(there), state_of(batch[at[:, 0]])
             obs = learned[at].obs
             dist, _ = self.policy.distribution(Batch(obs=obs), state, steps)
             yield learned[at[steps]], dist, self._values(obs, state, steps)
 
     def _add_beginnings(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
-        """Add the column `begins`: whether a row begins an episode, or the part of it that the buffer has."""
+        """Add the column `begins`: whether a row begins an episode, or the part of it that the buffer has.
+
+        Raises
+        ------
+        ColumnNotFoundError
+            If the policy is recurrent and the rows have no states.
+        """
+        if self._is_recurrent and state_of(batch) is None:
+            raise ColumnNotFoundError(
+                "rows of a recurrent policy must have a column 'state_in' or 'state_in_0', the state before each step, "
+                "as Collector stores it; got none"
+            )
         batch.begins = buffer.prev(indices) == indices
         return batch
 
 
-def _state_in(rows: Batch) -> Any:
-    """Return the states that a recurrent policy had before rows; None if it is none."""
-    kept = rows.get("policy")
-    return None if kept is None else kept.get(STATE_IN)
+class RunningMoments(nn.Module):
+    """Mean and variance of all numbers so far, kept by algorithms that scale returns; its buffers are in `state_dict`.
+
+    Examples
+    --------
+    >>> moments = RunningMoments()
+    >>> for numbers in ([1.0, 3.0], [5.0]):
+    ...     moments.add(np.array(numbers))
+    >>> moments.mean, round(moments.std**2, 4)
+    (3.0, 2.6667)
+    """
+
+    count: torch.Tensor
+    first: torch.Tensor
+    second: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, start in (("count", 0.0), ("first", 0.0), ("second", 1.0)):
+            self.register_buffer(name, torch.tensor(start, dtype=torch.float64))
+
+    @property
+    def mean(self) -> float:
+        """The mean; 0 before the first number."""
+        return self.first.item()
+
+    @property
+    def std(self) -> float:
+        """The standard deviation, a little above 0; 1 before the first number."""
+        return float(np.sqrt(self.second.item() + 1e-8))
+
+    def add(self, numbers: npt.NDArray[Any]) -> None:
+        """Take more numbers in (Chan, Golub and LeVeque, 1979: the pairwise update)."""
+        count, first, second = (buffer.item() for buffer in (self.count, self.first, self.second))
+        total, shift = count + numbers.size, float(numbers.mean()) - first
+        squares = second * count + float(numbers.var()) * numbers.size + shift**2 * count * numbers.size / total
+        self.count.fill_(total)
+        self.first.fill_(first + shift * numbers.size / total)
+        self.second.fill_(squares / total)

@@ -16,23 +16,27 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.replay import ReplayBuffer
-from samplebatch.convert.sources import open_source
-from samplebatch.errors import ArgumentError, EmptyBufferError
-from samplebatch.learn.lagged import LaggedNetwork, follow
-from samplebatch.learn.modules import set_training
+from samplebatch.convert.experience import open_source
+from samplebatch.errors import ArgumentError, EmptyBufferError, NonFiniteLossError
+from samplebatch.learn.networks import LaggedNetwork, follow, set_training
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
 from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
-from samplebatch.learn.trainer import OfflineTrainer, OffPolicyTrainer, OnPolicyTrainer
-from samplebatch.learn.trainer_params import OfflineTrainerParams, OffPolicyTrainerParams, OnPolicyTrainerParams
-from samplebatch.learn.trainer_stats import InfoStats
-from samplebatch.learn.training_loop import Trainer
+from samplebatch.learn.trainer import (
+    InfoStats,
+    OfflineTrainer,
+    OfflineTrainerParams,
+    OffPolicyTrainer,
+    OffPolicyTrainerParams,
+    OnPolicyTrainer,
+    OnPolicyTrainerParams,
+    Trainer,
+    require_finite_losses,
+)
 from samplebatch.names import GENERATION, WEIGHT
 from samplebatch.returns import batches as returns
-from samplebatch.rollout.collect_statistics import SequenceSummaryStats
+from samplebatch.rollout.statistics import SequenceSummaryStats
 from samplebatch.service.client import ReplayClient
-from samplebatch.service.sharded_client import ShardedReplayClient
-from samplebatch.storage.learner_rows import sample_steps
-from samplebatch.storage.mixed_sampler import MixedSampler
+from samplebatch.storage.datasets.mixed_sampler import MixedIndices, sample_steps
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 StatsT = TypeVar("StatsT", bound="TrainingStats")
@@ -94,6 +98,8 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     ----------
     policy
         The policy that is trained.
+    allow_nonfinite
+        Whether updates continue if a loss is NaN or infinite, which makes weights NaN.
 
     Attributes
     ----------
@@ -110,13 +116,25 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     gamma: float = 0.99
     policy: PolicyT
 
-    def __init__(self, *, policy: PolicyT) -> None:
+    def __init__(self, *, policy: PolicyT, allow_nonfinite: bool = False) -> None:
         super().__init__()
         self.policy = policy
         self.lr_schedulers: list[LRScheduler] = []
         self.updates = 0
         self._optimizers: list[Optimizer] = []
         self._lagged_networks: list[LaggedNetwork] = []
+        self.allow_nonfinite = allow_nonfinite
+
+    @property
+    def allow_nonfinite(self) -> bool:
+        """Whether updates continue if a loss is NaN or infinite."""
+        return self._allow_nonfinite
+
+    @allow_nonfinite.setter
+    def allow_nonfinite(self, allow: bool) -> None:
+        self._allow_nonfinite = allow
+        for optimizer in self._optimizers:
+            optimizer.requires_finite = not allow
 
     def train(self, mode: bool = True) -> Self:
         """Set torch's training mode; an update goes through both modes."""
@@ -143,6 +161,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         if scheduler is not None:
             self.lr_schedulers.append(scheduler)
         self._optimizers.append(Optimizer(optimizer, module, max_grad_norm))
+        self._optimizers[-1].requires_finite = not self.allow_nonfinite
         return self._optimizers[-1]
 
     def _add_lagged_network(self, source: nn.Module) -> LaggedNetwork:
@@ -181,11 +200,18 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     def _postprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> None:
         """Give the rows of a prioritized buffer the priorities that `_update_with_batch` put under `weight`, if any.
 
-        Rows that were written over in the meantime keep theirs.
+        Rows that were written over in the meantime keep theirs; so do rows whose new one is not finite, where that is
+        allowed.
         """
         # The class is looked at, as a buffer goes through its columns for names that it has not.
         if WEIGHT in batch and hasattr(type(buffer), "update_weight"):
-            buffer.update_weight(indices, batch[WEIGHT], generation=batch.get(GENERATION))
+            weights, generation = batch[WEIGHT], batch.get(GENERATION)
+            if self.allow_nonfinite:
+                finite = torch.as_tensor(weights).isfinite().cpu().numpy()
+                indices = indices.at(finite) if isinstance(indices, MixedIndices) else indices[finite]
+                weights = weights[finite]
+                generation = None if generation is None else generation[finite]
+            buffer.update_weight(indices, weights, generation=generation)
 
     def _update(
         self,
@@ -197,10 +223,11 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
         def update() -> TrainingStats:
             batch, indices = self._sample_batch(buffer, sample_size)
+            batch = self.policy.in_policy_unit(batch)
             batch = self._preprocess_batch(batch, buffer, indices)
             sampled = batch.get(WEIGHT)
             self.train()
-            stats = update_with_batch(batch)
+            stats = self._require_finite(lambda: update_with_batch(batch), batch)
             by_priority = sampled is not None or GENERATION in batch
             if WEIGHT in batch and (batch[WEIGHT] is sampled or not by_priority):
                 # Importance weights that are still there are no priorities, and others take none.
@@ -209,6 +236,28 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
             return stats
 
         return self._run_update(update)
+
+    def _require_finite(self, update: Callable[[], StatsT], batch: Any) -> StatsT:
+        """Take the gradient steps of an update; stop at the first loss that is not finite, unless that is allowed.
+
+        Losses on the host are read before their step, and others with the figures of the update.
+
+        Raises
+        ------
+        NonFiniteLossError
+            If a loss is not finite; names the update and the columns of the batch with such values.
+        """
+        try:
+            stats = update()
+            if not self.allow_nonfinite:
+                require_finite_losses(stats.get_loss_stats_dict())
+        except NonFiniteLossError as error:
+            names = ", ".join(map(repr, _nonfinite_columns(batch)))
+            where = f"columns with such values: {names}" if names else "all columns are finite"
+            raise NonFiniteLossError(
+                f"{error} in update {self.updates + 1}; {where}; pass allow_nonfinite=True to continue"
+            ) from None
+        return stats
 
     def _run_update(self, update: Callable[[], StatsT]) -> StatsT:
         """Run an update within a training step, count it and time it; networks are in evaluation mode at first."""
@@ -295,8 +344,18 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     compute_nstep_return = staticmethod(returns.compute_nstep_return)
 
 
+def _nonfinite_columns(batch: Any, path: str = "") -> Iterator[str]:
+    """Yield the names of the columns of a batch with values that are NaN or infinite."""
+    for name, value in batch.items():
+        if hasattr(value, "items"):
+            yield from _nonfinite_columns(value, f"{path}{name}.")
+        elif isinstance(value, torch.Tensor | np.ndarray):
+            tensor = torch.as_tensor(value) if value.dtype != object else torch.empty(0)
+            if not bool(tensor.isfinite().all()):
+                yield f"{path}{name}"
+
+
 def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors in a state."""
     return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
@@ -383,16 +442,9 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
         return self._update(buffer, sample_size, self._update_with_batch)
 
     def _sample_batch(self, buffer: Any, sample_size: int | None) -> tuple[Batch, Any]:
-        if isinstance(buffer, ReplayBuffer | ReplayClient | ShardedReplayClient):
+        if isinstance(buffer, ReplayBuffer | ReplayClient):
             return super()._sample_batch(buffer, sample_size)
         return sample_steps(buffer, sample_size, **self._rows_wanted())
-
-    def _postprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> None:
-        if isinstance(buffer, MixedSampler):
-            if WEIGHT in batch and GENERATION in batch:
-                buffer.update_weight(batch, indices, batch[WEIGHT])
-        else:
-            super()._postprocess_batch(batch, buffer, indices)
 
     @abstractmethod
     def _update_with_batch(self, batch: Batch) -> TrainingStats:
@@ -422,7 +474,7 @@ class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
         Raises
         ------
         ArgumentError, FormatError, SampleBatchError, OSError
-            As `samplebatch.convert.sources.open_source` does.
+            As `samplebatch.convert.experience.open_source` does.
         """
         return open_source(buffer)
 

@@ -25,8 +25,9 @@ class ImitationPolicy(Policy):
     actor
         From observations to the logits of discrete actions, or to continuous actions themselves.
     action_space, **options
-        As `Policy` takes them. Continuous actions are learned as they are stored: in [-1, 1], to be scaled, where the
-        policy that collected them was scaled; else in the units of the space, with an `action_bound_method` of None.
+        As `Policy` takes them. With `action_scaling`, continuous actions of the environment's unit are learned in
+        [-1, 1]. Without it, actions are learned as they are stored: those in the units of the space need an
+        `action_bound_method` of None.
 
     Raises
     ------
@@ -73,10 +74,12 @@ class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
         The policy that is trained.
     optim
         The maker of the optimizer.
+    allow_nonfinite
+        As `Algorithm` takes it.
     """
 
-    def __init__(self, *, policy: ImitationPolicy, optim: OptimizerFactory) -> None:
-        super().__init__(policy=policy)
+    def __init__(self, *, policy: ImitationPolicy, optim: OptimizerFactory, allow_nonfinite: bool = False) -> None:
+        super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
         self.optim = self._create_optimizer(policy, optim)
 
     def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:

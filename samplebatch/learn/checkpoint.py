@@ -6,14 +6,15 @@ import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
 from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import ColumnTypeError, FormatError, SampleBatchError
-from samplebatch.storage.arrow_file import replacing
+from samplebatch.policy.source import require_safe_torch
+from samplebatch.storage.files import replacing
 
 FILE = "checkpoint.pt"
 _KIND = "samplebatch.kind"
@@ -41,14 +42,48 @@ def save_checkpoint(trainer: Any, folder: str | os.PathLike[str]) -> Path:
     ColumnTypeError
         If the state holds an object that cannot be pickled.
     OSError
-        If the file cannot be written.
+        If the file cannot be written, as the disk is full for instance; the checkpoint before stays.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder) / FILE
-    state = _encode(trainer.state_dict())
-    with replacing(path) as file:
-        torch.save(state, file)
+    write_torch(_encode(trainer.state_dict()), path)
     return path
+
+
+class _Sink:
+    """A file for `torch.save`, which reports errors of writes as errors of its own: it keeps the first of them."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def write_torch(value: Any, path: str | os.PathLike[str]) -> None:
+    """Write a file by `torch.save`, whole or not at all.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; `filename` is the path.
+    """
+    with replacing(path) as file:
+        sink = _Sink(file)
+        try:
+            torch.save(value, sink)  # type: ignore[arg-type]
+        except Exception:
+            if sink.error is not None:
+                raise sink.error from None
+            raise
 
 
 def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickle: bool = False) -> str | None:
@@ -75,7 +110,7 @@ def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickl
     FormatError
         If the file is none of a checkpoint.
     UntrustedPickleError
-        If there are pickled objects in it, and `allow_pickle` is false.
+        If there are pickled objects in it, or torch is older than 2.6, and `allow_pickle` is false.
     """
     state = read_checkpoint(folder, allow_pickle=allow_pickle)
     trainer.load_state_dict(state, allow_pickle=allow_pickle)
@@ -88,6 +123,7 @@ def read_checkpoint(folder: str | os.PathLike[str], *, allow_pickle: bool = Fals
     path = Path(folder) / FILE
     if not path.is_file():
         raise FileNotFoundError(2, "No checkpoint", str(path))
+    require_safe_torch(str(path), allow_pickle=allow_pickle)
     try:
         # Tensors come to the host first: the device that they were on may not be there.
         found = _decode(torch.load(path, map_location="cpu", weights_only=True), allow_pickle=allow_pickle)
@@ -106,6 +142,8 @@ def _encode(value: Any) -> Any:
         return value
     if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
         return {key: _encode(own) for key, own in value.items()}
+    if isinstance(value, Mapping) and all(map(_is_plain_key, value)):
+        return {_KIND: "mapping", "items": [[key, _encode(own)] for key, own in value.items()]}
     if type(value) in (list, tuple):
         return type(value)([_encode(own) for own in value])
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcUSmM":
@@ -121,6 +159,11 @@ def _encode(value: Any) -> Any:
         raise ColumnTypeError(f"a checkpoint cannot hold a {type(value).__name__}, as it cannot be pickled") from error
 
 
+def _is_plain_key(key: Any) -> bool:
+    """Return whether a key consists of strings and whole numbers, in a tuple or alone."""
+    return type(key) in (str, int) or (type(key) is tuple and all(map(_is_plain_key, key)))
+
+
 def _decode(value: Any, *, allow_pickle: bool = False) -> Any:
     """Decode a state that `_encode` made."""
     if isinstance(value, list | tuple):
@@ -132,6 +175,8 @@ def _decode(value: Any, *, allow_pickle: bool = False) -> Any:
         return {key: _decode(own, allow_pickle=allow_pickle) for key, own in value.items()}
     if kind == "pickle":
         return unpickle([value["bytes"]], "the checkpoint", allow_pickle=allow_pickle)[0]
+    if kind == "mapping":
+        return {key: _decode(own, allow_pickle=allow_pickle) for key, own in value["items"]}
     if kind == "seeds":
         return np.random.SeedSequence(**_decode(value["arguments"], allow_pickle=allow_pickle))
     # A copy: states are loaded in place, and torch keeps its tensors' memory.

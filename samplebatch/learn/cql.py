@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -18,6 +19,7 @@ from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.learn.algorithm import OfflineAlgorithm
 from samplebatch.learn.optimizer import AdamOptimizerFactory, OptimizerFactory
 from samplebatch.learn.sac import SACPolicy, SACTrainingStats, SoftActorCritic
+from samplebatch.storage.datasets.dataset import Dataset
 
 Contrasts = list[tuple[torch.Tensor, torch.Tensor, bool]]
 """Actions by how they were drawn, with their log-densities, and whether the policy drew them."""
@@ -82,7 +84,8 @@ class CQL(SoftActorCritic, OfflineAlgorithm[SACPolicy]):
     calibrated
         Whether values of the policy's actions count at least as the return that the data had from there on, so that
         they are not held down below it (Cal-QL, Nakamoto et al. 2023, arXiv:2303.05479, section 5). Rows must have
-        the column `calibration_returns`, which `process_buffer` adds to a buffer.
+        the column `calibration_returns`, which `process_buffer` adds to a replay buffer; rows of a `Dataset` get theirs
+        when they are sampled.
 
     Raises
     ------
@@ -118,27 +121,41 @@ class CQL(SoftActorCritic, OfflineAlgorithm[SACPolicy]):
         self.action_bounds = min_action, max_action
         self.num_repeat_actions = whole("num_repeat_actions", num_repeat_actions, 1)
         self.calibrated = calibrated
+        self._returns_of: tuple[Dataset, npt.NDArray[np.float32]] | None = None
+        """The dataset that was sampled last, with the discounted rewards that follow each of its rows."""
         self.lagrange_threshold = lagrange_threshold if with_lagrange else 0.0
         self.multiplier = LagrangeMultiplier(alpha_min, alpha_max) if with_lagrange else None
         if self.multiplier is not None:
             self.multiplier_optim = self._create_optimizer(self.multiplier, AdamOptimizerFactory(cql_alpha_lr))
 
     def process_buffer(self, buffer: Any) -> Any:
-        """Add the returns that calibration needs to a replay buffer; open a folder, as every offline algorithm does."""
+        """Add the returns that calibration needs to a replay buffer, or compute those of a `Dataset`; open a folder."""
         source = super().process_buffer(buffer)
         if self.calibrated and isinstance(source, ReplayBuffer):
             indices = source.sample_indices(0)
             rows = source[indices]
             returns, _ = self.compute_episodic_return(rows, source, indices, gamma=self.gamma, gae_lambda=1.0)
             source.set_array_at_key(returns, _RETURNS, indices, 0.0)
+        elif self.calibrated and isinstance(source, Dataset):
+            self._dataset_returns(source)
         return source
+
+    def _dataset_returns(self, dataset: Dataset) -> npt.NDArray[np.float32]:
+        """Return the discounted rewards that follow each row of a dataset, computed once and when rows are added."""
+        if self._returns_of is None or self._returns_of[0] is not dataset or len(self._returns_of[1]) != len(dataset):
+            self._returns_of = dataset, dataset.discounted_rewards(self.gamma)
+        return self._returns_of[1]
 
     def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
         """Leave targets to the update, which makes them with the policy after its step."""
         if self.calibrated and _RETURNS not in batch:
-            raise ColumnNotFoundError(
-                f"rows must have column {_RETURNS!r}; call process_buffer on the buffer, or pass calibrated=False"
-            )
+            if not isinstance(buffer, Dataset):
+                raise ColumnNotFoundError(
+                    f"rows must have column {_RETURNS!r}, which process_buffer adds to a replay buffer; pass "
+                    f"calibrated=False to learn from a {type(buffer).__name__} without it"
+                )
+            returns = torch.from_numpy(self._dataset_returns(buffer)[indices])
+            batch[_RETURNS] = returns.to(batch.returns.device, batch.returns.dtype)
         return batch
 
     def _update_with_batch(self, batch: Batch) -> CQLTrainingStats:

@@ -97,6 +97,8 @@ class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
         Updates between copies to the target network.
     imitation_logits_penalty
         The weight of the mean square of the imitator's logits.
+    allow_nonfinite
+        As `Algorithm` takes it.
 
     Raises
     ------
@@ -113,8 +115,9 @@ class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
         n_step_return_horizon: int = 1,
         target_update_freq: int = 8000,
         imitation_logits_penalty: float = 1e-2,
+        allow_nonfinite: bool = False,
     ) -> None:
-        super().__init__(policy=policy)
+        super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
         self.gamma, self.n_step = fraction("gamma", gamma), whole("n_step_return_horizon", n_step_return_horizon, 1)
         self.target_update_freq = whole("target_update_freq", target_update_freq, 1)
         self.imitation_logits_penalty = imitation_logits_penalty

@@ -132,6 +132,8 @@ class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
         Where the loss turns from squares to absolute errors; None for squares alone.
     max_grad_norm
         The largest L2 norm of gradients; None for no bound.
+    allow_nonfinite
+        As `Algorithm` takes it.
 
     Raises
     ------
@@ -150,8 +152,9 @@ class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
         is_double: bool = True,
         huber_loss_delta: float | None = None,
         max_grad_norm: float | None = None,
+        allow_nonfinite: bool = False,
     ) -> None:
-        super().__init__(policy=policy)
+        super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
         self.gamma, self.n_step = fraction("gamma", gamma), whole("n_step_return_horizon", n_step_return_horizon, 1)
         self.target_update_freq = whole("target_update_freq", target_update_freq)
         self.is_double = is_double

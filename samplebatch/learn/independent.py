@@ -17,8 +17,7 @@ from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, PolicyNotFoundError, near_names
 from samplebatch.learn.algorithm import Algorithm, OffPolicyAlgorithm, OnPolicyAlgorithm, TrainingStats, require_steps
 from samplebatch.learn.policy import Policy
-from samplebatch.learn.trainer import OffPolicyTrainer, OnPolicyTrainer
-from samplebatch.learn.trainer_params import OffPolicyTrainerParams, OnPolicyTrainerParams
+from samplebatch.learn.trainer import OffPolicyTrainer, OffPolicyTrainerParams, OnPolicyTrainer, OnPolicyTrainerParams
 from samplebatch.names import PolicyID, label_policies
 
 AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm[Any])
@@ -134,6 +133,17 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
         self._labels = label_policies(algorithms)
         self.algorithms = nn.ModuleDict({self._labels[own_id]: one for own_id, one in algorithms.items()})
 
+    @property
+    def allow_nonfinite(self) -> bool:
+        """Whether updates of each algorithm continue if a loss is NaN or infinite."""
+        return all(one.allow_nonfinite for one in self.algorithms.values())
+
+    @allow_nonfinite.setter
+    def allow_nonfinite(self, allow: bool) -> None:
+        # Each algorithm has its own until it is set for all.
+        for one in vars(self)["_modules"].get("algorithms", {}).values():
+            one.allow_nonfinite = allow
+
     def get_algorithm(self, policy_id: PolicyID) -> Any:
         """Return the algorithm of a policy.
 
@@ -181,7 +191,7 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     >>> algorithm = MultiAgentOffPolicyAlgorithm(learners)
     >>> from samplebatch import MultiAgentCollector
     >>> buffer = MultiAgentReplayBuffer(1000)
-    >>> with MultiAgentCollector("mpe2/simple_tag_v3", algorithm.policy, buffer) as collector:
+    >>> with MultiAgentCollector(algorithm.policy, "mpe2/simple_tag_v3", buffer) as collector:
     ...     collector.collect(n_step=50).n_collected_steps
     50
     >>> list(algorithm.update(buffer, sample_size=32).get_loss_stats_dict())

@@ -18,16 +18,16 @@ from samplebatch.arguments import fraction, positive
 from samplebatch.batch.episodes import number_env_steps, order_streams
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node, set_unit
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.errors import ArgumentError
-from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
+from samplebatch.learn.actor_critic import RunningMoments
 from samplebatch.learn.algorithm import OnPolicyAlgorithm, require_steps
-from samplebatch.learn.heads import JointCritic
 from samplebatch.learn.independent import MultiAgentPolicy
-from samplebatch.learn.moments import RunningMoments
-from samplebatch.learn.networks import recurrent_parts
+from samplebatch.learn.networks import JointCritic, recurrent_parts
 from samplebatch.learn.optimizer import OptimizerFactory, descend
+from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.learn.ppo import ActorCriticTrainingStats, summarize_steps
 from samplebatch.names import PolicyID, label_policies
 from samplebatch.returns.batches import compute_episodic_return
@@ -58,6 +58,8 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         Where the critic's loss turns from squares to absolute errors.
     max_grad_norm
         The largest L2 norm of gradients, of policies and of the critic; None for no bound.
+    allow_nonfinite
+        As `Algorithm` takes it.
 
     Attributes
     ----------
@@ -82,8 +84,9 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         max_grad_norm: float | None = 10.0,
         gae_lambda: float = 0.95,
         gamma: float = 0.99,
+        allow_nonfinite: bool = False,
     ) -> None:
-        super().__init__(policy=MultiAgentPolicy(policies))
+        super().__init__(policy=MultiAgentPolicy(policies), allow_nonfinite=allow_nonfinite)
         for policy_id, policy in policies.items():
             if recurrent_parts(policy):
                 raise ArgumentError(
@@ -121,13 +124,28 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         """
 
         def update() -> ActorCriticTrainingStats:
-            batch = buffer.sample(0) if isinstance(buffer, MultiAgentReplayBuffer) else buffer
+            batch = buffer.sample(0).batch if isinstance(buffer, MultiAgentReplayBuffer) else buffer
             require_steps(batch.agent_steps())
+            batch = self._in_policy_units(batch)
             batch = self._add_targets(batch)
             self.train()
-            return self._update_with_batch(batch, batch_size, repeat)
+            return self._require_finite(lambda: self._update_with_batch(batch, batch_size, repeat), batch)
 
         return self._run_update(update)
+
+    def _in_policy_units(self, batch: MultiAgentBatch) -> MultiAgentBatch:
+        """Return rows with the actions of each policy in its unit."""
+        made = {}
+        for policy_id, rows in batch.policy_batches.items():
+            own = node(Batch, {"act": rows[names.ACTIONS]})
+            if rows.action_unit is not None:
+                set_unit(own, rows.action_unit)
+            found = self.policy[policy_id].in_policy_unit(own)
+            if found is not own:
+                rows = rows.copy(shallow=True)
+                rows[names.ACTIONS], rows.action_unit = found.act, found.action_unit
+            made[policy_id] = rows
+        return MultiAgentBatch(made, batch.count)
 
     @torch.no_grad()
     def _add_targets(self, batch: MultiAgentBatch) -> MultiAgentBatch:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from samplebatch.arguments import positive, whole
+from samplebatch.errors import NonFiniteLossError
 
 
 class LRSchedulerFactory(ABC):
@@ -168,6 +169,11 @@ class Optimizer:
     max_grad_norm
         The largest L2 norm of all gradients together, to which larger ones are scaled down; None for no bound.
 
+    Attributes
+    ----------
+    requires_finite
+        Whether a loss on the host must be finite for a step to be taken; the algorithm sets it.
+
     Raises
     ------
     ArgumentError
@@ -184,7 +190,7 @@ class Optimizer:
     """
 
     def __init__(self, optim: torch.optim.Optimizer, module: nn.Module, max_grad_norm: float | None = None) -> None:
-        self.optim = optim
+        self.optim, self.requires_finite = optim, False
         self.max_grad_norm = None if max_grad_norm is None else positive("max_grad_norm", max_grad_norm)
         self.parameters = list(module.parameters())
 
@@ -199,6 +205,11 @@ class Optimizer:
             A single number.
         retain_graph, create_graph
             As `torch.Tensor.backward` takes them.
+
+        Raises
+        ------
+        NonFiniteLossError
+            As `descend` does.
         """
         descend([(self, loss)], retain_graph, create_graph)
 
@@ -224,6 +235,12 @@ def descend(
     retain_graph, create_graph
         As `torch.Tensor.backward` takes them.
 
+    Raises
+    ------
+    NonFiniteLossError
+        If a loss on the host is not finite and its optimizer requires that; no parameter has changed then. A loss on
+        another device is not read, as that would wait for the device.
+
     Examples
     --------
     >>> modules = [nn.Linear(1, 1, bias=False) for _ in range(2)]
@@ -234,6 +251,9 @@ def descend(
     >>> [round(old - module.weight.item(), 4) for old, module in zip(before, modules, strict=True)]
     [2.0, 3.0]
     """
+    for optimizer, loss in steps:
+        if optimizer.requires_finite and loss.is_cpu and not math.isfinite(value := loss.item()):
+            raise NonFiniteLossError(f"a loss must be finite, got {value}")
     own = [one for optimizer, _ in steps for one in optimizer.parameters if one.requires_grad]
     for parameter in own:
         parameter.grad = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, Self
 
@@ -13,18 +13,23 @@ import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from torch import nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
 
+from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import to_numpy, to_torch
-from samplebatch.batch.nested.node import KINDS, NODE, node, values_of
-from samplebatch.errors import PolicySpecError
-from samplebatch.learn.modules import first_parameter, set_training
+from samplebatch.batch.nested.node import KINDS, NODE, node, set_unit, unit_of, values_of
+from samplebatch.errors import ColumnMismatchError, PolicySpecError
+from samplebatch.learn.networks import ask, first_parameter, set_training
+from samplebatch.policy.action_map import unit_of_policy
 
 Array = npt.NDArray[Any]
 
 _MASKED = {"mask": "obs", "action_mask": "observation"}
 """The names of masks in observations, and what the rest is called beside each: Tianshou's words and PettingZoo's."""
 _TINY = float(np.finfo(np.float32).eps)
+_SCALED = ("scale", "tanh")
+"""Mappings of units whose actions are scaled to the action space."""
 
 
 class Policy(nn.Module, ABC):
@@ -99,6 +104,13 @@ class Policy(nn.Module, ABC):
     def action_type(self) -> Literal["discrete", "continuous"]:
         """Whether actions are numbers of choices, or measures."""
         return "continuous" if isinstance(self.action_space, spaces.Box) else "discrete"
+
+    @property
+    def action_unit(self) -> ActionUnit | None:
+        """The unit of the policy's actions; of a `map_action` of its own, a function that is not recorded."""
+        if type(self).map_action is not Policy.map_action:
+            return ActionUnit("function")
+        return unit_of_policy(self.action_space, self.action_bound_method, self.action_scaling)
 
     @abstractmethod
     def forward(self, batch: Batch, state: Any = None) -> Batch:
@@ -226,6 +238,58 @@ class Policy(nn.Module, ABC):
             array = np.arctanh(array.clip(_TINY - 1.0, 1.0 - _TINY))
         return array
 
+    def in_policy_unit(self, batch: Batch) -> Batch:
+        """Return rows with their actions in the policy's unit.
+
+        Those of the environment's unit, such as the ones of a dataset of another library, are converted; so are those
+        of a scaled policy for one that is scaled otherwise. All others are taken as they are: actions of unknown unit,
+        and those that a collector's `map_action` mapped in place of the policy's.
+
+        Parameters
+        ----------
+        batch
+            Rows with `act`, arrays or tensors, and their `action_unit`.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If actions are in the environment's unit, and the policy has a `map_action` of its own without a
+            `map_action_inverse`.
+
+        Examples
+        --------
+        >>> from samplebatch import ActionUnit, SampleBatch
+        >>> from samplebatch.learn.sac import SACPolicy
+        >>> rows = SampleBatch(act=np.array([[2.0]], np.float32), _action_unit=ActionUnit()).as_batch()
+        >>> steer = spaces.Box(-2.0, 2.0, (1,))
+        >>> policy = SACPolicy(actor=nn.Linear(1, 2), action_space=steer, action_scaling=True)
+        >>> policy.in_policy_unit(rows).act
+        array([[1.]], dtype=float32)
+        """
+        unit = unit_of(batch)
+        if unit is None or "act" not in batch.__dict__:
+            return batch
+        own = self.action_unit
+        is_scaled = unit.mapping in _SCALED and own is not None and own.mapping in _SCALED
+        if own is None or unit == own or not (unit.mapping is None or is_scaled):
+            return batch
+        if type(self).map_action is not Policy.map_action and (
+            type(self).map_action_inverse is Policy.map_action_inverse
+        ):
+            raise ColumnMismatchError(
+                f"column 'act' must be in the unit of a {type(self).__name__}, got the environment's; "
+                "give the policy a map_action_inverse that belongs to its map_action"
+            )
+        act = unit.to_environment(batch.__dict__["act"])
+        if own.mapping == "function":
+            inverse = self.map_action_inverse(act)
+            act = torch.as_tensor(inverse, device=act.device) if isinstance(act, torch.Tensor) else inverse
+        else:
+            act = own.from_environment(act)
+        made = node(Batch, {**batch.__dict__, "act": act})
+        set_unit(made, own)
+        return made
+
     def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
         """Add noise to actions, where the policy has some; this one has none.
 
@@ -313,3 +377,129 @@ def _tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:
         return node(Batch, {name: _tensors(part, device, dtype) for name, part in values.__dict__.items()})
     tensor = values.to(device) if isinstance(values, torch.Tensor) else to_torch(values, device=device)
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor
+
+
+def categorical(logits: torch.Tensor) -> Categorical:
+    """Make the distribution of discrete actions, of their logits."""
+    # Networks that diverge are found when actions are drawn; looking at all logits each time takes longer than that.
+    return Categorical(logits=logits, validate_args=False)
+
+
+def diagonal_normal(parameters: tuple[torch.Tensor, torch.Tensor]) -> Independent[Normal]:
+    """Make the distribution of continuous actions, of their means and standard deviations."""
+    return Independent(Normal(*parameters, validate_args=False), 1, validate_args=False)
+
+
+class ProbabilisticActorPolicy(Policy):
+    """A policy that draws its actions from a distribution, or takes the most likely ones when it is evaluated.
+
+    Parameters
+    ----------
+    actor
+        From observations to the parameters of a distribution, and to a state if it is recurrent.
+    dist_fn
+        From these parameters to a torch distribution; by default `categorical` for discrete actions and
+        `diagonal_normal` for a Box.
+    deterministic_eval
+        Whether the most likely action is taken outside of training steps.
+    action_space, observation_space, action_scaling, action_bound_method
+        As of `Policy`. Actions of a Box with bounds are scaled by default.
+
+    Examples
+    --------
+    >>> policy = ProbabilisticActorPolicy(
+    ...     actor=nn.Linear(2, 3), action_space=spaces.Discrete(3), deterministic_eval=True
+    ... )
+    >>> policy(Batch(obs=torch.zeros(4, 2))).act.shape
+    torch.Size([4])
+    """
+
+    def __init__(
+        self,
+        *,
+        actor: nn.Module,
+        dist_fn: Callable[[Any], Distribution] | None = None,
+        deterministic_eval: bool = False,
+        action_space: gymnasium.Space[Any],
+        observation_space: gymnasium.Space[Any] | None = None,
+        action_scaling: bool | None = None,
+        action_bound_method: Literal["clip", "tanh"] | None = "clip",
+    ) -> None:
+        box = isinstance(action_space, spaces.Box)
+        scaling = box and action_space.is_bounded() if action_scaling is None else action_scaling  # type: ignore[attr-defined]
+        super().__init__(action_space, observation_space, scaling, action_bound_method if box else None)
+        self.actor = actor
+        self.dist_fn = dist_fn if dist_fn is not None else diagonal_normal if box else categorical
+        self.deterministic_eval = deterministic_eval
+
+    def distribution(
+        self, batch: Batch, state: Any = None, steps: torch.Tensor | None = None
+    ) -> tuple[Distribution, Any]:
+        """Return the distribution of the actions of each row, and the state after it.
+
+        Discrete actions that a mask forbids have probability 0.
+
+        Parameters
+        ----------
+        batch
+            Rows with `obs`, or sequences of them, an axis more.
+        state
+            The state before each row or sequence; None for one without.
+        steps
+            Which steps of sequences are there, shape (n, length): the distribution is of these, one after the other.
+        """
+        obs, mask = self.observations(batch)
+        output, after = ask(self.actor, obs, state)
+        if mask is not None:
+            output = output.masked_fill(~mask, torch.finfo(output.dtype).min)
+        if steps is not None:
+            output = tuple(part[steps] for part in output) if isinstance(output, tuple) else output[steps]
+        return self.dist_fn(output), after
+
+    def forward(self, batch: Batch, state: Any = None) -> Batch:
+        """Return actions as `act`, their distribution as `dist`, and the state of a recurrent actor as `state`.
+
+        Raises
+        ------
+        PolicySpecError
+            If no actions can be drawn, as observations or parameters are not finite.
+        """
+        dist, after = self.distribution(batch, state)
+        if self.deterministic_eval and not self.is_within_training_step:
+            act = dist.mode
+        else:
+            try:
+                act = dist.sample()
+            except RuntimeError as error:
+                finite = all(bool(own.isfinite().all()) for own in self.parameters())
+                subject = "observations" if finite else "parameters of a policy"
+                raise PolicySpecError(f"{subject} must be finite for actions to be drawn: {error}") from None
+        return Batch(act=act, dist=dist) if after is None else Batch(act=act, dist=dist, state=after)
+
+
+class DiscreteActorPolicy(ProbabilisticActorPolicy):
+    """A policy that draws discrete actions by the logits of an actor network.
+
+    Parameters
+    ----------
+    actor, action_space, **options
+        As of `ProbabilisticActorPolicy`; actions are Discrete.
+
+    Raises
+    ------
+    PolicySpecError
+        If actions are not Discrete.
+    """
+
+    _action_spaces = spaces.Discrete
+    _action_words = "a Discrete space"
+
+
+def log_probability(dist: Distribution, act: torch.Tensor) -> torch.Tensor:
+    """Return the log-probability of each action, shape (n,), summed over its parts where the distribution has some.
+
+    >>> log_probability(categorical(torch.zeros(2, 4)), torch.tensor([0, 3])).exp()
+    tensor([0.2500, 0.2500])
+    """
+    found: torch.Tensor = dist.log_prob(act)
+    return found if found.ndim == 1 else found.flatten(1).sum(-1)

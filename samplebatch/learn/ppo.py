@@ -13,11 +13,11 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.actor_critic import ActorCriticOnPolicyAlgorithm
-from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.learn.algorithm import Indices, TrainingStats
 from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.learn.reinforce import summarize
-from samplebatch.rollout.collect_statistics import SequenceSummaryStats
+from samplebatch.rollout.statistics import SequenceSummaryStats
 
 _FIGURES = ("loss", "actor_loss", "vf_loss", "ent_loss", "approx_kl")
 

@@ -11,12 +11,12 @@ from samplebatch.arguments import fraction
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError
-from samplebatch.learn.actor_policy import ProbabilisticActorPolicy, log_probability
+from samplebatch.learn.actor_critic import RunningMoments
 from samplebatch.learn.algorithm import Indices, OnPolicyAlgorithm, TrainingStats
-from samplebatch.learn.moments import RunningMoments
 from samplebatch.learn.networks import recurrent_parts
 from samplebatch.learn.optimizer import OptimizerFactory
-from samplebatch.rollout.collect_statistics import SequenceSummaryStats
+from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
+from samplebatch.rollout.statistics import SequenceSummaryStats
 
 
 @dataclass(kw_only=True)
@@ -47,6 +47,8 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
         The maker of the optimizer.
     max_grad_norm
         The largest L2 norm of gradients; None for no bound.
+    allow_nonfinite
+        As `Algorithm` takes it.
 
     Raises
     ------
@@ -62,8 +64,9 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
         return_standardization: bool = False,
         optim: OptimizerFactory,
         max_grad_norm: float | None = None,
+        allow_nonfinite: bool = False,
     ) -> None:
-        super().__init__(policy=policy)
+        super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
         if recurrent_parts(policy):
             raise ArgumentError("policy must not be recurrent for Reinforce, which learns from single steps; take PPO")
         self.gamma = fraction("gamma", gamma)

@@ -62,7 +62,8 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
         """
         obs, _ = self.observations(batch)
         (loc, scale), state = ask(self.actor, obs, state)
-        dist = Independent(Normal(loc, scale), 1, validate_args=False)
+        # Parameters that are not finite show in the loss, whose error names the columns with such values.
+        dist = Independent(Normal(loc, scale, validate_args=False), 1, validate_args=False)
         is_drawn = self.is_within_training_step or not self.deterministic_eval
         noise = torch.randn_like(loc) if is_drawn else torch.zeros_like(loc)
         act = torch.tanh(torch.addcmul(loc, scale, noise))

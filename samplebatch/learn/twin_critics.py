@@ -96,6 +96,8 @@ class TwinCritics(Algorithm[PolicyT], ABC):
         The discount of a step, and the most steps whose rewards are summed before the estimate.
     max_grad_norm
         The largest L2 norm of a critic's gradients; None for no bound.
+    allow_nonfinite
+        As `Algorithm` takes it.
 
     Raises
     ------
@@ -118,8 +120,9 @@ class TwinCritics(Algorithm[PolicyT], ABC):
         gamma: float = 0.99,
         n_step_return_horizon: int = 1,
         max_grad_norm: float | None = None,
+        allow_nonfinite: bool = False,
     ) -> None:
-        super().__init__(policy=policy)
+        super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
         if policy.action_type != "continuous":
             raise PolicySpecError(
                 f"{type(self).__name__} must have a policy of a Box of actions, got one of {policy.action_space}"

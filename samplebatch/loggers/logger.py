@@ -1,13 +1,110 @@
-"""Logger: the base of all that trainers tell their figures to."""
+"""Loggers: where trainers report their figures, in files, in services and in the terminal."""
 
 from __future__ import annotations
 
+import os
+import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from samplebatch.arguments import whole
-from samplebatch.loggers.figures import flat_figures
+from samplebatch.errors import require
+from samplebatch.names import for_terminal
+from samplebatch.rollout.statistics import PrintedAsDict
+
+_WINDOW = 100
+"""Values that a mean of recent ones is taken of."""
+
+Figures = dict[str, Any]
+"""Numbers by name, in groups that may be nested: `{"loss": 0.5, "returns_stat": {"mean": 200.0}}`."""
+
+
+def figures_of(stats: Any) -> Figures:
+    """Return the numbers of a report by name, summaries of several nested; arrays, batches and None are left out.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplebatch.rollout import CollectStats
+    >>> found = figures_of(CollectStats.from_counts(steps=6, time_s=2.0, returns=np.array([1.0]), lens=np.array([2])))
+    >>> found["n_collected_steps"], found["returns_stat"]["mean"], "returns" in found
+    (6, 1.0, False)
+    """
+    own = vars(stats) if hasattr(stats, "__dict__") else dict(stats)
+    found: Figures = {}
+    for name, value in own.items():
+        if isinstance(value, PrintedAsDict):
+            found[name] = figures_of(value)
+        elif isinstance(value, Mapping):
+            if nested := figures_of(value):
+                found[name] = nested
+        elif isinstance(value, int | float):
+            found[name] = value
+    return found
+
+
+def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Return figures with `/` between the names of groups and those in them; others than numbers are left out.
+
+    Examples
+    --------
+    >>> flat_figures({"loss": 1, "returns_stat": {"mean": 2.5, "of": None}})
+    {'loss': 1.0, 'returns_stat/mean': 2.5}
+    """
+    found: dict[str, float] = {}
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}/{inner}": number for inner, number in flat_figures(value).items()}
+        elif isinstance(value, int | float):
+            found[str(name)] = float(value)
+    return found
+
+
+def short(value: Any) -> str:
+    """Write a figure in few characters.
+
+    >>> short(12345), short(0.25), short(float("nan"))
+    ('12345', '0.25', 'nan')
+    """
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+@dataclass
+class RecentMeans:
+    """Means of figures over their last 100 values, for trainers; NaN as long as one of these is NaN.
+
+    Examples
+    --------
+    >>> losses = RecentMeans()
+    >>> losses.add({"loss": 1.0}), losses.add({"loss": 3.0}), losses.add({"loss": float("nan")})
+    ({'loss': 1.0}, {'loss': 2.0}, {'loss': nan})
+    """
+
+    values: dict[str, deque[float]] = field(default_factory=dict)
+
+    def add(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Add a value of some figures, and return their means."""
+        for name, value in figures.items():
+            self.values.setdefault(name, deque(maxlen=_WINDOW)).append(float(value))
+        return {name: self.mean(name) for name in figures}
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a figure; 0 if it has no value."""
+        own = self.values.get(name)
+        return sum(own) / len(own) if own else 0.0
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Return the values that means are taken of, for `load_state_dict`."""
+        return {name: list(own) for name, own in self.values.items()}
+
+    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
+        """Go on with the values of another training."""
+        self.values = {name: deque(own, maxlen=_WINDOW) for name, own in state.items()}
+
 
 UNITS = {"training": "env_step", "test": "env_step", "update": "update_step", "info": "epoch"}
 """Kinds of figures, and the steps that each is told at."""
@@ -103,3 +200,172 @@ class Logger(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the log of a training that is resumed."""
         self._last_steps = dict(state["last_steps"])
+
+
+class TensorboardLogger(Logger):
+    """Logger for TensorBoard, through torch's `SummaryWriter`.
+
+    Parameters
+    ----------
+    writer
+        A `SummaryWriter`, or the folder to make one for.
+    training_interval, test_interval, update_interval, info_interval
+        As for `Logger`.
+
+    Raises
+    ------
+    MissingExtraError
+        If `tensorboard` is not installed.
+    """
+
+    def __init__(self, writer: Any, **intervals: int) -> None:
+        super().__init__(**intervals)
+        require("tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = writer if hasattr(writer, "add_scalar") else SummaryWriter(os.fspath(writer))
+
+    def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
+        """Write a scalar for each figure, and one for the step."""
+        scope = step_type.partition("/")[0]
+        self.writer.add_scalar(step_type, step, global_step=step)
+        for name, value in data.items():
+            self.writer.add_scalar(for_terminal(f"{scope}/{name}", 400), value, global_step=step)
+
+    def flush(self) -> None:
+        """Write to the disk."""
+        self.writer.flush()
+
+    def finalize(self) -> None:
+        """Close the writer."""
+        self.writer.close()
+
+
+class WandbLogger(Logger):
+    """Logger for Weights & Biases.
+
+    Parameters
+    ----------
+    run
+        A run that `wandb.init` returned; by default one is begun with the rest of the arguments.
+    project, name, run_id, config, mode
+        The run's project, name, id, settings, and whether it is `"online"` or `"offline"`. A training that is resumed
+        goes on in the run of the same id.
+    training_interval, test_interval, update_interval, info_interval
+        As for `Logger`.
+
+    Attributes
+    ----------
+    run
+        The run.
+
+    Raises
+    ------
+    MissingExtraError
+        If `wandb` is not installed.
+    """
+
+    def __init__(
+        self,
+        run: Any = None,
+        *,
+        project: str | None = None,
+        name: str | None = None,
+        run_id: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        mode: str | None = None,
+        **intervals: int,
+    ) -> None:
+        super().__init__(**intervals)
+        if run is None:
+            wandb: Any = require("wandb", "wandb")
+            settings = None if config is None else dict(config)
+            run = wandb.init(project=project, name=name, id=run_id, resume="allow", config=settings, mode=mode)
+        self.run = run
+        for scope, unit in UNITS.items():
+            self.run.define_metric(f"{scope}/{unit}")
+            self.run.define_metric(f"{scope}/*", step_metric=f"{scope}/{unit}")
+
+    def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
+        """Log all figures of a report as one row, with the step that they are drawn over."""
+        scope = step_type.partition("/")[0]
+        self.run.log({step_type: step} | {for_terminal(f"{scope}/{name}", 400): value for name, value in data.items()})
+
+    def finalize(self) -> None:
+        """Finish the run."""
+        self.run.finish()
+
+
+_MAX_LINE = 1000
+"""Characters of a line."""
+
+
+class Display:
+    """Plain lines on standard output, for trainers; the base of other displays.
+
+    Parameters
+    ----------
+    verbose
+        Whether there are lines at all.
+    """
+
+    def __init__(self, *, verbose: bool) -> None:
+        self._verbose = verbose
+
+    def begin(self, epoch: int, done: int, total: int) -> None:
+        """Begin to show an epoch."""
+
+    def advance(self, done: int, figures: Mapping[str, Any]) -> None:
+        """Show how many steps of the epoch are done, and its newest figures."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        if self._verbose:
+            print(for_terminal(line, _MAX_LINE), flush=True)
+
+
+class Bar(Display):
+    """Bar of the epoch's steps with the newest figures beside it, drawn by rich."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        super().__init__(verbose=verbose)
+        rich = require("rich.progress", "cli")
+        columns = (
+            rich.TextColumn("epoch {task.fields[epoch]}"),
+            rich.BarColumn(bar_width=None),
+            rich.TextColumn("{task.completed}/{task.total}  {task.fields[figures]}", markup=False),
+            rich.TimeRemainingColumn(),
+        )
+        self._progress = rich.Progress(*columns, transient=True)
+        self._task: Any = None
+
+    def begin(self, epoch: int, done: int, total: int) -> None:
+        """Begin the bar of an epoch in place of the one before."""
+        self._progress.start()
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task("", total=total, completed=done, epoch=epoch, figures="")
+
+    def advance(self, done: int, figures: Mapping[str, Any]) -> None:
+        """Bring bar and figures up to date."""
+        shown = ", ".join(f"{for_terminal(name)} {short(value)}" for name, value in figures.items())
+        self._progress.update(self._task, completed=done, figures=shown)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._progress.stop()
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        if self._verbose:
+            self._progress.console.print(for_terminal(line, _MAX_LINE), highlight=False, markup=False)
+
+
+def make_display(*, verbose: bool, show_progress: bool) -> Display:
+    """Make a bar if it is wanted and can be seen, else plain lines."""
+    if show_progress and sys.stdout.isatty() and find_spec("rich") is not None:
+        return Bar(verbose=verbose)
+    return Display(verbose=verbose)

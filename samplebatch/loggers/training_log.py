@@ -13,7 +13,7 @@ import numpy.typing as npt
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import FormatError
 from samplebatch.loggers.logger import Logger
-from samplebatch.storage.dataset import Dataset
+from samplebatch.storage.datasets.dataset import Dataset
 
 COLUMNS = ("row", "time", "name", "unit", "step", "value")
 _FLUSH_S = 10.0
@@ -72,7 +72,7 @@ class TrainingLog(Logger):
             columns: dict[str, Any] = dict(zip(COLUMNS, map(list, zip(*self._waiting, strict=True)), strict=True))
             for name in ("name", "unit"):
                 columns[name] = np.array(columns[name], dtype=object)
-            self._dataset.append(SampleBatch(columns))
+            self._dataset.extend(SampleBatch(columns))
             self._waiting = []
 
     def finalize(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
+from samplebatch.batch.action_unit import ENVIRONMENT, ActionUnit
 from samplebatch.errors import PolicySpecError
 
 ActionMap = Literal["clip", "scale"] | Callable[[Any], Any]
@@ -14,13 +15,7 @@ ActionMap = Literal["clip", "scale"] | Callable[[Any], Any]
 
 
 def check_action_map(wanted: Any) -> None:
-    """Check a `map_action`; functions pass.
-
-    Raises
-    ------
-    PolicySpecError
-        If it is no word for a map, no function and not None.
-    """
+    """Check a `map_action`; functions pass."""
     if not callable(wanted) and wanted not in (None, "clip", "scale"):
         raise PolicySpecError(f"map_action must be 'clip', 'scale' or a function, got {wanted!r}")
 
@@ -28,22 +23,10 @@ def check_action_map(wanted: Any) -> None:
 def make_action_map(wanted: ActionMap, space: Any) -> Callable[[Any], Any]:
     """Make the function that a `map_action` stands for.
 
-    Parameters
-    ----------
-    wanted
-        The `map_action`.
-    space
-        The space of one environment's actions.
-
     Returns
     -------
     Callable
         Takes actions of n environments, shape (n, ...), and returns as many.
-
-    Raises
-    ------
-    PolicySpecError
-        If actions of the space cannot be mapped so.
 
     Examples
     --------
@@ -54,22 +37,74 @@ def make_action_map(wanted: ActionMap, space: Any) -> Callable[[Any], Any]:
            [ 1.],
            [ 5.]])
     """
-    if callable(wanted):
-        return wanted
-    low, high = _bounds(wanted, space)
-    if wanted == "clip":
-        return lambda act: act.clip(low, high)
-    return lambda act: (low + (act.clip(-1.0, 1.0) + 1.0) * ((high - low) / 2.0)).clip(low, high)
+    return wanted if callable(wanted) else ActionUnit(wanted, *_bounds(wanted, space)).to_environment
+
+
+def unit_of_actions(policy: Any, wanted: ActionMap | None, space: Any) -> ActionUnit | None:
+    """Return the unit of the actions that a policy returns, before they are mapped to the environment's.
+
+    Returns
+    -------
+    ActionUnit or None
+        None for an environment whose actions are numbers of choices, which nothing maps: there is but one unit.
+    """
+    if wanted is not None:
+        return _FUNCTION if callable(wanted) else ActionUnit(wanted, *_bounds(wanted, space))
+    method = getattr(policy, "map_action", None)
+    if method is None:
+        return unit_of_space(space)
+    unit = getattr(policy, "action_unit", _FUNCTION)
+    if unit is _FUNCTION and str(getattr(method, "__module__", "")).startswith("tianshou."):
+        bounds, scaling = (getattr(policy, name, None) for name in ("action_bound_method", "action_scaling"))
+        return unit_of_policy(policy.action_space, bounds, bool(scaling))
+    return unit if unit is None or isinstance(unit, ActionUnit) else _FUNCTION
+
+
+def unit_of_space(space: Any) -> ActionUnit | None:
+    """Return the environment's unit, or None for a space in which actions are numbers of choices, from 0 on.
+
+    Examples
+    --------
+    >>> from gymnasium import spaces
+    >>> unit_of_space(spaces.Dict(gear=spaces.Discrete(5), steer=spaces.Box(-1, 1)))
+    ActionUnit()
+    >>> unit_of_space(spaces.Discrete(5))
+    """
+    parts = getattr(space, "spaces", None)
+    if parts is not None:
+        leaves = parts.values() if isinstance(parts, Mapping) else parts
+        return ENVIRONMENT if any(unit_of_space(leaf) for leaf in leaves) else None
+    return ENVIRONMENT if hasattr(space, "low") or np.any(getattr(space, "start", 0)) else None
+
+
+def unit_of_policy(space: Any, bound_method: str | None, scaling: bool) -> ActionUnit | None:
+    """Return the unit of actions that are bounded to [-1, 1] by a method, then scaled to a space or not.
+
+    Examples
+    --------
+    >>> from gymnasium import spaces
+    >>> steer = spaces.Box(np.float32(-3), np.float32(3), (1,))
+    >>> unit_of_policy(steer, "tanh", True), unit_of_policy(steer, "clip", False)
+    (ActionUnit('tanh', low=-3.0, high=3.0), ActionUnit('limit', low=-1.0, high=1.0))
+    """
+    if not (hasattr(space, "low") and hasattr(space, "high")):
+        start = getattr(space, "start", 0)
+        return ActionUnit("shift", start) if np.ndim(start) == 0 and start else unit_of_space(space)
+    if bound_method == "tanh":
+        return ActionUnit("tanh", space.low, space.high) if scaling else ActionUnit("tanh")
+    if scaling:
+        return ActionUnit("scale", space.low, space.high)
+    if bound_method is None:
+        return ENVIRONMENT
+    is_narrow = np.any(space.low < -1.0) or np.any(space.high > 1.0)
+    return ActionUnit("limit" if is_narrow else "clip", np.float32(-1.0), np.float32(1.0))
+
+
+_FUNCTION = ActionUnit("function")
 
 
 def map_of_draws(wanted: ActionMap | None) -> Literal["scale"] | None:
-    """Return the `map_action` of random actions: these are an environment's own, and only mapped where that is scaling.
-
-    Raises
-    ------
-    PolicySpecError
-        As `check_action_map` does.
-    """
+    """Return the `map_action` of random actions, which are only mapped where that is scaling."""
     check_action_map(wanted)
     return "scale" if wanted == "scale" else None
 

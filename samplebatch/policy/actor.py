@@ -16,10 +16,16 @@ from samplebatch.env.infos import Rows
 from samplebatch.env.spaces import Columns, Leaf, SpaceLayout, column_names
 from samplebatch.errors import PolicySpecError
 from samplebatch.policy import state as policy_state
-from samplebatch.policy.action_map import ActionMap, check_action_map, make_action_map, space_to_draw
+from samplebatch.policy.action_map import (
+    ActionMap,
+    check_action_map,
+    make_action_map,
+    space_to_draw,
+    unit_of_actions,
+    unit_of_space,
+)
 from samplebatch.policy.as_policy import Decision, as_policy, own_policy
-from samplebatch.policy.random import RandomPolicy
-from samplebatch.policy.random_by_environment import RandomByEnvironment
+from samplebatch.policy.random import RandomByEnvironment, RandomPolicy
 
 _RECORDED = (names.ACTION_LOGP, names.ACTION_PROB, names.ACTION_DIST_INPUTS, names.VF_PREDS)
 """Columns of a decision that are kept beside actions, state and `policy`."""
@@ -66,23 +72,18 @@ class Actor:
 
     Parameters
     ----------
-    policy
-        Anything that `as_policy` takes. Of its own methods, `add_exploration_noise`, `map_action` and
-        `map_action_inverse` are used where it has them, as Tianshou's policies do.
-    observations, actions
-        The layouts of the spaces.
-    action_space
-        The space of one environment's actions.
-    exploration_noise
-        Whether the policy's `add_exploration_noise` is called; or what is called, on actions and batch, in its place.
     map_action
-        Takes the place of the policy's `map_action`. Random actions are drawn from the action space by themselves, and
-        are only mapped where that means scaling.
-    seed
-        The seed of random actions.
-    hidden
-        Where the state that the policy returned is kept, for buffers; by default the one that it was given is kept, as
-        `state_in_0` and so on.
+        Takes the place of the policy's `map_action`. Random actions are only mapped where that means scaling.
+    hidden_state
+        The column that also stores the state after each step, as Tianshou's collector does; None for none. The state
+        before the step is stored in any case, as `state_in_0` and so on.
+
+    Attributes
+    ----------
+    action_unit, drawn_unit
+        The units of the actions that are recorded: of those of the policy, and of random ones.
+    maps_drawn_back
+        Whether random actions are recorded as the policy would have given them (see `unmap`).
 
     Raises
     ------
@@ -100,7 +101,7 @@ class Actor:
         exploration_noise: bool | Callable[[Any, Batch], Any] = False,
         map_action: ActionMap | None = None,
         seed: np.random.SeedSequence | None = None,
-        hidden: str | None = None,
+        hidden_state: str | None = None,
     ) -> None:
         policy_seed, draw_seed = (seed or np.random.SeedSequence()).spawn(2)
         self.policy = as_policy(policy, action_space, seed=policy_seed)
@@ -122,7 +123,14 @@ class Actor:
             self._map, self._unmap = make_action_map(map_action, action_space), None
         self._random = RandomPolicy(space_to_draw(map_action, action_space), seed=draw_seed)
         self._map_drawn = self._map if map_action == "scale" else None
-        self._hidden = hidden
+        self._hidden_state = hidden_state
+        unit = unit_of_actions(policy, map_action, action_space)
+        is_mapped = self._unmap is not None or self._map_drawn is not None
+        self.maps_drawn_back = self._unmap is not None
+        self.action_unit, self.drawn_unit = unit, unit if is_mapped else unit_of_space(action_space)
+        if self._unmap is not None and unit is not None and unit.mapping not in (None, "function"):
+            # What is recorded leads to the action that the environment got, to the last bit.
+            self._map_drawn = unit.to_environment
 
     def act(self, obs: Sequence[Leaf], info: Any, state: Any, rows: int) -> ActResult:
         """Ask the policy for actions.
@@ -180,13 +188,17 @@ class Actor:
 
     def draw(self, obs: Sequence[Leaf], rows: int) -> ActResult:
         """Draw actions at random."""
-        drawn = self._random.sample(rows)
-        kept = leaves = self._layout.flatten(drawn)
-        if self._unmap is not None:
-            kept = self._layout.flatten(to_numpy(self._unmap(drawn)))
-        elif self._map_drawn is not None:
-            leaves = self._layout.flatten(self._map_drawn(drawn))
+        drawn, actions = self.unmap(self._random.sample(rows))
+        leaves = self._layout.flatten(actions)
+        kept = leaves if actions is drawn else self._layout.flatten(drawn)
         return ActResult(self._columns(obs, kept), leaves, None, {"act": drawn})
+
+    def unmap(self, drawn: Any) -> tuple[Any, Any]:
+        """Return actions drawn from the space as they are recorded, and as environments take them."""
+        actions = drawn
+        if self._unmap is not None:
+            drawn = to_numpy(self._unmap(drawn))
+        return drawn, actions if self._map_drawn is None else self._map_drawn(drawn)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the generators of random actions. A policy has a state of its own, which is not in it."""
@@ -236,11 +248,13 @@ class Actor:
                 yield name, to_numpy(decision[name])
         if after is None:
             return
-        if self._hidden is not None:
-            kept = policy_state.as_arrays(after)
-            yield from _leaves_of(self._hidden, kept.__dict__) if KINDS[type(kept)] == NODE else [(self._hidden, kept)]
-        else:
-            yield from policy_state.columns_of(policy_state.zeros_like(after) if before is None else before)
+        yield from policy_state.columns_of(policy_state.zeros_like(after) if before is None else before)
+        if self._hidden_state is not None:
+            arrays = policy_state.as_arrays(after)
+            if KINDS[type(arrays)] == NODE:
+                yield from _leaves_of(self._hidden_state, arrays.__dict__)
+            else:
+                yield self._hidden_state, arrays
 
 
 def _wrong_rows(name: str, kept: Any, rows: int) -> PolicySpecError:
@@ -278,12 +292,6 @@ def _noise_of(policy: Any, wanted: bool | Callable[[Any, Batch], Any]) -> Callab
 
 
 def check_noise(wanted: Any) -> None:
-    """Check an `exploration_noise`; functions pass.
-
-    Raises
-    ------
-    PolicySpecError
-        If it is neither a flag nor a function.
-    """
+    """Check an `exploration_noise`; functions pass."""
     if not callable(wanted) and not isinstance(wanted, bool | np.bool_):
         raise PolicySpecError(f"exploration_noise must be True, False or a function, got {wanted!r}")

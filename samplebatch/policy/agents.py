@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from samplebatch import names
-from samplebatch.env.agent_adapter import AgentGroup
-from samplebatch.env.agents import action_space_of, observation_space_of
+from samplebatch.batch.action_unit import ActionUnit, common_unit
+from samplebatch.env.agents import AgentGroup, action_space_of, observation_space_of
 from samplebatch.env.seeds import seed_number
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
 from samplebatch.errors import (
@@ -23,7 +23,14 @@ from samplebatch.errors import (
     near_names,
 )
 from samplebatch.names import PolicyID
-from samplebatch.policy.action_map import ActionMap, check_action_map, make_action_map, map_of_draws, space_to_draw
+from samplebatch.policy.action_map import (
+    ActionMap,
+    check_action_map,
+    make_action_map,
+    map_of_draws,
+    space_to_draw,
+    unit_of_actions,
+)
 from samplebatch.policy.actor import Actor, check_noise
 from samplebatch.policy.as_policy import is_random
 from samplebatch.policy.random import RandomPolicy, draws_as_random_policy
@@ -57,7 +64,15 @@ class AgentActions(NamedTuple):
 
 
 class AgentActor(ABC):
-    """The policy of some agents, asked once per step for all of them by a multi-agent collector."""
+    """The policy of some agents, asked once per step for all of them by a multi-agent collector.
+
+    Attributes
+    ----------
+    action_unit
+        The unit of the actions that are recorded; None if unknown, or nothing was recorded yet.
+    """
+
+    action_unit: ActionUnit | None = None
 
     @abstractmethod
     def act(self, groups: Sequence[AgentGroup], seen: Leaf | None) -> AgentActions:
@@ -70,6 +85,15 @@ class AgentActor(ABC):
         seen
             Their observations, shape (n, ...); None where an observation is nested.
         """
+
+    def draw(self, groups: Sequence[AgentGroup], seen: Leaf | None) -> AgentActions:
+        """Draw an action for each agent at random; takes what `act` takes."""
+        return self.act(groups, seen)
+
+    @property
+    def drawn_unit(self) -> ActionUnit | None:
+        """The unit of the random actions that are recorded."""
+        return self.action_unit
 
     def forget(self, env_id: int) -> None:
         """Drop the states of the agents of an environment in which an episode begins."""
@@ -89,13 +113,6 @@ class RandomAgents(AgentActor):
 
     Where an observation is a dict with an `action_mask`, or else the info has one, only actions are drawn that it
     allows.
-
-    Parameters
-    ----------
-    seeds
-        Seeds of the generators of the agents of each environment, by `env_id`.
-    map_action
-        As for `Actor`.
     """
 
     def __init__(self, seeds: Mapping[int, np.random.SeedSequence], *, map_action: ActionMap | None = None) -> None:
@@ -125,15 +142,17 @@ class RandomAgents(AgentActor):
     def state_dict(self) -> dict[str, Any]:
         """Return the generators, and the actions that are drawn already; see `AgentActor.state_dict`."""
         draws = {key: own.state_dict() for key, own in self._draws.items()}
-        return {"seeds": copy.deepcopy(self._seeds), "draws": draws}
+        return {"seeds": copy.deepcopy(self._seeds), "draws": draws, "action_unit": self.action_unit}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where other draws were; see `AgentActor.load_state_dict`."""
-        self._seeds = copy.deepcopy(state["seeds"])
+        self._seeds, self.action_unit = copy.deepcopy(state["seeds"]), state.get("action_unit")
         self._draws = {key: _Draws.from_state_dict(own) for key, own in state["draws"].items()}
 
     def _begin(self, group: AgentGroup, agent: Any) -> _Draws:
-        space = space_to_draw(self._map_action, action_space_of(group.adapter.environment, agent))
+        space = action_space_of(group.adapter.environment, agent)
+        self.action_unit = common_unit([self.action_unit, unit_of_actions(None, self._map_action, space)])
+        space = space_to_draw(self._map_action, space)
         return _Draws(space, seed_number(self._seeds[group.adapter.env_id].spawn(1)[0]))
 
 
@@ -179,21 +198,13 @@ class PolicyAgents(AgentActor):
 
     The policy is called as `as_policy` says, with a row an agent; `batch.info` is an array of dicts. What it carries
     from step to step is kept for every agent, and is zero where an agent's episode begins.
-
-    Parameters
-    ----------
-    policy
-        Anything that `as_policy` takes.
-    seed
-        Seed of the draws, where the policy is a space.
-    exploration_noise, map_action
-        As for `Actor`.
     """
 
     def __init__(
         self,
         policy: Any,
         seed: np.random.SeedSequence,
+        random: RandomAgents,
         *,
         exploration_noise: Noise = False,
         map_action: ActionMap | None = None,
@@ -202,6 +213,7 @@ class PolicyAgents(AgentActor):
         self._map_action = map_action
         self._noise = exploration_noise
         self._seed = seed
+        self._random = random
         self._states = _States()
         self._actor: Actor | None = None
         self._loaded: Mapping[str, Any] | None = None
@@ -212,11 +224,7 @@ class PolicyAgents(AgentActor):
 
     def act(self, groups: Sequence[AgentGroup], seen: Leaf | None) -> AgentActions:
         """Ask the policy for an action of each agent."""
-        actor = self._actor
-        if actor is None:
-            actor = self._actor = self._make_actor(groups[0])
-            if self._loaded is not None:
-                actor.load_state_dict(self._loaded)
+        actor = self._actor or self._make_actor(groups[0])
         layout = self._observations
         observations = _stack(groups, layout) if seen is None or not layout.plain else [seen]
         if layout.plain and observations[0].shape[1:] != self._row_shape:
@@ -237,14 +245,30 @@ class PolicyAgents(AgentActor):
         own = layout.nest_each([columns.pop(name) for name in self._action_names], count)
         return AgentActions(list(layout.nest_each(result.actions, count)), {names.ACTIONS: list(own), **columns})
 
+    def draw(self, groups: Sequence[AgentGroup], seen: Leaf | None) -> AgentActions:
+        """Draw an action for each agent, which then has no state."""
+        actor = self._actor or self._make_actor(groups[0])
+        self._states.drop([key for group in groups for key in group.keys])
+        drawn = self._random.act(groups, seen)
+        if not actor.maps_drawn_back:
+            return drawn
+        kept, actions = actor.unmap(np.stack(drawn.actions))
+        return AgentActions(list(actions), {names.ACTIONS: kept})
+
+    @property
+    def drawn_unit(self) -> ActionUnit | None:
+        """The unit of the random actions that are recorded."""
+        return None if self._actor is None else self._actor.drawn_unit
+
     def state_dict(self) -> dict[str, Any]:
         """Return the agents' states, and the generators of a policy that is a space; see `AgentActor.state_dict`."""
         drawn = self._loaded if self._actor is None else self._actor.state_dict()
-        return {"states": self._states.state_dict(), "actor": drawn}
+        return {"states": self._states.state_dict(), "actor": drawn, "random": self._random.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the agents of another collector were; see `AgentActor.load_state_dict`."""
         self._states.load_state_dict(state["states"])
+        self._random.load_state_dict(state["random"])
         self._loaded = state["actor"]
         if self._actor is not None and self._loaded is not None:
             self._actor.load_state_dict(self._loaded)
@@ -263,7 +287,7 @@ class PolicyAgents(AgentActor):
         self._actions = actions = SpaceLayout(action_space)
         self._action_names = column_names(names.ACTIONS, actions)
         self._seen_names = column_names(names.OBS, observations)
-        return Actor(
+        actor = self._actor = Actor(
             self._policy,
             observations,
             actions,
@@ -272,6 +296,10 @@ class PolicyAgents(AgentActor):
             exploration_noise=self._noise,
             map_action=self._map_action,
         )
+        self.action_unit = actor.action_unit
+        if self._loaded is not None:
+            actor.load_state_dict(self._loaded)
+        return actor
 
 
 _CHECKS: Mapping[str, Callable[[Any], None]] = {"exploration_noise": check_noise, "map_action": check_action_map}
@@ -306,13 +334,7 @@ def check_options(name: str, options: Any, policy: Any) -> Any:
 
 
 class PolicyActors:
-    """The actors of a multi-agent collector by policy, each made when its policy is first asked.
-
-    Parameters
-    ----------
-    make
-        Makes the actor of a policy.
-    """
+    """The actors of a multi-agent collector by policy, each made when its policy is first asked."""
 
     def __init__(self, make: Callable[[PolicyID], AgentActor]) -> None:
         self._make = make
@@ -323,6 +345,10 @@ class PolicyActors:
         if actor is None:
             actor = self._actors[policy_id] = self._make(policy_id)
         return actor
+
+    def values(self) -> Collection[AgentActor]:
+        """The actors that were made."""
+        return self._actors.values()
 
     def forget(self, env_id: int) -> None:
         """Drop the states of the agents of an environment in which an episode begins."""
@@ -377,6 +403,11 @@ class _States:
         """Go on with the states of other agents."""
         self._held = {key: (own, 0) for key, own in state.items()}
 
+    def drop(self, keys: Iterable[tuple[int, Any]]) -> None:
+        """Forget some agents."""
+        for key in keys if self._held else ():
+            self._held.pop(key, None)
+
     def forget(self, env_id: int) -> None:
         """Forget the agents of an environment."""
         for key in [key for key in self._held if key[0] == env_id]:
@@ -391,7 +422,6 @@ def _mask(observation: Any, info: Any) -> Any:
 
 
 def _stack(groups: Sequence[AgentGroup], layout: SpaceLayout) -> list[Leaf]:
-    """Lay the observations of several agents one under the other, leaf by leaf."""
     if layout.plain:
         try:
             return [np.stack([value for group in groups for value in group.observations])]

@@ -1,13 +1,13 @@
 """Policies of any kind as one callable: functions, torch modules, action spaces.
 
-A function gets what its parameters are called: `obs` the observations, or `batch` a `Batch` of `obs` and `info`; then
-`info` the infos and `state` what it returned as state last. One with other parameters that have no defaults is refused,
-unless its user says what they stand for (`takes`).
+A function's first parameter is the observations, or a `Batch` of `obs` and `info` if it is called `batch`; a parameter
+`info` gets the infos and `state` what it returned as state last. A function with other parameters that have no defaults
+is rejected, unless its user says what they stand for (`takes`).
 
 ======================================  ================================================================================
 given                                   how it is asked
 ======================================  ================================================================================
-function of `obs`                       on the observations: an array, or a `Batch` of arrays for nested ones; on
+function of observations                on the observations: an array, or a `Batch` of arrays for nested ones; on
                                         tensors where the parameter is annotated so
 function of `batch`                     on `Batch(obs=..., info=...)`, as Tianshou's policies are
 torch module                            without gradients, on tensors of the observations on the module's device and in
@@ -26,10 +26,11 @@ A policy returns a batch or dict with `act`, and what else it has to say (see `D
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -38,9 +39,115 @@ from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.nested.node import DISTRIBUTION, KINDS, NODE, TENSOR, node, values_of
 from samplebatch.env.spaces import SpaceLayout
 from samplebatch.errors import PolicySpecError
-from samplebatch.policy.peers import policy_of, wrap_peer
+from samplebatch.policy.peers import is_module, policy_of, wrap_peer
 from samplebatch.policy.random import RandomPolicy
-from samplebatch.policy.signature import Argument, Signature, is_module, read_signature
+
+Argument = Literal["obs", "tensor", "batch", "info", "state"]
+"""An argument of a policy: observations as arrays or as tensors, a `Batch` of `obs` and `info`, the infos, or the state
+that it returned last."""
+
+_FIRST: Final = ("obs", "tensor", "batch")
+_FURTHER: Final = ("info", "state")
+
+
+class Signature(NamedTuple):
+    """The arguments that a policy is called with, for its adapter.
+
+    Attributes
+    ----------
+    first
+        Its first argument: `"obs"`, `"tensor"` or `"batch"`.
+    positional
+        Further arguments by position, each `"info"` or `"state"`.
+    named
+        Further arguments by name.
+    """
+
+    first: str
+    positional: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+
+    def has(self, argument: str) -> bool:
+        """Tell whether an argument is among the further ones."""
+        return argument in self.positional or argument in self.named
+
+
+def read_signature(policy: Any, takes: Argument | Sequence[Argument] | None = None) -> Signature:
+    """Read the arguments of a policy off its parameters.
+
+    Examples
+    --------
+    >>> read_signature(lambda obs, state, epsilon=0.1: obs)
+    Signature(first='obs', positional=(), named=('state',))
+    >>> read_signature(lambda s, hidden: s, takes=("obs", "state"))
+    Signature(first='obs', positional=('state',), named=())
+    >>> read_signature(lambda: 0)
+    Traceback (most recent call last):
+    samplebatch.errors.PolicySpecError: a policy's first parameter must take the observations, or a Batch if it is
+    called 'batch', got none; say what it takes: as_policy(policy, takes='obs')
+    """
+    module = is_module(policy)
+    known = _parameters_of(policy.forward if module else policy)
+    at_place = [one for one in known or () if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    words = _as_words(takes)
+    if words is None:
+        words = (_first_of(at_place[0] if at_place else None, module=module),)
+    if module and words[0] == "obs":
+        words = ("tensor", *words[1:])
+    given = at_place[: len(words)]
+    named = []
+    for one in known or ():
+        if one in given or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            continue
+        if one.name in _FURTHER and one.kind is not one.POSITIONAL_ONLY:
+            named.append(one.name)
+        elif one.default is one.empty:
+            raise PolicySpecError(
+                f"parameter {one.name!r} of a policy must be called 'info' or 'state', or have a default; say what the "
+                "policy takes: as_policy(policy, takes=('obs', 'state'))"
+            )
+    return Signature(words[0], words[1:], tuple(named))
+
+
+def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """List the parameters of a function; None where Python cannot tell."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def _as_words(takes: Any) -> tuple[str, ...] | None:
+    if takes is None:
+        return None
+    words = (takes,) if isinstance(takes, str) or not isinstance(takes, Sequence) else tuple(takes)
+    if not words or words[0] not in _FIRST or not {*words[1:]} <= {*_FURTHER} or len({*words}) < len(words):
+        raise PolicySpecError(
+            "takes must be 'obs', 'tensor' or 'batch', or a sequence that begins with one of these and goes on with "
+            f"'info' or 'state', got {takes!r}"
+        )
+    return words
+
+
+def _first_of(parameter: inspect.Parameter | None, *, module: bool) -> str:
+    """Classify the first parameter of a policy by its name, then by its annotation."""
+    name = None if parameter is None else parameter.name
+    if name == "batch":
+        return "batch"
+    annotation = None if parameter is None or parameter.annotation is parameter.empty else parameter.annotation
+    word = "" if annotation is None else getattr(annotation, "__name__", None) or str(annotation)
+    if "Tensor" in word:
+        return "tensor"
+    if "Batch" in word and name != "obs":
+        return "batch"
+    if module:
+        return "tensor"
+    if name is None:
+        raise PolicySpecError(
+            "a policy's first parameter must take the observations, or a Batch if it is called 'batch', got none; say "
+            "what it takes: as_policy(policy, takes='obs')"
+        )
+    return "obs"
 
 
 class _Space(Protocol):
@@ -103,13 +210,7 @@ class PolicyAdapter:
         self._ask = policy
 
     def __call__(self, batch: Batch, state: Any = None) -> Decision:
-        """Ask for the actions of every row of a batch.
-
-        Raises
-        ------
-        PolicySpecError
-            If the policy returns no actions.
-        """
+        """Ask for the actions of every row of a batch."""
         return self.decide(batch if self.takes_batch else batch.obs, state)
 
     def with_actions(self, layout: SpaceLayout | None) -> PolicyAdapter:
@@ -140,7 +241,6 @@ class PolicyAdapter:
             raise
 
     def _ask_further(self, given: Any, state: Any) -> Any:
-        """Ask a policy that takes the infos or a state."""
         signature = self._signature
         values = {"state": state, "info": given.info if self._takes_info else None}
         first = given if signature.first == "batch" or not self._takes_info else given.obs
@@ -236,7 +336,7 @@ def as_policy(
     takes
         The meanings of the policy's first parameters: one of `"obs"`, `"tensor"` (observations as tensors) and
         `"batch"`, or a sequence that begins with one of these and goes on with `"info"` and `"state"`. By default the
-        parameters' names say so.
+        first is the observations, or the batch if it is called `batch`; others go by their names.
     deterministic
         Whether a policy of Stable-Baselines3 or RLlib is asked for its best actions, and not to explore.
     seed
@@ -304,11 +404,6 @@ def evaluation_mode(policy: Any) -> AbstractContextManager[None]:
 
     Those are policies with a flag `is_within_training_step`, as Tianshou's have it: dropout and batch normalisation go
     by the mode, exploration by the flag. Any other module collects in the mode that it is in.
-
-    Parameters
-    ----------
-    policy
-        A policy, or a mapping of policies.
     """
     policies = policy.values() if isinstance(policy, Mapping) else (policy,)
     # Found once: a loop that collects step by step enters the mode for each.

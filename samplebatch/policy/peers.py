@@ -26,23 +26,22 @@ from typing import Any
 import numpy as np
 
 from samplebatch import names
+from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.nested.node import KINDS, NODE
 from samplebatch.errors import PolicySpecError
-from samplebatch.policy.signature import is_module
 
 _RLLIB_COLUMNS = (names.ACTION_DIST_INPUTS, names.ACTION_LOGP, names.VF_PREDS)
 
 
+def is_module(policy: Any) -> bool:
+    """Tell whether a policy is a torch module; torch need not be loaded."""
+    torch = sys.modules.get("torch.nn")
+    return torch is not None and isinstance(policy, torch.Module)
+
+
 class PeerPolicy(ABC):
     """A policy of another library, asked by a `PolicyAdapter` as a function of observations.
-
-    Parameters
-    ----------
-    policy
-        The other library's object.
-    deterministic
-        Whether the best actions are asked for.
 
     Attributes
     ----------
@@ -50,10 +49,13 @@ class PeerPolicy(ABC):
         The other library's object.
     map_action, map_action_inverse
         How recorded actions become those of environments, and back; None where they are the same.
+    action_unit
+        The unit of recorded actions, where they are mapped.
     """
 
     map_action: Any = None
     map_action_inverse: Any = None
+    action_unit: ActionUnit | None = None
 
     def __init__(self, policy: Any, *, deterministic: bool = False) -> None:
         self.policy = policy
@@ -88,8 +90,10 @@ class StableBaselinesPolicy(PeerPolicy):
         space = module.action_space
         if self._squashes:
             self.map_action, self.map_action_inverse = module.unscale_action, module.scale_action
+            self.action_unit = ActionUnit("scale", space.low, space.high)
         elif self._estimates and hasattr(space, "low"):
             self.map_action = lambda act: np.clip(act, space.low, space.high)
+            self.action_unit = ActionUnit("clip", space.low, space.high)
 
     def __call__(self, obs: Any, state: Any = None) -> dict[str, Any]:
         """Ask the policy; see `PeerPolicy`."""
@@ -242,13 +246,7 @@ def policy_of(policy: Any) -> Any:
 
 
 def wrap_peer(policy: Any, *, deterministic: bool = False) -> Any:
-    """Wrap a policy of another library as a function of observations; return any other policy as it is.
-
-    Raises
-    ------
-    PolicySpecError
-        If the best actions are asked for, of a policy that has no way to tell them.
-    """
+    """Wrap a policy of another library as a function of observations; return any other policy as it is."""
     if isinstance(policy, PeerPolicy):
         return type(policy)(policy.policy, deterministic=True) if deterministic else policy
     kind = None if isinstance(policy, type) else _kind_of(policy)
@@ -308,6 +306,5 @@ def _map_tree(tree: Any, function: Any) -> Any:
 
 
 def _repeat(state: Any, rows: int, device: Any) -> Any:
-    """Return a row of a state for each environment."""
     torch = sys.modules["torch"]
     return _map_tree(state, lambda leaf: torch.as_tensor(leaf, device=device).unsqueeze(0).repeat_interleave(rows, 0))

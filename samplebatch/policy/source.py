@@ -1,17 +1,23 @@
-"""Policies for workers: given, made by a function, or named; and given new weights."""
+"""Policies for workers and from files: given, made by a function, named or loaded; and given new weights."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from samplebatch.errors import PolicySpecError, near_names
+from samplebatch.errors import PolicySpecError, UntrustedPickleError, near_names
 from samplebatch.names import label_policies
 from samplebatch.policy.as_policy import is_random, own_policy
+
+if TYPE_CHECKING:
+    import torch
+
 
 _WEIGHTS_NBYTES, _NO_WEIGHTS_NBYTES = 16 << 20, 1 << 20
 _SPACES = ("observation_space", "action_space")
@@ -21,18 +27,6 @@ class PickledPolicy:
     """A policy, or a mapping of policies, as bytes: each call makes another, with memory of its own.
 
     Bytes, because multiprocessing would put the tensors of a module where the learner's changes reach all workers.
-
-    Parameters
-    ----------
-    policy
-        The policy as `RolloutWorkers` takes it.
-    dumps
-        Pickles it.
-
-    Raises
-    ------
-    PolicySpecError
-        If it cannot be pickled.
 
     Examples
     --------
@@ -95,7 +89,6 @@ def make_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
 
 
 def _import_policy(name: str) -> Any:
-    """Import the object that a name stands for."""
     module_name, colon, path = name.partition(":")
     if not colon or not path or not all(part.isidentifier() for part in module_name.split(".")):
         raise PolicySpecError(f"a policy must be named 'random' or as 'module:function', got {name!r}")
@@ -125,13 +118,7 @@ def _factory_parameters(policy: Any) -> list[str] | None:
 
 
 def check_policy(policy: Any) -> None:
-    """Check that policies given by name are there.
-
-    Raises
-    ------
-    PolicySpecError
-        If it is not.
-    """
+    """Check that policies given by name are there."""
     for one in policy.values() if isinstance(policy, Mapping) else (policy,):
         if isinstance(one, str) and not is_random(one):
             _import_policy(one)
@@ -189,3 +176,96 @@ def weights_nbytes(policy: Any) -> int:
     states = [one.state_dict() for one in made if hasattr(one, "state_dict")]
     known = sum(int(value.nbytes) for state in states for value in state.values() if hasattr(value, "nbytes"))
     return max(_WEIGHTS_NBYTES, known + known // 8 + _NO_WEIGHTS_NBYTES)
+
+
+_FIRST_SAFE_TORCH = (2, 6)
+"""Before it, `torch.load` ran code even where it was to load weights alone (CVE-2025-32434)."""
+
+CHECKPOINTS = (".pt", ".pth")
+"""Endings of files that `torch.save` wrote."""
+PROGRAMS = (".pt2",)
+"""Endings of files that `torch.export.save` wrote."""
+
+
+def is_policy_file(name: str) -> bool:
+    """Tell whether a name is that of a policy's file.
+
+    >>> is_policy_file("best.pt"), is_policy_file("my_package:policy")
+    (True, False)
+    """
+    return Path(name).suffix.lower() in CHECKPOINTS + PROGRAMS
+
+
+def load_policy(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> torch.nn.Module:
+    """Load a policy.
+
+    Parameters
+    ----------
+    path
+        A file ending in `.pt2` with a program that `torch.export.save` wrote, or one ending in `.pt` or `.pth` with a
+        whole module that `torch.save` wrote.
+    allow_pickle
+        Whether to load either, which runs code that its writer chose: a module is a pickle, and in a program torch
+        unpickles example inputs and evaluates expressions.
+
+    Raises
+    ------
+    PolicySpecError
+        If there is no such file, or it holds no module.
+    UntrustedPickleError
+        If that would run code, and is not allowed.
+
+    Examples
+    --------
+    >>> load_policy("nowhere.pt")
+    Traceback (most recent call last):
+    samplebatch.errors.PolicySpecError: the file of a policy must be there, and 'nowhere.pt' is not
+    """
+    name = os.fspath(path)
+    if not os.path.isfile(name):
+        raise PolicySpecError(f"the file of a policy must be there, and {name!r} is not")
+    load = _program if Path(name).suffix.lower() in PROGRAMS else _checkpoint
+    return load(name, allow_pickle=allow_pickle)
+
+
+def require_safe_torch(path: str, *, allow_pickle: bool = False) -> None:
+    """Reject a file that `torch.load` would run code of even with `weights_only=True`, unless that is allowed."""
+    import torch
+
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    if not allow_pickle and release < _FIRST_SAFE_TORCH:
+        raise UntrustedPickleError(f"{path!r} runs code when it is loaded by torch {torch.__version__}")
+
+
+def _program(path: str, *, allow_pickle: bool = False) -> torch.nn.Module:
+    if not allow_pickle:
+        raise UntrustedPickleError(
+            f"{path!r} holds an exported program, of which torch unpickles parts, and that runs code of its writer's"
+        )
+    import torch
+
+    try:
+        return torch.export.load(path).module()
+    except Exception as error:
+        # Torch has no error of its own for a file that is no policy.
+        raise PolicySpecError(
+            f"{path!r} must be what torch.export.save wrote, and cannot be loaded: {error}"
+        ) from error
+
+
+def _checkpoint(path: str, *, allow_pickle: bool = False) -> torch.nn.Module:
+    import torch
+
+    require_safe_torch(path, allow_pickle=allow_pickle)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=not allow_pickle)
+    except Exception as error:
+        if isinstance(error, pickle.UnpicklingError) and not allow_pickle:
+            raise UntrustedPickleError(f"{path!r} holds a pickled module, which runs code when it is loaded") from None
+        raise PolicySpecError(f"{path!r} must be what torch.save wrote, and cannot be loaded: {error}") from error
+    if not isinstance(found, torch.nn.Module):
+        raise PolicySpecError(
+            f"{path!r} must hold a whole module, and holds a {type(found).__name__}; where it holds weights, name a "
+            "'module:function' that makes the module and loads them"
+        )
+    return found

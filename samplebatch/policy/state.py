@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
 
+from samplebatch import names
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import to_numpy
 from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, RECORD, TENSOR, node, values_of
@@ -40,13 +42,7 @@ def zero_rows(state: Any, rows: Rows) -> Any:
 
 
 def check(state: Any, rows: int) -> None:
-    """Refuse a state without a row for each of so many environments.
-
-    Raises
-    ------
-    PolicySpecError
-        If a leaf has another number of rows, or is neither an array nor a tensor.
-    """
+    """Refuse a state without a row for each of so many environments."""
 
     def check_leaf(leaf: Any) -> None:
         if leaf is not None and (not leaf.ndim or len(leaf) != rows):
@@ -110,11 +106,34 @@ def columns_of(state: Any) -> Iterator[tuple[str, Any]]:
     """Yield the columns `state_in_0`, `state_in_1`, ... of a state, and `state_in.key` for dicts, as arrays."""
     if isinstance(state, (tuple, list)):
         for place, part in enumerate(state):
-            yield from _name_leaves(f"state_in_{place}", part)
+            yield from _name_leaves(f"{names.STATE_IN}_{place}", part)
     elif values_of(state) is not None:
-        yield from _name_leaves("state_in", state)
+        yield from _name_leaves(names.STATE_IN, state)
     else:
-        yield "state_in_0", to_numpy(state)
+        yield f"{names.STATE_IN}_0", to_numpy(state)
+
+
+def state_of(rows: Batch) -> Any:
+    """Return the state that `columns_of` stored with rows, in the form that the policy gave it; None if there is none.
+
+    A tuple of a single item comes back as that item: both are stored as `state_in_0`.
+
+    Examples
+    --------
+    >>> state_of(Batch(obs=[0, 1], state_in={"h": [0.0, 0.5], "c": [0.0, 0.25]})).h
+    array([0. , 0.5])
+    >>> state_of(Batch(obs=[0, 1], state_in_0=[0.0, 0.5], state_in_1=[0.0, 0.25]))
+    (array([0. , 0.5]), array([0.  , 0.25]))
+    """
+    columns = rows.__dict__
+    if names.STATE_IN in columns:
+        return columns[names.STATE_IN]
+    items = tuple(takewhile(lambda item: item is not None, map(columns.get, _numbered_names())))
+    return items if len(items) > 1 else items[0] if items else None
+
+
+def _numbered_names() -> Iterator[str]:
+    return (f"{names.STATE_IN}_{position}" for position in count())
 
 
 def _name_leaves(name: str, state: Any) -> Iterator[tuple[str, Any]]:

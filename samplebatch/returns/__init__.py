@@ -1,7 +1,8 @@
 """Returns, advantages and n-step targets of steps in time order: functions of arrays, batches and buffers.
 
 `discounted_returns`, `gae` and `nstep` take arrays. `compute_episodic_return` and `compute_nstep_return` take a batch,
-and a buffer's slots that it comes from, in Tianshou's words.
+and a buffer's slots that it comes from, in Tianshou's words. `gae_of_rows` and `discounted_returns_of_rows` take ragged
+columns, whose rows are one trajectory each.
 
 Throughout, an episode that was *terminated* is over: what would come next is worth 0. One that was *truncated* goes on
 unseen, as does one that the last row leaves unfinished: learners bootstrap there, with an estimate that the caller
@@ -15,19 +16,6 @@ from typing import TYPE_CHECKING
 
 from samplebatch.exports import exports
 
-_HOMES = {
-    "NStep": "samplebatch.returns.arrays",
-    "gae": "samplebatch.returns.arrays",
-    "discounted_returns": "samplebatch.returns.arrays",
-    "nstep": "samplebatch.returns.arrays",
-    "nstep_of_rings": "samplebatch.returns.arrays",
-    "value_mask": "samplebatch.returns.batches",
-    "compute_episodic_return": "samplebatch.returns.batches",
-    "compute_nstep_return": "samplebatch.returns.batches",
-}
-
-__all__ = [*_HOMES]
-
 if TYPE_CHECKING:
     from samplebatch.returns.arrays import NStep as NStep
     from samplebatch.returns.arrays import discounted_returns as discounted_returns
@@ -37,5 +25,7 @@ if TYPE_CHECKING:
     from samplebatch.returns.batches import compute_episodic_return as compute_episodic_return
     from samplebatch.returns.batches import compute_nstep_return as compute_nstep_return
     from samplebatch.returns.batches import value_mask as value_mask
+    from samplebatch.returns.rows import discounted_returns_of_rows as discounted_returns_of_rows
+    from samplebatch.returns.rows import gae_of_rows as gae_of_rows
 
-__getattr__, __dir__ = exports(__name__, _HOMES)
+__getattr__, __dir__, __all__ = exports(__name__)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.arguments import fraction, whole
-from samplebatch.batch.nested.tensors import as_array
+from samplebatch.batch.delivery import as_array
 from samplebatch.column import memory
 from samplebatch.column.casting import as_flags
 from samplebatch.errors import ColumnLengthError, ColumnTypeError, RowIndexError

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.delivery import array_of
 from samplebatch.batch.nested.functions import to_torch_as
 from samplebatch.batch.nested.node import KINDS, TENSOR
-from samplebatch.batch.nested.tensors import array_of
 from samplebatch.errors import ColumnLengthError, SequenceError, no_such_column
 from samplebatch.returns.arrays import (
     Flags,
@@ -219,7 +219,6 @@ def _slots_of(batch: Any, indices: npt.ArrayLike | None, n: int) -> Indices:
 
 
 def _mark(ended: Flags, slots: Indices, unfinished: Indices) -> None:
-    """Mark the rows that end unfinished episodes."""
     if len(unfinished) <= 4:
         for slot in unfinished:
             ended |= slots == slot

@@ -9,51 +9,6 @@ from typing import TYPE_CHECKING
 
 from samplebatch.exports import exports
 
-_HOMES = {
-    "Collector": "samplebatch.rollout.collector",
-    "AsyncCollector": "samplebatch.rollout.async_collector",
-    "MultiAgentCollector": "samplebatch.rollout.multi_agent_collector",
-    "RolloutWorkers": "samplebatch.workers.workers",
-    "CollectStats": "samplebatch.rollout.collect_statistics",
-    "SequenceSummaryStats": "samplebatch.rollout.collect_statistics",
-    "Aggregator": "samplebatch.rollout.aggregator",
-    "EpisodeHook": "samplebatch.rollout.hooks",
-    "StepHook": "samplebatch.rollout.vector_recorder",
-    "postprocess": "samplebatch.rollout.postprocessing",
-    "Hook": "samplebatch.rollout.postprocessing",
-    "TrajectoryColumns": "samplebatch.rollout.postprocessing",
-    "Trajectory": "samplebatch.rollout.trajectories",
-    "GAE": "samplebatch.rollout.advantages",
-    "NStepReturns": "samplebatch.rollout.advantages",
-    "EpisodeStatistics": "samplebatch.rollout.statistics",
-    "PolicyStatistics": "samplebatch.rollout.statistics",
-    "episode_statistics": "samplebatch.rollout.statistics",
-    "finished_episodes": "samplebatch.rollout.statistics",
-    "RunningStatistics": "samplebatch.rollout.statistics",
-    "RayOptions": "samplebatch.workers.ray_options",
-    "WorkerStats": "samplebatch.workers.statistics",
-    "WorkerFailure": "samplebatch.workers.pool",
-    "as_policy": "samplebatch.policy.as_policy",
-    "PolicyAdapter": "samplebatch.policy.as_policy",
-    "SpaceLayout": "samplebatch.env.spaces",
-    "RandomPolicy": "samplebatch.policy.random",
-    "RemoteBuffer": "samplebatch.rollout.buffers",
-    "ActionMap": "samplebatch.policy.action_map",
-    "PolicyLike": "samplebatch.policy.as_policy",
-    "CollectorPolicy": "samplebatch.policy.as_policy",
-    "EnvLike": "samplebatch.env.registry",
-    "MultiAgentEnvLike": "samplebatch.env.registry",
-    "load_policy": "samplebatch.policy.file",
-    "environment_factory": "samplebatch.env.registry",
-    "environment_kind": "samplebatch.env.registry",
-    "known_environments": "samplebatch.env.registry",
-    "make_environment": "samplebatch.env.registry",
-    "policy_by_kind": "samplebatch.env.agents",
-    "Episode": "samplebatch.env.agents",
-}
-
-__all__ = [*_HOMES]
-
 if TYPE_CHECKING:
     from samplebatch.env.agents import Episode as Episode
     from samplebatch.env.agents import policy_by_kind as policy_by_kind
@@ -69,31 +24,31 @@ if TYPE_CHECKING:
     from samplebatch.policy.as_policy import PolicyAdapter as PolicyAdapter
     from samplebatch.policy.as_policy import PolicyLike as PolicyLike
     from samplebatch.policy.as_policy import as_policy as as_policy
-    from samplebatch.policy.file import load_policy as load_policy
     from samplebatch.policy.random import RandomPolicy as RandomPolicy
-    from samplebatch.rollout.advantages import GAE as GAE
-    from samplebatch.rollout.advantages import NStepReturns as NStepReturns
+    from samplebatch.policy.source import load_policy as load_policy
     from samplebatch.rollout.aggregator import Aggregator as Aggregator
     from samplebatch.rollout.async_collector import AsyncCollector as AsyncCollector
-    from samplebatch.rollout.buffers import RemoteBuffer as RemoteBuffer
-    from samplebatch.rollout.collect_statistics import CollectStats as CollectStats
-    from samplebatch.rollout.collect_statistics import SequenceSummaryStats as SequenceSummaryStats
     from samplebatch.rollout.collector import Collector as Collector
-    from samplebatch.rollout.hooks import EpisodeHook as EpisodeHook
+    from samplebatch.rollout.collector import RemoteBuffer as RemoteBuffer
     from samplebatch.rollout.multi_agent_collector import MultiAgentCollector as MultiAgentCollector
+    from samplebatch.rollout.postprocessing import GAE as GAE
     from samplebatch.rollout.postprocessing import Hook as Hook
+    from samplebatch.rollout.postprocessing import NStepReturns as NStepReturns
+    from samplebatch.rollout.postprocessing import Trajectory as Trajectory
     from samplebatch.rollout.postprocessing import TrajectoryColumns as TrajectoryColumns
     from samplebatch.rollout.postprocessing import postprocess as postprocess
+    from samplebatch.rollout.recorder import EpisodeHook as EpisodeHook
+    from samplebatch.rollout.recorder import StepHook as StepHook
+    from samplebatch.rollout.statistics import CollectStats as CollectStats
     from samplebatch.rollout.statistics import EpisodeStatistics as EpisodeStatistics
     from samplebatch.rollout.statistics import PolicyStatistics as PolicyStatistics
     from samplebatch.rollout.statistics import RunningStatistics as RunningStatistics
+    from samplebatch.rollout.statistics import SequenceSummaryStats as SequenceSummaryStats
     from samplebatch.rollout.statistics import episode_statistics as episode_statistics
     from samplebatch.rollout.statistics import finished_episodes as finished_episodes
-    from samplebatch.rollout.trajectories import Trajectory as Trajectory
-    from samplebatch.rollout.vector_recorder import StepHook as StepHook
     from samplebatch.workers.pool import WorkerFailure as WorkerFailure
-    from samplebatch.workers.ray_options import RayOptions as RayOptions
+    from samplebatch.workers.ray_backend import RayOptions as RayOptions
     from samplebatch.workers.statistics import WorkerStats as WorkerStats
     from samplebatch.workers.workers import RolloutWorkers as RolloutWorkers
 
-__getattr__, __dir__ = exports(__name__, _HOMES)
+__getattr__, __dir__, __all__ = exports(__name__)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator, Sequence
-from itertools import islice
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.arguments import choice, whole
-from samplebatch.batch.concat import join
+from samplebatch.batch.concat import concat_samples, join
+from samplebatch.batch.episodes import by_stream, episode_ends, number_env_steps, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.interface import Column
-from samplebatch.errors import ColumnMismatchError, ColumnTypeError
-from samplebatch.rollout.fragments import FragmentView, by_env_step, keep_together, policies_of
-from samplebatch.rollout.open_episodes import OpenEpisodes
-from samplebatch.rollout.statistics import finished_episodes
+from samplebatch.column.varying_rows import VaryingRows
+from samplebatch.errors import ColumnMismatchError, ColumnNotFoundError, ColumnTypeError, SequenceError
+from samplebatch.names import PolicyID
+from samplebatch.rollout.statistics import finished_episodes, policies_of
 
 _MODES = ("env_steps", "agent_steps")
 """Units of a size, in the order of a view's counts."""
@@ -30,7 +33,8 @@ class Aggregator:
 
     Fragments are kept as they are, and cut without being copied where a train batch is full: what does not fit goes
     into the next one. Every step that goes in comes out once. Memory that fragments lie in, such as a channel's
-    blocks, is held until the last of their steps has been joined.
+    blocks, is held until the last of their steps has been joined. Train batches that lie within one fragment are copied
+    out of it together, and share the memory of that copy.
 
     A train batch is a `SampleBatch` if all that is in it came as such, else a `MultiAgentBatch`.
 
@@ -100,13 +104,14 @@ class Aggregator:
     @property
     def fragments(self) -> int:
         """Fragments held, in whole or in part; with `complete_episodes`, episodes."""
-        return len(self._queue) + (0 if self._open_episodes is None else len(self._open_episodes))
+        is_split = len(self._queue) > 1 and self._queue[0].is_copied
+        return len(self._queue) - is_split + (0 if self._open_episodes is None else len(self._open_episodes))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the columns held; of a fragment that is in batches in part, all of its bytes."""
-        held = 0 if self._open_episodes is None else self._open_episodes.nbytes
-        return held + sum([view.nbytes for view in self._queue])
+        unfinished = 0 if self._open_episodes is None else self._open_episodes.nbytes
+        return unfinished + sum([view.nbytes for view in self._queue])
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> None:
         """Take a fragment in; it is kept, not copied.
@@ -147,7 +152,9 @@ class Aggregator:
             If columns that are held cannot be joined after all. Nothing is lost then.
         """
         while (found := self._full()) is not None:
-            yield self._join(*found)
+            views, stop = found
+            if views or self._queue[0].is_copied or not self._copy_batches():
+                yield self._join(views, stop)
 
     def build_and_reset(self, *, unfinished: bool = True) -> SampleBatch | MultiAgentBatch:
         """Join all that is held, in the order in which it came, and start afresh.
@@ -206,30 +213,52 @@ class Aggregator:
             first = 0
         return None
 
+    def _copy_batches(self) -> bool:
+        """Copy the batches that lie within the first view together, if there are several."""
+        view, size, bounds = self._queue[0], self._size or 0, [self._first]
+        before = view.counts[:, self._mode]
+        while (first := bounds[-1]) < view.stop:
+            stop = max(int(before.searchsorted(before[first] + size, "right")) - 1, first + 1)
+            if stop == view.stop and before[stop] - before[first] < size:
+                break
+            bounds.append(stop)
+        if len(bounds) < 3 or (split := view.copy_units(bounds)) is None:
+            return False
+        self._queue.popleft()
+        self._queue.extendleft(reversed(split))
+        self._first = 0
+        return True
+
     def _join(self, whole: int, stop: int, held: Sequence[FragmentView] = ()) -> SampleBatch | MultiAgentBatch:
         """Join so many whole views, the units up to `stop` of the one after them, and others; forget them then."""
-        ranges = [(view, 0, view.stop) for view in islice(self._queue, whole)]
-        if stop:
-            ranges.append((self._queue[whole], 0, stop))
-        if ranges:
-            ranges[0] = (ranges[0][0], self._first, ranges[0][2])
-        ranges += [(view, 0, view.stop) for view in held]
-        by_policy: dict[str, list[SampleBatch]] = {}
-        for view, first, last in ranges:
-            for policy, steps in view.parts(first, last):
-                by_policy.setdefault(policy, []).append(steps)
-        joined = {policy: join(parts) for policy, parts in by_policy.items()}
-        counts = sum([view.counts[last] - view.counts[first] for view, first, last in ranges], _NOTHING).tolist()
-        self.env_steps -= counts[0]
-        self.agent_steps -= counts[1]
-        self.episodes -= counts[2]
+        ranges: list[tuple[FragmentView, int, int]] = []
+        joined: dict[PolicyID, SampleBatch] = {}
+        counts, is_flat = _NOTHING, True
+        for view in chain(islice(self._queue, whole + (stop > 0)), held):
+            first = 0 if ranges else self._first
+            last = stop if len(ranges) == whole and stop else view.stop
+            ranges.append((view, first, last))
+            counts = counts + view.counts[last] - view.counts[first]
+            is_flat &= view.flat
+        if len(ranges) == 1 and view.is_copied:
+            joined = dict(view.parts(first, last))
+        else:
+            by_policy: dict[PolicyID, list[SampleBatch]] = {}
+            for view, first, last in ranges:
+                for policy, steps in view.parts(first, last):
+                    by_policy.setdefault(policy, []).append(steps)
+            joined = {policy: join(parts) for policy, parts in by_policy.items()}
+        env_steps, agent_steps, episodes = counts.tolist()
+        self.env_steps -= env_steps
+        self.agent_steps -= agent_steps
+        self.episodes -= episodes
         for _ in range(whole):
             self._queue.popleft()
         self._first = stop
-        if ranges and all(view.flat for view, _, _ in ranges):
+        if ranges and is_flat:
             alone = joined.get(names.DEFAULT_POLICY_ID)
             return SampleBatch() if alone is None else alone
-        return MultiAgentBatch(joined, counts[0])
+        return MultiAgentBatch._of(joined, env_steps)
 
     def _check(self, fragment: SampleBatch | MultiAgentBatch) -> dict[str, _Model]:
         """Check that a fragment can be joined with those held, and return a model of each policy's rows."""
@@ -242,13 +271,23 @@ class Aggregator:
             model = held.get(policy)
             if model is not None and model.form == form:
                 continue
-            row = steps.slice(0, 1)
+            row = _example(steps)
             try:
                 models[policy] = _Model(form, row.copy() if model is None else join([model.row, row]))
             except ColumnMismatchError as error:
                 error.add_note(f"in the batch of policy {policy!r}")
                 raise
         return models
+
+
+def _example(steps: SampleBatch) -> SampleBatch:
+    """View the first row; of a ragged column the first that has elements, since others have no say in the dtype."""
+    row = steps.slice(0, 1)
+    for name, column in steps._all().items():
+        if isinstance(column, VaryingRows) and len(column):
+            first = int((column.lengths > 0).argmax())
+            row._own()[name] = column.slice(first, first + len(row))
+    return row
 
 
 class _Model(NamedTuple):
@@ -258,3 +297,328 @@ class _Model(NamedTuple):
     """Name, class, dtype and row shape of every column of the fragment that came last."""
     row: SampleBatch
     """A row with which theirs can be joined."""
+
+
+Counts = npt.NDArray[np.int64]
+Parts = list[tuple[str, SampleBatch]]
+"""Views of a fragment's rows, and the policy of each."""
+
+
+class FragmentView:
+    """Steps that may be cut between units: environment steps, or one unit where they must stay together.
+
+    Parameters
+    ----------
+    parts
+        The rows, of each policy in order.
+    units
+        The unit of each row of each part; None if there is but one unit.
+    counts
+        Environment steps, agent steps and ends of episodes before each unit, and of all: shape (units + 1, 3).
+    flat
+        Whether the steps came as a `SampleBatch`.
+    is_copied
+        Whether the rows are a copy in the order of train batches.
+    """
+
+    def __init__(
+        self, parts: Parts, units: Sequence[Counts] | None, counts: Counts, *, flat: bool, is_copied: bool = False
+    ) -> None:
+        self._parts = parts
+        self._units = units
+        self.counts = counts
+        self.stop = len(counts) - 1
+        """The number of units."""
+        self.flat = flat
+        self.is_copied = is_copied
+        self._nbytes: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, counted when they are first asked for."""
+        if self._nbytes is None:
+            self._nbytes = sum([steps.size_bytes() for _, steps in self._parts])
+        return self._nbytes
+
+    def copy_units(self, bounds: Sequence[int]) -> list[FragmentView] | None:
+        """Copy the units from the first bound to the last, rows between two bounds together.
+
+        Returns
+        -------
+        A view of the copy, and one of the units after it; None if rows are sequences or stay together.
+        """
+        if self._units is None or any(names.SEQ_LENS in steps for _, steps in self._parts):
+            return None
+        first, stop = bounds[0], bounds[-1]
+        copied, rest, copied_units, rest_units = [], [], [], []
+        for (policy, steps), units in zip(self._parts, self._units, strict=True):
+            rows = np.flatnonzero((units >= first) & (units < stop))
+            rows = rows[by_stream(np.searchsorted(bounds, units[rows], "right"))]
+            # The rows of a flat batch are in order: large ones are copied by two threads.
+            copied.append((policy, join([steps.slice(first, stop)]) if self.flat else steps.take(rows)))
+            copied_units.append(units[rows] - first)
+            for start, end in runs(np.flatnonzero(units >= stop)):
+                rest.append((policy, steps.slice(start, end)))
+                rest_units.append(units[start:end] - stop)
+        counts = self.counts[first : stop + 1] - self.counts[first]
+        views = [FragmentView(copied, copied_units, counts, flat=self.flat, is_copied=True)]
+        if rest:
+            views.append(FragmentView(rest, rest_units, self.counts[stop:] - self.counts[stop], flat=self.flat))
+        return views
+
+    def parts(self, first: int, stop: int) -> Iterator[tuple[str, SampleBatch]]:
+        """View the rows of the units `first` to `stop`."""
+        if self._units is None or stop - first == self.stop:
+            yield from self._parts
+            return
+        for (policy, steps), units in zip(self._parts, self._units, strict=True):
+            rows = np.flatnonzero((units >= first) & (units < stop))
+            for start, end in runs(rows) if not self.is_copied else [(rows[0], rows[-1] + 1)] if len(rows) else ():
+                yield policy, steps.slice(start, end)
+
+
+def keep_together(fragment: SampleBatch | MultiAgentBatch, episodes: int) -> FragmentView:
+    """Make a view of a fragment that stays together."""
+    parts = list(fragment.as_multi_agent().policy_batches.items())
+    counts = np.array([[0, 0, 0], [fragment.env_steps(), fragment.agent_steps(), episodes]])
+    return FragmentView(parts, None, counts, flat=isinstance(fragment, SampleBatch))
+
+
+def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
+    """Make a view that can be cut between environment steps.
+
+    Every row of a flat batch is a step. Of a `MultiAgentBatch` the steps are the distinct pairs of `eps_id` and `t`, by
+    episode in the order in which these appear, not of their ids. One whose rows do not tell their steps, or tell
+    another number of steps than the batch counts, stays together, and so does one that is padded or time-major.
+    """
+    policies = policies_of(fragment)
+    ends = episode_ends(policies)
+    ended = 0 if ends is None else int(ends.finished.sum())
+    if not policies or any(steps.zero_padded or steps.time_major for steps in policies.values()):
+        return keep_together(fragment, ended)
+    if isinstance(fragment, SampleBatch):
+        last = np.zeros(fragment.count, np.int64) if ends is None else _last_rows(fragment, ends.ids[ends.finished])
+        ones = np.ones(fragment.count, np.int64)
+        units = np.arange(fragment.count)
+        return FragmentView(list(policies.items()), [units], _before(ones, ones, last), flat=True)
+    numbered = number_steps(policies)
+    if numbered is None or len(numbered.episode) != fragment.env_steps():
+        return keep_together(fragment, ended)
+    episode = numbered.episode
+    agents = np.bincount(np.concatenate(list(numbered.units.values())), minlength=len(episode))
+    last = np.zeros(len(episode), np.int64)
+    if ends is not None:
+        finished = np.isin(numbered.ids, ends.ids[ends.finished])
+        last[:] = finished[episode] & np.append(episode[1:] != episode[:-1], True)
+    counts = _before(np.ones(len(episode), np.int64), agents, last)
+    return FragmentView(list(policies.items()), list(numbered.units.values()), counts, flat=False)
+
+
+class NumberedSteps(NamedTuple):
+    """The environment steps of several policies' rows, numbered by episode and time.
+
+    Attributes
+    ----------
+    units
+        The step of each row, by policy.
+    episode
+        The episode of each step, numbered by appearance; ascending.
+    ids
+        The `eps_id` of each episode.
+    """
+
+    units: dict[PolicyID, Counts]
+    episode: Counts
+    ids: npt.NDArray[Any]
+
+
+def number_steps(policies: Mapping[PolicyID, SampleBatch]) -> NumberedSteps | None:
+    """Number the environment steps of some policies' rows; None if they do not tell."""
+    batches = list(policies.values())
+    if not batches or any(names.EPS_ID not in steps or names.T not in steps for steps in batches):
+        return None
+    eps_id, t = (np.concatenate([np.asarray(steps[name]) for steps in batches]) for name in (names.EPS_ID, names.T))
+    ids, first, episodes = np.unique(eps_id, return_index=True, return_inverse=True)
+    appearance = np.argsort(first, kind="stable")
+    rank = np.empty(len(ids), np.int64)
+    rank[appearance] = np.arange(len(ids))
+    numbered = number_env_steps(rank[episodes], t)
+    stops = np.cumsum([len(steps) for steps in batches])
+    return NumberedSteps(
+        dict(zip(policies, np.split(numbered.step, stops[:-1]), strict=True)), numbered.episode, ids[appearance]
+    )
+
+
+def join_streams(fragments: Sequence[SampleBatch | MultiAgentBatch]) -> SampleBatch | MultiAgentBatch:
+    """Join fragments, so that the steps of each agent lie together, by `env_id` and `agent_index`, in order of time.
+
+    Examples
+    --------
+    >>> parts = [SampleBatch(env_id=[0, 1], agent_index=[0, 0], t=[time, time]) for time in range(2)]
+    >>> join_streams(parts)["t"].tolist()
+    [0, 1, 0, 1]
+    """
+    joined = fragments[0] if len(fragments) == 1 else concat_samples(fragments)
+    if isinstance(joined, MultiAgentBatch):
+        policies = {policy: _by_stream(steps) for policy, steps in joined.policy_batches.items()}
+        return MultiAgentBatch(policies, joined.count)
+    return _by_stream(joined)
+
+
+def _by_stream(steps: SampleBatch) -> SampleBatch:
+    if not steps.count:
+        return steps
+    env_id, agent = (np.asarray(steps[name]) for name in (names.ENV_ID, names.AGENT_INDEX))
+    stream = env_id * (int(agent.max()) + 1) + agent
+    return steps if (stream[1:] >= stream[:-1]).all() else steps.take(by_stream(stream))
+
+
+def runs(rows: npt.NDArray[np.intp], *, apart: npt.NDArray[Any] | None = None) -> list[tuple[int, int]]:
+    """Cut rows into ranges without gaps, and also wherever the values of `apart` at these rows change.
+
+    >>> runs(np.array([2, 3, 4, 7, 8]))
+    [(2, 5), (7, 9)]
+    """
+    if not len(rows):
+        return []
+    breaks = np.diff(rows) != 1
+    if apart is not None:
+        breaks |= apart[1:] != apart[:-1]
+    cuts = np.flatnonzero(breaks)
+    starts, ends = rows[np.append(0, cuts + 1)], rows[np.append(cuts, len(rows) - 1)] + 1
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def _last_rows(steps: SampleBatch, finished: npt.NDArray[Any]) -> Counts:
+    eps_id = np.asarray(steps[names.EPS_ID])
+    last = np.zeros(len(eps_id), np.int64)
+    ids, first_from_end = np.unique(eps_id[::-1], return_index=True)
+    last[len(eps_id) - 1 - first_from_end[np.isin(ids, finished)]] = 1
+    return last
+
+
+def _before(*counts: Counts) -> Counts:
+    return np.concatenate([np.zeros((1, len(counts)), np.int64), np.stack(counts, 1).cumsum(0)])
+
+
+@dataclass
+class _Episode:
+    parts: list[tuple[int, PolicyID, SampleBatch]] = field(default_factory=list)
+    """Runs of steps: the agent's index, the policy, and the rows."""
+    env_id: int | None = None
+    env_steps: int = 0
+    agent_steps: int = 0
+    flat: bool = True
+
+    def view(self, *, ended: bool) -> FragmentView:
+        """Make a view that stays together, in which the steps of each agent do too."""
+        parts = sorted(self.parts, key=lambda part: part[0])
+        counts = np.array([[0, 0, 0], [self.env_steps, self.agent_steps, ended]])
+        return FragmentView([(policy, steps) for _, policy, steps in parts], None, counts, flat=self.flat)
+
+
+class OpenEpisodes:
+    """Hold the steps of each episode until it ends."""
+
+    def __init__(self) -> None:
+        self._episodes: dict[Any, _Episode] = {}
+        self.nbytes = 0
+        """Bytes of the rows that are held."""
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def clear(self) -> None:
+        """Forget all episodes."""
+        self._episodes = {}
+        self.nbytes = 0
+
+    def drop(self, env_ids: Container[int] | None) -> FragmentView:
+        """Drop the episodes of some environments, or all, and return their steps."""
+        gone = {
+            eps_id: episode
+            for eps_id, episode in self._episodes.items()
+            if env_ids is None or episode.env_id in env_ids
+        }
+        dropped = _Episode()
+        for eps_id, episode in gone.items():
+            del self._episodes[eps_id]
+            dropped.parts += episode.parts
+            dropped.env_steps += episode.env_steps
+            dropped.agent_steps += episode.agent_steps
+        view = dropped.view(ended=False)
+        self.nbytes -= view.nbytes
+        return view
+
+    def views(self) -> Iterator[FragmentView]:
+        """Yield the steps of each episode, in the order in which they began."""
+        for episode in self._episodes.values():
+            yield episode.view(ended=False)
+
+    def add(self, fragment: SampleBatch | MultiAgentBatch) -> list[FragmentView]:
+        """Take a fragment in, and hand out the episodes that it ends."""
+        policies = policies_of(fragment)
+        if not policies:
+            return [keep_together(fragment, 0)] if fragment.env_steps() else []
+        flat = isinstance(fragment, SampleBatch)
+        _check(policies, flat=flat)
+        ends = episode_ends(policies)
+        if ends is None:
+            raise ColumnNotFoundError(
+                f"columns {names.TERMINATEDS!r} and {names.TRUNCATEDS!r}, or {names.EPS_DONE!r}, must be there to tell "
+                "where episodes end, and a policy's batch has neither"
+            )
+        env_steps = _env_steps(policies, flat=flat)
+        # Steps that the fragment counts and no row tells of must not be lost either.
+        first = next(iter(env_steps))
+        env_steps[first] += fragment.env_steps() - sum(env_steps.values())
+        for eps_id, steps in env_steps.items():
+            episode = self._episodes.setdefault(eps_id, _Episode())
+            episode.env_steps += steps
+            episode.flat &= flat
+        for policy, steps_of_policy in policies.items():
+            self._cut(policy, steps_of_policy)
+        finished = set(ends.ids[ends.finished].tolist())
+        found = [self._episodes.pop(eps_id).view(ended=True) for eps_id in env_steps if eps_id in finished]
+        self.nbytes -= sum([view.nbytes for view in found])
+        return found
+
+    def _cut(self, policy: PolicyID, steps: SampleBatch) -> None:
+        eps_id = np.asarray(steps[names.EPS_ID])
+        env_id = np.asarray(steps[names.ENV_ID]) if names.ENV_ID in steps else None
+        agents = np.asarray(steps[names.AGENT_INDEX]) if names.AGENT_INDEX in steps else np.zeros(steps.count, int)
+        order = np.argsort(eps_id, kind="stable")
+        for rows in np.split(order, run_starts(eps_id[order])[1:]):
+            episode = self._episodes[eps_id[rows[:1]].tolist()[0]]
+            episode.agent_steps += len(rows)
+            if env_id is not None:
+                episode.env_id = int(env_id[rows[0]])
+            for start, stop in runs(rows, apart=agents[rows]):
+                part = steps.slice(start, stop)
+                episode.parts.append((int(agents[start]), policy, part))
+                self.nbytes += part.size_bytes()
+
+
+def _check(policies: dict[PolicyID, SampleBatch], *, flat: bool) -> None:
+    for policy, steps in policies.items():
+        if steps.zero_padded or steps.time_major:
+            raise SequenceError(
+                f"episodes are cut out of batches as they were collected, and that of policy {policy!r} is padded or "
+                "time-major; pad the train batch instead"
+            )
+        for name in (names.EPS_ID,) if flat else (names.EPS_ID, names.T):
+            if name not in steps:
+                raise ColumnNotFoundError(
+                    f"column {name!r} must be there to tell whole episodes, and policy {policy!r} has none"
+                )
+
+
+def _env_steps(policies: dict[PolicyID, SampleBatch], *, flat: bool) -> dict[Any, int]:
+    """Count the environment steps of each episode, in the order in which they appear."""
+    numbered = None if flat else number_steps(policies)
+    if numbered is not None:
+        return dict(zip(numbered.ids.tolist(), np.bincount(numbered.episode).tolist(), strict=True))
+    (steps,) = policies.values()
+    ids, first, counts = np.unique(np.asarray(steps[names.EPS_ID]), return_index=True, return_counts=True)
+    order = np.argsort(first)
+    return dict(zip(ids[order].tolist(), counts[order].tolist(), strict=True))

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
-from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.as_environments import bind_arguments, environment_makers
 from samplebatch.env.async_vector import AsyncEnvironments, AsyncStepResult
 from samplebatch.env.infos import Infos, Rows, batch_of, infos_to_rows
@@ -22,13 +21,9 @@ from samplebatch.policy import state as policy_state
 from samplebatch.policy.action_map import ActionMap
 from samplebatch.policy.actor import ActResult
 from samplebatch.policy.as_policy import CollectorPolicy
-from samplebatch.rollout.buffers import RemoteBuffer
-from samplebatch.rollout.collect_statistics import CollectStats
-from samplebatch.rollout.collector import Collector
-from samplebatch.rollout.episodes import EpisodeQuota
-from samplebatch.rollout.hooks import EpisodeHook
+from samplebatch.rollout.collector import Collector, EpisodeQuota, RemoteBuffer, check_order
 from samplebatch.rollout.postprocessing import Hook
-from samplebatch.rollout.vector_recorder import StepHook
+from samplebatch.rollout.recorder import EpisodeHook, StepHook
 
 if TYPE_CHECKING:
     from samplebatch.buffer.replay import ReplayBuffer
@@ -43,7 +38,18 @@ class AsyncCollector(Collector):
     environment.
 
     Steps that are under way when `collect` returns go on meanwhile, and count in a later call. They were decided by
-    the policy as it was then.
+    the policy as it was then. `reset_env` waits for them.
+
+    With `n_step`, `collect` steps environments until that many steps have been kept: up to `num_envs` - 1 more. With
+    `n_episode`, the first `n_episode` environments begin an episode each, or go on in theirs, and whichever of them
+    ends one begins another as long as fewer than wanted have been begun. Every one that is begun is kept, whatever its
+    length: those that end first would mostly be short ones. Environments with nothing left to do rest, at the beginning
+    of an episode; those beyond the first `n_episode` rest where they are. Nothing is dropped, and nothing is reset
+    before the next call.
+
+    Where an environment raises, hangs, or its process ends, `collect` raises `WorkerError`. Steps made until then are
+    in the buffer, if there is one, or in the next batch. After an environment has raised, the next call begins new
+    episodes in all; after a process has ended, every later call raises.
 
     Batches have the columns that those of `Collector` have and, by environment, the same trajectories: the same seed
     gives the same data in each, independently of the others. But faster environments make more steps.
@@ -53,7 +59,7 @@ class AsyncCollector(Collector):
 
     Parameters
     ----------
-    policy, env_kwargs, exploration_noise, on_episode_done_hook, hooks, map_action, seed, infos, first_unroll_id
+    policy, env_kwargs, exploration_noise, on_episode_done_hook, hooks, map_action, seed, infos, worker_index
         As for `Collector`.
     env
         Functions or ids that make a `gymnasium.Env` each, in a list; or one for all of them. Where processes do not
@@ -76,11 +82,6 @@ class AsyncCollector(Collector):
     stall_timeout_s
         Seconds without an answer after which an environment that is waited for is taken to hang: its process is killed.
         They have a minute in any case to start.
-
-    Attributes
-    ----------
-    policy, env, buffer, num_envs, collect_step, collect_episode, collect_time
-        As for `Collector`.
 
     Raises
     ------
@@ -123,12 +124,13 @@ class AsyncCollector(Collector):
         map_action: ActionMap | None = None,
         seed: int | np.random.SeedSequence | None = None,
         infos: bool = True,
-        first_unroll_id: int = 0,
+        worker_index: int = 0,
         wait_num: int | None = None,
         timeout_s: float | None = None,
         start_method: str = "spawn",
         stall_timeout_s: float = 300.0,
     ) -> None:
+        check_order(type(self).__name__, policy, env)
         makers = environment_makers(bind_arguments(env, env_kwargs), num_envs)
         if wait_num is not None and not 1 <= wait_num <= len(makers):
             raise ArgumentError(f"wait_num must be from 1 to {len(makers)}, the number of environments, got {wait_num}")
@@ -149,7 +151,7 @@ class AsyncCollector(Collector):
                 map_action=map_action,
                 seed=seed,
                 infos=infos,
-                first_unroll_id=first_unroll_id,
+                worker_index=worker_index,
             )
         except BaseException:
             environments.close()
@@ -170,80 +172,25 @@ class AsyncCollector(Collector):
         """Close the environments; steps under way are waited for, ten seconds at the most, and dropped."""
         super().close()
 
+    @property
+    def _has_pending_steps(self) -> bool:
+        return super()._has_pending_steps or bool(self._pending)
+
     def _settle(self) -> None:
-        """Wait for steps that are under way, and record them."""
         while not self._closed and self._environments.under_way:
             self._record(self._environments.recv(self.num_envs))
         self._pending.clear()
 
-    def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Infos]:
-        """Start an episode in every environment, and return the observations and infos.
-
-        Steps that are under way are waited for, and count in the next call of `collect`. Then the episodes are cut off:
-        in a buffer, their last steps become truncated.
-
-        Parameters
-        ----------
-        gym_reset_kwargs
-            Arguments of the environments' own `reset`: `seed`, `options`. Where an environment begins another episode
-            later, they are not used again.
-
-        Raises
-        ------
-        EnvironmentSpecError
-            If the collector has been closed.
-        WorkerError
-            If an environment fails.
-        """
+    def _reset_env(self, **arguments: Any) -> tuple[Any, Infos]:
+        # Steps that are under way count in the next call of `collect`.
         self._ready[:] = False
         self._settle()
-        returned = super().reset_env(gym_reset_kwargs)
+        returned = super()._reset_env(**arguments)
         # What was returned shall stay as it is.
         self._obs = [leaf.copy() for leaf in self._obs or ()]
         self._said = infos_to_rows(returned[1], self.num_envs)
         self._ready[:] = True
         return returned
-
-    def collect(
-        self,
-        n_step: int | None = None,
-        n_episode: int | None = None,
-        random: bool = False,
-        render: float | None = None,
-        reset_before_collect: bool = False,
-        gym_reset_kwargs: dict[str, Any] | None = None,
-    ) -> CollectStats[SampleBatch]:
-        """Collect at least so many steps, or exactly so many episodes.
-
-        With `n_step`, environments are stepped until that many steps have been kept: up to `num_envs` - 1 more.
-
-        With `n_episode`, the first `n_episode` environments begin an episode each, or go on in theirs, and whichever of
-        them ends one begins another as long as fewer than wanted have been begun. Every one that is begun is kept,
-        whatever its length: those that end first would mostly be short ones. Environments with nothing left to do rest,
-        at the beginning of an episode; those beyond the first `n_episode` rest where they are. Nothing is dropped, and
-        nothing is reset before the next call.
-
-        Parameters
-        ----------
-        n_step, n_episode, random, reset_before_collect, gym_reset_kwargs
-            As for `Collector.collect`.
-        render
-            Seconds to wait after each turn, once the environments that are ready have been rendered.
-
-        Raises
-        ------
-        ValueError
-            If not exactly one of `n_step` and `n_episode` is positive.
-        EnvironmentSpecError
-            If the collector has been closed, or an environment returns a value that its column cannot hold.
-        PolicySpecError
-            If the policy gives no actions that fit.
-        WorkerError
-            If an environment raises, hangs, or its process ends. Steps made until then are in the buffer, if there is
-            one, or in the next batch. After an environment has raised, the next call begins new episodes in all; after
-            a process has ended, every later call raises.
-        """
-        return super().collect(n_step, n_episode, random, render, reset_before_collect, gym_reset_kwargs)
 
     def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None:
         while self._recorder.recorded < wanted:

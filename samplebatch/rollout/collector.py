@@ -1,40 +1,381 @@
-"""Collector: lets a policy act in Gymnasium environments, and keeps every step."""
+"""Collector: lets a policy act in Gymnasium environments; and what all collectors share."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, Self, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.arguments import whole
+from samplebatch.batch.action_unit import ActionUnit, common_unit
+from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.unpickling import require_permission
 from samplebatch.env.as_environments import as_environments
-from samplebatch.env.infos import Infos, batch_of
-from samplebatch.env.registry import EnvLike
+from samplebatch.env.infos import Infos, Rows, batch_of
+from samplebatch.env.registry import EnvLike, environment_kind, imports_module
 from samplebatch.env.seeds import ENVIRONMENT, POLICY, RANDOM, as_seeds, seed_number, seeds_at
 from samplebatch.env.spaces import Columns, Leaf
-from samplebatch.errors import EnvironmentSpecError
+from samplebatch.errors import ArgumentError, ColumnTypeError, EnvironmentSpecError, FormatError
+from samplebatch.names import PolicyID
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.action_map import ActionMap, map_of_draws, space_to_draw
 from samplebatch.policy.actor import Actor, ActResult
 from samplebatch.policy.agents import check_options
 from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode, is_random, is_space
-from samplebatch.policy.peers import policy_of
-from samplebatch.policy.random_by_environment import RandomByEnvironment
-from samplebatch.rollout.buffers import RemoteBuffer, as_remote, check_buffer
-from samplebatch.rollout.collect_statistics import CollectStats, check_amounts
-from samplebatch.rollout.episodes import EpisodeQuota
-from samplebatch.rollout.hooks import EpisodeHook
+from samplebatch.policy.peers import is_module, policy_of
+from samplebatch.policy.random import RandomByEnvironment
+from samplebatch.policy.state import detach
 from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
-from samplebatch.rollout.resuming import Resumable
-from samplebatch.rollout.vector_recorder import StepHook, VectorRecorder
+from samplebatch.rollout.recorder import EpisodeHook, StepHook, VectorRecorder
+from samplebatch.rollout.statistics import BatchT, CollectStats
 
 if TYPE_CHECKING:
     from samplebatch.buffer.replay import ReplayBuffer
+
+
+class Uncopied:
+    """An object with environments and a policy, which has a state, and is neither copied nor pickled itself."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ColumnTypeError(
+            f"a {type(self).__name__} cannot be copied or pickled, as it has environments and a policy; take its "
+            "state_dict(), and load that into one that is made alike"
+        )
+
+
+class BaseCollector(Uncopied, ABC, Generic[BatchT]):
+    """One policy or several that act in environments; every step is kept, in a buffer or as a batch.
+
+    Attributes
+    ----------
+    collect_step, collect_episode, collect_time
+        Steps, episodes that ended, and seconds, since the last `reset_stat`.
+    """
+
+    _kept: ClassVar[Sequence[str]] = ("_unroll_id", "collect_step", "collect_episode", "collect_time")
+    """Attributes of plain values that belong to the state."""
+
+    def __init__(
+        self,
+        policy: Any,
+        buffer: Any,
+        num_envs: int,
+        hooks: Sequence[Hook],
+        policies: Sequence[PolicyID] | None,
+        worker_index: int,
+    ) -> None:
+        self.policy, self.buffer, self.num_envs = policy, buffer, num_envs
+        self._remote = as_remote(buffer)
+        self._hooks = check_hooks(hooks, policies, buffer=buffer)
+        self._evaluation_mode = evaluation_mode(policy)
+        # No two workers of a run give the same number to their batches.
+        self._unroll_id = worker_index << 32
+        self._closed = False
+        self.count_steps: Callable[[int], None] | None = None
+        self.constants: dict[str, int] = {}
+        self.reset_stat()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the environments."""
+        if not self._closed:
+            self._closed = True
+            self._close()
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close the environments, which are open."""
+
+    # Resetting
+
+    def reset(
+        self,
+        reset_buffer: bool = True,
+        reset_stats: bool = True,
+        gym_reset_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[Any, Any]:
+        """Reset the environments and, unless told otherwise, the buffer and the counts; return as `reset_env` does.
+
+        Parameters
+        ----------
+        reset_buffer
+            Whether to empty the buffer.
+        reset_stats
+            Whether to set the counts to zero.
+        gym_reset_kwargs
+            Arguments of the environments' own `reset`.
+        """
+        returned = self.reset_env(gym_reset_kwargs)
+        if reset_buffer:
+            self.reset_buffer()
+        if reset_stats:
+            self.reset_stat()
+        return returned
+
+    def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Start an episode in every environment, and return the observations and infos.
+
+        Episodes that were under way are cut off: in a buffer, their last steps become truncated.
+
+        Parameters
+        ----------
+        gym_reset_kwargs
+            Arguments of the environments' own `reset`, such as `seed` or `options`. Where an environment resets itself
+            after an episode, they are not used again.
+
+        Raises
+        ------
+        EnvironmentSpecError
+            If the collector has been closed.
+        """
+        if self._closed:
+            raise EnvironmentSpecError("the environments must be open to be reset, and the collector has been closed")
+        return self._reset_env(**(gym_reset_kwargs or {}))
+
+    @abstractmethod
+    def _reset_env(self, **arguments: Any) -> tuple[Any, Any]:
+        """Start an episode in every environment."""
+
+    def reset_buffer(self, keep_statistics: bool = False) -> None:
+        """Empty the buffer, if there is one."""
+        if self.buffer is not None:
+            self.buffer.reset(keep_statistics=keep_statistics)
+
+    def reset_stat(self) -> None:
+        """Set the counts of steps, episodes and time to zero."""
+        self.collect_step = self.collect_episode = 0
+        self.collect_time = 0.0
+
+    # Collecting
+
+    def collect(
+        self,
+        n_step: int | None = None,
+        n_episode: int | None = None,
+        random: bool = False,
+        render: float | None = None,
+        reset_before_collect: bool = False,
+        gym_reset_kwargs: dict[str, Any] | None = None,
+    ) -> CollectStats[BatchT]:
+        """Collect steps or episodes into the buffer, or into the batch of the report.
+
+        Parameters
+        ----------
+        n_step, n_episode
+            How many steps of all environments together, or how many episodes; one of the two. The class says how they
+            are shared out.
+        random
+            Whether to act at random, instead of as the policy says.
+        render
+            Seconds to wait after each step, once the environments have been rendered.
+        reset_before_collect
+            Whether to begin new episodes first, without emptying the buffer.
+        gym_reset_kwargs
+            Arguments of the environments' own `reset`, for that, or for the first call.
+
+        Raises
+        ------
+        ArgumentError
+            If not exactly one of `n_step` and `n_episode` is positive.
+        EnvironmentSpecError
+            If an environment does not keep to its interface; or the collector has been closed.
+        PolicySpecError
+            If a policy gives no actions that fit.
+        PolicyNotFoundError
+            If an agent has no policy.
+        ColumnMismatchError
+            If columns of one policy's steps differ in shape, or in dtype beyond what can be widened; or the buffer has
+            actions in another unit than these would be in (see `SampleBatch.action_unit`).
+        """
+        if not (type(n_step) is int and n_step > 0 and n_episode is None):
+            check_amounts(n_step, n_episode)
+        began = time.perf_counter()
+        if reset_before_collect or self._needs_reset(gym_reset_kwargs):
+            self.reset_env(gym_reset_kwargs)
+        elif self._closed:
+            raise EnvironmentSpecError("the environments must be open to be stepped, and the collector has been closed")
+        self._prepare(random=random)
+        try:
+            with self._evaluation_mode:
+                if n_step:
+                    self._collect_steps(n_step, random=random, render=render)
+                else:
+                    self._collect_episodes(n_episode or 0, random=random, render=render)
+        except BaseException:
+            self._break_off()
+            raise
+        stats = self._report({names.UNROLL_ID: self._unroll_id, **self.constants}, began)
+        self._unroll_id += 1
+        self.collect_step += stats.n_collected_steps
+        self.collect_episode += stats.n_collected_episodes
+        self.collect_time += stats.collect_time
+        return stats
+
+    @abstractmethod
+    def _needs_reset(self, gym_reset_kwargs: dict[str, Any] | None) -> bool:
+        """Tell whether all environments must begin an episode before the next step."""
+
+    @abstractmethod
+    def _prepare(self, *, random: bool) -> None:
+        """Reject actions in another unit than that of steps that are recorded already."""
+
+    @abstractmethod
+    def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None: ...
+
+    @abstractmethod
+    def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None: ...
+
+    @abstractmethod
+    def _break_off(self) -> None:
+        """Leave a call of `collect` that has failed."""
+
+    @abstractmethod
+    def _report(self, constants: Mapping[str, int], began: float) -> CollectStats[BatchT]:
+        """Hand the steps over, with columns of one number each, and report on them."""
+
+    # Resuming
+
+    def _values(self) -> dict[str, Any]:
+        """Return copies of the attributes of plain values, by name; recurrent states without their graph."""
+        kept = {name: getattr(self, name) for name in self._kept}
+        return copy.deepcopy({name: detach(own) if name == _RECURRENT else own for name, own in kept.items()})
+
+    @abstractmethod
+    def _parts(self) -> Mapping[str, Any]:
+        """Return the parts that have a state of their own, by name."""
+
+    @abstractmethod
+    def _environment_parts(self) -> Sequence[Any]:
+        """Return the adapters of the environments; their `load_state_dict` tells whether these could be saved."""
+
+    @abstractmethod
+    def _begin_with_new_seeds(self) -> None:
+        """Leave the episodes under way, and let all environments be reset with seeds that they have not had."""
+
+    def _settle(self) -> None:
+        """Wait for steps that are under way."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the collector, for `load_state_dict`.
+
+        It has the generators of random actions and of environments, the counts, the episodes under way with their
+        returns and lengths, and the states of recurrent policies; not the policy, the hooks and the buffer, which have
+        states of their own. Environments are pickled, by value where they are of no module. Where one of them cannot
+        be, which those of processes and of some simulators cannot, all are left out, `why_reset` tells the reason, and
+        a collector that loads the state resets its environments.
+
+        Returns
+        -------
+        dict
+            Plain values, arrays and tensors, which can be pickled, and `why_reset`: None if environments go on exactly.
+
+        Examples
+        --------
+        >>> from samplebatch import Collector
+        >>> collector, again = (Collector("random", "CartPole-v1", seed=seed) for seed in (1, 2))
+        >>> _ = collector.collect(n_step=100)
+        >>> again.load_state_dict(collector.state_dict(), allow_pickle=True)
+        >>> one, other = (c.collect(n_step=100).batch for c in (collector, again))
+        >>> (one["obs"] == other["obs"]).all(), (one["t"] == other["t"]).all()
+        (np.True_, np.True_)
+        """
+        self._settle()
+        environments = [one.state_dict() for one in self._environment_parts()]
+        return {
+            "collector": type(self).__name__,
+            "num_envs": self.num_envs,
+            "values": self._values(),
+            "parts": {name: part.state_dict() for name, part in self._parts().items()},
+            "environments": environments,
+            "why_reset": next((own["saved"]["why"] for own in environments if own["saved"]["why"]), None),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
+        """Continue where a collector was that was made with the same arguments; the seed is the one of that.
+
+        Parameters
+        ----------
+        state
+            A state that `state_dict` returned.
+        allow_pickle
+            Whether the environments in it may be unpickled, which runs code that the state's writer chose.
+
+        Raises
+        ------
+        UntrustedPickleError
+            If there are environments in it and `allow_pickle` is false. Nothing has changed then.
+        FormatError
+            If the state is not whole. Nothing has changed then.
+        ArgumentError
+            If it is of another kind of collector, or of another number of environments. Nothing has changed then.
+        EnvironmentSpecError
+            If it is of environments of other classes. The episodes under way are over then.
+        """
+        missing = [name for name in _NAMES if name not in state]
+        if missing:
+            raise FormatError(f"the state of a collector must have {missing[0]!r}, got one without it")
+        found, wanted = (state["collector"], state["num_envs"]), (type(self).__name__, self.num_envs)
+        if found != wanted:
+            raise ArgumentError(
+                f"the state must be of a {wanted[0]} of {wanted[1]} environments, got one of a {found[0]} of {found[1]}"
+            )
+        if has_pickles(state):
+            require_permission(f"the state of a {type(self).__name__}", allow_pickle=allow_pickle)
+        self._settle()
+        try:
+            pairs = zip(self._environment_parts(), state["environments"], strict=True)
+            loaded = [one.load_state_dict(own) for one, own in pairs]
+        except BaseException:
+            self._begin_with_new_seeds()
+            raise
+        for name, value in copy.deepcopy(state["values"]).items():
+            setattr(self, name, value)
+        for name, part in self._parts().items():
+            part.load_state_dict(state["parts"][name])
+        if not all(loaded):
+            self._begin_with_new_seeds()
+
+
+def leave_out_environments(state: Mapping[str, Any], why: str) -> dict[str, Any]:
+    """Copy the state of a collector or of workers without environments: whoever loads it begins new episodes.
+
+    Parameters
+    ----------
+    state
+        What `state_dict` of a collector or of workers returned.
+    why
+        The reason, for `why_reset`.
+    """
+    if "workers" in state:
+        workers = [
+            {**own, "task": {**own["task"], "collector": leave_out_environments(own["task"]["collector"], why)}}
+            for own in state["workers"]
+        ]
+        return {**state, "workers": workers, "why_reset": why}
+    environments = [{**own, "saved": {"pickles": None, "why": why}} for own in state["environments"]]
+    return {**state, "environments": environments, "why_reset": why}
+
+
+def has_pickles(state: Mapping[str, Any]) -> bool:
+    """Tell whether there are environments in the state of a collector."""
+    return any(own["saved"]["pickles"] is not None for own in state["environments"])
+
 
 _MAX_CHUNK = 288
 _MAX_CHUNK_NBYTES = 1 << 25
@@ -44,7 +385,7 @@ These are 256 steps and an eighth for those that resets take. Twice as many were
 """
 
 
-class Collector(Resumable):
+class Collector(BaseCollector[SampleBatch]):
     """Let a policy act in one environment or many, and keep every step, in a buffer or as a batch.
 
     A policy always decides for all environments, row i for environment i. The steps that Gymnasium's vector
@@ -57,9 +398,16 @@ class Collector(Resumable):
     - `env_id`: the environment, counted from 0; `agent_index`: 0;
     - `t`: steps since the episode began; `unroll_id`: the call of `collect`;
     - `policy`: what the policy returned under that name; `action_logp`, `action_prob`, `action_dist_inputs` and
-      `vf_preds` if it returned them; `state_in_0`, ... the state that it was given.
+      `vf_preds` if it returned them; `state_in_0`, ... the recurrent state before the step. A buffer gets the same
+      columns, and `policy.hidden_state`, the state after the step, as Tianshou's collector writes it.
 
     An episode goes on in the next call if it has not ended.
+
+    With `n_step`, `collect` steps all environments until that many steps have been kept: up to `num_envs` - 1 more.
+    With `n_episode`, an environment goes on after an episode as long as fewer episodes than wanted have been begun, so
+    that every one that is begun is kept, be it short or long. Environments with nothing left to do are stepped on,
+    because Gymnasium's vector environments only step together, but what they do is dropped; all environments are reset
+    before the next call then. Episodes that earlier calls have begun are among those counted.
 
     Parameters
     ----------
@@ -71,8 +419,8 @@ class Collector(Resumable):
         function that makes one, or its id, such as `"CartPole-v1"` (see `environment_factory`), also in lists; or a
         vector environment in any autoreset mode.
     buffer
-        A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with a ring for each; or a `ReplayClient` or
-        `ShardedReplayClient`, which gets the steps at the end of each call of `collect`.
+        A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with a ring for each; or a
+        `ReplayClient`, which gets the steps at the end of each call of `collect`.
     num_envs
         How many environments to make where `env` is a function or an id; by default 1.
     env_kwargs
@@ -96,8 +444,9 @@ class Collector(Resumable):
         that draws nothing itself, the data are the same, `eps_id` aside.
     infos
         Whether to keep the infos; policies see them in any case.
-    first_unroll_id, first_env_id
-        The `unroll_id` of the first call, and the `env_id` of the first environment; those after them count on.
+    worker_index
+        The number of this collector among those of one run: its environments' `env_id` begin at `worker_index` times
+        `num_envs`, and its `unroll_id` at 2^32 times as much.
 
     Attributes
     ----------
@@ -119,7 +468,7 @@ class Collector(Resumable):
         If one of the `hooks` names a policy other than `default_policy`.
     ArgumentError
         If the buffer has not a ring for each environment, there are both a buffer and `hooks`, or `num_envs` is not the
-        number of environments.
+        number of environments. If the buffer stacks observations that the environment's wrapper has stacked already.
 
     Examples
     --------
@@ -130,10 +479,7 @@ class Collector(Resumable):
     >>> collector.close()
     """
 
-    _kept: ClassVar[Sequence[str]] = (
-        "_obs", "_infos", "_state", "_unroll_id", "_seeds", "_env_seeds", "collect_step", "collect_episode",
-        "collect_time",
-    )  # fmt: skip
+    _kept = (*BaseCollector._kept, "_obs", "_infos", "_state", "_seeds", "_env_seeds")
 
     def __init__(
         self,
@@ -150,23 +496,22 @@ class Collector(Resumable):
         map_action: ActionMap | None = None,
         seed: int | np.random.SeedSequence | None = None,
         infos: bool = True,
-        first_unroll_id: int = 0,
-        first_env_id: int = 0,
+        worker_index: int = 0,
     ) -> None:
+        check_order(type(self).__name__, policy, env)
         self._environments = environments = as_environments(env, num_envs, env_kwargs)
         self.env = env if hasattr(env, "step") and not isinstance(env, type) else environments.env
-        self.policy, self.buffer = policy_of(policy), buffer
-        self._evaluation_mode = evaluation_mode(self.policy)
-        self.num_envs = environments.num_envs
-        self._remote = as_remote(buffer)
-        check_buffer(buffer, self.num_envs)
-        self._hooks = check_hooks(hooks, (names.DEFAULT_POLICY_ID,), buffer=buffer)
+        check_buffer(buffer, environments.num_envs)
+        check_stacking(buffer, environments.env)
+        super().__init__(
+            policy_of(policy), buffer, environments.num_envs, hooks, (names.DEFAULT_POLICY_ID,), worker_index
+        )
         seeds = as_seeds(seed)
-        self._env_ids = first_env_id + np.arange(self.num_envs)
+        env_ids = range(worker_index * self.num_envs, (worker_index + 1) * self.num_envs)
+        self._env_ids = np.array(env_ids)
         action_seeds, random_seeds, self._env_seeds = (
             seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT)
         )
-        env_ids = range(first_env_id, first_env_id + self.num_envs)
         if is_random(policy):
             check_options("exploration_noise", exploration_noise, policy)
             policy, map_action = space_to_draw(map_action, environments.action_space), map_of_draws(map_action)
@@ -181,9 +526,12 @@ class Collector(Resumable):
             environments.action_space,
             exploration_noise=exploration_noise,
             map_action=map_action,
-            seed=action_seeds,
-            hidden=None if buffer is None else "policy.hidden_state",
+            # Workers of one run draw other random actions each.
+            seed=seeds_at(action_seeds, worker_index) if worker_index else action_seeds,
+            # Tianshou's collector writes the state after each step there; fragments for other processes go without.
+            hidden_state="policy.hidden_state" if buffer is not None and self._remote is None else None,
         )
+        self._action_unit: ActionUnit | None = None
         self._recorder = VectorRecorder(
             self._env_ids,
             environments.observations,
@@ -196,79 +544,17 @@ class Collector(Resumable):
         self._obs: Sequence[Leaf] | None = None
         self._infos: Infos = {}
         self._state: Any = None
-        self._unroll_id = first_unroll_id
-        self._closed = False
-        self.count_steps: Callable[[int], None] | None = None
-        self.constants: dict[str, int] = {}
-        self.reset_stat()
 
-    def __enter__(self) -> Self:
-        return self
+    def _close(self) -> None:
+        self._environments.close()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the environments."""
-        if not self._closed:
-            self._closed = True
-            self._environments.close()
-
-    # Resetting
-
-    def reset(
-        self,
-        reset_buffer: bool = True,
-        reset_stats: bool = True,
-        gym_reset_kwargs: dict[str, Any] | None = None,
-    ) -> tuple[Any, Infos]:
-        """Reset the environments and, unless told otherwise, the buffer and the counts; return as `reset_env` does.
-
-        Parameters
-        ----------
-        reset_buffer
-            Whether to empty the buffer.
-        reset_stats
-            Whether to set the counts to zero.
-        gym_reset_kwargs
-            Arguments of the environments' own `reset`.
-        """
-        returned = self.reset_env(gym_reset_kwargs)
-        if reset_buffer:
-            self.reset_buffer()
-        if reset_stats:
-            self.reset_stat()
-        return returned
-
-    def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Infos]:
-        """Start an episode in every environment, and return the observations and infos.
-
-        Episodes that were under way are cut off: in a buffer, their last steps become truncated.
-
-        Parameters
-        ----------
-        gym_reset_kwargs
-            Arguments of the environments' own `reset`, such as `seed` or `options`. Where an environment resets itself
-            after an episode, they are not used again.
-        """
-        if self._closed:
-            raise EnvironmentSpecError("the environments must be open to be reset, and the collector has been closed")
+    def _reset_env(self, **arguments: Any) -> tuple[Any, Infos]:
         self._recorder.begin()
-        self._obs, self._infos = self._environments.reset(seeds=self._seeds, **(gym_reset_kwargs or {}))
+        self._obs, self._infos = self._environments.reset(seeds=self._seeds, **arguments)
         # Later resets go on with the environments' generators: no two episodes shall be alike.
         self._seeds = None
         self._state = None
         return self._environments.observations.nest(self._obs), self._infos
-
-    def reset_buffer(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer, if there is one."""
-        if self.buffer is not None:
-            self.buffer.reset(keep_statistics=keep_statistics)
-
-    def reset_stat(self) -> None:
-        """Set the counts of steps, episodes and time to zero."""
-        self.collect_step = self.collect_episode = 0
-        self.collect_time = 0.0
 
     # Resuming
 
@@ -285,77 +571,39 @@ class Collector(Resumable):
 
     # Collecting
 
-    def collect(
-        self,
-        n_step: int | None = None,
-        n_episode: int | None = None,
-        random: bool = False,
-        render: float | None = None,
-        reset_before_collect: bool = False,
-        gym_reset_kwargs: dict[str, Any] | None = None,
-    ) -> CollectStats[SampleBatch]:
-        """Collect at least so many steps, or exactly so many episodes.
+    def _needs_reset(self, gym_reset_kwargs: dict[str, Any] | None) -> bool:
+        return self._obs is None
 
-        With `n_step`, all environments are stepped until that many steps have been kept: up to `num_envs` - 1 more.
+    def _prepare(self, *, random: bool) -> None:
+        unit = self._actor.drawn_unit if random else self._actor.action_unit
+        if unit is not self._action_unit:
+            self._action_unit = common_unit([self._action_unit, unit]) if self._has_pending_steps else unit
+        if self.buffer is not None and self._remote is None:
+            self.buffer._merge_action_unit(self._action_unit)
 
-        With `n_episode`, an environment goes on after an episode as long as fewer episodes than wanted have been begun,
-        so that every one that is begun is kept, be it short or long. Environments with nothing left to do are stepped
-        on, because Gymnasium's vector environments only step together, but what they do is dropped; all environments
-        are reset before the next call then. Episodes that earlier calls have begun are among those counted.
+    def _break_off(self) -> None:
+        # Nobody knows how far the environments got.
+        self._obs = None
 
-        Parameters
-        ----------
-        n_step, n_episode
-            How much; one of the two.
-        random
-            Whether to act at random, instead of as the policy says.
-        render
-            Seconds to wait after each step, once `env.render()` has been called.
-        reset_before_collect
-            Whether to reset the environments first, without emptying the buffer. The first call always does.
-        gym_reset_kwargs
-            Arguments of the environments' own `reset`, for that.
-
-        Raises
-        ------
-        ValueError
-            If not exactly one of `n_step` and `n_episode` is positive.
-        EnvironmentSpecError
-            If the collector has been closed.
-        PolicySpecError
-            If the policy gives no actions that fit.
-        """
-        check_amounts(n_step, n_episode)
-        began = time.perf_counter()
-        if reset_before_collect or self._obs is None:
-            self.reset_env(gym_reset_kwargs)
-        elif self._closed:
-            raise EnvironmentSpecError("the environments must be open to be stepped, and the collector has been closed")
-        try:
-            with self._evaluation_mode:
-                if n_step:
-                    self._collect_steps(n_step, random=random, render=render)
-                else:
-                    self._collect_episodes(n_episode or 0, random=random, render=render)
-        except BaseException:
-            # Nobody knows how far the environments got.
-            self._obs = None
-            raise
-        recorded = self._recorder.recorded
-        batch, returns, lens = self._recorder.take({names.UNROLL_ID: self._unroll_id, **self.constants})
-        if batch is not None and self._hooks:
-            batch = postprocess(batch, self._hooks)
-        if self._remote is not None and batch:
-            self._remote.add_fragment(batch)
-            batch = None
-        self._unroll_id += 1
-        stats = CollectStats.from_counts(
-            steps=recorded, time_s=time.perf_counter() - began, returns=returns, lens=lens, batch=batch
+    def _report(self, constants: Mapping[str, int], began: float) -> CollectStats[SampleBatch]:
+        steps = self._recorder.recorded
+        batch, returns, lens = self._recorder.take(constants)
+        if batch is not None:
+            batch.action_unit = self._action_unit
+            if self._hooks:
+                batch = postprocess(batch, self._hooks)
+            if self._remote is not None:
+                if batch:
+                    self._remote._add_fragment(batch)
+                batch = None
+        return CollectStats.from_counts(
+            steps=steps, time_s=time.perf_counter() - began, returns=returns, lens=lens, batch=batch
         )
-        self.collect_step += stats.n_collected_steps
-        self.collect_episode += stats.n_collected_episodes
-        self.collect_time += stats.collect_time
-        return stats
+
+    @property
+    def _has_pending_steps(self) -> bool:
+        """Whether there are steps that the next batch begins with."""
+        return self._recorder.recorded > 0
 
     def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None:
         recorder = self._recorder
@@ -438,7 +686,195 @@ class Collector(Resumable):
         self._state = state
 
     def _batch_of_infos(self) -> Batch:
-        """Make the infos that the policy is told."""
         infos = batch_of(self._infos) if self._infos else node(Batch, {})
         infos.__dict__["env_id"] = self._env_ids
         return infos
+
+
+class EpisodeQuota:
+    """The episodes that a collection begins: as many as wanted, each kept to its end.
+
+    To count the episodes that end first would prefer short ones.
+
+    Attributes
+    ----------
+    running
+        Environments in an episode that counts, shape (num_envs,).
+
+    Examples
+    --------
+    >>> quota = EpisodeQuota(2, wanted=3)
+    >>> quota.spend(np.array([[True, False], [True, False], [False, False]]))
+    array([4])
+    >>> quota.running, quota.left
+    (array([False,  True]), 1)
+    """
+
+    def __init__(self, num_envs: int, wanted: int) -> None:
+        self.running: npt.NDArray[np.bool_] = np.arange(num_envs) < wanted
+        self._to_begin = wanted - int(self.running.sum())
+        self._seen_ends = 0
+
+    @property
+    def left(self) -> int:
+        """How many episodes have yet to end."""
+        return self._to_begin + int(np.count_nonzero(self.running))
+
+    def is_spent_by(self, terminateds: npt.NDArray[np.bool_], truncateds: npt.NDArray[np.bool_]) -> bool:
+        """Tell whether no episode may be left to end, counting the ends of raw steps since the last `spend`.
+
+        Autoreset steps that say so, too, are counted along: then there may be some left.
+        """
+        if not (np.count_nonzero(terminateds) or np.count_nonzero(truncateds)):
+            return False
+        self._seen_ends += int(np.count_nonzero((terminateds | truncateds) & self.running))
+        return self._seen_ends >= self.left
+
+    def spend(self, ends: npt.NDArray[np.bool_]) -> Rows | None:
+        """Take notice of steps of all environments.
+
+        Parameters
+        ----------
+        ends
+            Whether an episode ended with each, shape (steps, num_envs).
+
+        Returns
+        -------
+        Rows of all steps, one after the other, that do not count; None for none.
+        """
+        steps = len(ends)
+        self._seen_ends = 0
+        # The first step of each environment that does not count.
+        first = np.where(self.running, steps, 0)
+        for step, env in np.argwhere(ends).tolist():
+            if not self.running[env]:
+                continue
+            if self._to_begin:
+                self._to_begin -= 1
+            else:
+                self.running[env] = False
+                first[env] = step + 1
+        if self.running.all():
+            return None
+        beyond = (np.arange(steps)[:, None] >= first).ravel().nonzero()[0]
+        return beyond if len(beyond) else None
+
+
+_STACKING_WRAPPERS = ("FrameStack", "FrameStackObservation")
+"""Gymnasium's wrappers that stack observations, of releases before 1.0 and after."""
+
+
+@runtime_checkable
+class RemoteBuffer(Protocol):
+    """A replay buffer in another process, which collectors and workers write to by whole fragments.
+
+    It can be pickled, so that each worker writes to it from its own process.
+    """
+
+    def _add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
+        """Send the steps of a fragment; their ids tell which of them go on with an earlier one."""
+
+    def flush(self) -> None:
+        """Wait until all fragments are in the buffer."""
+
+    def reset(self, keep_statistics: bool = False) -> None:
+        """Empty the buffer."""
+
+
+def check_order(owner: str, policy: Any, env: Any, *, makes_policy: bool = False) -> None:
+    """Reject an environment given as the policy, and a policy given as the environment.
+
+    Examples
+    --------
+    >>> check_order("Collector", "CartPole-v1", "random")
+    Traceback (most recent call last):
+    samplebatch.errors.ArgumentError: Collector must be given (policy, env, buffer), got env first and policy second
+    """
+    # A policy takes at least the observations.
+    is_swapped = is_policy(env) or is_environment(policy)
+    if is_swapped or (not makes_policy and _parameters(policy) == [] and _parameters(env)):
+        raise ArgumentError(f"{owner} must be given (policy, env, buffer), got env first and policy second")
+
+
+def is_policy(env: Any) -> bool:
+    """Tell whether an argument is a policy and cannot be an environment."""
+    return is_random(env) or is_space(env) or is_module(env) or isinstance(env, Mapping)
+
+
+def is_environment(policy: Any) -> bool:
+    """Tell whether an argument is an environment, or a list of environments, and cannot be a policy."""
+    if isinstance(policy, list | tuple):
+        return bool(policy) and all(map(is_environment, policy))
+    if isinstance(policy, str):
+        return "/" in policy or not imports_module(policy)
+    if callable(policy):
+        return False
+    try:
+        return not hasattr(policy, "compute_actions") and environment_kind(policy) is not None
+    except EnvironmentSpecError:
+        return False
+
+
+def _parameters(function: Any) -> list[inspect.Parameter] | None:
+    """List the parameters of a function; None for anything else, such as an object that is called."""
+    try:
+        return list(inspect.signature(function).parameters.values()) if inspect.isroutine(function) else None
+    except (TypeError, ValueError):
+        return None
+
+
+def check_amounts(n_step: int | None, n_episode: int | None) -> None:
+    """Require exactly one positive amount."""
+    named = {"n_step": n_step, "n_episode": n_episode}
+    if sum([whole(name, number) > 0 for name, number in named.items() if number is not None]) != 1:
+        raise ArgumentError(
+            f"exactly one of n_step and n_episode must be positive, got n_step={n_step} and n_episode={n_episode}"
+        )
+
+
+def as_remote(buffer: Any) -> RemoteBuffer | None:
+    """Return a buffer that takes fragments; None for none, and for one that takes steps into rings in this process."""
+    return buffer if isinstance(buffer, RemoteBuffer) else None
+
+
+def check_buffer(buffer: Any, num_envs: int, *, several: bool = False) -> None:
+    """Refuse a buffer that a collector cannot write to; None, and one in another process, pass."""
+    if buffer is None or as_remote(buffer) is not None:
+        return
+    # Collectors without a buffer do not load these modules.
+    from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
+    from samplebatch.buffer.replay import ReplayBuffer
+
+    kind = MultiAgentReplayBuffer if several else ReplayBuffer
+    if not isinstance(buffer, kind):
+        agents = "several agents" if several else "one agent"
+        raise ArgumentError(
+            f"buffer must be a {kind.__name__} or a ReplayClient for environments of {agents}, "
+            f"got a {type(buffer).__name__}"
+        )
+    rings = getattr(buffer, "buffer_num", 1)
+    if not several and rings < num_envs:
+        raise ArgumentError(
+            f"a buffer must have a ring for each of {num_envs} environments, got {rings}; "
+            f"use a VectorReplayBuffer with buffer_num={num_envs}"
+        )
+
+
+def check_stacking(buffer: Any, env: Any) -> None:
+    """Reject a buffer that stacks observations which a wrapper of the environment has stacked already."""
+    if buffer is None or as_remote(buffer) is not None or buffer.stack_num == 1 or buffer._table.last_frame:
+        return
+    for layer in env if isinstance(env, list | tuple) else getattr(env, "envs", None) or [env]:
+        while layer is not None:
+            wrapper = type(layer).__name__
+            if wrapper in _STACKING_WRAPPERS:
+                raise ArgumentError(
+                    f"observations must be stacked once, got the environment's {wrapper} and the buffer's "
+                    f"stack_num={buffer.stack_num}; give the buffer save_only_last_obs=True, or leave out one of both"
+                )
+            layer = vars(layer).get("env")
+
+
+_RECURRENT = "_state"
+"""The attribute that holds the recurrent state of a policy, where a collector keeps that."""
+_NAMES = ("collector", "num_envs", "values", "parts", "environments")

@@ -1,38 +1,223 @@
-"""Recorder: rows of environment steps, written in time order and handed out in stream order."""
+"""Recorder and VectorRecorder: rows of environment steps, written in time order and handed out in stream order."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.batch.episodes import by_stream
+from samplebatch.batch.episodes import by_stream, run_starts
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.conversions import as_sample_batch
+from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.tree import Structure, leaf_names
 from samplebatch.column import memory
-from samplebatch.column.casting import cast_exactly
-from samplebatch.column.convert import as_column
-from samplebatch.column.exact import BOOL, FLOAT
+from samplebatch.column.casting import BOOL, FLOAT, cast_exactly
+from samplebatch.column.convert import as_column, as_ragged, is_of_arrays
 from samplebatch.column.interface import Column
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.env.infos import empty_infos
-from samplebatch.env.spaces import Leaf
-from samplebatch.env.stacking import NestedRows, join_blocks, stack_rows
-from samplebatch.env.tensors import is_tensor
-from samplebatch.errors import ColumnMismatchError
-from samplebatch.names import PolicyID
+from samplebatch.env.base import OUTCOMES, StepResult
+from samplebatch.env.infos import Infos, Rows, batch_of_steps, empty_infos, infos_to_rows
+from samplebatch.env.spaces import Columns, Leaf, SpaceLayout, column_names
+from samplebatch.env.stacking import (
+    NestedRows,
+    is_tensor,
+    join_blocks,
+    join_steps,
+    stack_rows,
+    take_rows,
+    to_host,
+    to_tensor,
+)
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError
+from samplebatch.names import TO_FLAT, TO_NESTED, PolicyID
+from samplebatch.policy.actor import ActResult
+from samplebatch.rollout.statistics import RunningStatistics
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+_count = np.count_nonzero
+
+
+class CountedSteps(NamedTuple):
+    """Steps counted by episode, which `EpisodeCount` returns to recorders.
+
+    Attributes
+    ----------
+    ended
+        Environments whose episodes ended, in order of time, shape (e,); None for none.
+    returns, lens
+        Rewards and steps of each of these episodes, shape (e,).
+    eps_id, t
+        The episode of each run of steps, and the steps before its first in it; shape (r,). A run is the steps of one
+        environment in one episode.
+    lengths, order
+        The length of each run, shape (r,), and the steps in order of runs, shape (k,); None if each step is a run.
+    """
+
+    ended: Rows | None
+    returns: Floats
+    lens: Ints
+    eps_id: Ints
+    t: Ints
+    lengths: Ints | None = None
+    order: Rows | None = None
+
+    def number(self) -> tuple[Ints, Ints]:
+        """Return the episode of each step, and the steps before it in it, shape (k,) each; not to be written to."""
+        if self.lengths is None or self.order is None:
+            return self.eps_id, self.t
+        eps_id, t = np.empty((2, len(self.order)), np.int64)
+        eps_id[self.order] = self.eps_id.repeat(self.lengths)
+        starts = self.lengths.cumsum() - self.lengths
+        t[self.order] = np.arange(len(t)) - (starts - self.t).repeat(self.lengths)
+        return eps_id, t
+
+
+_NO_RETURNS: Floats = np.empty(0)
+_NO_LENS: Ints = np.empty(0, np.int64)
+
+
+class EpisodeCount:
+    """The episodes of n environments, counted from steps that come in chunks of any size.
+
+    Attributes
+    ----------
+    ended
+        Returns and lengths of the episodes that ended; recorders empty it.
+
+    Examples
+    --------
+    >>> count = EpisodeCount(2)
+    >>> done = np.array([False, True, False, False])
+    >>> counted = count.add(done, np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 1, 0, 1]), steps=2)
+    >>> counted.returns, counted.number()[1]
+    (array([2.]), array([0, 0, 1, 0]))
+    >>> count.add(np.array([True, False]), np.array([16.0, 32.0])).returns
+    array([21.])
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.ended: list[tuple[Floats, Ints]] = []
+        self._t: Ints = np.zeros(num_envs, np.int64)
+        self._returns: Floats = np.zeros(num_envs)
+        self._eps_id = episode_ids(num_envs)
+
+    def begin(self) -> None:
+        """Start an episode in every environment."""
+        count = len(self._t)
+        self._t = np.zeros(count, np.int64)
+        self._returns = np.zeros(count)
+        self._eps_id = episode_ids(count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the episodes under way and those that ended, for `load_state_dict`."""
+        under_way = {"t": self._t.copy(), "returns": self._returns.copy(), "eps_id": self._eps_id.copy()}
+        return {**under_way, "ended": list(self.ended)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the episodes of another count of as many environments."""
+        self._t, self._returns, self._eps_id = (state[name].copy() for name in ("t", "returns", "eps_id"))
+        self.ended = list(state["ended"])
+
+    def add(self, done: Flags, rewards: Floats, envs: Rows | None = None, steps: int = 1) -> CountedSteps:
+        """Count steps, which are given in order of time.
+
+        Parameters
+        ----------
+        done
+            Whether an episode ended with each, shape (k,).
+        rewards
+            The rewards, shape (k,).
+        envs
+            The environment that made each step, shape (k,); None for all of them in their order.
+        steps
+            The most steps of one environment; more than one are given with their `envs`.
+        """
+        if envs is not None and steps > 1:
+            return self._add_runs(done, rewards, envs)
+        # Arrays that were returned stay as they are.
+        if envs is None:
+            eps_id, t = self._eps_id, self._t
+            self._t, self._returns = t + 1, self._returns + rewards
+        else:
+            eps_id, t = self._eps_id[envs], self._t[envs]
+            self._t, self._returns = self._t.copy(), self._returns.copy()
+            self._t[envs] = t + 1
+            self._returns[envs] += rewards
+        if not _count(done):
+            return CountedSteps(None, _NO_RETURNS, _NO_LENS, eps_id, t)
+        ended = done.nonzero()[0] if envs is None else envs[done]
+        counted = CountedSteps(ended, self._returns[ended], self._t[ended], eps_id, t)
+        self.ended.append((counted.returns, counted.lens))
+        self._t[ended] = 0
+        self._returns[ended] = 0.0
+        self._eps_id = self._eps_id.copy()
+        self._eps_id[ended] = episode_ids(len(ended))
+        return counted
+
+    def _add_runs(self, done: Flags, rewards: Floats, envs: Rows) -> CountedSteps:
+        """Count several steps of an environment, run by run."""
+        order = by_stream(envs)
+        count = len(order)
+        envs, done = envs[order], done[order]
+        new_env = np.empty(count, np.bool_)
+        new_env[0] = True
+        np.not_equal(envs[1:], envs[:-1], out=new_env[1:])
+        begins = new_env.copy()
+        begins[1:] |= done[:-1]
+        starts = begins.nonzero()[0]
+        stops = np.append(starts[1:], count)
+        lengths = stops - starts
+        env_of, first = envs[starts], new_env[starts]
+        before = np.where(first, self._t[env_of], 0)
+        lens = before + lengths
+        returns = np.add.reduceat(rewards[order], starts) + np.where(first, self._returns[env_of], 0.0)
+        ids = np.where(first, self._eps_id[env_of], episode_ids(len(starts)))
+
+        over = done[stops - 1]
+        newest = np.append(first[1:], True)
+        env_newest, goes_on = env_of[newest], ~over[newest]
+        # Arrays that were returned stay as they are.
+        self._t, self._returns, self._eps_id = self._t.copy(), self._returns.copy(), self._eps_id.copy()
+        self._t[env_newest] = lens[newest] * goes_on
+        self._returns[env_newest] = np.where(goes_on, returns[newest], 0.0)
+        self._eps_id[env_newest] = np.where(goes_on, ids[newest], episode_ids(len(env_newest)))
+        if not _count(over):
+            return CountedSteps(None, _NO_RETURNS, _NO_LENS, ids, before, lengths, order)
+        ended = over.nonzero()[0]
+        # In order of time.
+        ended = ended[order[stops[ended] - 1].argsort()]
+        self.ended.append((returns[ended], lens[ended]))
+        return CountedSteps(env_of[ended], returns[ended], lens[ended], ids, before, lengths, order)
+
+
+def episode_ids(count: int) -> Ints:
+    """Draw ids that no other process and no other run has: 63 random bits each, from the system, shape (count,).
+
+    >>> ids = episode_ids(1000)
+    >>> len(set(ids.tolist())), (ids >= 0).all().item()
+    (1000, True)
+    """
+    return np.frombuffer(os.urandom(8 * count), np.int64) & np.int64((1 << 63) - 1)
+
 
 Ints = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.intp]
 Block = Leaf | NestedRows | Sequence[Any]
 """Values of a column in k rows: an array of shape (k, ...), the arrays of a nested column, or k values of any kind."""
 
 _FIRST = (names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
+_OBSERVATIONS = (names.OBS, names.NEXT_OBS)
+_OBJECT = np.dtype(object)
 _ndarray = np.ndarray
 _concatenate = np.concatenate
 
@@ -63,11 +248,6 @@ class Recorder:
     Rows are written in the order in which steps are made. In a batch they lie stream by stream, by `env_id` and
     `agent_index`, and each stream in order of time. Values are copied once where rows of one dtype are joined, and
     once into stream order.
-
-    Parameters
-    ----------
-    infos
-        Whether batches have a column of infos.
 
     Examples
     --------
@@ -120,34 +300,36 @@ class Recorder:
             columns = rows.fit(columns)
         rows.append(columns, streams, t, infos if self._has_infos else None)
 
-    def append_together(self, steps: Sequence[Step]) -> None:
-        """Write rows of several policies, each as `append` does.
-
-        Raises
-        ------
-        ColumnMismatchError
-            If those of a policy do not fit the ones before. Nothing is written then, of no policy.
-        """
-        policies = self._policies
-        fitted = [policies[own[0]].fit(own[1]) if own[0] in policies else own[1] for own in steps]
-        for (policy_id, _, streams, t, infos), columns in zip(steps, fitted, strict=True):
+    def append_together(self, steps: Iterable[Step]) -> None:
+        """Write rows of several policies, each as `append` does."""
+        policies, fitted = self._policies, []
+        for policy_id, columns, streams, t, infos in steps:
+            rows = policies.get(policy_id)
+            if rows is not None:
+                columns = rows.fit(columns)
+            fitted.append((policy_id, columns, streams, t, infos))
+        for policy_id, columns, streams, t, infos in fitted:
             rows = policies.get(policy_id)
             if rows is None:
                 rows = policies[policy_id] = _PolicyRows(columns)
             rows.append(columns, streams, t, infos if self._has_infos else None)
 
-    def take(self, constants: Mapping[str, int] | None = None) -> dict[PolicyID, SampleBatch]:
-        """Hand out all rows as a batch for each policy, and start afresh.
-
-        Parameters
-        ----------
-        constants
-            Further columns, of one number each.
-        """
+    def take(
+        self, constants: Mapping[str, int] | None = None, episodes: RunningStatistics | None = None
+    ) -> dict[PolicyID, SampleBatch]:
+        """Hand out all rows as a batch for each policy, and start afresh."""
         policies, self._policies = self._policies, {}
         batches: dict[PolicyID, SampleBatch] = {}
         for policy_id, rows in policies.items():
             batches[policy_id] = rows.gather(constants or {}, infos=self._has_infos)
+            if episodes is not None:
+                columns = batches[policy_id]._all()
+                episodes.add_rows(
+                    policy_id,
+                    columns[names.EPS_ID].values,
+                    columns[names.AGENT_INDEX].values,
+                    columns[names.REWARDS].values,
+                )
         return batches
 
     def state_dict(self) -> dict[PolicyID, Any]:
@@ -275,7 +457,10 @@ class _PolicyRows:
             if folders:
                 tree[folders[-1]] = None
         for leaf, values in parts:
-            columns[leaf] = as_column(values if order is None else _take(values, order), leaf)
+            rows: Any = values if order is None else _take(values, order)
+            # Observations of one dtype whose shapes vary are a ragged column; NumPy has them as objects.
+            is_ragged = values.dtype is _OBJECT and name in _OBSERVATIONS and is_of_arrays(rows)
+            columns[leaf] = as_ragged(rows, leaf) if is_ragged else as_column(rows, leaf)
 
     def _join_infos(self, order: Rows | None) -> ObjectColumn:
         infos = self._infos
@@ -289,7 +474,6 @@ class _PolicyRows:
 
 
 def _join_nested(name: str, blocks: Sequence[Any]) -> NestedRows:
-    """Join blocks of a nested column, leaf by leaf."""
     first = blocks[0]
     if any(not isinstance(block, NestedRows) or block.structure != first.structure for block in blocks):
         raise ColumnMismatchError(f"column {name!r} must be nested in the same way in all rows, and is not")
@@ -313,12 +497,10 @@ def _count_rows(block: Leaf | NestedRows) -> int:
 
 
 def _join_values(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
-    """Stack single values."""
     return np.array(values, _DTYPES[name]) if name in _DTYPES else stack_rows(name, values)
 
 
 def _take(values: Leaf, order: Rows) -> Leaf:
-    """Take all rows in another order."""
     if type(values) is not _ndarray or values.dtype.hasobject:
         return values[order]
     # Out of bounds cannot happen here; NumPy gathers by way of a copy if it must check.
@@ -341,3 +523,365 @@ def rows_of_block(block: Block, rows: Sequence[int] | slice) -> Block:
 
 def _copy_info(info: Any) -> Any:
     return info.copy() if type(info) in (list, np.ndarray) else info
+
+
+EpisodeHook = Callable[[Batch], Mapping[str, Any] | None]
+"""Called on the steps of every episode that ended, under Tianshou's names; what it returns, arrays with a row a step by
+name, is kept with them."""
+
+
+def call_on_buffer(hook: EpisodeHook, buffer: Any, start: int, last: int, length: int) -> None:
+    """Call a hook on an episode in a buffer, and write the returned columns there."""
+    indices = buffer.get_buffer_indices(start, last + 1)[-length:]
+    if len(indices) < length:
+        indices = _remaining(buffer, last, length)
+    for name, values in _results(hook, buffer[indices], len(indices)):
+        # Other rows of a new column are missing, which integers cannot say.
+        whole = values.dtype.kind in "iu" and not hasattr(buffer, name)
+        buffer.set_array_at_key(values.astype(np.float64) if whole else values, name, index=indices)
+
+
+def _remaining(buffer: Any, last: int, length: int) -> npt.NDArray[np.intp]:
+    """Go back from the last step to the first one that is still there."""
+    found = [last]
+    while len(found) < length:
+        before = int(buffer.prev(np.array([found[-1]]))[0])
+        if before == found[-1] or before == last:
+            break
+        found.append(before)
+    return np.array(found[::-1])
+
+
+def call_on_rows(hook: EpisodeHook, batch: SampleBatch) -> None:
+    """Call a hook on every episode that ends in a batch, and add the returned columns, NaN in all other rows.
+
+    Of an episode that began in an earlier batch, the hook gets the rows that are in this one.
+    """
+    if not len(batch):
+        return
+    starts = run_starts(np.asarray(batch[names.EPS_ID]))
+    stops = np.append(starts[1:], len(batch))
+    done = np.asarray(batch[names.DONES])
+    rows = batch.as_batch(convention="tianshou")
+    rows.done = done
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        if done[stop - 1]:
+            for name, values in _results(hook, rows[start:stop], stop - start):
+                if name not in batch:
+                    batch[name] = _blank(values, len(batch))
+                batch[name][start:stop] = values
+
+
+def _results(hook: EpisodeHook, episode: Batch, steps: int) -> list[tuple[str, npt.NDArray[Any]]]:
+    found = []
+    for name, values in (hook(episode) or {}).items():
+        array = np.asarray(values)
+        if not array.ndim or len(array) != steps:
+            raise ColumnLengthError(
+                f"column {name!r} must have {steps} rows, as the episode has, got {len(array) if array.ndim else 'one'}"
+            )
+        found.append((name, array))
+    return found
+
+
+def _blank(values: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    """Make a column of NaN, False or None, whichever the widest dtype of that kind has for no value."""
+    kind = values.dtype.kind
+    dtype = values.dtype if kind in "fcbO" else np.dtype(np.float64)
+    return np.full((rows, *values.shape[1:]), {"b": False, "O": None}.get(kind, np.nan), dtype)
+
+
+StepHook = Callable[[Batch, Batch], Any]
+"""Called with every step of the environments: on the decision (`act`, `act_normalized`, `policy_entry`, `dist`,
+`hidden_state`), and on the transitions as they will be kept, to which it may add columns."""
+
+_NO_INFO: dict[str, Any] = {}
+
+
+class VectorRecorder:
+    """Steps of n environments of one agent each; collectors write them and take a batch, or find them in a buffer.
+
+    Attributes
+    ----------
+    recorded
+        Steps since the last `take`.
+    looks_at_each_step
+        Whether hooks are called on every single step.
+    """
+
+    def __init__(
+        self,
+        env_ids: npt.NDArray[np.int64],
+        observations: SpaceLayout,
+        actions: SpaceLayout,
+        buffer: Any = None,
+        *,
+        on_step: StepHook | None = None,
+        on_episode: EpisodeHook | None = None,
+        infos: bool = True,
+    ) -> None:
+        self._env_ids, self._agent_index = env_ids, np.zeros(len(env_ids), np.int64)
+        self._buffer = buffer
+        # A buffer need not look at the ids of rows that go to every ring in order.
+        self._all_rings = None if getattr(buffer, "buffer_num", 0) == len(env_ids) else list(range(len(env_ids)))
+        self._on_step, self._on_episode = on_step, on_episode
+        self._actions = actions
+        self._obs_names = frozenset(column_names(names.OBS, observations))
+        self._new_names = column_names(names.NEXT_OBS, observations)
+        self._outcome_names = (*self._new_names, *OUTCOMES)
+        self._layouts = {
+            top: layout
+            for top, layout in ((names.OBS, observations), (names.NEXT_OBS, observations), (names.ACTIONS, actions))
+            if layout.structure is not None
+        }
+        self._has_infos = infos
+        self._rows: _PolicyRows | None = None
+        self._episodes = EpisodeCount(len(env_ids))
+        self.looks_at_each_step = on_step is not None or (buffer is not None and on_episode is not None)
+        self.recorded = 0
+
+    def record_chunk(
+        self,
+        columns: Sequence[Columns],
+        result: StepResult,
+        drop: Rows | None,
+        act: ActResult | None = None,
+    ) -> None:
+        """Record steps of all environments."""
+        known = columns[0]
+        outcomes = zip(self._outcome_names, (*result.new_obs, *result[2:5]), strict=True)
+        if result.steps == 1:
+            # Buffers and batches copy the arrays that they are given; a hook may write to them.
+            data = {**known, **dict(outcomes)}
+            if self._on_step is not None:
+                data = {name: join_blocks(name, [column]) for name, column in data.items()}
+            self.record(data, result.infos, drop=drop, act=act)
+            return
+        keys = known.keys()
+        for own in columns:
+            if own.keys() != keys:
+                odd = next(iter(own.keys() ^ keys))
+                raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
+        data = {}
+        for name in known:
+            # Adapters give all observations in one shape.
+            join = join_steps if name in self._obs_names else join_blocks
+            data[name] = join(name, [*map(itemgetter(name), columns)])
+        data.update(outcomes)
+        self.record(data, result.infos, steps=result.steps, drop=drop, act=act)
+
+    def record(
+        self,
+        columns: Columns,
+        infos: Mapping[int, Infos],
+        envs: Rows | None = None,
+        *,
+        steps: int = 1,
+        drop: Rows | None = None,
+        act: ActResult | None = None,
+    ) -> None:
+        """Record rows of steps.
+
+        Parameters
+        ----------
+        columns
+            Arrays of shape (k, ...), the rows of a step after those of the one before.
+        infos
+            Infos by step; steps without any may be missing.
+        envs
+            The place of each row's environment, shape (k,); None for all of them in order in each step.
+        steps
+            How many steps these are, all of equally many rows.
+        drop
+            Rows that do not count; None for none.
+        act
+            The decision, where a hook looks at each step.
+        """
+        if not self._has_infos:
+            infos = {}
+        every = len(self._env_ids)
+        count = every if envs is None else len(envs) // steps
+        kept = None
+        if drop is not None:
+            keeps = np.ones(steps * count, np.bool_)
+            keeps[drop] = False
+            kept = keeps.nonzero()[0]
+            if not len(kept):
+                return
+            columns = {name: take_rows(column, kept) for name, column in columns.items()}
+            envs = (self._every_env(steps) if envs is None else envs)[kept]
+        elif envs is None and steps > 1:
+            envs = self._every_env(steps)
+        self.recorded += every if envs is None else len(envs)
+        decided = None if self._on_step is None else act
+        if self._buffer is None and decided is None:
+            self._keep(columns, _info_rows(infos, steps, count, kept) if infos else None, envs, steps)
+            return
+        if self._buffer is not None and is_tensor(columns[self._new_names[0]]):
+            columns = {name: to_host(column) for name, column in columns.items()}
+        transitions = to_transitions(columns, _infos_of_batch(infos, steps, count, kept))
+        before = dict(transitions.__dict__)
+        if self._on_step is not None and decided is not None:
+            self._on_step(_decision(decided, self._actions, kept), transitions)
+        if self._buffer is None:
+            columns = _columns_after(columns, before, transitions)
+            self._keep(columns, _info_rows(infos, steps, count, kept) if infos else None, envs, steps)
+            return
+        added = self._buffer.add(transitions, buffer_ids=self._all_rings if envs is None else envs)
+        ends, rewards = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS], columns[names.REWARDS]
+        counted = self._episodes.add(ends, rewards, envs, steps)
+        if self._on_episode is not None and counted.ended is not None:
+            self._call_on_ended(self._on_episode, added, envs, counted)
+
+    def _every_env(self, steps: int) -> Rows:
+        count = len(self._env_ids)
+        return np.broadcast_to(np.arange(count), (steps, count)).ravel()
+
+    def _keep(self, columns: Columns, infos: list[Any] | None, envs: Rows | None, steps: int) -> None:
+        ends, rewards = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS], columns[names.REWARDS]
+        counted = self._episodes.add(ends, rewards, envs, steps)
+        seen: Any = columns[self._new_names[0]]
+        if type(seen) is not _ndarray and is_tensor(seen):
+            columns = {name: to_tensor(column, seen.device) for name, column in columns.items()}
+        blocks: Mapping[str, Block] = dict(columns)
+        for top, layout in self._layouts.items():
+            leaves = [columns[name] for name in column_names(top, layout)]
+            blocks = {name: block for name, block in blocks.items() if name.partition(".")[0] != top}
+            blocks = {**blocks, top: NestedRows(layout.structure, leaves)}
+        env_id, agent_index = self._env_ids, self._agent_index
+        if envs is not None:
+            env_id, agent_index = env_id[envs], np.zeros(len(envs), np.int64)
+        eps_id, t = (counted.eps_id, counted.t) if counted.order is None else counted.number()
+        rows = self._rows
+        if rows is None:
+            rows = self._rows = _PolicyRows(blocks)
+        else:
+            blocks = rows.fit(blocks)
+        rows.append(blocks, Streams(eps_id, env_id, agent_index), t, infos if self._has_infos else None)
+
+    def _call_on_ended(self, hook: EpisodeHook, added: Any, envs: Rows | None, counted: CountedSteps) -> None:
+        """Call the episode hook on episodes that ended in the buffer with the added rows, of one step."""
+        ended: Any = counted.ended
+        row_of = {env: row for row, env in enumerate(envs.tolist())} if envs is not None else range(len(self._env_ids))
+        for env, length in zip(ended.tolist(), counted.lens.tolist(), strict=True):
+            row = row_of[env]
+            call_on_buffer(hook, self._buffer, int(added[3][row]), int(added[0][row]), length)
+
+    def begin(self) -> None:
+        """Start an episode in every environment; those under way do not go on.
+
+        In a buffer, the last step of each of these becomes truncated.
+        """
+        self._episodes.begin()
+        if self._buffer is None or not len(self._buffer):
+            return
+        last = self._buffer.unfinished_index()
+        if len(last):
+            self._buffer.truncated[last] = True
+            self._buffer.done[last] = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the episodes under way and the steps that have not been taken, for `load_state_dict`."""
+        return {
+            "episodes": self._episodes.state_dict(),
+            "rows": copy.deepcopy(self._rows),
+            "recorded": self.recorded,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a recorder of as many environments was."""
+        self._episodes.load_state_dict(state["episodes"])
+        self._rows = copy.deepcopy(state["rows"])
+        self.recorded = state["recorded"]
+
+    def take(
+        self, constants: Mapping[str, int]
+    ) -> tuple[SampleBatch | None, npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Return the steps, if they were kept, and returns and lengths of the episodes that ended; start afresh."""
+        ended, self._episodes.ended, self.recorded = self._episodes.ended, [], 0
+        returns, lens = np.empty(0), np.empty(0, np.int64)
+        if ended:
+            returns, lens = map(np.concatenate, zip(*ended, strict=True))
+        if self._buffer is not None:
+            return None, returns, lens
+        rows, self._rows = self._rows, None
+        batch = SampleBatch() if rows is None else rows.gather(constants, infos=self._has_infos)
+        if self._on_episode is not None:
+            call_on_rows(self._on_episode, batch)
+        return batch, returns, lens
+
+
+def _info_rows(infos: Mapping[int, Infos], steps: int, count: int, kept: Rows | None) -> list[Any]:
+    rows: list[Any] = [_NO_INFO] * (steps * count)
+    for step, said in infos.items():
+        rows[step * count : (step + 1) * count] = infos_to_rows(said, count)
+    return rows if kept is None else [rows[row] for row in kept.tolist()]
+
+
+def _infos_of_batch(infos: Mapping[int, Infos], steps: int, count: int, kept: Rows | None) -> Batch:
+    batch = batch_of_steps(infos, steps, count) if infos else node(Batch, {})
+    return batch if kept is None or not batch.__dict__ else batch[kept]
+
+
+def to_transitions(values: Columns, infos: Batch) -> Batch:
+    """Put columns together as Tianshou's transitions: `obs`, `act`, `rew`, ..., the parts of nested ones in batches.
+
+    >>> to_transitions({"rewards": np.ones(1), "policy.logp": np.zeros(1)}, Batch())
+    Batch(
+        rew: array([1.]),
+        policy: Batch(
+                    logp: array([0.]),
+                ),
+        info: Batch(),
+    )
+    """
+    data: dict[str, Any] = {}
+    for name, value in values.items():
+        folders, leaf = _nested_place(name)
+        folder = data
+        for key in folders:
+            folder = folder.setdefault(key, node(Batch, {})).__dict__
+        folder[leaf] = value
+    data["info"] = infos
+    return node(Batch, data)
+
+
+@lru_cache(maxsize=1024)
+def _nested_place(name: str) -> tuple[tuple[str, ...], str]:
+    """Return where a column lies in transitions: the names of the batches around it, and its own."""
+    top, *path = name.split(".")
+    *folders, leaf = TO_NESTED.get(top, top), *path
+    return tuple(folders), leaf
+
+
+def _columns_after(columns: Columns, before: Mapping[str, Any], transitions: Batch) -> Columns:
+    """Return the columns of transitions that a hook has seen; arrays that it left there are those from before."""
+    after = {name: value for name, value in transitions.__dict__.items() if name != "info"}
+    same = {name for name, value in after.items() if type(value) is _ndarray and value is before.get(name)}
+    # The lengths of other columns are compared to that of the rewards.
+    same.discard("rew")
+    kept = {TO_FLAT.get(name, name) for name in same}
+    changed = as_sample_batch(
+        node(Batch, {TO_FLAT.get(name, name): value for name, value in after.items() if name not in same})
+    )
+    values = {name: column for name, column in columns.items() if name in kept}
+    for name in changed.column_names:
+        value = changed.column(name).values
+        values[name] = value if is_tensor(value) else np.asarray(value)
+    return values
+
+
+def _decision(act: ActResult, actions: SpaceLayout, rows: Rows | None) -> Batch:
+    """Make the batch of a decision that the step hook is called on."""
+    decision = act.decision
+    batch = node(
+        Batch,
+        {
+            "act": decision["act"],
+            "act_normalized": actions.batch(act.actions),
+            "policy_entry": Batch(decision.get("policy") or {}),
+            "dist": decision.get("dist"),
+            "hidden_state": decision.get("state"),
+        },
+    )
+    return batch if rows is None else batch[rows]

@@ -1,11 +1,12 @@
-"""Episode statistics: of a batch by its columns, and of fragments in which episodes come in parts."""
+"""Statistics: episodes of a batch or of fragments, and the report of a call of `collect`."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pprint import pformat
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,8 @@ from samplebatch import names
 from samplebatch.batch.episodes import EpisodeEnds, by_stream, episode_ends, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.names import PolicyID
-from samplebatch.rollout.fragments import policies_of
+from samplebatch.batch.summary import aligned, html_table
+from samplebatch.names import PolicyID, for_html
 
 _NEEDED = (names.EPS_ID, names.T, names.AGENT_INDEX, names.REWARDS)
 
@@ -111,6 +112,11 @@ def episode_statistics(batch: MultiAgentBatch | SampleBatch) -> EpisodeStatistic
     )
 
 
+def policies_of(fragment: SampleBatch | MultiAgentBatch) -> dict[PolicyID, SampleBatch]:
+    """Return the batches of a fragment that have rows."""
+    return {policy: steps for policy, steps in fragment.as_multi_agent().policy_batches.items() if steps.count}
+
+
 def finished_episodes(batch: MultiAgentBatch | SampleBatch) -> npt.NDArray[Any]:
     """Return the ids of the episodes that ended within a batch; see `episode_statistics`.
 
@@ -138,7 +144,7 @@ def _of_policy(steps: SampleBatch, finished: npt.NDArray[Any]) -> PolicyStatisti
 
 
 class _Trajectories(NamedTuple):
-    """The trajectories in some rows, shape (k,) each: episode, agent, first row, rewards summed up, and steps."""
+    """Trajectories, shape (k,) each: episode, agent, first row, rewards summed up, and steps."""
 
     eps_id: npt.NDArray[Any]
     agent: npt.NDArray[Any]
@@ -148,142 +154,17 @@ class _Trajectories(NamedTuple):
 
 
 def _sum_up(steps: SampleBatch, rows: npt.NDArray[np.intp]) -> _Trajectories:
-    """Sum up rows, at least one, by trajectory."""
-    eps_id, agent = np.asarray(steps[names.EPS_ID]), np.asarray(steps[names.AGENT_INDEX])
-    rewards = np.asarray(steps[names.REWARDS])
+    eps_id, agent, rewards = (np.asarray(steps[name]) for name in (names.EPS_ID, names.AGENT_INDEX, names.REWARDS))
     rows = rows[by_stream(eps_id[rows], agent[rows])]
-    starts = run_starts(eps_id[rows], agent[rows])
-    first = rows[starts]
-    returns = np.add.reduceat(rewards[rows].astype(np.float64), starts, axis=0)
-    return _Trajectories(eps_id[first], agent[first], first, returns, np.diff(np.append(starts, len(rows))))
+    found = _sum_runs(eps_id[rows], agent[rows], rewards[rows])
+    return found._replace(first=rows[found.first])
 
 
-@dataclass
-class _Ended:
-    """The agents of a policy in the episodes that ended."""
-
-    episodes: int = 0
-    returns: list[Any] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-
-    def statistics(self) -> PolicyStatistics:
-        return PolicyStatistics(self.episodes, np.array(self.returns, np.float64), np.array(self.lengths, np.int64))
-
-
-class EndedEpisodes:
-    """Returns and lengths of episodes that ended, by policy, for reports on several fragments.
-
-    Attributes
-    ----------
-    episodes
-        How many there are.
-    """
-
-    def __init__(self) -> None:
-        self.episodes = 0
-        self._policies: dict[PolicyID, _Ended] = {}
-
-    def add(self, found: EpisodeStatistics) -> None:
-        """Count the episodes that ended with a fragment."""
-        self.episodes += found.episodes
-        for policy, own in found.policies.items():
-            ended = self._policies.setdefault(policy, _Ended())
-            ended.episodes += own.episodes
-            ended.returns += list(own.returns)
-            ended.lengths += own.lengths.tolist()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return them, for `load_state_dict`."""
-        policies = {policy: copy.copy(vars(own)) for policy, own in self._policies.items()}
-        return copy.deepcopy({"episodes": self.episodes, "policies": policies})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the episodes of others in place of the own."""
-        self.episodes = state["episodes"]
-        self._policies = {policy: _Ended(**own) for policy, own in copy.deepcopy(state["policies"]).items()}
-
-    def statistics(self, unfinished: int = 0) -> EpisodeStatistics:
-        """Return the statistics of all of them, in the order in which they ended."""
-        policies = {policy: found.statistics() for policy, found in self._policies.items()}
-        return EpisodeStatistics(self.episodes, unfinished, policies)
-
-
-class OpenReturns:
-    """Returns and lengths of the episodes under way, summed over the fragments in which they come.
-
-    Collectors and `RunningStatistics` hold one. The parts of an episode come in order, others between them.
-    """
-
-    def __init__(self) -> None:
-        self._episodes: dict[Any, dict[tuple[PolicyID, Any], list[Any]]] = {}
-        self._newest: dict[int, Any] = {}
-        """The newest of the episodes under way of each environment, where `forget_cut_off` keeps watch."""
-
-    def __len__(self) -> int:
-        return len(self._episodes)
-
-    def clear(self) -> None:
-        """Forget the episodes under way."""
-        self._episodes, self._newest = {}, {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the episodes under way, for `load_state_dict`."""
-        return {"episodes": copy.deepcopy(self._episodes), "newest": dict(self._newest)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the episodes that others had under way."""
-        self._episodes, self._newest = copy.deepcopy(state["episodes"]), dict(state["newest"])
-
-    def add(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
-        """Take a fragment in, and return the statistics of the episodes that ended with it.
-
-        A fragment that lacks one of the columns `eps_id`, `t`, `agent_index`, `rewards` and the flags counts nothing.
-        """
-        policies = policies_of(fragment)
-        ends = _ends_of(policies)
-        if ends is None:
-            return EpisodeStatistics(0, len(self), {})
-        for policy, steps in policies.items():
-            self._add(policy, steps)
-        ended: dict[PolicyID, _Ended] = {}
-        for eps_id in ends.ids[ends.finished].tolist():
-            trajectories = self._episodes.pop(eps_id)
-            for policy in dict.fromkeys(policy for policy, _ in trajectories):
-                ended.setdefault(policy, _Ended()).episodes += 1
-            for (policy, _), (total, length) in trajectories.items():
-                ended[policy].returns.append(total)
-                ended[policy].lengths.append(length)
-        return EpisodeStatistics(
-            int(ends.finished.sum()), len(self), {policy: found.statistics() for policy, found in ended.items()}
-        )
-
-    def forget_cut_off(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Forget episodes that will never end, once their environment has another one under way in a fragment.
-
-        All fragments must come from one run, in which no two environments have the same `env_id`.
-        """
-        newest: dict[int, Any] = {}
-        for steps in policies_of(fragment).values():
-            if names.EPS_ID not in steps or names.ENV_ID not in steps:
-                return
-            env_id, eps_id = (np.asarray(steps[name]) for name in (names.ENV_ID, names.EPS_ID))
-            starts = run_starts(env_id, eps_id)
-            pairs = zip(env_id[starts].tolist(), eps_id[starts].tolist(), strict=True)
-            newest |= {env: episode for env, episode in pairs if episode in self._episodes}
-        for env, episode in newest.items():
-            before = self._newest.get(env)
-            if before != episode:
-                self._episodes.pop(before, None)
-        self._newest |= newest
-
-    def _add(self, policy: PolicyID, steps: SampleBatch) -> None:
-        found = _sum_up(steps, np.arange(len(steps)))
-        pairs = zip(found.eps_id.tolist(), found.agent.tolist(), strict=True)
-        for (episode, index), total, length in zip(pairs, found.returns, found.lengths.tolist(), strict=True):
-            trajectories = self._episodes.setdefault(episode, {})
-            before = trajectories.setdefault((policy, index), [0.0, 0])
-            before[0] = before[0] + total
-            before[1] += length
+def _sum_runs(eps_id: npt.NDArray[Any], agent: npt.NDArray[Any], rewards: npt.NDArray[Any]) -> _Trajectories:
+    """Sum up rows, at least one, by run of equal episodes and agents."""
+    starts = run_starts(eps_id, agent)
+    returns = np.add.reduceat(rewards, starts, axis=0, dtype=np.float64)
+    return _Trajectories(eps_id[starts], agent[starts], starts, returns, np.diff(starts, append=len(rewards)))
 
 
 class RunningStatistics:
@@ -305,23 +186,326 @@ class RunningStatistics:
     """
 
     def __init__(self) -> None:
-        self._open = OpenReturns()
-        self._ended = EndedEpisodes()
+        self.episodes = 0
+        self._ended: dict[PolicyID, dict[str, Any]] = {}
+        self._open: dict[Any, dict[tuple[PolicyID, Any], list[Any]]] = {}
+        self._newest: dict[int, Any] = {}
+        """The newest of the open episodes of each environment, where `forget_cut_off` keeps watch."""
 
     @property
-    def episodes(self) -> int:
-        """How many episodes ended."""
-        return self._ended.episodes
+    def unfinished(self) -> int:
+        """How many episodes have begun and not ended."""
+        return len(self._open)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
-        """Take a fragment in, and return the statistics of the episodes that ended with it.
+        """Add a fragment, and return the statistics of the episodes that ended with it.
 
         A fragment that lacks one of the columns `eps_id`, `t`, `agent_index`, `rewards` and the flags counts nothing.
         """
-        found = self._open.add(fragment)
-        self._ended.add(found)
+        found = self.advance(fragment)
+        self.include(found)
         return found
+
+    def advance(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
+        """Return the statistics of the episodes that end with a fragment, without counting these as ended."""
+        policies = policies_of(fragment)
+        ends = _ends_of(policies)
+        if ends is None:
+            return EpisodeStatistics(0, len(self._open), {})
+        for policy, steps in policies.items():
+            self._open_runs(policy, _sum_up(steps, np.arange(len(steps))))
+        return self.end(ends.ids[ends.finished].tolist())
+
+    def add_rows(
+        self, policy: PolicyID, eps_id: npt.NDArray[Any], agent: npt.NDArray[Any], rewards: npt.NDArray[Any]
+    ) -> None:
+        """Add steps of a policy's agents, those of an agent one after the other; recorders do."""
+        self._open_runs(policy, _sum_runs(eps_id, agent, rewards))
+
+    def end(self, eps_ids: Iterable[Any]) -> EpisodeStatistics:
+        """Return the statistics of episodes that have ended, whose steps were added, and forget them."""
+        ended: dict[PolicyID, dict[str, Any]] = {}
+        episodes = 0
+        for eps_id in eps_ids:
+            episodes += 1
+            trajectories = self._open.pop(eps_id)
+            for policy in dict.fromkeys(policy for policy, _ in trajectories):
+                ended.setdefault(policy, {"episodes": 0, "returns": [], "lengths": []})["episodes"] += 1
+            for (policy, _), (total, length) in trajectories.items():
+                ended[policy]["returns"].append(total)
+                ended[policy]["lengths"].append(length)
+        return EpisodeStatistics(episodes, len(self._open), _by_policy(ended))
+
+    def include(self, found: EpisodeStatistics) -> None:
+        """Count episodes that ended."""
+        self.episodes += found.episodes
+        for policy, own in found.policies.items():
+            ended = self._ended.setdefault(policy, {"episodes": 0, "returns": [], "lengths": []})
+            ended["episodes"] += own.episodes
+            ended["returns"] += list(own.returns)
+            ended["lengths"] += own.lengths.tolist()
 
     def statistics(self) -> EpisodeStatistics:
         """Return the statistics of all episodes that ended so far, in the order in which they did."""
-        return self._ended.statistics(len(self._open))
+        return EpisodeStatistics(self.episodes, len(self._open), _by_policy(self._ended))
+
+    def clear(self) -> None:
+        """Forget the episodes that have not ended."""
+        self._open, self._newest = {}, {}
+
+    def forget_cut_off(self, fragment: SampleBatch | MultiAgentBatch) -> None:
+        """Forget episodes that will never end, once their environment has another one under way in a fragment.
+
+        All fragments must come from one run, in which no two environments have the same `env_id`.
+        """
+        newest: dict[int, Any] = {}
+        for steps in policies_of(fragment).values():
+            if names.EPS_ID not in steps or names.ENV_ID not in steps:
+                return
+            env_id, eps_id = (np.asarray(steps[name]) for name in (names.ENV_ID, names.EPS_ID))
+            starts = run_starts(env_id, eps_id)
+            pairs = zip(env_id[starts].tolist(), eps_id[starts].tolist(), strict=True)
+            newest |= {env: episode for env, episode in pairs if episode in self._open}
+        for env, episode in newest.items():
+            before = self._newest.get(env)
+            if before != episode:
+                self._open.pop(before, None)
+        self._newest |= newest
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the episodes that ended and those that have not, for `load_state_dict`."""
+        return copy.deepcopy({name.strip("_"): value for name, value in vars(self).items()})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the episodes of another object."""
+        for name in ("episodes", "_ended", "_open", "_newest"):
+            setattr(self, name, copy.deepcopy(state[name.strip("_")]))
+
+    def _open_runs(self, policy: PolicyID, found: _Trajectories) -> None:
+        runs = zip(found.eps_id.tolist(), found.agent.tolist(), found.returns, found.lengths.tolist(), strict=True)
+        for episode, agent, total, length in runs:
+            before = self._open.setdefault(episode, {}).setdefault((policy, agent), [0.0, 0])
+            before[0] = before[0] + total
+            before[1] += length
+
+
+def _by_policy(ended: Mapping[PolicyID, Mapping[str, Any]]) -> dict[PolicyID, PolicyStatistics]:
+    return {
+        policy: PolicyStatistics(own["episodes"], np.array(own["returns"], np.float64), np.array(own["lengths"], int))
+        for policy, own in ended.items()
+    }
+
+
+_NONE_ENDED = PolicyStatistics(0, np.empty(0), np.empty(0, np.int64))
+_HEADINGS = ("", "mean", "std", "min", "max")
+
+BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
+
+
+class PrintedAsDict:
+    """Printing of a report's fields, those of reports within it included, as a dict."""
+
+    def pprint_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> None:
+        """Print the fields as a dict.
+
+        Parameters
+        ----------
+        exclude_fields
+            Names of fields to leave out.
+        indent
+            Spaces before nested ones.
+
+        Examples
+        --------
+        >>> SequenceSummaryStats.from_single_value(2).pprint_asdict(exclude_fields=["std"])
+        SequenceSummaryStats
+        ----------------------------------------
+        {'max': 2.0, 'mean': 2.0, 'min': 2.0}
+        """
+        print(self.pprints_asdict(exclude_fields, indent))
+
+    def pprints_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> str:
+        """Return the text that `pprint_asdict` prints."""
+        shown = {name: value for name, value in _as_dict(self).items() if name not in (exclude_fields or ())}
+        return f"{type(self).__name__}\n{'-' * 40}\n{pformat(shown, indent=indent)}"
+
+
+def _as_dict(report: Any) -> Any:
+    """Turn reports, and mappings of them, into dicts; other values stay, and are not copied."""
+    if isinstance(report, PrintedAsDict):
+        return {name: _as_dict(value) for name, value in vars(report).items()}
+    return {name: _as_dict(value) for name, value in report.items()} if type(report) is dict else report
+
+
+@dataclass(frozen=True)
+class SequenceSummaryStats(PrintedAsDict):
+    """Mean, standard deviation, maximum and minimum of some numbers.
+
+    Attributes
+    ----------
+    mean, std, max, min
+        Of all numbers; the standard deviation is that of the numbers themselves (divided by n).
+    """
+
+    mean: float
+    std: float
+    max: float
+    min: float
+
+    @classmethod
+    def from_single_value(cls, value: float) -> Self:
+        """Make the summary of one number."""
+        return cls(float(value), 0.0, float(value), float(value))
+
+    @classmethod
+    def from_sequence(cls, numbers: npt.ArrayLike) -> Self | None:
+        """Sum up numbers of any shape; None if there are none.
+
+        Examples
+        --------
+        >>> SequenceSummaryStats.from_sequence([1.0, 3.0])
+        SequenceSummaryStats(mean=2.0, std=1.0, max=3.0, min=1.0)
+        """
+        array = np.asarray(numbers)
+        if not array.size:
+            return None
+        if array.size == 1:
+            # Most calls that collect few steps end one episode at the most.
+            number = float(array.item())
+            return cls(number, abs(number - number), number, number)
+        return cls(float(array.mean()), float(array.std()), float(array.max()), float(array.min()))
+
+
+@dataclass(frozen=True, repr=False)
+class CollectStats(PrintedAsDict, Generic[BatchT]):
+    """Report of one call of `collect`: episodes, steps, speed, returns and the batch.
+
+    Attributes
+    ----------
+    n_collected_episodes
+        Episodes that ended.
+    n_collected_steps
+        Steps that were made and kept.
+    collect_time
+        Seconds that it took.
+    collect_speed
+        Steps per second.
+    returns
+        Rewards of each episode that ended, summed from its first step on, even if that was in an earlier call; shape
+        (k,), in the order in which they ended.
+    lens
+        Steps of each of them, shape (k,).
+    returns_stat, lens_stat
+        These in four numbers each; None if no episode ended.
+    batch
+        The steps, stream by stream; None if they went to a buffer, which type checkers do not see.
+    policies
+        Where there are several agents, the same of each policy, by policy id: its agents' steps, and an entry for each
+        of them in each episode that ended. `returns` and `lens` have those of all policies then, one policy after the
+        other.
+    """
+
+    n_collected_episodes: int = 0
+    n_collected_steps: int = 0
+    collect_time: float = 0.0
+    collect_speed: float = 0.0
+    returns: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    lens: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    returns_stat: SequenceSummaryStats | None = None
+    lens_stat: SequenceSummaryStats | None = None
+    # Only who gave the collector a buffer has to ask whether it is there.
+    batch: BatchT | Any = None
+    policies: Mapping[PolicyID, CollectStats[Any]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        text = aligned(self._title(), _HEADINGS, self._rows())
+        return "\n".join([text, *([] if self.batch is None else [f"  batch: {self.batch!r}"])])
+
+    def _repr_html_(self) -> str:
+        table = html_table(self._title(), _HEADINGS, [[for_html(cell) for cell in row] for row in self._rows()])
+        return table if self.batch is None else table + self.batch._repr_html_()
+
+    def _title(self) -> str:
+        done = f"{self.n_collected_steps} steps, {self.n_collected_episodes} episodes"
+        return f"CollectStats({done} in {self.collect_time:.3g} s, {self.collect_speed:.0f} steps/s)"
+
+    def _rows(self) -> list[list[str]]:
+        """Return the returns and lengths of episodes as cells, those of each policy after them."""
+        parts = {"": self, **{f"{policy} ": stats for policy, stats in self.policies.items()}}
+        rows = []
+        for prefix, stats in parts.items():
+            for name, found in (("returns", stats.returns_stat), ("lens", stats.lens_stat)):
+                numbers = (
+                    [""] * 4 if found is None else [f"{n:.4g}" for n in (found.mean, found.std, found.min, found.max)]
+                )
+                rows.append([f"{prefix}{name}", *numbers])
+        return rows
+
+    @classmethod
+    def from_counts(
+        cls,
+        *,
+        steps: int,
+        time_s: float,
+        returns: npt.NDArray[np.float64],
+        lens: npt.NDArray[np.int64],
+        episodes: int | None = None,
+        batch: BatchT | None = None,
+        policies: Mapping[PolicyID, CollectStats[Any]] | None = None,
+    ) -> Self:
+        """Make a report from counts.
+
+        Examples
+        --------
+        >>> stats = CollectStats.from_counts(steps=6, time_s=2.0, returns=np.array([1.0, 3.0]), lens=np.array([2, 3]))
+        >>> stats.collect_speed, stats.returns_stat.mean, stats.lens_stat.max
+        (3.0, 2.0, 3.0)
+        """
+        stats = cls.__new__(cls)
+        # All at once: a frozen dataclass sets field by field, which loops that collect step by step notice.
+        stats.__dict__.update(
+            n_collected_episodes=len(lens) if episodes is None else episodes,
+            n_collected_steps=steps,
+            collect_time=time_s,
+            collect_speed=steps / time_s if time_s > 0 else 0.0,
+            returns=returns,
+            lens=lens,
+            returns_stat=SequenceSummaryStats.from_sequence(returns) if len(returns) else None,
+            lens_stat=SequenceSummaryStats.from_sequence(lens) if len(lens) else None,
+            batch=batch,
+            policies=policies or {},
+        )
+        return stats
+
+
+def report(
+    env_steps: int,
+    agent_steps: Mapping[PolicyID, int],
+    ended: EpisodeStatistics,
+    time_s: float,
+    batch: MultiAgentBatch | None,
+) -> CollectStats[MultiAgentBatch]:
+    """Report on steps of several agents."""
+    policies = {}
+    returns, lens = [np.empty(0)], [np.empty(0, np.int64)]
+    for policy_id, steps in agent_steps.items():
+        own = ended.policies.get(policy_id, _NONE_ENDED)
+        policies[policy_id] = CollectStats[SampleBatch].from_counts(
+            steps=steps,
+            time_s=time_s,
+            returns=own.returns,
+            lens=own.lengths,
+            episodes=own.episodes,
+            batch=None if batch is None else batch.policy_batches.get(policy_id),
+        )
+        returns.append(own.returns)
+        lens.append(own.lengths)
+    return CollectStats.from_counts(
+        steps=env_steps,
+        time_s=time_s,
+        returns=np.concatenate(returns),
+        lens=np.concatenate(lens),
+        episodes=ended.episodes,
+        batch=batch,
+        policies=policies,
+    )

@@ -9,24 +9,6 @@ from typing import TYPE_CHECKING
 
 from samplebatch.exports import exports
 
-_HOMES = {
-    "Checkpoint": "samplebatch.service.checkpoint",
-    "Checkpoints": "samplebatch.service.checkpoint",
-    "InsertResult": "samplebatch.service.items",
-    "MetricsServer": "samplebatch.service.metrics",
-    "RateLimiter": "samplebatch.service.limiter",
-    "ReplayClient": "samplebatch.service.client",
-    "ReplayServer": "samplebatch.service.server",
-    "ReplayTable": "samplebatch.service.table",
-    "Sample": "samplebatch.service.items",
-    "ShardedReplayClient": "samplebatch.service.sharded_client",
-    "WriteCounts": "samplebatch.service.writing",
-    "parse_table": "samplebatch.service.table_spec",
-    "render_metrics": "samplebatch.service.metrics",
-}
-
-__all__ = [*_HOMES]
-
 if TYPE_CHECKING:
     from samplebatch.service.checkpoint import Checkpoint as Checkpoint
     from samplebatch.service.checkpoint import Checkpoints as Checkpoints
@@ -37,9 +19,9 @@ if TYPE_CHECKING:
     from samplebatch.service.metrics import MetricsServer as MetricsServer
     from samplebatch.service.metrics import render_metrics as render_metrics
     from samplebatch.service.server import ReplayServer as ReplayServer
-    from samplebatch.service.sharded_client import ShardedReplayClient as ShardedReplayClient
+    from samplebatch.service.streams import WriteCounts as WriteCounts
     from samplebatch.service.table import ReplayTable as ReplayTable
-    from samplebatch.service.table_spec import parse_table as parse_table
-    from samplebatch.service.writing import WriteCounts as WriteCounts
+    from samplebatch.service.table import parse_table as parse_table
+    from samplebatch.service.weights import PublishedWeights as PublishedWeights
 
-__getattr__, __dir__ = exports(__name__, _HOMES)
+__getattr__, __dir__, __all__ = exports(__name__)

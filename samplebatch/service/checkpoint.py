@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
 
 from samplebatch.arguments import whole
-from samplebatch.errors import ColumnMismatchError, FormatError, StorageError
+from samplebatch.batch.arrow import metadata_of
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.errors import (
+    ArgumentError,
+    CapacityError,
+    ColumnMismatchError,
+    FormatError,
+    PriorityError,
+    StorageError,
+)
 from samplebatch.service.table import ReplayTable
-from samplebatch.service.table_files import read_state, write_state
-from samplebatch.storage.buffer_folder.files import plain_bytes, read_plain, sync
-from samplebatch.storage.buffer_state import plain
-from samplebatch.storage.damage import name_damage
+from samplebatch.service.weights import Published, PublishedWeights
+from samplebatch.storage.buffers.file import read_buffer
+from samplebatch.storage.buffers.state import plain
+from samplebatch.storage.files import open_locked, plain_bytes, read_plain, sync
+from samplebatch.storage.foreign.damage import name_damage
+from samplebatch.storage.tables.arrow import arrow_writer, open_arrow, read_arrow, write_arrow
+from samplebatch.storage.tables.batches import batch_in, to_table
 
 _MANIFEST = "tables.json"
+_LOCK = "lock"
 _NAME = re.compile(r"checkpoint-(\d{9,})")
 _PARTIAL = ".checkpoint-"
 _VERSION = 1
 _SAME = ("kind", "items", "remover", "capacity")
 """Facts of a table that its checkpoint must share."""
+
+_open_checkpoints: weakref.WeakSet[Checkpoints] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -58,6 +82,9 @@ class Checkpoints:
     a few megabytes take to be copied in memory. A checkpoint is a folder of its own that gets its name when all of it
     is on the disk, so that whoever is killed leaves whole ones only.
 
+    One process at a time uses a folder: it is locked from here on until `close`, the end of the object, or the end of
+    the process, however that ends. A forked child has no lock; it gets one at its first write if its parent has ended.
+
     Parameters
     ----------
     folder
@@ -72,7 +99,7 @@ class Checkpoints:
     ArgumentError
         If `keep` is no whole number from 1.
     StorageError
-        If the folder holds other files, or is a file.
+        If the folder holds other files, or is a file; or if another service uses it, names that process.
 
     Examples
     --------
@@ -80,12 +107,14 @@ class Checkpoints:
     >>> from samplebatch import SampleBatch
     >>> from samplebatch.service import ReplayTable
     >>> table = ReplayTable("queue", kind="fifo", capacity=4)
-    >>> inserted = table.insert(SampleBatch(obs=[1, 2]))
-    >>> checkpoints = Checkpoints(tempfile.mkdtemp() + "/service")
-    >>> checkpoints.write([table]).path.name
+    >>> inserted = table.extend(SampleBatch(obs=[1, 2]))
+    >>> folder = tempfile.mkdtemp() + "/service"
+    >>> with Checkpoints(folder) as checkpoints:
+    ...     checkpoints.write([table]).path.name
     'checkpoint-000000001'
     >>> again = ReplayTable("queue", kind="fifo", capacity=4)
-    >>> checkpoints.restore([again]).name, again.sample(1).batch["obs"]
+    >>> with Checkpoints(folder) as checkpoints:
+    ...     checkpoints.restore([again]).name, again.sample(1).batch["obs"]
     ('checkpoint-000000001', array([1, 2]))
     """
 
@@ -100,29 +129,74 @@ class Checkpoints:
                 found = f"has {others[0].name!r}" if others else "is a file"
                 raise StorageError(f"{str(self.folder)!r} must be a folder of checkpoints or a new one, it {found}")
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._unlock: weakref.finalize[[int], Checkpoints] | None = None
+        self._closed = False
+        self._claim()
+        _open_checkpoints.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the folder for another process. Calling it again does nothing."""
+        with self._lock:
+            self._closed = True
+            self._release()
+
+    def _claim(self) -> None:
+        """Lock the folder, unless this process has the lock.
+
+        Raises
+        ------
+        StorageError
+            If another process has it, or this object is closed.
+        """
+        if self._closed:
+            raise StorageError(f"the checkpoints of {str(self.folder)!r} must be open to be used, they are closed")
+        if self._unlock is None:
+            descriptor = open_locked(self.folder / _LOCK, "must be used by one service at a time")
+            self._unlock = weakref.finalize(self, os.close, descriptor)
+
+    def _release(self) -> None:
+        unlock, self._unlock = self._unlock, None
+        if unlock is not None:
+            unlock()
 
     def paths(self) -> list[Path]:
         """List the folders of whole checkpoints, oldest first."""
         found = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
         return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
-    def write(self, tables: Iterable[ReplayTable]) -> Checkpoint:
+    def write(self, tables: Iterable[ReplayTable], weights: PublishedWeights | None = None) -> Checkpoint:
         """Write all tables, one after the other; older checkpoints go then. One call at a time writes.
+
+        Parameters
+        ----------
+        tables
+            The tables of a service.
+        weights
+            Its weights, `ReplayServer.weights`, which are written with their versions; None to leave them out.
 
         Raises
         ------
         ColumnTypeError
             If a column holds objects that cannot be pickled; names it.
         OSError
-            If the disk is full or fails. Older checkpoints stay then.
+            If the disk is full or fails; names the folder. Older checkpoints stay then.
+        StorageError
+            If another process uses the folder, or this object is closed.
         """
-        with self._lock:
+        with self._lock, _name_failure(self.folder):
+            self._claim()
             begun = time.monotonic()
             self._drop_partial()
             partial = self.folder / f"{_PARTIAL}{secrets.token_hex(8)}"
             partial.mkdir()
             try:
-                sizes = self._fill(partial, tables)
+                sizes = self._fill(partial, tables, weights)
                 known = self.paths()
                 number = int(known[-1].name.rpartition("-")[2]) + 1 if known else 1
                 path = partial.rename(self.folder / f"checkpoint-{number:09}")
@@ -136,7 +210,7 @@ class Checkpoints:
             nbytes = sum(file.stat().st_size for file in path.iterdir())
             return Checkpoint(path, sizes, nbytes, time.monotonic() - begun)
 
-    def _fill(self, folder: Path, tables: Iterable[ReplayTable]) -> dict[str, int]:
+    def _fill(self, folder: Path, tables: Iterable[ReplayTable], weights: PublishedWeights | None) -> dict[str, int]:
         """Write the files of all tables, and then the manifest; return how many items they have."""
         found: dict[str, Any] = {}
         sizes: dict[str, int] = {}
@@ -147,7 +221,8 @@ class Checkpoints:
             sizes[table.name] = len(state["fragments"] if "fragments" in state else state["buffer"])
             found[table.name] = about | {"state": plain(write_state(state, folder, str(number)))}
         with (folder / _MANIFEST).open("xb") as file:
-            file.write(plain_bytes({"version": _VERSION, "tables": found}))
+            published = _write_weights(folder, {} if weights is None else weights.state())
+            file.write(plain_bytes({"version": _VERSION, "tables": found, "weights": published}))
             file.flush()
             os.fsync(file.fileno())
         sync(folder)
@@ -158,8 +233,15 @@ class Checkpoints:
         for path in self.folder.glob(f"{_PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def restore(self, tables: Iterable[ReplayTable]) -> Path | None:
+    def restore(self, tables: Iterable[ReplayTable], weights: PublishedWeights | None = None) -> Path | None:
         """Let tables carry on from the newest checkpoint; those that it does not have stay as they are.
+
+        Parameters
+        ----------
+        tables
+            The tables of a service.
+        weights
+            Takes the weights of the checkpoint and their versions, for `ReplayServer`; None to leave them out.
 
         Returns
         -------
@@ -172,10 +254,13 @@ class Checkpoints:
         ColumnMismatchError
             If a table was of another kind, capacity or options.
         StorageError
-            If the checkpoint has a table that is not among these, whose items would be lost with the next one.
+            If the checkpoint has a table that is not among these, whose items would be lost with the next one; if
+            another process uses the folder, or this object is closed.
         UntrustedPickleError
             If a column is pickled, and that is not allowed; names it.
         """
+        with self._lock:
+            self._claim()
         paths = self.paths()
         if not paths:
             return None
@@ -198,12 +283,178 @@ class Checkpoints:
                     raise ColumnMismatchError(
                         f"table {name!r} must have {fact} {about[fact]!r}, as in {str(path)!r}, got {info[fact]!r}"
                     )
+        published = _read_weights(path, manifest.get("weights", []))
         for name, about in manifest["tables"].items():
-            with name_damage(repr(str(path))):
-                state = read_state(about["state"], path, allow_pickle=self._allow_pickle)
-            known[name].load_state_dict(state)
+            with _name_damage(path, f"table {name!r}"):
+                known[name].load_state_dict(read_state(about["state"], path, allow_pickle=self._allow_pickle))
+        if weights is not None:
+            weights.load(published.state())
         return path
 
 
+def _write_weights(folder: Path, state: Mapping[str, Published]) -> list[dict[str, Any]]:
+    """Write weights, a file for each name, and return what the manifest has of them."""
+    found = []
+    for number, (name, (version, epoch, stream)) in enumerate(state.items()):
+        path = folder / f"weights-{number}.arrow"
+        with path.open("xb") as file:
+            file.write(stream)
+            file.flush()
+            os.fsync(file.fileno())
+        about = {"name": name, "version": version, "epoch": epoch, "file": path.name, "crc32": zlib.crc32(stream)}
+        found.append(about)
+    return found
+
+
+def _read_weights(folder: Path, described: Any) -> PublishedWeights:
+    """Read the weights of a checkpoint.
+
+    Raises
+    ------
+    FormatError
+        If they are damaged, or are not as the manifest describes them; names the file.
+    """
+    state: dict[str, Published] = {}
+    found = PublishedWeights()
+    with _name_damage(folder, "weights"):
+        for about in described:
+            path = file_in(folder, about["file"])
+            stream = pa.py_buffer(path.read_bytes())
+            if zlib.crc32(stream) != about["crc32"] or about["name"] in state:
+                raise FormatError(f"{str(path)!r} must have the weights that were written to it, it is damaged")
+            state[about["name"]] = Published(about["version"], about["epoch"], stream)
+        found.load(state)
+    return found
+
+
 def _is_own(path: Path) -> bool:
-    return path.name.startswith(_PARTIAL) or _NAME.fullmatch(path.name) is not None
+    return path.name == _LOCK or path.name.startswith(_PARTIAL) or _NAME.fullmatch(path.name) is not None
+
+
+@contextmanager
+def _name_failure(folder: Path) -> Iterator[None]:
+    """Name the folder and the cause if files of a checkpoint cannot be written."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        cause = error.strerror or str(error).partition("\n")[0]
+        raise StorageError(
+            error.errno or errno.EIO, f"a checkpoint must be written, it is not: {cause}", str(folder)
+        ) from error
+
+
+@contextmanager
+def _name_damage(folder: Path, what: str) -> Iterator[None]:
+    """Convert errors about the values of a checkpoint into one that names it."""
+    try:
+        with name_damage(repr(str(folder))):
+            yield
+    except (ArgumentError, CapacityError, FormatError, PriorityError) as error:
+        if str(folder) in str(error):
+            raise
+        kind = CapacityError if isinstance(error, CapacityError) else FormatError
+        raise kind(f"{str(folder)!r} must have values that {what} can have, it has not: {error}") from error
+
+
+def _release_in_child() -> None:
+    for checkpoints in list(_open_checkpoints):
+        checkpoints._lock = threading.Lock()
+        checkpoints._release()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+Plain = dict[str, Any]
+_LEFT = "left"
+
+
+def write_state(state: Mapping[str, Any], folder: Path, stem: str) -> Plain:
+    """Write the frozen state of a table to files named after `stem`, and return the parts that are in none of them.
+
+    Raises
+    ------
+    ColumnTypeError
+        If a column holds objects that cannot be pickled; names it.
+    OSError
+        If a file cannot be written.
+    """
+    found = {name: value for name, value in state.items() if name not in ("buffer", _LEFT, "fragments")}
+    if "fragments" in state:
+        return found | {"fragments": _write_fragments(state["fragments"], folder, stem)}
+    with state["buffer"] as buffer:
+        buffer.write(folder / f"{stem}.arrow")
+    if state[_LEFT] is not None:
+        write_arrow(SampleBatch({_LEFT: state[_LEFT]}), folder / f"{stem}-{_LEFT}.arrow")
+    return found | {"buffer": f"{stem}.arrow", _LEFT: None if state[_LEFT] is None else f"{stem}-{_LEFT}.arrow"}
+
+
+def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Plain:
+    """Return the state of a table from its files.
+
+    Raises
+    ------
+    FormatError
+        If a file is damaged, is another, or lies elsewhere.
+    UntrustedPickleError
+        If a column is pickled and `allow_pickle` is false; names it.
+    OSError
+        If a file cannot be read.
+    """
+    if "fragments" in plain:
+        return plain | {"fragments": _read_fragments(plain["fragments"], folder, allow_pickle=allow_pickle)}
+    left = plain[_LEFT]
+    return plain | {
+        "buffer": read_buffer(ReplayBuffer, file_in(folder, plain["buffer"]), allow_pickle=allow_pickle, missing={}),
+        _LEFT: None if left is None else np.array(read_arrow(file_in(folder, left), memory_map=False)[_LEFT]),
+    }
+
+
+def file_in(folder: Path, name: str) -> Path:
+    """Return the path of a file that a state names, which must lie in the folder; FormatError if it does not."""
+    if Path(name).name != name:
+        raise FormatError(f"the files of a table must lie in its folder, {name!r} does not")
+    return folder / name
+
+
+def _write_fragments(fragments: list[Any], folder: Path, stem: str) -> Plain:
+    """Write fragments as record batches, into one file for all that have the same schema."""
+    files: dict[bytes, tuple[int, Any]] = {}
+    about: dict[bytes, int] = {}
+    places: list[list[int]] = []
+    with ExitStack() as stack:
+        for fragment in fragments:
+            table = to_table(fragment).combine_chunks()
+            # Metadata of whole batches, such as numbers of steps, differ from one to the next.
+            schema = table.schema.remove_metadata()
+            form = schema.serialize().to_pybytes()
+            if form not in files:
+                path = folder / f"{stem}-{len(files)}.arrow"
+                files[form] = len(files), stack.enter_context(arrow_writer(path, schema))
+            number, writer = files[form]
+            told = json.dumps({key.decode(): text.decode() for key, text in (table.schema.metadata or {}).items()})
+            writer.write_batch(pa.record_batch([column.chunk(0) for column in table.columns], schema=schema))
+            places.append([number, about.setdefault(told.encode(), len(about))])
+    return {
+        "files": [f"{stem}-{i}.arrow" for i in range(len(files))],
+        "about": [*map(json.loads, about)],
+        "places": places,
+    }
+
+
+def _read_fragments(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> list[Any]:
+    files = [open_arrow(file_in(folder, name), memory_map=False) for name in plain["files"]]
+    groups = [0] * len(files)
+    found = []
+    for number, about in plain["places"]:
+        file, bound = files[number]
+        table = file.read([groups[number]], file.schema.names, bound)
+        groups[number] += 1
+        table = table.replace_schema_metadata(plain["about"][about])
+        must = f"{file.name!r} must be of fragments of a table"
+        found.append(batch_in(table, metadata_of(table.schema), must, bound, allow_pickle=allow_pickle))
+    if any(file.num_groups != count for (file, _), count in zip(files, groups, strict=True)):
+        raise FormatError("the files of a table must have the fragments that are listed, they have others")
+    return found

@@ -3,27 +3,66 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from samplebatch.arguments import whole
+from samplebatch.arguments import count_of, finite
+from samplebatch.batch.action_unit import ActionUnit, common_unit
 from samplebatch.batch.concat import concat_samples
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.extending import as_flat
-from samplebatch.buffer.locks import new_lock
-from samplebatch.errors import ArgumentError, ColumnMismatchError, PriorityError
-from samplebatch.service.items import Items, Request, Sample, take_options
+from samplebatch.buffer.table import new_lock
+from samplebatch.column.convert import match_ragged
+from samplebatch.column.objects import ObjectColumn, value_nbytes
+from samplebatch.errors import (
+    ArgumentError,
+    CapacityError,
+    ColumnMismatchError,
+    EmptyBufferError,
+    FormatError,
+    PriorityError,
+)
+from samplebatch.service.declared_columns import DeclaredColumns
+from samplebatch.service.items import Items, Pause, Request, Sample, take_options
+from samplebatch.service.limiter import Hold
 from samplebatch.service.selectors import REMOVERS, AnyItem, ByPriority, Item, Newest, Oldest, Selector
 from samplebatch.service.selectors import Items as ItemsByNumber
-from samplebatch.service.waiting import Hold
-from samplebatch.storage.buffer_state import generator_from_state, generator_state
+from samplebatch.storage.buffers.state import generator_from_state, generator_state
+
+_PORTION: Final = 1024
+"""Fragments that are drawn before others get the lock."""
 
 Fragment = SampleBatch[Any] | MultiAgentBatch[Any]
 _Schema = dict[Any, Any]
+_Units = dict[Any, ActionUnit | None]
+
+
+class _Portion:
+    """The fragments of a sample so far, whose bytes are bounded."""
+
+    def __init__(self, max_nbytes: int | None) -> None:
+        self.items: list[Item] = []
+        self.weights: list[float] = []
+        self._nbytes, self._max_nbytes = 0, max_nbytes
+
+    def add(self, item: Item, weight: float | None = None) -> None:
+        """Add a fragment.
+
+        Raises
+        ------
+        CapacityError
+            If all of them have too many bytes.
+        """
+        self._nbytes += item.nbytes
+        if self._max_nbytes is not None and self._nbytes > self._max_nbytes:
+            raise CapacityError(f"a sample must have at most {self._max_nbytes} bytes, got {self._nbytes} or more")
+        self.items.append(item)
+        if weight is not None:
+            self.weights.append(weight)
 
 
 class FragmentItems(Items):
@@ -43,6 +82,8 @@ class FragmentItems(Items):
         Of the generator.
     alpha, beta
         The exponents of priorities and of importance weights.
+    columns
+        The columns that fragments must have; None if those of the first fragment decide.
 
     Raises
     ------
@@ -62,7 +103,9 @@ class FragmentItems(Items):
         seed: Any,
         alpha: float = 0.6,
         beta: float = 0.4,
+        columns: DeclaredColumns | None = None,
     ) -> None:
+        self.declare(columns)
         self.lock = new_lock()
         self.capacity = capacity
         self.max_times = max_times
@@ -77,6 +120,7 @@ class FragmentItems(Items):
         self._items: ItemsByNumber = OrderedDict()
         self._by_key: dict[str, Item] = {}
         self._schema: _Schema | None = None
+        self._units: _Units = {}
         self._nbytes = self._times = 0
         self._largest = 1.0
         self._remover = None if self._remover_word == "none" else REMOVERS[self._remover_word](self._items)
@@ -103,6 +147,8 @@ class FragmentItems(Items):
         ------
         ArgumentError
             If a table by key gets a fragment without one, or any other a fragment with one.
+        ColumnMismatchError
+            If the table declares columns, and the fragment has others; names one.
         ColumnTypeError
             If it is no batch.
         PriorityError
@@ -114,9 +160,11 @@ class FragmentItems(Items):
             raise ArgumentError(f"a fragment for a table of kind {self._kind!r} {must}; see the table's kind")
         if key is not None and not isinstance(key, str):
             raise ArgumentError(f"the key of a fragment must be a string, got a {type(key).__name__}")
+        if self.declared is not None:
+            fragment = self.declared.match_fragment(fragment)
         priority = None if priorities is None else self._priority(priorities)
         steps = fragment.agent_steps()
-        return (fragment, priority, key), 1 if steps else 0, steps
+        return (fragment, priority, key, _nbytes_of(fragment)), 1 if steps else 0, steps
 
     def _priority(self, value: Any) -> float:
         """Return the size of one priority."""
@@ -129,11 +177,11 @@ class FragmentItems(Items):
             raise PriorityError("the priority of a fragment must be one finite number")
         return abs(float(found.reshape(-1)[0]))
 
-    def hold_insert(self, count: int) -> Hold | None:
-        """Say that the table is full, if nothing is removed to make room."""
-        if self._remover is not None or len(self) < self.capacity:
+    def hold_insert(self, ready: Any) -> Hold | None:
+        """Say that the table is full, if nothing is removed to make room; a fragment of the same key is replaced."""
+        if self._remover is not None or len(self) < self.capacity or ready[2] in self._by_key:
             return None
-        return Hold(f"it is full with {self.capacity} fragments, and none is removed to make room")
+        return Hold(f"it is full with {self.capacity} fragments, and none is removed to make room", needs_room=True)
 
     def insert(self, ready: Any, writer: str) -> Any:
         """Insert a fragment, and return its number, shape (1,).
@@ -143,39 +191,46 @@ class FragmentItems(Items):
         ColumnMismatchError
             If it has other columns than those before; names one.
         """
-        fragment, priority, key = ready
+        fragment, priority, key, nbytes = ready
         schema = _schema_of(fragment)
-        if self._schema is not None:
+        if self._schema is not None and self.declared is None:
+            if schema != self._schema:
+                fragment = _match(fragment, self._schema)
+                schema, nbytes = _schema_of(fragment), _nbytes_of(fragment)
             _check_alike(schema, self._schema)
+        units = _merge_units(self._units, fragment)
         if key in self._by_key:
             self._remove(self._by_key[key])
         if self._remover is not None and len(self) >= self.capacity:
             self._remove(self._remover.pick(self._rng))
         self._schema = schema if self._schema is None else {**self._schema, **schema}
+        self._units = units
         if priority is not None and priority > self._largest:
             self._largest = priority
-        item = Item(self._next, fragment, self._largest if priority is None else priority, key)
+        item = Item(self._next, fragment, self._largest if priority is None else priority, key, nbytes=nbytes)
         self._next += 1
         self._add(item)
         return np.array([item.number])
 
     def _add(self, item: Item) -> None:
         self._items[item.number] = item
-        self._nbytes += item.fragment.size_bytes()
+        self._nbytes += item.nbytes
         self._times += item.times
         if item.key is not None:
             self._by_key[item.key] = item
         for selector in self._selectors:
             selector.add(item)
 
-    def _remove(self, item: Item) -> None:
+    def _remove(self, item: Item, *, is_drawn: bool = False) -> None:
+        """Remove a fragment; one that `is_drawn` the sampler has removed already."""
         del self._items[item.number]
-        self._nbytes -= item.fragment.size_bytes()
+        self._nbytes -= item.nbytes
         self._times -= item.times
         if item.key is not None:
             del self._by_key[item.key]
         for selector in self._selectors:
-            selector.remove(item)
+            if not is_drawn or selector is not self._sampler:
+                selector.remove(item)
 
     # Sampling
 
@@ -196,7 +251,8 @@ class FragmentItems(Items):
         if self._kind == "key" and (not isinstance(taken["key"], str) or batch_size != 1):
             raise ArgumentError("a sample of a table of kind 'key' is of one fragment; give batch_size=1 and its key")
         at_once = self.capacity * max(self.max_times, 1)
-        if self._kind in ("fifo", "lifo") or self._remover is None:
+        if self._kind in ("fifo", "lifo") or self._remover_word in ("none", "lifo", "lowest_priority"):
+            # A table that always removes the newest, say, may keep fragments that have one draw left.
             at_once = self.capacity
         elif not self.max_times:
             at_once = batch_size
@@ -217,33 +273,80 @@ class FragmentItems(Items):
             return None
         return Hold(f"{wanted} fragments are asked for, and {there} may be sampled", needs_items=True)
 
-    def draw(self, request: Request) -> tuple[Any, int]:
-        """Draw fragments one after the other; those that were sampled often enough are removed."""
-        rng = self._rng if request.seed is None else np.random.default_rng(request.seed)
-        found, weights = [], []
-        for item in self._choose(request, rng):
-            found.append(item)
-            if isinstance(self._sampler, ByPriority):
-                weights.append(self._sampler.weight(item, request.options["beta"]))
-            item.times += 1
-            self._times += 1
-            if self.max_times and item.times >= self.max_times:
-                self._remove(item)
-            elif self._remover is not None:
-                self._remover.change(item)
-        scaled = np.array(weights) / max(weights) if weights else None
-        return (found, scaled), len(found)
+    def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
+        """Draw fragments one after the other; those that were sampled often enough are removed.
 
-    def _choose(self, request: Request, rng: np.random.Generator) -> Iterator[Item]:
-        """Go over the fragments of a sample; each may be removed before the next is asked for."""
+        Between portions of draws that may be repeated others get the lock: a fragment that is removed then was drawn
+        all the same.
+
+        Raises
+        ------
+        CapacityError
+            If they would have too many bytes; nothing is sampled then.
+        EmptyBufferError
+            If the table was emptied between two portions.
+        """
+        rng = self._rng if request.seed is None else np.random.default_rng(request.seed)
+        portion = _Portion(request.max_nbytes)
+        gone: dict[int, Item] = {}
+        paused = 0
         if self._sampler is None:
-            yield self._by_key[request.options["key"]]
+            portion.add(self._by_key[request.options["key"]])
         elif self._kind in ("fifo", "lifo"):
             ordered = self._items.values() if self._kind == "fifo" else reversed(self._items.values())
-            yield from list(islice(ordered, request.batch_size))
+            for item in islice(ordered, request.batch_size):
+                portion.add(item)
+        elif self.max_times:
+            gone = self._draw_counted(request, rng, portion)
         else:
+            while len(portion.items) < request.batch_size:
+                if len(portion.items) - paused >= _PORTION:
+                    pause(len(portion.items) - paused)
+                    paused = len(portion.items)
+                    if not self._items:
+                        raise EmptyBufferError("a table must have fragments to draw from, it was emptied meanwhile")
+                portion.add(*self._pick(request, rng))
+        for item in portion.items:
+            if item.number in self._items:
+                self._count(item, is_drawn=item.number in gone)
+        weights = portion.weights
+        return (portion.items, np.array(weights) / max(weights) if weights else None), len(portion.items)
+
+    def _pick(self, request: Request, rng: np.random.Generator) -> tuple[Item, float | None]:
+        """Draw a fragment, and return it with its importance weight, if it has one."""
+        assert self._sampler is not None
+        item = self._sampler.pick(rng)
+        if not isinstance(self._sampler, ByPriority):
+            return item, None
+        return item, self._sampler.weight(item, request.options["beta"])
+
+    def _draw_counted(self, request: Request, rng: np.random.Generator, portion: _Portion) -> dict[int, Item]:
+        """Draw fragments that may be sampled a number of times; return those that are not drawn again, by number."""
+        assert self._sampler is not None
+        times: dict[int, int] = {}
+        gone: dict[int, Item] = {}
+        try:
             for _ in range(request.batch_size):
-                yield self._sampler.pick(rng)
+                item, weight = self._pick(request, rng)
+                portion.add(item, weight)
+                times[item.number] = times.get(item.number, item.times) + 1
+                if times[item.number] >= self.max_times:
+                    self._sampler.remove(item)
+                    gone[item.number] = item
+        except BaseException:
+            for item in reversed(gone.values()):
+                self._sampler.add(item)
+            raise
+        return gone
+
+    def _count(self, item: Item, *, is_drawn: bool) -> None:
+        """Count that a fragment was sampled, and remove it if that was often enough."""
+        item.times += 1
+        self._times += 1
+        if self.max_times and item.times >= self.max_times:
+            self._remove(item, is_drawn=is_drawn)
+        elif self._remover is not None:
+            self._remover.change(item)
 
     def finish(self, drawn: Any) -> Sample:
         """Join the fragments; a single one is handed out as it was inserted."""
@@ -316,17 +419,52 @@ class FragmentItems(Items):
             "generator": generator_state(self._rng),
         }
 
+    def _check_item(self, number: Any, priority: Any, key: Any, times: Any, last: int) -> None:
+        """Check what a state says of a fragment.
+
+        Raises
+        ------
+        ArgumentError, FormatError
+            If a fragment of this table cannot have a value; names it.
+        """
+        if len(self) >= self.capacity:
+            raise FormatError(f"fragments must be at most {self.capacity}, there are more")
+        if count_of("number", number) <= last:
+            raise FormatError(f"number must be above the number before it, {last}, got {number}")
+        finite("priority", priority)
+        if count_of("times", times) >= self.max_times > 0:
+            raise FormatError(f"times must be below max_times, {self.max_times}, got {times}")
+        if (self._kind == "key") != isinstance(key, str) or (key is not None and key in self._by_key):
+            raise FormatError("key must be a string of one fragment in a table by key, and null in others")
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Carry on from a state."""
         parts = [state[name] for name in ("numbers", "fragments", "priorities", "keys", "times")]
+        if self.declared is not None:
+            parts[1] = [self.declared.match_fragment(fragment) for fragment in parts[1]]
         rng = generator_from_state(state["generator"])
         self._clear()
+        last = -1
         for number, fragment, priority, key, times in zip(*parts, strict=True):
+            self._check_item(number, priority, key, times, last)
+            last = number
             self._schema = {**(self._schema or {}), **_schema_of(fragment)}
-            self._add(Item(whole("number", number), fragment, float(priority), key, whole("times", times)))
-        self._next, self._largest, self._rng = whole("next", state["next"]), float(state["largest"]), rng
+            self._units = _merge_units(self._units, fragment)
+            self._add(Item(number, fragment, float(priority), key, times, nbytes=_nbytes_of(fragment)))
+        self._next, self._rng = count_of("next", state["next"]), rng
+        if self._next <= last:
+            raise FormatError(f"next must be above the number of the last fragment, {last}, got {self._next}")
+        self._largest = finite("largest", state["largest"])
         for selector, own in zip(self._selectors, state["selectors"], strict=True):
             selector.load_state_dict(own)
+
+
+def _nbytes_of(fragment: Fragment) -> int:
+    """Count the bytes of a fragment in a message, those of Python objects at any depth."""
+    if isinstance(fragment, MultiAgentBatch):
+        return sum(_nbytes_of(part) for part in fragment.policy_batches.values())
+    columns = fragment._all().values()
+    return sum(value_nbytes(one.to_numpy()) if isinstance(one, ObjectColumn) else one.nbytes for one in columns)
 
 
 def _schema_of(fragment: Fragment) -> _Schema:
@@ -336,6 +474,19 @@ def _schema_of(fragment: Fragment) -> _Schema:
     return {"flat": _columns_of(fragment)}
 
 
+def _ragged_hint(form: Any, known: Any) -> str:
+    """Word the advice for rows of varying shape after rows that happened to have one."""
+    was_array = isinstance(known, tuple) and known[0] in ("tensor", "torch") and bool(known[2])
+    is_array = isinstance(form, tuple) and form[0] in ("tensor", "torch", "ragged", "ragged_torch") and bool(form[2])
+    return "; rows of varying shape are declared in every fragment: ragged=" if was_array and is_array else ""
+
+
+def _merge_units(units: _Units, fragment: Fragment) -> _Units:
+    """Return the units of actions by policy after a fragment; raises ColumnMismatchError if it has another."""
+    parts = fragment.policy_batches if isinstance(fragment, MultiAgentBatch) else {None: fragment}
+    return units | {policy: common_unit([units.get(policy), part.action_unit]) for policy, part in parts.items()}
+
+
 def _columns_of(batch: SampleBatch[Any]) -> _Schema:
     flags = batch._flags
     found: _Schema = {
@@ -343,6 +494,32 @@ def _columns_of(batch: SampleBatch[Any]) -> _Schema:
         for name, column in batch._all().items()
     }
     return found | {None: (flags.time_major, flags.zero_padded)}
+
+
+def _match(fragment: Fragment, known: _Schema) -> Fragment:
+    """Give a fragment the ragged columns of those before it, where its rows happen to have one shape or no elements."""
+    if isinstance(fragment, MultiAgentBatch):
+        parts = {
+            policy: _match_columns(part, known.get(("policy", policy), {}))
+            for policy, part in fragment.policy_batches.items()
+        }
+        return MultiAgentBatch(parts, fragment.env_steps())
+    return _match_columns(fragment, known.get("flat", {}))
+
+
+def _match_columns(batch: SampleBatch[Any], known: _Schema) -> SampleBatch[Any]:
+    columns = batch._all()
+    matched = {}
+    for name, column in columns.items():
+        form = known.get(name)
+        if (
+            isinstance(form, tuple)
+            and form[0] in ("ragged", "ragged_torch")
+            and form[:2] != (column.kind, str(column.dtype))
+        ):
+            dtype = np.dtype(form[1]) if form[0] == "ragged" else column.dtype
+            matched[name] = match_ragged(column, dtype, len(form[2]), name)
+    return batch._with({**columns, **matched}) if matched else batch
 
 
 def _check_alike(schema: _Schema, known: _Schema) -> None:
@@ -356,6 +533,7 @@ def _check_alike(schema: _Schema, known: _Schema) -> None:
                     "fragments of a table must lie in memory alike, as sequences or not"
                     if name is None
                     else f"column {name!r} must be as in the fragments before, it is of another dtype or shape, or new"
+                    + _ragged_hint(columns[name], known[part].get(name))
                 )
         absent = known[part].keys() - columns.keys() if part in known else ()
         if absent:

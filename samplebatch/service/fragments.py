@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from samplebatch import names
+from samplebatch.batch.arrow import METADATA_KEY, metadata_of
 from samplebatch.batch.concat import join
+from samplebatch.batch.flags import Flags
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import node
+from samplebatch.batch.nested.node import node, unit_of
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.tree import Structure
 from samplebatch.buffer.extending import as_flat, flatten_rows
 from samplebatch.buffer.writing import convert_step, drop_empty, step_values
+from samplebatch.column.plan import Plan
+from samplebatch.column.tensor import TensorColumn
 from samplebatch.env.infos import batch_of
-from samplebatch.errors import ArgumentError, ColumnLengthError
+from samplebatch.errors import ArgumentError, ColumnLengthError, FormatError
 
 
 def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgentBatch:
@@ -108,6 +113,7 @@ def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns:
     rows = flatten_rows(Batch.stack([steps]) if single else steps, "rllib")
     if ids is not None:
         rows[names.ENV_ID] = np.asarray(ids, np.int64)
+    rows.action_unit = unit_of(batch)
     return rows
 
 
@@ -115,3 +121,129 @@ def as_record_batch(table: pa.Table) -> pa.RecordBatch:
     """View a table of whole columns as one record batch."""
     chunks = [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in table.columns]
     return pa.RecordBatch.from_arrays(chunks, schema=table.schema)
+
+
+def with_batch_text(rows: pa.RecordBatch, told: str | None) -> pa.RecordBatch:
+    """Put a description of the batch into the metadata of a schema; None leaves it as it is."""
+    if told is None:
+        return rows
+    return rows.replace_schema_metadata({**(rows.schema.metadata or {}), METADATA_KEY: told.encode()})
+
+
+def read_fragment(rows: pa.RecordBatch) -> SampleBatch | MultiAgentBatch:
+    """View a record batch that a writer has put, or a learner has got, as a fragment.
+
+    Raises
+    ------
+    SampleBatchError
+        As `SampleBatch.from_arrow` and `MultiAgentBatch.from_arrow` do.
+    """
+    table = pa.Table.from_batches([rows])
+    try:
+        about = metadata_of(table.schema)
+        table.column_names  # noqa: B018 (they are decoded when they are first looked at)
+    except UnicodeDecodeError as error:
+        raise FormatError("a fragment must have names in UTF-8, it has others") from error
+    several = about is not None and about.get("type") == "MultiAgentBatch"
+    return MultiAgentBatch.from_arrow(table) if several else SampleBatch.from_arrow(table)
+
+
+_MAX_FORMS: Final = 8
+"""Forms of fragments that a client remembers."""
+
+
+class _Form(NamedTuple):
+    """Form of fragments: batches with these parts beside their columns have record batches of this plan."""
+
+    nested: dict[str, Structure]
+    flags: Flags
+    plan: Plan
+
+
+class FragmentEncoder:
+    """Encoder of a client's fragments, which are much like the ones before. Threads may share one.
+
+    Examples
+    --------
+    >>> encoder = FragmentEncoder()
+    >>> for rows in (2, 3):
+    ...     print(encoder.encode(SampleBatch(obs=list(range(rows)))).to_pydict())
+    {'obs': [0, 1]}
+    {'obs': [0, 1, 2]}
+    """
+
+    def __init__(self) -> None:
+        self._forms: tuple[_Form, ...] = ()
+        """The newest one first."""
+
+    def encode(self, batch: Any, priorities: Any = None) -> pa.RecordBatch:
+        """View a batch as a fragment; parameters as of `fragment_rows`.
+
+        Raises
+        ------
+        SampleBatchError
+            As `fragment_rows` and `SampleBatch.to_arrow` do.
+        """
+        rows = fragment_rows(batch, priorities)
+        if isinstance(rows, MultiAgentBatch):
+            return as_record_batch(rows.to_arrow())
+        columns = rows._all()
+        if not all(type(column) is TensorColumn for column in columns.values()):
+            return as_record_batch(rows.to_arrow())
+        arrays = {name: column.to_numpy() for name, column in columns.items()}
+        for nested, flags, plan in self._forms:
+            if plan.fits(arrays) and rows._flags == flags and rows._nested == nested:
+                return plan.write(arrays)
+        made = as_record_batch(rows.to_arrow())
+        new = Plan.of(made.schema)
+        if new is not None:
+            self._forms = (_Form(dict(rows._nested), rows._flags, new), *self._forms[: _MAX_FORMS - 1])
+        return made
+
+
+class FragmentDecoder:
+    """Decoder of the fragments of one stream, which have one schema, for the service.
+
+    The first one is read by Arrow and checked. Of the others, only the sizes of buffers are checked.
+
+    Examples
+    --------
+    >>> encoder, decoder = FragmentEncoder(), FragmentDecoder()
+    >>> for rows in (2, 3):
+    ...     print(decoder.decode(encoder.encode(SampleBatch(obs=list(range(rows)))), None)["obs"])
+    [0 1]
+    [0 1 2]
+    """
+
+    def __init__(self) -> None:
+        self._form: _Form | None = None
+
+    def decode(self, rows: pa.RecordBatch, text: str | None) -> SampleBatch | MultiAgentBatch:
+        """View a record batch as a fragment.
+
+        Parameters
+        ----------
+        rows
+            The record batch.
+        text
+            The description of the batch, where it is another than in the schema; None where it is the same.
+
+        Raises
+        ------
+        SampleBatchError
+            As `read_fragment` does.
+        pyarrow.ArrowException
+            If the buffers do not fit the schema.
+        """
+        form = self._form
+        if form is not None and text is None:
+            arrays = form.plan.read(rows)
+            if arrays is not None:
+                columns: dict[str, Any] = {name: TensorColumn(values) for name, values in arrays.items()}
+                return SampleBatch._of(columns, dict(form.nested), form.flags)
+        rows.validate()
+        found = read_fragment(with_batch_text(rows, text))
+        if text is None and isinstance(found, SampleBatch):
+            plan = Plan.of(rows.schema)
+            self._form = None if plan is None else _Form(dict(found._nested), found._flags, plan)
+        return found

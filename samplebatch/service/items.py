@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.buffer import sampling
 from samplebatch.errors import ArgumentError, near_names
-from samplebatch.service.waiting import Hold
+from samplebatch.service.declared_columns import DeclaredColumns
+from samplebatch.service.limiter import Hold
 
 if TYPE_CHECKING:
     from _thread import RLock
 
 Mode = Literal["steps", "sequences", "episodes", "fragments"]
 Ints = npt.NDArray[np.int64]
+Pause = Callable[[int], None]
+"""Called between portions of a draw with the items that were sampled since: others get the lock meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +38,19 @@ class Request:
         Arguments of that mode.
     seed
         Of the generator that draws; None for the table's own generator.
+    max_nbytes
+        Bytes that the sample may have; None for any number.
     """
 
     batch_size: int
     mode: Mode
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
+    max_nbytes: int | None = None
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A sample of a replay table, as learners take it.
+class Sample(sampling.Sample[Any, Any]):
+    """A `samplebatch.Sample` of a replay table.
 
     Attributes
     ----------
@@ -55,22 +61,31 @@ class Sample:
     indices
         Where they are, to be handed back to `update_weight`: slots of steps, shape (n,); of sequences, shape
         (n, length), -1 where there is none; numbers of fragments, shape (k,).
-    generations
+    generation
         The generations of the slots, shape (n,); of sequences those of the given steps; of fragments zeros.
     weights
-        Importance weights, shape of `generations`; None where nothing is drawn by priority.
+        Importance weights, shape of `generation`; None where nothing is drawn by priority.
     lengths
         Rows of each episode or fragment, shape (k,); None for steps and sequences.
     held_s
         Seconds that the table held the request back.
     """
 
-    batch: Any
-    indices: Ints
-    generations: Ints
-    weights: npt.NDArray[np.float64] | None = None
-    lengths: Ints | None = None
-    held_s: float = 0.0
+    lengths: Ints | None
+    held_s: float
+
+    def __new__(  # noqa: D102
+        cls,
+        batch: Any,
+        indices: Any,
+        generation: Any = None,
+        weights: Any = None,
+        lengths: Ints | None = None,
+        held_s: float = 0.0,
+    ) -> Self:
+        sample = super().__new__(cls, batch, indices, weights, generation)
+        sample.lengths, sample.held_s = lengths, held_s
+        return sample
 
 
 @dataclass(frozen=True)
@@ -110,6 +125,8 @@ class Items(ABC):
         How many items there may be.
     max_times
         How often each may be sampled; 0 for any number of times.
+    declared
+        The columns that rows must have; None if those of the first rows decide.
     """
 
     unit: str
@@ -117,18 +134,23 @@ class Items(ABC):
     lock: RLock
     capacity: int
     max_times: int
+    declared: DeclaredColumns | None
 
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of items."""
+
+    def declare(self, columns: DeclaredColumns | None) -> None:
+        """Accept only rows with these columns from now on; None accepts those that the first rows have."""
+        self.declared = columns
 
     @abstractmethod
     def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
         """Check rows, and return them ready for `insert`, how many items they are, and how many rows."""
 
     @abstractmethod
-    def hold_insert(self, count: int) -> Hold | None:
-        """Say why there is no room for some items; None if there is."""
+    def hold_insert(self, ready: Any) -> Hold | None:
+        """Say why there is no room for what `prepare` returned; None if there is."""
 
     @abstractmethod
     def insert(self, ready: Any, writer: str) -> Ints:
@@ -143,8 +165,14 @@ class Items(ABC):
         """Say which items a request lacks; None if none."""
 
     @abstractmethod
-    def draw(self, request: Request) -> tuple[Any, int]:
-        """Draw a sample for `finish`, and return it and how many items were sampled."""
+    def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
+        """Draw a sample for `finish`, and return it and how many items were sampled.
+
+        Raises
+        ------
+        CapacityError
+            If it would have more bytes than the request permits; nothing is sampled then, and nothing gathered.
+        """
 
     @abstractmethod
     def finish(self, drawn: Any) -> Sample:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import isinf
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
-from samplebatch.arguments import positive, whole
-from samplebatch.errors import ArgumentError
+from samplebatch.arguments import count_of, positive, whole
+from samplebatch.errors import AbandonedError, ArgumentError, LimitTimeoutError, TableClosedError
+
+if TYPE_CHECKING:
+    from _thread import RLock
 
 
 class RateLimiter:
@@ -183,7 +189,183 @@ class RateLimiter:
         limiter = cls(
             state["min_size"], samples_per_insert=state["samples_per_insert"], error_buffer=state["error_buffer"]
         )
-        limiter.inserted, limiter.sampled = (whole(name, state[name]) for name in ("inserted", "sampled"))
+        limiter.inserted, limiter.sampled = (count_of(name, state[name]) for name in ("inserted", "sampled"))
         inserts, samples = state["origin"]
-        limiter._origin = (whole("origin", inserts), whole("origin", samples))
+        limiter._origin = (count_of("origin", inserts), count_of("origin", samples))
         return limiter
+
+
+Action = Literal["insert", "sample"]
+IsCancelled = Callable[[], bool]
+
+_LOOK_S = 0.2
+"""Seconds after which it is looked whether anybody waits for an answer."""
+_PAUSE_S = 1e-4
+"""Seconds of a pause between two portions of a request."""
+
+
+class Hold(NamedTuple):
+    """The reason for which a request is held back."""
+
+    why: str
+    needs_items: bool = False
+    """Whether more items would admit it, and nothing else: inserts are not held back by a ratio meanwhile."""
+    needs_room: bool = False
+    """Whether removing an item by sampling would admit it, and nothing else: samples are not held back by a ratio
+    meanwhile."""
+
+
+@dataclass
+class _Waiting:
+    """A request that is held back."""
+
+    who: str
+    action: Action
+    since: float
+    look: Callable[[], Hold | None]
+    needs_items: bool = False
+    needs_room: bool = False
+
+
+class WaitingRoom:
+    """The requests that a table holds back: its back-pressure.
+
+    Parameters
+    ----------
+    name
+        The table's name.
+    lock
+        The table's lock, which `admit` gives up while it waits.
+    """
+
+    def __init__(self, name: str, lock: RLock) -> None:
+        self._name = name
+        self._changed = threading.Condition(lock)
+        self._waiting: dict[int, _Waiting] = {}
+        self.closed = False
+
+    @property
+    def needs_items(self) -> bool:
+        """Whether a sample waits for items, and for nothing else."""
+        return any(waiting.needs_items for waiting in self._waiting.values())
+
+    @property
+    def needs_room(self) -> bool:
+        """Whether an insert waits for room, and for nothing else."""
+        return any(waiting.needs_room for waiting in self._waiting.values())
+
+    def admit(
+        self,
+        who: str,
+        action: Action,
+        hold: Callable[[], Hold | None],
+        timeout_s: float | None,
+        is_cancelled: IsCancelled | None = None,
+    ) -> float:
+        """Wait until nothing holds a request back; the lock must be held.
+
+        Parameters
+        ----------
+        who
+            The name of the writer or reader.
+        action
+            The request.
+        hold
+            Says why the request is held back as things stand, None if it is not.
+        timeout_s
+            Seconds to wait at the most; None for any number, 0 for not at all.
+        is_cancelled
+            Tells whether nobody waits for the answer any more; None where somebody always does.
+
+        Returns
+        -------
+        Seconds that it was held back.
+
+        Raises
+        ------
+        LimitTimeoutError
+            If it still is after that time.
+        TableClosedError
+            If the table is closed, or is meanwhile.
+        AbandonedError
+            If nobody waits for the answer any more.
+        """
+        self._check_open()
+        found = hold()
+        if found is None:
+            return 0.0
+        begun = time.monotonic()
+        waiting = _Waiting(who, action, time.time(), hold)
+        self._waiting[id(waiting)] = waiting
+        try:
+            while found is not None:
+                left = None if timeout_s is None else begun + timeout_s - time.monotonic()
+                if left is not None and left <= 0.0:
+                    whose = f" of {who!r}" if who else ""
+                    raise LimitTimeoutError(
+                        f"table {self._name!r} held back the {action}{whose} for {time.monotonic() - begun:.1f} s: "
+                        f"{found.why}",
+                        found.why,
+                        waiting.since,
+                    )
+                if (found.needs_items and not waiting.needs_items) or (found.needs_room and not waiting.needs_room):
+                    # The other side that a ratio held back is admitted now. Once only: two who wait would wake each
+                    # other.
+                    self.wake()
+                waiting.needs_items, waiting.needs_room = found.needs_items, found.needs_room
+                self._changed.wait(_shortest(left, None if is_cancelled is None else _LOOK_S))
+                self._check_open()
+                if is_cancelled is not None and is_cancelled():
+                    raise AbandonedError(f"table {self._name!r} held back a request that nobody waits for any more")
+                found = hold()
+        finally:
+            del self._waiting[id(waiting)]
+        return time.monotonic() - begun
+
+    def pause(self, is_cancelled: IsCancelled | None = None) -> None:
+        """Let others take the lock, which must be held, in the midst of a request.
+
+        Raises
+        ------
+        TableClosedError
+            If the table was closed meanwhile.
+        AbandonedError
+            If nobody waits for the answer any more.
+        """
+        # A lock goes to whoever asks first after it is released: others need the time to.
+        self._changed.wait(_PAUSE_S)
+        self._check_open()
+        if is_cancelled is not None and is_cancelled():
+            raise AbandonedError(f"table {self._name!r} was drawn from for a request that nobody waits for any more")
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise TableClosedError(f"table {self._name!r} is closed, and takes and gives nothing")
+
+    def wake(self) -> None:
+        """Let all who wait look again; the lock must be held."""
+        if self._waiting:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let all who wait raise, and all who come; the lock must be held."""
+        self.closed = True
+        self._changed.notify_all()
+
+    def held_back(self) -> list[dict[str, Any]]:
+        """List who is held back, oldest first: `who`, `action`, `why`, and `since`, in seconds of Unix time.
+
+        The reasons are those of this moment; the lock must be held.
+        """
+        found = []
+        for one in sorted(self._waiting.values(), key=lambda waiting: waiting.since):
+            hold = one.look()
+            if hold is not None:
+                found.append({"who": one.who, "action": one.action, "why": hold.why, "since": one.since})
+        return found
+
+
+def _shortest(*seconds: float | None) -> float | None:
+    """Return the shortest time to wait; None for any."""
+    known = [min(one, threading.TIMEOUT_MAX) for one in seconds if one is not None]
+    return min(known, default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from samplebatch.errors import AccessError, ArgumentError, SampleBatchError, ServiceError
+from samplebatch.service.flight_process import flight_process
 from samplebatch.service.protocol import Draw, LostError, header, read_error, read_json
 
 T = TypeVar("T")
@@ -31,12 +33,16 @@ _UNTRUSTED: Final = ("certificate verify failed", "is not in peer certificate")
 
 
 class _Errors:
-    """Context of the calls of a link, for all of them: each sample is asked for and received in one.
+    """Context of the calls of a link, one object for all of them.
 
-    Parameters
-    ----------
-    uri
-        The address, for errors.
+    Raises
+    ------
+    LostError
+        If the call failed on its way.
+    AccessError
+        If the service's certificate is not trusted.
+    SampleBatchError
+        If the service refused the call.
     """
 
     __slots__ = ("_uri",)
@@ -121,10 +127,14 @@ class Link:
     ------
     ArgumentError
         If the address is none, or there are no certificates among `tls_root_certs`.
+    OwnershipError
+        If this process was forked from one that used Flight.
     """
 
     def __init__(self, uri: str, token: str | None, tls_root_certs: bytes | None, reconnect_s: float) -> None:
+        flight_process.check()
         self.uri = uri
+        self._process = os.getpid()
         self._reconnect_s = reconnect_s
         headers = [] if token is None else [(b"authorization", header(token).encode())]
         self._call = flight.FlightCallOptions(headers=headers)
@@ -133,19 +143,22 @@ class Link:
             if _CERTIFICATE not in tls_root_certs:
                 raise ArgumentError("tls_root_certs must be a file with certificates in PEM, it has none")
             self._arguments["tls_root_certs"] = tls_root_certs
-        self._errors = _Errors(uri)
+        self.errors = _Errors(uri)
+        """Context that raises the errors that a service tells as those of ours that they are."""
         self._client = self._connect()
 
     def _connect(self) -> Any:
         try:
-            return flight.connect(self.uri, **self._arguments)
+            client = flight.connect(self.uri, **self._arguments)
         except (pa.ArrowException, ValueError) as error:
             raise ArgumentError(
                 f"uri must be an address such as 'grpc://host:5000', got {self.uri!r}: {_sentence(error)}"
             ) from error
+        flight_process.register(client)
+        return client
 
-    def retry(self, call: Callable[[], T]) -> T:
-        """Make a call, again and again while the service cannot be reached.
+    def retry(self, call: Callable[[], T], on_lost: Callable[[], None] | None = None) -> T:
+        """Make a call, again and again while the service cannot be reached; `on_lost` is called after each failure.
 
         Raises
         ------
@@ -154,11 +167,14 @@ class Link:
         SampleBatchError
             As the call does.
         """
-        patience = self.patience()
+        patience: Patience | None = None
         while True:
             try:
                 return call()
             except LostError as error:
+                if on_lost is not None:
+                    on_lost()
+                patience = patience or Patience(self.uri, self._reconnect_s)
                 patience.wait(error)
                 self._client.close()
                 self._client = self._connect()
@@ -177,39 +193,28 @@ class Link:
         SampleBatchError
             As the service does.
         """
-        with self.errors():
+        with self.errors:
             return [result.body for result in self._client.do_action(flight.Action(action, body), self._call)]
 
     def put(self, path: tuple[str, ...], schema: pa.Schema) -> tuple[Any, Any]:
         """Open a stream of fragments; return its writer, and the reader of acknowledgements."""
-        with self.errors():
-            found: tuple[Any, Any] = self._client.do_put(flight.FlightDescriptor.for_path(*path), schema, self._call)
-            return found
+        with self.errors:
+            stream: tuple[Any, Any] = self._client.do_put(flight.FlightDescriptor.for_path(*path), schema, self._call)
+        flight_process.register(*stream)
+        return stream
 
     def exchange(self, draw: Draw) -> tuple[Any, Any]:
         """Open a session of a learner; return its writer and its reader."""
-        with self.errors():
+        with self.errors:
             descriptor = flight.FlightDescriptor.for_command(draw.write())
-            found: tuple[Any, Any] = self._client.do_exchange(descriptor, self._call)
-            return found
-
-    def errors(self) -> _Errors:
-        """Raise the errors that a service tells as those of ours that they are.
-
-        Raises
-        ------
-        LostError
-            If the call failed on its way.
-        AccessError
-            If the service's certificate is not trusted.
-        SampleBatchError
-            If the service refused it.
-        """
-        return self._errors
+            stream: tuple[Any, Any] = self._client.do_exchange(descriptor, self._call)
+        flight_process.register(*stream)
+        return stream
 
     def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
+        """Close the connection; a forked child leaves it to its parent."""
+        if self._process == os.getpid():
+            self._client.close()
 
 
 def _read(told: bytes, error: Exception) -> dict[str, Any]:

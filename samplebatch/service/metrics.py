@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -128,6 +129,7 @@ class MetricsServer:
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/metrics"
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._server.serve_forever, name="samplebatch-metrics", daemon=True)
@@ -138,8 +140,8 @@ class MetricsServer:
         self.close()
 
     def close(self) -> None:
-        """Stop to listen."""
-        if self._thread is not None:
+        """Stop to listen. A forked child only drops the server."""
+        if self._thread is not None and self._process == os.getpid():
             self._server.shutdown()
             self._thread.join()
             self._thread = None

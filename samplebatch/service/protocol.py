@@ -231,9 +231,6 @@ class Draw:
         The key of a fragment, of a table that is read by key.
     nonce
         The secret that proves that client and service share memory; None to be sent all samples.
-    inline
-        Whether samples may come as Arrow streams in place of record batches: small ones in the metadata of a message,
-        of large ones the large columns as rows of bytes.
     ahead
         Whether the learner asks for samples before it has the ones before: a large one is sent while the next is drawn.
 
@@ -262,7 +259,6 @@ class Draw:
     beta: float | None = None
     key: str | None = None
     nonce: str | None = None
-    inline: bool | None = None
     ahead: bool | None = None
 
     def write(self) -> bytes:
@@ -329,7 +325,6 @@ _CHECKS: Final[dict[str, Any]] = {
     "beta": _number,
     "key": short_text,
     "nonce": short_text,
-    "inline": _flag,
     "ahead": _flag,
     "number": whole,
     "priority": _number,

@@ -7,25 +7,35 @@ an episode; the columns of an episode are lists of its steps.
 
 from __future__ import annotations
 
+import hmac
 import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
 from samplebatch import names
-from samplebatch.batch.arrow import METADATA_KEY, metadata_of
-from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.arrow import METADATA_KEY
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import node
+from samplebatch.batch.nested.node import node, set_unit
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.buffer import sampling
 from samplebatch.buffer.extending import flatten_rows
-from samplebatch.errors import FormatError
-from samplebatch.service.fragments import as_record_batch
+from samplebatch.column import memory
+from samplebatch.column.plan import Arrays, Bytes, StreamLayout, head_of
+from samplebatch.errors import FormatError, SampleBatchError
+from samplebatch.service.fragments import as_record_batch, read_fragment
 from samplebatch.service.items import Sample
-from samplebatch.service.protocol import SAMPLE_KEY
+from samplebatch.service.protocol import SAMPLE_KEY, write_json
+from samplebatch.transport.region import Region
+from samplebatch.transport.shared_queue import Address, SharedQueueMemory, receive
 
 ROWS, EPISODES, FRAGMENTS = "rows", "episodes", "fragments"
 """Forms of a sample: rows of steps or sequences, a list of episodes, fragments as they were inserted."""
@@ -44,21 +54,6 @@ class Packed(NamedTuple):
 
     batch: pa.RecordBatch
     metadata: dict[str, Any]
-
-
-class Drawn(NamedTuple):
-    """A sample as a learner gets it.
-
-    Attributes
-    ----------
-    batch
-        The rows: a `Batch` of steps or sequences, a list of episodes, or a `SampleBatch` or `MultiAgentBatch`.
-    indices
-        Where they are, of the same form; of fragments their numbers.
-    """
-
-    batch: Any
-    indices: Any
 
 
 def pack(sample: Sample) -> Packed:
@@ -89,9 +84,9 @@ def pack(sample: Sample) -> Packed:
     about = {"form": ROWS if sample.lengths is None else EPISODES, "names": list(sample.batch.__dict__)}
     rows[names.BATCH_INDEXES] = sample.indices
     if names.GENERATION not in rows:
-        rows[names.GENERATION] = sample.generations
+        rows[names.GENERATION] = sample.generation
     if sample.lengths is not None:
-        rows = SampleBatch({**rows, names.SEQ_LENS: sample.lengths})
+        rows = SampleBatch({**rows, names.SEQ_LENS: sample.lengths}, _action_unit=rows.action_unit)
     return Packed(_describe(rows.to_arrow(), about), {})
 
 
@@ -105,7 +100,7 @@ def _listed(values: Any) -> Any:
     return None if values is None else values.tolist()
 
 
-def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> Drawn:
+def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> sampling.Sample[Any, Any]:
     """View a record batch as the sample that it was made of; columns of numbers stay where they lie, read-only.
 
     Raises
@@ -119,7 +114,7 @@ def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> Drawn:
         about = json.loads((packed.schema.metadata or {})[SAMPLE_KEY])
         form, tops = about["form"], [str(name) for name in about.get("names", ())]
         if form == FRAGMENTS:
-            return Drawn(read_fragment(packed), np.array(metadata["numbers"], np.int64))
+            return sampling.Sample(read_fragment(packed), np.array(metadata["numbers"], np.int64))
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise FormatError("a sample must be described in the metadata of its schema, it is not") from error
     rows = SampleBatch.from_arrow(pa.Table.from_batches([packed]))
@@ -127,11 +122,13 @@ def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> Drawn:
     if names.BATCH_INDEXES not in held:
         raise FormatError(f"a sample must have a column {names.BATCH_INDEXES!r}, it has none")
     batch, indices = node(Batch, {name: held.get(name, node(Batch, {})) for name in tops}), held[names.BATCH_INDEXES]
+    if rows.action_unit is not None:
+        set_unit(batch, rows.action_unit)
     if form != EPISODES:
-        return Drawn(batch, indices)
+        return sampling.Sample(batch, indices)
     ends = np.cumsum(held[names.SEQ_LENS]).tolist()
     cuts = [slice(*pair) for pair in zip([0, *ends[:-1]], ends, strict=True)]
-    return Drawn([batch[cut] for cut in cuts], [indices[cut] for cut in cuts])
+    return sampling.Sample([batch[cut] for cut in cuts], [indices[cut] for cut in cuts])
 
 
 def have_same_columns(schema: pa.Schema, other: pa.Schema) -> bool:
@@ -143,39 +140,6 @@ def batch_text(schema: pa.Schema, known: pa.Schema) -> str | None:
     """Return the description of a batch in the metadata of its schema; None if it is that of a known schema."""
     told = [(own.metadata or {}).get(METADATA_KEY, b"") for own in (schema, known)]
     return None if told[0] == told[1] else told[0].decode()
-
-
-def with_batch_text(rows: pa.RecordBatch, told: str | None) -> pa.RecordBatch:
-    """Put a description of the batch into the metadata of a schema; None leaves it as it is."""
-    if told is None:
-        return rows
-    return rows.replace_schema_metadata({**(rows.schema.metadata or {}), METADATA_KEY: told.encode()})
-
-
-def read_fragment(rows: pa.RecordBatch) -> SampleBatch | MultiAgentBatch:
-    """View a record batch that a writer has put, or a learner has got, as a fragment.
-
-    Raises
-    ------
-    SampleBatchError
-        As `SampleBatch.from_arrow` and `MultiAgentBatch.from_arrow` do.
-    """
-    table = pa.Table.from_batches([rows])
-    try:
-        about = metadata_of(table.schema)
-        table.column_names  # noqa: B018 (they are decoded when they are first looked at)
-    except UnicodeDecodeError as error:
-        raise FormatError("a fragment must have names in UTF-8, it has others") from error
-    several = about is not None and about.get("type") == "MultiAgentBatch"
-    return MultiAgentBatch.from_arrow(table) if several else SampleBatch.from_arrow(table)
-
-
-def write_stream(rows: pa.RecordBatch) -> bytes:
-    """Write a record batch as an Arrow stream of its own."""
-    sink = pa.BufferOutputStream()
-    with ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_batch(rows)
-    return bytes(sink.getvalue())
 
 
 def read_stream(raw: Any) -> pa.RecordBatch:
@@ -191,3 +155,388 @@ def read_stream(raw: Any) -> pa.RecordBatch:
             return stream.read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
         raise FormatError("a sample must be an Arrow stream with a record batch, it is not") from error
+
+
+_MAX_FORMS: Final = 8
+"""Forms of samples that a session remembers."""
+
+_HEAD_NBYTES: Final = 1 << 12
+"""Bytes that the JSON before streams in a message is looked for in first: that of many fragments is longer."""
+_COPIED_NBYTES: Final = 1 << 18
+"""Bytes of streams up to which one copy takes less time than those of their columns."""
+MAX_INLINE: Final = 64
+"""Streams in a message."""
+
+Tree = dict[str, "str | Tree"]
+"""A nested batch with the names of columns as its leaves."""
+
+
+class Stream(ABC):
+    """An Arrow stream that is about to be written into memory."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+
+    @abstractmethod
+    def write(self, out: Bytes) -> None:
+        """Write it into memory, shape (nbytes,)."""
+
+
+class RowsStream(Stream):
+    """The stream of a record batch, written by Arrow."""
+
+    def __init__(self, rows: pa.RecordBatch) -> None:
+        self._rows = rows
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        counted = pa.MockOutputStream()
+        self._write(counted)
+        return int(counted.size())
+
+    def write(self, out: Bytes) -> None:
+        """Write it into memory, shape (nbytes,)."""
+        self._write(pa.FixedSizeBufferWriter(pa.py_buffer(out)))
+
+    def _write(self, sink: Any) -> None:
+        with ipc.new_stream(sink, self._rows.schema) as stream:
+            stream.write_batch(self._rows)
+
+
+class LaidOutStream(Stream):
+    """The stream of a sample of a known form."""
+
+    def __init__(self, layout: StreamLayout, columns: Arrays) -> None:
+        self._layout, self._columns = layout, columns
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return self._layout.nbytes
+
+    def write(self, out: Bytes) -> None:
+        """Write it into memory, shape (nbytes,)."""
+        self._layout.write(self._columns, out)
+
+
+def inline(streams: Sequence[Stream], told: Mapping[str, Any] = MappingProxyType({})) -> Bytes:
+    """Write streams behind JSON that has their sizes, and what else is told: a message of metadata, shape (n,)."""
+    sizes = [stream.nbytes for stream in streams]
+    said = write_json({**told, "streams": sizes})
+    start = _aligned(len(said) + 1)
+    out = memory.empty((start + sum(map(_aligned, sizes)),), np.dtype(np.uint8))
+    out.data[:start] = said.ljust(start - 1) + b"\n"
+    for stream, size in zip(streams, sizes, strict=True):
+        stop = start + _aligned(size)
+        stream.write(out[start : start + size])
+        # Memory that was in use before is not sent.
+        out[start + size : stop] = 0
+        start = stop
+    return out
+
+
+def _aligned(nbytes: int) -> int:
+    """Return the next multiple of an alignment."""
+    return -(-nbytes // memory.ALIGNMENT) * memory.ALIGNMENT
+
+
+def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
+    """Cut a message of metadata into its JSON and the streams behind it, of no bytes where there are none.
+
+    Examples
+    --------
+    >>> cut_inline(b'{"updated":3}')
+    (b'{"updated":3}', array([], dtype=uint8))
+    """
+    message = np.frombuffer(raw, np.uint8)
+    told, newline, _ = message[:_HEAD_NBYTES].tobytes().partition(b"\n")
+    if not newline:
+        told, newline, _ = message.tobytes().partition(b"\n")
+    streams = message[len(told) + len(newline) :]
+    if streams.nbytes <= _COPIED_NBYTES:
+        # To an address where numbers can be read; of larger ones, only the columns that need it are copied.
+        streams = memory.copy_of(streams)
+        streams.flags.writeable = False
+    return told, streams
+
+
+def split_inline(streams: Bytes, sizes: Any) -> list[Bytes]:
+    """Split the bytes behind the JSON of a message into streams of known sizes.
+
+    Raises
+    ------
+    FormatError
+        If there are not as many bytes.
+
+    Examples
+    --------
+    >>> [part.nbytes for part in split_inline(np.zeros(192, np.uint8), [70, 8])]
+    [70, 8]
+    """
+    found, start = [], 0
+    for size in sizes if isinstance(sizes, list) else [None]:
+        if not isinstance(size, int) or not 0 < size <= streams.nbytes - start:
+            raise FormatError("samples must come in streams of the sizes that their message says, they do not")
+        found.append(streams[start : start + size])
+        start += _aligned(size)
+    return found
+
+
+class SampleWriter:
+    """Writer of the samples of a session, for the service. Samples of a form that came before take a copy only.
+
+    Examples
+    --------
+    >>> sample = Sample(Batch(obs=np.zeros((2, 3)), rew=np.ones(2)), np.array([7, 9]), np.array([1, 1]))
+    >>> writer, reader = SampleWriter(), SampleReader()
+    >>> stream, told = writer.prepare(sample)
+    >>> out = np.empty(stream.nbytes, np.uint8)
+    >>> stream.write(out)
+    >>> reader.read(out).indices, reader.read(out).batch.rew
+    (array([7, 9]), array([1., 1.]))
+    """
+
+    def __init__(self) -> None:
+        self._forms: list[tuple[tuple[str, ...], StreamLayout]] = []
+        """Names without values and layout of each form, the newest first."""
+        self._last: Any = None
+        """The form of the last sample that had no layout."""
+
+    def prepare(self, sample: Sample) -> tuple[Stream, dict[str, Any]]:
+        """Return the stream of a sample, and what is told beside it; raises as `pack` does."""
+        layout = self._find_layout(sample)
+        if layout is not None:
+            return LaidOutStream(*layout), {}
+        packed = pack(sample)
+        return RowsStream(packed.batch), packed.metadata
+
+    def _find_layout(self, sample: Sample) -> tuple[StreamLayout, Arrays] | None:
+        """Return the layout of a sample and its arrays; None if no other was like it, or Arrow must look at each."""
+        bare: list[str] = []
+        columns = _columns_of(sample, bare)
+        if columns is None:
+            return None
+        empty = tuple(bare)
+        for own, layout in self._forms:
+            if own == empty and layout.fits(columns):
+                return layout, columns
+        form = empty, [(name, values.dtype, values.shape) for name, values in columns.items()]
+        if form != self._last:
+            # Samples whose shapes differ from one to the next are not worth a layout.
+            self._last = form
+            return None
+        new = _make_layout(sample)
+        if new is None:
+            return None
+        self._forms = [(empty, new), *self._forms[: _MAX_FORMS - 1]]
+        return new, columns
+
+
+def _columns_of(sample: Sample, bare: list[str]) -> Arrays | None:
+    """Return the arrays of a sample by the names of their columns, and list names without values; None for others."""
+    columns: Arrays = {}
+    if not isinstance(sample.batch, Batch) or sample.lengths is not None:
+        return None
+    if not _collect(sample.batch.__dict__, "", columns, bare):
+        return None
+    columns[names.BATCH_INDEXES] = sample.indices
+    columns.setdefault(names.GENERATION, sample.generation)
+    return columns
+
+
+def _collect(held: Mapping[str, Any], prefix: str, columns: Arrays, bare: list[str]) -> bool:
+    """Collect the arrays of a nested batch, and tell whether it has nothing else."""
+    for name, value in held.items():
+        path = prefix + name
+        if type(value) is np.ndarray:
+            if path in columns or not value.ndim or value.dtype.hasobject:
+                return False
+            columns[path] = value
+        elif type(value) is not Batch:
+            return False
+        elif not value.__dict__:
+            bare.append(path)
+        elif not _collect(value.__dict__, f"{path}.", columns, bare):
+            return False
+    return True
+
+
+def _make_layout(sample: Sample) -> StreamLayout | None:
+    """Make the layout of samples of a form, by one that Arrow writes and reads."""
+    made = RowsStream(pack(sample).batch)
+    stream = np.empty(made.nbytes, np.uint8)
+    made.write(stream)
+    return StreamLayout.find(stream, read_stream(stream))
+
+
+class SampleReader:
+    """Reader of the samples of a session, for a learner.
+
+    The first one of a form is read by Arrow and checked. A stream with the same bytes beside its columns is viewed.
+    """
+
+    def __init__(self) -> None:
+        self._forms: dict[bytes, tuple[StreamLayout, Tree]] = {}
+
+    def read(self, stream: Bytes, told: Mapping[str, Any] | None = None) -> sampling.Sample[Any, Any]:
+        """View the sample of a stream.
+
+        Parameters
+        ----------
+        stream
+            Its bytes, shape (nbytes,).
+        told
+            What else is said of the sample.
+
+        Raises
+        ------
+        FormatError
+            If it is no stream of a record batch.
+        SampleBatchError
+            As `unpack` does.
+        """
+        head = head_of(stream)
+        known = None if head is None else self._forms.get(head)
+        if known is not None and known[0].matches(stream):
+            layout, tree = known
+            return _view(tree, layout.read(stream))
+        if stream.ctypes.data % memory.ALIGNMENT:
+            stream = memory.copy_of(stream)
+            stream.flags.writeable = False
+        rows = read_stream(stream)
+        drawn = unpack(rows, told or {})
+        self._remember_layout(stream, rows, drawn.batch)
+        return drawn
+
+    def _remember_layout(self, stream: Bytes, rows: pa.RecordBatch, batch: Any) -> None:
+        """Remember the form of a sample that was checked, if all samples of its form are views alike."""
+        layout = StreamLayout.find(stream, rows) if isinstance(batch, Batch) else None
+        tree = {} if layout is None else _name_leaves(batch, "")
+        if layout is not None and _has_leaves(tree, layout.places):
+            while len(self._forms) >= _MAX_FORMS:
+                del self._forms[next(iter(self._forms))]
+            self._forms[layout.head] = layout, tree
+
+
+def _name_leaves(batch: Batch, prefix: str) -> Tree:
+    """Name the column of each leaf of a nested batch."""
+    return {
+        name: _name_leaves(value, f"{prefix}{name}.") if isinstance(value, Batch) else prefix + name
+        for name, value in batch.__dict__.items()
+    }
+
+
+def _has_leaves(tree: Tree, columns: Mapping[str, Any]) -> bool:
+    """Tell whether all leaves of a nested batch are columns."""
+    return all(leaf in columns if isinstance(leaf, str) else _has_leaves(leaf, columns) for leaf in tree.values())
+
+
+def _view(tree: Tree, columns: Arrays) -> sampling.Sample[Any, Any]:
+    """Return columns as the sample that they are."""
+    return sampling.Sample(_nest(tree, columns), columns[names.BATCH_INDEXES])
+
+
+def _nest(tree: Tree, columns: Arrays) -> Batch:
+    """Make a nested batch of columns."""
+    return node(
+        Batch,
+        {name: columns[leaf] if isinstance(leaf, str) else _nest(leaf, columns) for name, leaf in tree.items()},
+    )
+
+
+_SECRET_NBYTES: Final = 32
+_MIN_NBYTES: Final = 1 << 16
+"""Bytes of a sample from which mapping it is faster than being sent it."""
+
+
+class Secret:
+    """A random number in shared memory of the service, which only clients on the same machine can read."""
+
+    def __init__(self) -> None:
+        self._value = secrets.token_bytes(_SECRET_NBYTES)
+        self._region: Region | None = None
+
+    def address(self) -> dict[str, Any]:
+        """Return where a client finds the secret; empty if this machine has no such memory."""
+        if not os.path.isdir("/proc/self/fd"):
+            return {}
+        if self._region is None:
+            try:
+                region = Region.create(_SECRET_NBYTES)
+            except SampleBatchError:
+                return {}
+            region.memory[:] = self._value
+            self._region = region
+        return {"path": f"/proc/{os.getpid()}/fd/{self._region.fileno()}", "nbytes": _SECRET_NBYTES}
+
+    def open(self, told: str, max_nbytes: int) -> SampleMemory | None:
+        """Return memory for the samples of a client that tells the secret in hexadecimal digits; None for any other."""
+        return SampleMemory(max_nbytes) if hmac.compare_digest(told.encode(), self._value.hex().encode()) else None
+
+    def close(self) -> None:
+        """Free the memory."""
+        if self._region is not None:
+            self._region.close()
+
+
+def read_secret(address: dict[str, Any]) -> str | None:
+    """Read the secret of a service from its memory, in hexadecimal digits; None if it is on another machine."""
+    try:
+        descriptor = os.open(str(address["path"]), os.O_RDWR | os.O_CLOEXEC)
+        with Region.attach(descriptor, int(address["nbytes"])) as region:
+            return bytes(region.memory).hex()
+    except (OSError, KeyError, ValueError, TypeError):
+        return None
+
+
+class SampleMemory:
+    """The regions that the samples of one client lie in, on the service's side.
+
+    Parameters
+    ----------
+    max_nbytes
+        Bytes that they may take.
+    """
+
+    def __init__(self, max_nbytes: int) -> None:
+        self._max_nbytes = max_nbytes
+        self._memory = SharedQueueMemory(max_nbytes)
+
+    def put(self, stream: Stream) -> list[Any] | None:
+        """Write a sample into a region, as an Arrow stream.
+
+        Returns
+        -------
+        Where `take` finds it; None if it is small, or there is no room.
+        """
+        nbytes = stream.nbytes
+        if nbytes < _MIN_NBYTES or self._memory.lent_nbytes + nbytes > self._max_nbytes:
+            return None
+        written = self._memory.write(nbytes, stream.write)
+        return None if written is None else [*written[0], *written[1]]
+
+    def close(self) -> None:
+        """Let go of all regions; samples that the client has live on."""
+        self._memory.close()
+
+
+def take(place: Any) -> Bytes:
+    """Map the stream of a sample that the service has put into a region, read-only.
+
+    Raises
+    ------
+    FormatError, PeerDiedError
+        If it is not there, or the service has ended.
+    """
+    try:
+        *address, start, nbytes = place
+        (stream,) = receive(Address(*address), [(start, nbytes)])
+    except (TypeError, ValueError, OSError) as error:
+        if isinstance(error, SampleBatchError):
+            raise
+        raise FormatError("a sample in shared memory must be where the service says, it is not") from error
+    stream.flags.writeable = False
+    return stream

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from samplebatch.arguments import finite
 from samplebatch.buffer.samplers import Prioritized
 from samplebatch.errors import FormatError
 
@@ -30,6 +31,8 @@ class Item:
         Its key in a table by key.
     times
         How often it was sampled.
+    nbytes
+        Bytes of its columns.
     """
 
     number: int
@@ -37,6 +40,7 @@ class Item:
     priority: float = 1.0
     key: str | None = None
     times: int = field(default=0)
+    nbytes: int = 0
 
 
 Items = OrderedDict[int, Item]
@@ -203,6 +207,7 @@ class ByPriority(Selector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put the fragments into these slots; see `Selector.load_state_dict`."""
         slots, free = list(state["slots"]), list(state["free"])
+        smallest = finite("smallest", state["smallest"])
         if len(slots) != len(self._items) or sorted(slots + free) != list(range(len(slots) + len(self._free))):
             raise FormatError("the state of a selector must be that of its fragments, it is of others")
         self._sampler.on_remove(np.array(list(self._owners), np.intp))
@@ -211,7 +216,7 @@ class ByPriority(Selector):
         self._free = free
         for slot, item in self._owners.items():
             self._set(slot, item)
-        self._sampler.smallest = float(state["smallest"])
+        self._sampler.smallest = smallest
 
 
 class _Heap(Selector):

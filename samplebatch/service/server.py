@@ -5,22 +5,124 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import ssl
 import stat
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from samplebatch.arguments import whole
-from samplebatch.errors import ArgumentError, SampleBatchError, ServiceError
-from samplebatch.service.certificates import Pair, find_expiry, read_pair
-from samplebatch.service.service import Bounds, Service
+from samplebatch.errors import ArgumentError, OwnershipError, SampleBatchError, ServiceError
+from samplebatch.service.requests import Bounds, RequestHandler
 from samplebatch.service.table import ReplayTable
+from samplebatch.service.weights import PublishedWeights
 
 if TYPE_CHECKING:
-    from samplebatch.service.endpoint import Endpoint
+    from samplebatch.service.flight_server import FlightServer
+
+
+Pair = tuple[str | os.PathLike[str], str | os.PathLike[str]]
+"""The paths of a certificate and of its private key, in PEM."""
+
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+_KEY: Final = b"PRIVATE KEY-----"
+_OTHER_KEY: Final = {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"}
+"""Reasons of OpenSSL for the key of another certificate; the last where one is of RSA, and one of a curve."""
+_OUT_OF_DATE: Final = {9, 10}
+"""Codes of OpenSSL for a certificate that is not valid yet, and for one that has expired."""
+
+
+def read_pair(tls: Pair, names: tuple[str, str] = ("tls[0]", "tls[1]")) -> tuple[bytes, bytes]:
+    """Read a certificate and its private key.
+
+    Parameters
+    ----------
+    tls
+        The paths of both.
+    names
+        The arguments or options that they were given by.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no certificate or no private key in PEM, or the key is encrypted or of another certificate.
+    OSError
+        If a file cannot be read.
+    """
+    certificate, key = (_read(path, name) for path, name in zip(tls, names, strict=True))
+    first, second = (repr(os.fspath(path)) for path in tls)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(tls[0])
+    except ssl.SSLError as error:
+        found = "a damaged one" if _CERTIFICATE in certificate else "none"
+        raise ArgumentError(f"{names[0]} must be a file with a certificate in PEM, {first} has {found}") from error
+    try:
+        _server_context(tls)
+    except _EncryptedKey as error:
+        raise ArgumentError(f"{names[1]} must be a private key without a passphrase, {second} is encrypted") from error
+    except ssl.SSLError as error:
+        if error.reason in _OTHER_KEY:
+            raise ArgumentError(
+                f"{names[1]} must be the private key of the certificate in {first}, {second} has another"
+            ) from error
+        found = "a damaged one" if _KEY in key else "none"
+        raise ArgumentError(f"{names[1]} must be a file with a private key in PEM, {second} has {found}") from error
+    return certificate, key
+
+
+def find_expiry(tls: Pair) -> str | None:
+    """Tell that clients will refuse a certificate for its dates; None if they will not.
+
+    A client that trusts nothing else shakes hands with it, in memory.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(tls[0])
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(to_client, to_server)
+    answering = _server_context(tls).wrap_bio(to_server, to_client, server_side=True)
+    try:
+        for end in (asking, answering, asking):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in _OUT_OF_DATE:
+            return f"clients will refuse the certificate in {os.fspath(tls[0])!r}: {error.verify_message}"
+    except ssl.SSLError:
+        return None
+    return None
+
+
+class _EncryptedKey(Exception):
+    """Raised in place of asking for a passphrase on the terminal."""
+
+
+def _refuse_passphrase() -> str:
+    raise _EncryptedKey
+
+
+def _server_context(tls: Pair) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # It is for Flight to say which keys are too weak.
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    context.load_cert_chain(*tls, password=_refuse_passphrase)
+    return context
+
+
+def _read(path: str | os.PathLike[str], name: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        # Its class follows from the number.
+        sentence = f"{name} must be a file that can be read, got {error.strerror}"
+        raise OSError(error.errno, sentence, os.fspath(path)) from error
+
 
 _GRACE_S: Final = 0.25
 """Seconds that clients have to end their calls once the server closes."""
@@ -47,6 +149,8 @@ class ReplayServer:
         expired is served with a warning.
     checkpoint
         Writes all tables to the disk and returns where, for clients that ask for it; None where there is nowhere to.
+    weights
+        Weights to serve from the start, such as those that `Checkpoints.restore` has filled; by default there are none.
     max_message_nbytes
         Bytes of a fragment, of a sample or of weights; larger ones are refused.
     max_shared_nbytes
@@ -61,6 +165,8 @@ class ReplayServer:
         If it cannot listen at the address.
     OSError
         If a file of `tls` cannot be read.
+    OwnershipError
+        If this process was forked from one that used a replay service: gRPC's threads do not exist here.
 
     Attributes
     ----------
@@ -68,6 +174,8 @@ class ReplayServer:
         The tables, by their names.
     host, port
         The address.
+    weights
+        The weights that clients have published, for `Checkpoints.write`.
 
     Examples
     --------
@@ -90,6 +198,7 @@ class ReplayServer:
         token: str | None = None,
         tls: Pair | None = None,
         checkpoint: Callable[[], Any] | None = None,
+        weights: PublishedWeights | None = None,
         max_message_nbytes: int = Bounds.message_nbytes,
         max_shared_nbytes: int = Bounds.shared_nbytes,
     ) -> None:
@@ -103,12 +212,15 @@ class ReplayServer:
         expiry = None if tls is None else find_expiry(tls)
         if expiry is not None:
             warnings.warn(expiry, stacklevel=2)
-        self._service = Service(self.tables, bounds, checkpoint)
+        self._service = RequestHandler(self.tables, bounds, checkpoint, weights)
+        self.weights = self._service.weights
         self._endpoint = _listen(self._service, f"{self._scheme}://{_in_uri(host)}:{whole('port', port)}", token, pem)
         self.port: int = self._endpoint.port
         self._thread: threading.Thread | None = None
         self._closing = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
+        _servers.add(self)
         # At the interpreter's exit, Flight would wait for the streams of clients that are open, in this process too.
         self._at_exit = partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -120,6 +232,7 @@ class ReplayServer:
 
     def start(self) -> Self:
         """Serve from threads of its own until `close` is called; a context manager does both."""
+        self._check_process()
         if self._thread is None:
             # Not its own `serve`, which would take the signals of the process over.
             self._thread = threading.Thread(target=self._endpoint.wait, name="samplebatch-serve", daemon=True)
@@ -134,10 +247,16 @@ class ReplayServer:
 
     def serve(self) -> None:
         """Serve until `close` is called by another thread, or a signal ends the process."""
+        self._check_process()
         self._endpoint.serve()
 
     def close(self) -> None:
-        """Close the tables, end all calls, and stop to listen. Calling it again does nothing."""
+        """Close the tables, end all calls, and stop to listen. Calling it again does nothing.
+
+        A forked child only drops the server, which its parent goes on to serve.
+        """
+        if self._process != os.getpid():
+            return
         with self._closing:
             if self._closed:
                 return
@@ -154,6 +273,26 @@ class ReplayServer:
             if self._thread is not None:
                 self._thread.join()
             self._endpoint.close()
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise OwnershipError("a replay server must serve in the process that created it, got a forked child")
+
+
+_servers: Final[weakref.WeakSet[ReplayServer]] = weakref.WeakSet()
+"""The servers whose sockets a forked child closes."""
+
+
+def _leave_sockets_to_parent() -> None:
+    """Close inherited sockets: nobody would answer there once the parent is gone."""
+    ports = {server.port for server in list(_servers)}
+    for descriptor, port, _ in _sockets() if ports else ():
+        if port in ports:
+            os.close(descriptor)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_sockets_to_parent)
 
 
 def _close(server: weakref.ref[ReplayServer]) -> None:
@@ -177,11 +316,11 @@ def _in_uri(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _listen(service: Service, location: str, token: str | None, tls: tuple[bytes, bytes] | None) -> Endpoint:
-    from samplebatch.service.endpoint import Endpoint
+def _listen(service: RequestHandler, location: str, token: str | None, tls: tuple[bytes, bytes] | None) -> FlightServer:
+    from samplebatch.service.flight_server import FlightServer
 
     try:
-        return Endpoint(service, location, token, tls)
+        return FlightServer(service, location, token, tls)
     except SampleBatchError:
         raise
     except Exception as error:
@@ -190,17 +329,26 @@ def _listen(service: Service, location: str, token: str | None, tls: tuple[bytes
 
 def _cut_connections(port: int) -> None:
     """Shut down the connections of this process that have the port on their own side."""
+    for descriptor, own_port, listens in _sockets():
+        if own_port == port and not listens:
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> Iterator[tuple[int, int, bool]]:
+    """Yield the descriptor of each TCP socket of this process, its own port, and whether it listens."""
     if not os.path.isdir(_DESCRIPTORS):
         return
     for name in os.listdir(_DESCRIPTORS):
         try:
             descriptor = int(name)
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                with socket.socket(fileno=os.dup(descriptor)) as connection:
-                    own = connection.getsockname()
-                    listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                    if isinstance(own, tuple) and own[1] == port and not listens:
-                        connection.shutdown(socket.SHUT_RDWR)
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                address = connection.getsockname()
+                listens = bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
         except OSError:
             # It was closed meanwhile.
             continue
+        if isinstance(address, tuple):
+            yield descriptor, address[1], listens

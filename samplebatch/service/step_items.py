@@ -12,17 +12,152 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.arguments import fraction, whole
-from samplebatch.buffer.extending import add_steps, env_ids, steps_of
+from samplebatch.batch.action_unit import common_unit
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.buffer.columns import take_rows
+from samplebatch.buffer.extending import add_steps, as_flat, env_ids, flatten_rows, steps_of
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer, PrioritizedVectorReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.samplers import Prioritized, exponent
+from samplebatch.buffer.sequences import draw_episodes
 from samplebatch.buffer.vector import VectorReplayBuffer
+from samplebatch.buffer.views import slots_of
 from samplebatch.errors import ArgumentError, CapacityError, ColumnMismatchError, FormatError, PriorityError
-from samplebatch.service.draws_left import DrawsLeft
-from samplebatch.service.items import Items, Request, Sample, take_options
-from samplebatch.service.waiting import Hold
-from samplebatch.storage.buffer_state import plain
-from samplebatch.storage.live_buffer import LiveBuffer
+from samplebatch.service.declared_columns import DeclaredColumns
+from samplebatch.service.items import Items, Pause, Request, Sample, take_options
+from samplebatch.service.limiter import Hold
+from samplebatch.storage.buffers.file import LiveBuffer
+from samplebatch.storage.buffers.state import plain
+
+Slots = npt.NDArray[np.intp]
+
+_ROUNDS = 3
+"""Rounds of drawing and refusing before all steps are looked at."""
+
+
+class DrawsLeft:
+    """The draws that are left of each slot of a buffer, for tables that limit how often a step is sampled.
+
+    Parameters
+    ----------
+    capacity
+        Slots of the buffer.
+    most
+        How often each step may be sampled.
+
+    Attributes
+    ----------
+    counts
+        The draws that are left of each slot, 0 where there is no step; shape (capacity,).
+    total
+        Their sum.
+    """
+
+    def __init__(self, capacity: int, most: int) -> None:
+        self.counts = np.zeros(capacity, np.int64)
+        self.most = most
+        self.total = 0
+
+    def renew(self, slots: Slots) -> None:
+        """Note that new steps were written to slots."""
+        slots = np.unique(slots)
+        self.total += len(slots) * self.most - int(self.counts[slots].sum())
+        self.counts[slots] = self.most
+
+    def spent(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Tell of each slot whether no draws are left."""
+        found: npt.NDArray[np.bool_] = self.counts[slots] == 0
+        return found
+
+    @contextmanager
+    def draw(self, buffer: ReplayBuffer, n: int) -> Iterator[Slots]:
+        """Draw n slots as a buffer does, one after the other, and take those that are spent out of it afterwards.
+
+        Rows are to be gathered within the block, where their priorities still are as they were. There must be as many
+        draws left. An error within the block takes the draw back.
+        """
+        sampler = buffer._sampler if isinstance(buffer._sampler, Prioritized) else None
+        found = np.zeros(0, np.intp)
+        spent: list[Slots] = []
+        weights: list[npt.NDArray[np.float64]] = []
+        rounds = 0
+        while len(found) < n:
+            rounds += 1
+            picked = self._pick(buffer, n - len(found), by_count=sampler is None and rounds > _ROUNDS)
+            picked = picked[_ordinals(picked) < self.counts[picked]]
+            np.subtract.at(self.counts, picked, 1)
+            found = np.concatenate([found, picked])
+            gone = np.unique(picked[self.counts[picked] == 0])
+            if sampler is not None and len(gone):
+                spent.append(gone)
+                weights.append(sampler.tree.get(gone))
+                sampler.on_remove(gone)
+        self.total -= n
+        if sampler is not None and spent:
+            sampler.tree.set(np.concatenate(spent), np.concatenate(weights))
+        try:
+            yield found
+        except BaseException:
+            np.add.at(self.counts, found, 1)
+            self.total += n
+            raise
+        if sampler is not None and spent:
+            sampler.on_remove(np.concatenate(spent))
+
+    def _pick(self, buffer: ReplayBuffer, n: int, *, by_count: bool) -> Slots:
+        """Draw n slots, some of which may be spent; if `by_count`, none is at first."""
+        if by_count:
+            left = np.flatnonzero(self.counts)
+            return left[buffer._rng.integers(0, len(left), n)]
+        return buffer._draw(n)
+
+    def set_most(self, buffer: ReplayBuffer, most: int) -> None:
+        """Change how often each step may be sampled; draws so far count."""
+        held = buffer._table.rings.stored_slots()
+        revived = held[self.counts[held] == 0]
+        self.counts[held] = np.maximum(self.counts[held] + most - self.most, 0)
+        self.most, self.total = most, int(self.counts.sum())
+        if isinstance(buffer._sampler, Prioritized):
+            buffer._sampler.on_add(revived[self.counts[revived] > 0])
+            buffer._sampler.on_remove(held[self.counts[held] == 0])
+
+    def lift(self, buffer: ReplayBuffer) -> None:
+        """Let spent steps be drawn again, with the largest priority so far."""
+        held = buffer._table.rings.stored_slots()
+        if isinstance(buffer._sampler, Prioritized):
+            buffer._sampler.on_add(held[self.counts[held] == 0])
+
+    def load(self, counts: npt.NDArray[np.int64]) -> None:
+        """Carry on from the counts of another.
+
+        Raises
+        ------
+        FormatError
+            If they are of other slots, or more than there may be.
+        """
+        if counts.shape != self.counts.shape or (counts < 0).any() or (counts > self.most).any():
+            raise FormatError(
+                f"the draws left must be from 0 to {self.most} for {len(self.counts)} slots, they are not"
+            )
+        self.counts = counts.astype(np.int64)
+        self.total = int(counts.sum())
+
+
+def _ordinals(values: Slots) -> Slots:
+    """Return how often each value stands before itself.
+
+    Examples
+    --------
+    >>> _ordinals(np.array([5, 2, 5, 5, 2]))
+    array([0, 0, 1, 2, 1])
+    """
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    starts = np.flatnonzero(np.concatenate([np.ones(1, np.bool_), ordered[1:] != ordered[:-1]]))
+    found = np.empty(len(values), np.intp)
+    found[order] = np.arange(len(values)) - np.repeat(starts, np.diff(np.append(starts, len(values))))
+    return found
+
 
 _INTP = np.dtype(np.intp)
 _BUFFER = {
@@ -64,11 +199,13 @@ class StepItems(Items):
         Of the buffer's generator.
     options
         Those of the buffer, and `n_step` and `gamma`, with which steps are sampled that are asked for without.
+    columns
+        The columns that steps must have; None if those of the first steps decide.
 
     Raises
     ------
     ArgumentError
-        If an option is unknown, or not of its values.
+        If an option is unknown, or not of its values; or if columns are declared by policy.
     PriorityError
         If alpha or beta is negative or no number.
     """
@@ -77,8 +214,16 @@ class StepItems(Items):
     modes = ("steps", "sequences", "episodes")
 
     def __init__(
-        self, kind: str, capacity: int, streams: int, max_times: int, seed: Any, options: Mapping[str, Any]
+        self,
+        kind: str,
+        capacity: int,
+        streams: int,
+        max_times: int,
+        seed: Any,
+        options: Mapping[str, Any],
+        columns: DeclaredColumns | None = None,
     ) -> None:
+        self.declare(columns)
         taken = take_options(options, step_options(kind), f"tables of kind {kind!r}")
         self._n_step = {name: taken.pop(name) for name in _N_STEP}
         self._check_n_step(self._n_step)
@@ -116,6 +261,16 @@ class StepItems(Items):
     def __len__(self) -> int:
         return len(self.buffer)
 
+    def declare(self, columns: DeclaredColumns | None) -> None:
+        """Accept only steps with these columns from now on.
+
+        Raises
+        ------
+        ArgumentError
+            If columns are by policy, or two have one name.
+        """
+        self.declared = None if columns is None else columns.for_steps()
+
     # Inserting
 
     def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
@@ -130,12 +285,15 @@ class StepItems(Items):
         PriorityError
             If there are priorities, and steps have none; if they are not one, or one for each step, or no finite
             numbers.
+        ColumnMismatchError
+            If the table declares columns, and the steps have others; names one.
         SampleBatchError
             As `ReplayBuffer.extend` does.
         """
         if key is not None:
             raise ArgumentError("steps have no keys; keys are for tables of kind 'key'")
-        held, count = steps_of(rows)
+        held, count, unit = steps_of(rows if self.declared is None else self._match(rows, self.declared))
+        common_unit([self.buffer.action_unit, unit])
         if self._rings > 1:
             env_ids(held, count)
         most = self.capacity // self._rings
@@ -153,15 +311,24 @@ class StepItems(Items):
             if count:
                 # Before anything is written: a fragment that is refused is not in the table.
                 sampler.sizes(priorities.astype(np.float64))
-        return (held, count, priorities), count, count
+        return (held, count, priorities, unit), count, count
 
-    def hold_insert(self, count: int) -> Hold | None:
+    @staticmethod
+    def _match(rows: Any, declared: DeclaredColumns) -> Any:
+        """Check steps of one or several policies against the declared columns."""
+        if hasattr(rows, "policy_batches"):
+            parts = {policy: declared.match_steps(as_flat(part)) for policy, part in rows.policy_batches.items()}
+            return MultiAgentBatch(parts, rows.env_steps())
+        return declared.match_steps(as_flat(rows))
+
+    def hold_insert(self, ready: Any) -> Hold | None:
         """Hold nothing back: the oldest steps of a ring are written over."""
         return None
 
     def insert(self, ready: Any, writer: str) -> Any:
         """Insert steps as `ReplayBuffer.extend` does, and return their slots, shape (n,)."""
-        held, count, priorities = ready
+        held, count, priorities, unit = ready
+        self.buffer._merge_action_unit(unit)
         slots = add_steps(self.buffer, dict(held), count, self._rings_of(held, count, writer))
         if priorities is not None:
             self.buffer.update_weight(slots, priorities if priorities.size == count else priorities.reshape(())[()])
@@ -239,12 +406,23 @@ class StepItems(Items):
             return None
         return Hold(f"{request.batch_size} steps are asked for, and {self.left.total} may be sampled", needs_items=True)
 
-    def draw(self, request: Request) -> tuple[Any, int]:
-        """Draw a sample as the buffer does; steps that were sampled often enough are not drawn."""
-        if request.seed is None and request.options.get("beta") is None:
-            return self._draw(request)
-        with self._drawing(request):
-            return self._draw(request)
+    def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
+        """Draw a sample as the buffer does; steps that were sampled often enough are not drawn.
+
+        Raises
+        ------
+        CapacityError
+            If the sample would have too many bytes; nothing is gathered then.
+        """
+        table = self.buffer._table
+        table.max_gather_nbytes = request.max_nbytes
+        try:
+            if request.seed is None and request.options.get("beta") is None:
+                return self._draw(request)
+            with self._drawing(request):
+                return self._draw(request)
+        finally:
+            table.max_gather_nbytes = None
 
     def _draw(self, request: Request) -> tuple[Sample, int]:
         """Draw a sample with the buffer's generator and exponent."""
@@ -278,7 +456,8 @@ class StepItems(Items):
 
     def _draw_episodes(self, request: Request) -> tuple[Sample, int]:
         buffer = self.buffer
-        slots, ends = buffer._draw_episodes(request.batch_size, unfinished=request.options["unfinished"])
+        table, unfinished = buffer._table, request.options["unfinished"]
+        slots, ends = draw_episodes(table, None, request.batch_size, buffer._rng, unfinished=unfinished)
         return self._sample(buffer._rows(slots), slots, slots, np.diff(ends)), len(slots)
 
     def _draw_counted(self, request: Request) -> tuple[Sample, int]:
@@ -325,7 +504,7 @@ class StepItems(Items):
         buffer: Any = self.buffer
         if self._prioritized is None:
             raise PriorityError("steps have priorities in tables of kind 'prioritized' only; this one is 'uniform'")
-        slots = np.ascontiguousarray(buffer._slots(indices)).reshape(-1)
+        slots = np.ascontiguousarray(slots_of(buffer, indices)).reshape(-1)
         there = np.ones(len(slots), np.bool_)
         if generations is not None:
             rings = buffer._table.rings
@@ -412,12 +591,27 @@ class StepItems(Items):
         """Carry on from a state, which may have the buffer itself."""
         found = state["buffer"]
         if isinstance(found, ReplayBuffer):
+            self._check_stored(found)
             self._adopt(found)
         else:
+            before = None if self.declared is None else self.buffer.state_dict()
             self.buffer.load_state_dict(found)
+            try:
+                self._check_stored(self.buffer)
+            except ColumnMismatchError:
+                if before is not None:
+                    self.buffer.load_state_dict(before)
+                raise
         self.set_streams(state["streams"])
         if self.left is not None and state["left"] is not None:
             self.left.load(np.asarray(state["left"]))
+
+    def _check_stored(self, buffer: ReplayBuffer) -> None:
+        """Check the columns of a buffer against the declared ones, by a stored step."""
+        slots = buffer._table.rings.stored_slots()[:1]
+        if self.declared is not None and len(slots):
+            row = flatten_rows(take_rows(buffer._table.columns.tree, slots), "rllib")
+            self.declared.check_stored(row, last_frames=buffer.options["save_only_last_obs"])
 
     def _adopt(self, buffer: ReplayBuffer) -> None:
         """Carry on with another buffer of the same class, sizes and options."""

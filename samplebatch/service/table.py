@@ -2,28 +2,100 @@
 
 from __future__ import annotations
 
+import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from samplebatch.arguments import choice, positive, whole
-from samplebatch.errors import ArgumentError, near_names
+from samplebatch.arguments import choice, count_of, positive, whole
+from samplebatch.errors import ArgumentError, FormatError, near_names
+from samplebatch.service.declared_columns import DeclaredColumns
 from samplebatch.service.fragment_items import FragmentItems
 from samplebatch.service.items import InsertResult, Items, Mode, Request, Sample, take_options
-from samplebatch.service.limiter import RateLimiter
+from samplebatch.service.limiter import Hold, IsCancelled, RateLimiter, WaitingRoom
+from samplebatch.service.protocol import text
 from samplebatch.service.selectors import REMOVERS
-from samplebatch.service.step_items import StepItems
-from samplebatch.service.taken import TakenNumbers
-from samplebatch.service.waiting import Gone, Hold, WaitingRoom
-from samplebatch.storage.damage import name_damage
+from samplebatch.service.step_items import StepItems, step_options
+from samplebatch.storage.foreign.damage import name_damage
 
-Kind = Literal["uniform", "prioritized", "fifo", "lifo", "key"]
+MAX_STREAMS: Final = 1 << 16
+"""Streams of writers of which a table remembers the last fragment."""
+
+
+class TakenNumbers:
+    """The number of the last fragment that a table has taken from each stream of its writers.
+
+    The fragments of a stream come in the order of their numbers, so one whose number is not above that of the last one
+    was sent again.
+
+    Examples
+    --------
+    >>> taken = TakenNumbers()
+    >>> taken.note("actor-0", "a", 1)
+    >>> taken.includes("actor-0", "a", 1), taken.includes("actor-0", "a", 2), taken.includes("actor-0", "b", 1)
+    (True, False, False)
+    """
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def last(self, writer: str, stream: str) -> int:
+        """Return the number of the last fragment that was taken from a stream of a writer; 0 if there is none."""
+        return self._last.get((writer, stream), 0)
+
+    def includes(self, writer: str, stream: str, number: int) -> bool:
+        """Tell whether a fragment was taken; fragments without a number, 0, never were."""
+        return 0 < number <= self.last(writer, stream)
+
+    def note(self, writer: str, stream: str, number: int) -> None:
+        """Note that a fragment was taken, if it has a number.
+
+        The stream that was silent for the longest time is forgotten, if there are too many.
+        """
+        if not number:
+            return
+        self._last[writer, stream] = number
+        self._last.move_to_end((writer, stream))
+        if len(self._last) > MAX_STREAMS:
+            self._last.popitem(last=False)
+
+    def state(self) -> list[list[Any]]:
+        """List the writer, the name and the number of each stream, the one that was silent for the longest time first.
+
+        Examples
+        --------
+        >>> taken = TakenNumbers.from_state([["actor-0", "a", 7]])
+        >>> taken.state()
+        [['actor-0', 'a', 7]]
+        """
+        return [[writer, stream, number] for (writer, stream), number in self._last.items()]
+
+    @classmethod
+    def from_state(cls, state: Any) -> TakenNumbers:
+        """Make the numbers that `state` returned.
+
+        Raises
+        ------
+        FormatError
+            If they are none.
+        """
+        found = cls()
+        try:
+            for writer, stream, number in state:
+                found.note(text("writer", writer), text("stream", stream), count_of("number", number))
+        except (TypeError, ValueError) as error:
+            raise FormatError("the state must list the number of each stream's last fragment, it does not") from error
+        return found
+
+
+Kind = Literal["uniform", "prioritized", "queue", "fifo", "lifo", "key"]
 Unit = Literal["steps", "fragments"]
 
-KINDS: tuple[Kind, ...] = ("uniform", "prioritized", "fifo", "lifo", "key")
+KINDS: tuple[Kind, ...] = ("uniform", "prioritized", "queue", "fifo", "lifo", "key")
 """How tables choose the items that they sample."""
 
 _OF_STEPS = ("uniform", "prioritized")
@@ -41,8 +113,9 @@ class ReplayTable:
     name
         Its name.
     kind
-        How items are sampled: `"uniform"` or `"prioritized"`; fragments also first in first out, `"fifo"`, last in
-        first out, `"lifo"`, or by the key that each is given, `"key"`, where a new one replaces that of the same key.
+        How items are sampled: `"uniform"` or `"prioritized"`; fragments also first in first out, each once, `"queue"`,
+        or any number of times, `"fifo"`; last in first out, `"lifo"`; or by the key that each is given, `"key"`, where
+        a new one replaces that of the same key.
     items
         `"steps"` or `"fragments"`; by default steps, where the kind is one for steps.
     capacity
@@ -52,15 +125,21 @@ class ReplayTable:
     remover
         Which item is removed to make room: `"fifo"`, `"lifo"`, `"uniform"`, `"lowest_priority"`, `"most_sampled"`, or
         `"none"`, where inserts are held back while the table is full. Steps are removed by `"fifo"` only. By default
-        `"none"` for a fifo table whose items are sampled a number of times, which is a queue, else `"fifo"`.
+        `"none"` for a queue, and a fifo table whose items are sampled a number of times, else `"fifo"`.
     max_times_sampled
         How often each item may be sampled; 0 for any number of times. Fragments are removed then; steps are not drawn
-        any more.
+        any more. By default once in a queue, else any number of times.
     streams
         Rings of a table of steps: the steps of each environment of each writer go to a ring of their own as long as
         there are enough, so that episodes that come in fragments lie in one piece.
     seed
         Of the generator that all draws come from; None for a random one.
+    columns
+        The columns that fragments must have, by name: a dtype, or a pair of dtype and row shape, also as text:
+        `{"obs": ("float32", (4,)), "actions": "int64", "tokens": "int32[?]", "prompt": "text", "infos": "object"}` or
+        `"obs:float32[4]+actions:int64"`; for fragments of several policies such mappings by policy. Fragments with
+        missing, further or other columns are rejected. Of steps infos may be missing, and ids and times of int64 need
+        no declaration. By default the first fragment decides on the columns, whoever sends it.
     **options
         Of a table of steps those of the replay buffer, which is a `PrioritizedReplayBuffer` or a `ReplayBuffer`, or of
         several rings a `PrioritizedVectorReplayBuffer` or a `VectorReplayBuffer`; and `n_step` and `gamma`, with which
@@ -69,14 +148,15 @@ class ReplayTable:
     Raises
     ------
     ArgumentError
-        If a word is unknown, a number not of its values, or arguments do not go together.
+        If a word is unknown, a number not of its values, or arguments do not go together; if a declared column has no
+        such dtype or row shape, or two have one name.
     PriorityError
         If alpha or beta is negative or no number.
 
     Attributes
     ----------
     name, kind, unit, remover
-        As given; `unit` is `"steps"` or `"fragments"`.
+        As given; `unit` is `"steps"` or `"fragments"`, and the kind of a queue is `"fifo"`.
     capacity
         How many items there may be.
 
@@ -85,7 +165,7 @@ class ReplayTable:
     >>> from samplebatch import SampleBatch
     >>> table = ReplayTable("replay", capacity=100, seed=7, limiter=RateLimiter(3))
     >>> rows = SampleBatch(obs=[1, 2, 3], actions=[0, 0, 0], rewards=[0.0, 0.0, 1.0], terminateds=[False, False, True])
-    >>> table.insert(rows).inserted, len(table)
+    >>> table.extend(rows).inserted, len(table)
     (3, 3)
     >>> sample = table.sample(2)
     >>> sample.batch.obs - 1 == sample.indices
@@ -93,8 +173,8 @@ class ReplayTable:
 
     A queue between machines:
 
-    >>> queue = ReplayTable("queue", kind="fifo", capacity=8, max_times_sampled=1)
-    >>> inserted = queue.insert(rows)
+    >>> queue = ReplayTable("queue", kind="queue", capacity=8)
+    >>> inserted = queue.extend(rows)
     >>> queue.sample(1).batch["obs"], len(queue)
     (array([1, 2, 3]), 0)
     """
@@ -108,19 +188,22 @@ class ReplayTable:
         items: Unit | None = None,
         limiter: RateLimiter | None = None,
         remover: str | None = None,
-        max_times_sampled: int = 0,
+        max_times_sampled: int | None = None,
         streams: int = 1,
         seed: Any = None,
+        columns: Mapping[Any, Any] | str | None = None,
         **options: Any,
     ) -> None:
         self.name = name
-        self.kind = choice("kind", kind, KINDS)
+        is_queue = choice("kind", kind, KINDS) == "queue"
+        self.kind: Kind = "fifo" if is_queue else kind
         self.unit = choice("items", items or ("steps" if kind in _OF_STEPS else "fragments"), ("steps", "fragments"))
-        times = whole("max_times_sampled", max_times_sampled)
-        self.remover = remover or ("none" if kind == "fifo" and times else "fifo")
+        times = int(is_queue) if max_times_sampled is None else whole("max_times_sampled", max_times_sampled)
+        self.remover = remover or ("none" if self.kind == "fifo" and times else "fifo")
         choice("remover", self.remover, (*REMOVERS, "none"))
+        declared = None if columns is None else DeclaredColumns(columns)
         self._items = self._make_items(
-            whole("capacity", capacity, 1), times, whole("streams", streams, 1), seed, options
+            whole("capacity", capacity, 1), times, whole("streams", streams, 1), seed, options, declared
         )
         self.capacity = self._items.capacity
         self._limiter = RateLimiter() if limiter is None else limiter
@@ -129,7 +212,15 @@ class ReplayTable:
         self._room = WaitingRoom(name, self._lock)
         self._taken = TakenNumbers()
 
-    def _make_items(self, capacity: int, times: int, streams: int, seed: Any, options: dict[str, Any]) -> Items:
+    def _make_items(
+        self,
+        capacity: int,
+        times: int,
+        streams: int,
+        seed: Any,
+        options: dict[str, Any],
+        columns: DeclaredColumns | None,
+    ) -> Items:
         if self.unit == "steps":
             if self.kind not in _OF_STEPS:
                 raise ArgumentError(f"a table of kind {self.kind!r} holds fragments; leave out items={self.unit!r}")
@@ -138,12 +229,12 @@ class ReplayTable:
                     f"a table of steps writes over its oldest ones, and cannot remove by {self.remover!r}; give "
                     "items='fragments'"
                 )
-            return StepItems(self.kind, capacity, streams, times, seed, options)
+            return StepItems(self.kind, capacity, streams, times, seed, options, columns)
         if streams != 1:
             raise ArgumentError(f"streams are rings of steps, and table {self.name!r} holds fragments; leave them out")
         known = {"alpha": 0.6, "beta": 0.4} if self.kind == "prioritized" else {}
         options = take_options(options, known, f"tables of fragments of kind {self.kind!r}")
-        return FragmentItems(self.kind, capacity, self.remover, times, seed, **options)
+        return FragmentItems(self.kind, capacity, self.remover, times, seed, **options, columns=columns)
 
     def _check_limits(self, limits: Mapping[str, Any], times: int) -> None:
         """Check limits against each other and the table's size."""
@@ -154,6 +245,14 @@ class ReplayTable:
         ratio = limits["samples_per_insert"]
         if times and ratio is not None and ratio > times:
             raise ArgumentError(f"samples_per_insert must be at most max_times_sampled, {times}, got {ratio:g}")
+        if self.remover == "none" and ratio is not None and ratio != times:
+            # Each removal takes `times` samples and each insert earns `ratio`: once the table is full, the samples that
+            # are earned run out before one is removed.
+            raise ArgumentError(
+                f"samples_per_insert must be max_times_sampled, {times}, where sampling alone removes fragments, got "
+                f"{ratio:g}: writers and readers would both wait for good once the table is full; give a remover such "
+                "as 'fifo', or leave out samples_per_insert"
+            )
 
     def __len__(self) -> int:
         with self._lock:
@@ -164,7 +263,7 @@ class ReplayTable:
 
     # Items
 
-    def insert(
+    def extend(
         self,
         rows: Any,
         *,
@@ -173,12 +272,12 @@ class ReplayTable:
         number: int = 0,
         priorities: Any = None,
         keys: str | None = None,
-        timeout: float | None = None,
-        gone: Gone | None = None,
+        timeout_s: float | None = None,
+        is_cancelled: IsCancelled | None = None,
     ) -> InsertResult:
-        """Insert a fragment: its steps one after the other, or as a whole.
+        """Add a fragment: its steps one after the other, or as a whole.
 
-        A fragment without rows is not inserted, and never held back.
+        A fragment without rows is not added, and never held back.
 
         Parameters
         ----------
@@ -195,9 +294,9 @@ class ReplayTable:
             the largest so far.
         keys
             The fragment's key in a table by key.
-        timeout
+        timeout_s
             Seconds to wait while a limit holds it back; None for any number, 0 for not at all.
-        gone
+        is_cancelled
             Tells whether nobody waits for the answer any more: who is held back for somebody else is asked now and
             then. AbandonedError is raised then, and nothing inserted.
 
@@ -214,14 +313,15 @@ class ReplayTable:
         PriorityError
             If priorities are none, or nothing looks at them.
         SampleBatchError
-            As `ReplayBuffer.extend` does; ColumnMismatchError if a fragment has other columns than those before.
+            As `ReplayBuffer.extend` does; ColumnMismatchError if a fragment has other columns than the table declares,
+            or than those before.
         """
         ready, count, steps = self._items.prepare(rows, priorities, keys)
         with self._lock:
             # A fragment of a lost connection may be held back here, and the same one that was sent again with it.
             was_taken = partial(self._taken.includes, writer, stream, number)
-            hold = partial(self._hold_insert, count, was_taken)
-            held_s = self._room.admit(writer, "insert", hold, _seconds(timeout), gone) if count else 0.0
+            hold = partial(self._hold_insert, ready, was_taken)
+            held_s = self._room.admit(writer, "insert", hold, _seconds(timeout_s), is_cancelled) if count else 0.0
             if not count or was_taken():
                 return InsertResult(0, np.zeros(0, np.int64), len(self._items), held_s)
             indices = self._items.insert(ready, writer)
@@ -236,21 +336,22 @@ class ReplayTable:
         with self._lock:
             return self._taken.last(writer, stream)
 
-    def _hold_insert(self, count: int, was_taken: Callable[[], bool]) -> Hold | None:
+    def _hold_insert(self, ready: Any, was_taken: Callable[[], bool]) -> Hold | None:
         if was_taken():
             return None
         why = "" if self._room.needs_items else self._limiter.why_not_insert(len(self._items))
-        return Hold(why) if why else self._items.hold_insert(count)
+        return Hold(why) if why else self._items.hold_insert(ready)
 
     def sample(
         self,
         batch_size: int,
         *,
         mode: Mode | None = None,
-        timeout: float | None = None,
+        timeout_s: float | None = None,
         seed: int | None = None,
         reader: str = "",
-        gone: Gone | None = None,
+        is_cancelled: IsCancelled | None = None,
+        max_nbytes: int | None = None,
         **options: Any,
     ) -> Sample:
         """Sample steps, sequences, episodes or fragments.
@@ -265,14 +366,16 @@ class ReplayTable:
         mode
             `"steps"`, `"sequences"` or `"episodes"` of a table of steps, `"fragments"` of one of fragments. By default
             the first.
-        timeout
+        timeout_s
             Seconds to wait while a limit holds it back; None for any number, 0 for not at all.
         seed
             Of a generator for this sample alone; None for the table's own.
         reader
             Who samples, for `info`.
-        gone
-            As for `insert`; nothing is sampled then.
+        is_cancelled
+            As for `extend`; nothing is sampled then.
+        max_nbytes
+            Bytes that the sample may have, known before its rows are gathered; None for any number.
         **options
             Of steps `n_step` and `gamma`, as `ReplayBuffer.sample` takes them; of sequences `length`, `burn_in` and
             `padded`, as `ReplayBuffer.sample_sequences` does; of episodes `unfinished`, as
@@ -288,19 +391,43 @@ class ReplayTable:
         ArgumentError
             If the table has no such mode, an option is unknown or not of its values, or `batch_size` is no whole number
             from 1, or more than the table can ever give.
+        CapacityError
+            If the sample would have more than `max_nbytes`; nothing is sampled then.
         EmptyBufferError
-            If there is no episode, or no stretch of that length, to draw from.
+            If there is no episode, or no stretch of that length, to draw from; or if the table is emptied while the
+            lock is free between two portions of a large sample of fragments.
         SampleBatchError
             As the methods of `ReplayBuffer` do.
         """
-        request = self._request(batch_size, mode, seed, options)
+        request = replace(self._request(batch_size, mode, seed, options), max_nbytes=max_nbytes)
         with self._lock:
-            held_s = self._room.admit(reader, "sample", lambda: self._hold_sample(request), _seconds(timeout), gone)
-            drawn, count = self._items.draw(request)
-            self._limiter.count_samples(count)
+            held_s = self._room.admit(
+                reader, "sample", lambda: self._hold_sample(request), _seconds(timeout_s), is_cancelled
+            )
+            drawn = self._draw(request, is_cancelled)
             self._room.wake()
         found = self._items.finish(drawn)
-        return replace(found, held_s=held_s) if held_s else found
+        found.held_s = held_s
+        return found
+
+    def _draw(self, request: Request, is_cancelled: IsCancelled | None) -> Any:
+        """Draw and count a sample; others get the lock between portions of a large one."""
+        counted = 0
+
+        def pause(count: int) -> None:
+            nonlocal counted
+            counted += count
+            self._limiter.count_samples(count)
+            self._room.pause(is_cancelled)
+
+        try:
+            drawn, count = self._items.draw(request, pause)
+        except BaseException:
+            # A table that was emptied meanwhile counts from 0.
+            self._limiter.count_samples(-min(counted, self._limiter.sampled))
+            raise
+        self._limiter.count_samples(count - counted)
+        return drawn
 
     def _request(self, batch_size: int, mode: Mode | None, seed: Any, options: Mapping[str, Any]) -> Request:
         modes = self._items.modes
@@ -311,7 +438,9 @@ class ReplayTable:
         return self._items.request(whole("batch_size", batch_size, 1), mode or modes[0], options, seed)
 
     def _hold_sample(self, request: Request) -> Hold | None:
-        why = self._limiter.why_not_sample(len(self._items))
+        # A full table from which sampling alone removes items: its writers wait for samples, whatever the ratio.
+        is_full = self._room.needs_room and len(self._items) >= self.capacity
+        why = "" if is_full else self._limiter.why_not_sample(len(self._items))
         return Hold(why) if why else self._items.hold_sample(request)
 
     def update_weight(self, indices: Any, weights: Any, generations: Any = None) -> int:
@@ -345,7 +474,7 @@ class ReplayTable:
 
     # Limits
 
-    def set_limits(self, **limits: Any) -> None:
+    def set_limits(self, /, **limits: Any) -> None:
         """Change limits while writers and learners are at work, and wake the requests that wait.
 
         Parameters
@@ -377,8 +506,9 @@ class ReplayTable:
         -------
         dict
             `name`, `kind`, `items`, `remover`, `size`, `capacity`, `nbytes`; `weight`, the sum of the weights by which
-            items are drawn; `inserted` and `sampled` items so far; the `limits`; `closed`; and `held_back`, requests
-            with `who`, `action`, `why`, and `since`, in seconds of Unix time.
+            items are drawn; `inserted` and `sampled` items so far; the `limits`; `columns`, the declared dtypes and row
+            shapes by name, or by policy and name, None if none are declared; `closed`; and `held_back`, requests with
+            `who`, `action`, `why`, and `since`, in seconds of Unix time.
         """
         with self._lock:
             return {
@@ -393,14 +523,10 @@ class ReplayTable:
                 "inserted": self._limiter.inserted,
                 "sampled": self._limiter.sampled,
                 "limits": {**self._limiter.limits, "max_times_sampled": self._items.max_times},
+                "columns": None if self._items.declared is None else self._items.declared.describe(),
                 "held_back": self._room.held_back(),
                 "closed": self._room.closed,
             }
-
-    @property
-    def item_nbytes(self) -> int:
-        """Bytes of one item, about: of a step those of its slot, of fragments the mean."""
-        return int(self._items.nbytes) // max(1, self.capacity if self.unit == "steps" else len(self))
 
     @property
     def closed(self) -> bool:
@@ -427,24 +553,116 @@ class ReplayTable:
     def _own_state(self) -> dict[str, Any]:
         """Return the state of all but the items; the numbers of fragments are those that the items are of."""
         limiter, taken = self._limiter.state_dict(), self._taken.state()
-        return {"limiter": limiter, "max_times": self._items.max_times, "taken": taken}
+        columns = None if self._items.declared is None else self._items.declared.state()
+        return {"limiter": limiter, "max_times": self._items.max_times, "taken": taken, "columns": columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Carry on exactly as the table that had this state, limits included.
 
+        A table that declares no columns takes the declaration of the state. One that declares columns keeps its own.
+
         Raises
         ------
         ColumnMismatchError, FormatError
-            If it is of a table of other arguments, or not whole; says which part is missing.
+            If it is of a table of other arguments, or not whole; says which part is missing. If its rows have other
+            columns than this table declares; names one.
         """
         with self._lock, name_damage("the state of a table"):
             limiter, taken = RateLimiter.from_state_dict(state["limiter"]), TakenNumbers.from_state(state["taken"])
-            self._items.set_max_times(whole("max_times", state["max_times"]))
-            self._items.load_state_dict(state)
+            times = count_of("max_times", state["max_times"])
+            self._check_limits(limiter.limits, times)
+            declared = self._items.declared
+            columns = DeclaredColumns.from_state(state.get("columns"))
+            self._items.set_max_times(times)
+            try:
+                if declared is None:
+                    self._items.declare(columns)
+                self._items.load_state_dict(state)
+            except BaseException:
+                self._items.declared = declared
+                raise
             self._limiter, self._taken = limiter, taken
             self._room.wake()
 
 
-def _seconds(timeout: float | None) -> float | None:
+def _seconds(timeout_s: float | None) -> float | None:
     """Return a time to wait; 0 for none, None for any."""
-    return timeout if not timeout else positive("timeout", timeout)
+    return timeout_s if not timeout_s else positive("timeout_s", timeout_s)
+
+
+_LIMITER_OPTIONS = ("min_size", "samples_per_insert", "error_buffer")
+_ARGUMENTS = ("items", "remover", "max_times_sampled", "streams", "seed", "columns")
+_FORM = "NAME=KIND:CAPACITY,OPTION=VALUE,..."
+
+
+def parse_table(text: str) -> ReplayTable:
+    """Make a replay table of its description in one word.
+
+    Parameters
+    ----------
+    text
+        `NAME=KIND:CAPACITY`, and any options after commas: `OPTION=VALUE`. The kind is one of `ReplayTable`. Options
+        are its arguments, and those of `RateLimiter`. Numbers may be written as `1e6`; several names of columns are
+        joined by `+`. So are declared columns, each `NAME:DTYPE[SHAPE]` with the extents of a row joined by `x`.
+
+    Raises
+    ------
+    ArgumentError
+        If it is of no such form, or names no such kind or option; says which are near.
+    SampleBatchError
+        As `ReplayTable` and `RateLimiter` do.
+
+    Examples
+    --------
+    >>> parse_table("prio=prioritized:1e6,alpha=0.7,samples_per_insert=4")
+    ReplayTable('prio', prioritized, 0 of 1000000 steps)
+    >>> parse_table("rollouts=queue:64").info()["limits"]["max_times_sampled"]
+    1
+    >>> parse_table("frames=uniform:1e5,columns=obs:uint8[84x84]+actions:int64").info()["columns"]
+    {'obs': 'uint8[84x84]', 'actions': 'int64'}
+    >>> parse_table("replay=unifrom:1e6")
+    Traceback (most recent call last):
+    samplebatch.errors.ArgumentError: table 'replay' must be of a kind that there is, got 'unifrom'; did you mean
+        'uniform'?
+    """
+    found = re.fullmatch(r"(?P<name>[^=,:]+)=(?P<kind>[^:,]+):(?P<capacity>[^,]+)(?:,(?P<options>.*))?", text)
+    if found is None:
+        raise ArgumentError(f"a table must be given as {_FORM}, got {text!r}")
+    name, kind = found["name"], found["kind"]
+    if kind not in KINDS:
+        raise ArgumentError(f"table {name!r} must be of a kind that there is, got {kind!r}; {near_names(kind, KINDS)}")
+    arguments: dict[str, Any] = {"kind": kind, "capacity": _value(found["capacity"])}
+    limits: dict[str, Any] = {}
+    known = (*_LIMITER_OPTIONS, *_ARGUMENTS, *_options_of(kind))
+    for part in filter(None, (found["options"] or "").split(",")):
+        option, equals, value = part.partition("=")
+        if not equals or not value:
+            raise ArgumentError(f"options of table {name!r} must be given as OPTION=VALUE, got {part!r}")
+        if option not in known:
+            raise ArgumentError(
+                f"table {name!r} of kind {kind!r} has no option {option!r}; {near_names(option, known)}"
+            )
+        (limits if option in _LIMITER_OPTIONS else arguments)[option] = value if option == "columns" else _value(value)
+    try:
+        return ReplayTable(name, limiter=RateLimiter(**limits), **arguments)
+    except ArgumentError as error:
+        raise ArgumentError(f"table {name!r}: {error}") from error
+
+
+def _options_of(kind: str) -> tuple[str, ...]:
+    return tuple(step_options(kind)) if kind in ("uniform", "prioritized") else ()
+
+
+def _value(text: str) -> Any:
+    """Return a value by its form: a flag, a number, whole if it is one, names, or a word.
+
+    >>> [_value(text) for text in ("1e6", "0.5", "true", "lifo", "obs+new_obs", "none")]
+    [1000000, 0.5, True, 'lifo', ['obs', 'new_obs'], 'none']
+    """
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        number = float(text)
+    except ValueError:
+        return text.split("+") if "+" in text else text
+    return int(number) if number.is_integer() else number  # inf and NaN are not

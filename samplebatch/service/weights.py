@@ -7,23 +7,39 @@ The columns are `path`, the names from the outermost dict to the array; `dtype`,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import secrets
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import ipc
 
+from samplebatch.arguments import whole
 from samplebatch.batch.nested.node import ARRAY, KINDS, NUMBER, TENSOR
 from samplebatch.column import memory
+from samplebatch.column.arrow_bodies import decompressed_stream_nbytes
 from samplebatch.column.convert import as_column
-from samplebatch.column.types import named_dtype
-from samplebatch.errors import ColumnTypeError, FormatError
-from samplebatch.service.protocol import WEIGHTS_KEY
+from samplebatch.column.types import check_torch_name, named_dtype, named_torch_dtype
+from samplebatch.errors import CapacityError, ColumnTypeError, FormatError
+from samplebatch.service.protocol import WEIGHTS_KEY, read_request, short_text, text
+from samplebatch.transport.broadcast import MAX_DEPTH
+
+MAX_NAMES: Final = 64
+"""Names that weights can be published under."""
+
+MAX_VERSION: Final = 1 << 53
+"""The highest version that a publisher may know: every reader of JSON can hold it."""
+
+MAX_ARRAYS: Final = 1 << 16
+"""Arrays and tensors of one publication."""
 
 _TORCH = "torch."
+_MAX_AXES: Final = 32
+_MAX_NBYTES: Final = 1 << 62
 _SCHEMA = pa.schema(
     [
         pa.field("path", pa.list_(pa.string())),
@@ -33,8 +49,120 @@ _SCHEMA = pa.schema(
     ]
 )
 
+_COLUMNS = "weights must have the uncompressed columns {}, without nulls".format(
+    ", ".join(f"{field.name} ({field.type})" for field in _SCHEMA)
+)
 
-def pack_weights(weights: Mapping[str, Any], name: str) -> pa.Buffer:
+
+class _Array(NamedTuple):
+    """The description of one array or tensor: its path, dtype and shape."""
+
+    path: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Published(NamedTuple):
+    """The newest weights of one name, as a service keeps them.
+
+    Attributes
+    ----------
+    version
+        Their number, which goes up with each publication.
+    epoch
+        Word for the service process that numbered them. Versions of different epochs cannot be compared.
+    stream
+        The weights as an Arrow stream.
+    """
+
+    version: int
+    epoch: str
+    stream: pa.Buffer
+
+
+class PublishedWeights:
+    """The newest weights of each name that a `ReplayServer` serves, with their versions, for it and its checkpoints.
+
+    Each object has its own epoch. Weights that `load` restores keep the epoch in which they were published, so that
+    clients notice which ones came after a restart.
+
+    Examples
+    --------
+    >>> published = PublishedWeights()
+    >>> published.publish(pack_weights({"bias": np.zeros(2)}, "policy")).version
+    1
+    >>> published.versions()
+    {'policy': 1}
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._epoch = secrets.token_hex(8)
+        self._newest: dict[str, Published] = {}
+
+    def publish(self, raw: Any) -> Published:
+        """Keep weights in place of those before of the same name.
+
+        Parameters
+        ----------
+        raw
+            What `pack_weights` returned.
+
+        Raises
+        ------
+        FormatError
+            If the bytes are no weights.
+        ArgumentError, CapacityError
+            If the name is too long, would be one of too many, or the version that the publisher knows is none.
+        """
+        about = _read(raw)[0]
+        name, after = short_text("name", about["name"]), whole("after", about.get("after", 0))
+        if after > MAX_VERSION:
+            raise CapacityError(f"after must be at most {MAX_VERSION}, got {after}")
+        with self._lock:
+            before = self._newest.get(name)
+            if before is None and len(self._newest) >= MAX_NAMES:
+                raise CapacityError(f"weights must have one of {MAX_NAMES} names, {name!r} would be one more")
+            version = max(after, 0 if before is None else before.version) + 1
+            found = self._newest[name] = Published(version, self._epoch, pa.py_buffer(raw))
+        return found
+
+    def latest(self, name: str) -> Published | None:
+        """Return the newest weights of a name; None if there are none."""
+        with self._lock:
+            return self._newest.get(name)
+
+    def versions(self) -> dict[str, int]:
+        """Return the newest version of each name."""
+        with self._lock:
+            return {name: newest.version for name, newest in self._newest.items()}
+
+    def state(self) -> dict[str, Published]:
+        """Return the newest weights of each name, for `load`."""
+        with self._lock:
+            return dict(self._newest)
+
+    def load(self, state: Mapping[str, Published]) -> None:
+        """Serve the weights of a checkpoint in place of all others; later versions continue from theirs.
+
+        Raises
+        ------
+        FormatError, ArgumentError, CapacityError
+            If a stream is no weights of that name, a version or an epoch is none, or there are too many names.
+        """
+        if len(state) > MAX_NAMES:
+            raise CapacityError(f"weights must have at most {MAX_NAMES} names, got {len(state)}")
+        for name, (version, epoch, stream) in state.items():
+            short_text("epoch", epoch)
+            if whole("version", version, 1) > 2 * MAX_VERSION:
+                raise CapacityError(f"version must be at most {2 * MAX_VERSION}, got {version}")
+            if _read(stream)[0]["name"] != short_text("name", name):
+                raise FormatError(f"weights {name!r} must be published under that name, they have another")
+        with self._lock:
+            self._newest = dict(state)
+
+
+def pack_weights(weights: Mapping[str, Any], name: str, after: int = 0) -> pa.Buffer:
     """Write weights, with one copy.
 
     Parameters
@@ -43,11 +171,16 @@ def pack_weights(weights: Mapping[str, Any], name: str) -> pa.Buffer:
         A dict of arrays, tensors and numbers, flat or nested.
     name
         The name that they are published under.
+    after
+        The highest version that the publisher knows; the service gives a higher one.
 
     Raises
     ------
     ColumnTypeError
-        If they are no such dict; names the value.
+        If they are no such dict, dicts are nested deeper than 32, or a dtype cannot be built from bytes; names the
+        value.
+    CapacityError
+        If there are more than 65,536 arrays.
     DeviceError
         If a tensor is not in host memory; names it.
 
@@ -59,6 +192,7 @@ def pack_weights(weights: Mapping[str, Any], name: str) -> pa.Buffer:
     ('policy', {'bias': array([0., 1.])}, 7)
     """
     rows = [(path, *_describe(".".join(path), value)) for path, value in _leaves(weights, ())]
+    _check_count(len(rows))
     ends = np.cumsum([0, *(bits.nbytes for *_, bits in rows)])
     data = memory.empty((int(ends[-1]),), np.dtype(np.uint8))
     for (*_, bits), start, stop in zip(rows, ends[:-1], ends[1:], strict=True):
@@ -70,7 +204,8 @@ def pack_weights(weights: Mapping[str, Any], name: str) -> pa.Buffer:
         pa.array([list(shape) for _, _, shape, _ in rows], _SCHEMA.field("shape").type),
         pa.Array.from_buffers(pa.large_binary(), len(rows), [None, offsets, memory.as_buffer(data)]),
     ]
-    schema = _SCHEMA.with_metadata({WEIGHTS_KEY: json.dumps({"name": name}).encode()})
+    about = {"name": name, "after": after} if after else {"name": name}
+    schema = _SCHEMA.with_metadata({WEIGHTS_KEY: json.dumps(about).encode()})
     sink = pa.BufferOutputStream()
     with ipc.new_stream(sink, schema) as stream:
         stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
@@ -83,49 +218,80 @@ def unpack_weights(raw: Any) -> tuple[str, dict[str, Any]]:
     Raises
     ------
     FormatError
-        If the bytes are no weights.
+        If the bytes are no weights, or name a dtype whose arrays or tensors cannot be built from bytes.
+    CapacityError
+        If there are more than 65,536 arrays.
     """
-    name, batch = _read(raw)
+    about, arrays, data = _read(raw)
     weights: dict[str, Any] = {}
-    described = zip(*(batch.column(own).to_pylist() for own in ("path", "dtype", "shape")), strict=True)
-    try:
-        for (path, dtype, shape), data in zip(described, batch.column("data"), strict=True):
-            _put(weights, path, _restore(data.as_buffer(), dtype, shape))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise FormatError(f"weights must be arrays that fit their descriptions, one does not: {error}") from error
-    return name, weights
+    for (path, dtype, shape), values in zip(arrays, data, strict=True):
+        try:
+            _put(weights, path, _restore(values.as_buffer(), dtype, shape))
+        except ColumnTypeError as error:  # the installed torch lacks the dtype
+            raise FormatError(f"weights must have dtypes that this process has: {error}") from error
+    return about["name"], weights
 
 
-def _read(raw: Any) -> tuple[str, pa.RecordBatch]:
-    """Read the record batch of weights, and their name."""
+def _read(raw: Any) -> tuple[dict[str, Any], list[_Array], pa.Array]:
+    """Read what is said of weights, their name among it, the descriptions of their arrays, and the bytes of each.
+
+    Neither builds arrays nor loads torch, and accepts only bytes that fit their descriptions.
+    """
     try:
+        # Before it is read: Arrow allocates what the prefix of a compressed buffer states.
+        is_plain = not decompressed_stream_nbytes(pa.py_buffer(raw))
         with ipc.open_stream(raw) as stream:
             schema = stream.schema
-            name = str(json.loads((schema.metadata or {})[WEIGHTS_KEY])["name"])
-            batch = stream.read_next_batch()
-        batch.validate(full=True)
+            about = read_request((schema.metadata or {})[WEIGHTS_KEY], "the description of weights")
+            about["name"] = text("name", about["name"])
+            batch = stream.read_next_batch() if is_plain and schema.equals(_SCHEMA) else None
+        if batch is not None:
+            batch.validate(full=True)
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, RecursionError, StopIteration) as error:
         raise FormatError("weights must come as an Arrow stream that names them, they do not") from error
-    if not schema.equals(_SCHEMA) or any(column.null_count for column in batch.columns):
-        wanted = ", ".join(f"{field.name} ({field.type})" for field in _SCHEMA)
-        raise FormatError(f"weights must have the columns {wanted}, without nulls, they have not")
-    return name, batch
+    if batch is None:
+        raise FormatError(_COLUMNS)
+    paths, dtypes, shapes, data = batch.columns
+    if any(column.null_count for column in (*batch.columns, paths.flatten(), shapes.flatten())):
+        raise FormatError(_COLUMNS)
+    _check_count(batch.num_rows)
+    ends = np.frombuffer(data.buffers()[1], np.int64, len(data) + 1, 8 * data.offset) if len(data) else np.zeros(1)
+    arrays = [
+        _Array(tuple(path), dtype, tuple(shape))
+        for path, dtype, shape in zip(paths.to_pylist(), dtypes.to_pylist(), shapes.to_pylist(), strict=True)
+    ]
+    tree: dict[str, Any] = {}
+    for array, size in zip(arrays, np.diff(ends).tolist(), strict=True):
+        try:
+            _check_array(array, size)
+        except (ColumnTypeError, ValueError) as error:
+            raise FormatError(f"weights must be arrays that fit their descriptions, one does not: {error}") from error
+        _put(tree, array.path, None)
+    return about, arrays, data
 
 
-def name_of_weights(raw: Any) -> str:
-    """Check weights that a client publishes, without making arrays of them, and return their name.
+def _check_array(array: _Array, size: int) -> None:
+    """Check that the bytes of an array or tensor are those of its dtype and shape."""
+    dtype, shape = array.dtype, array.shape
+    is_tensor = dtype.startswith(_TORCH)
+    itemsize = check_torch_name(dtype.removeprefix(_TORCH)) if is_tensor else named_dtype(dtype).itemsize
+    # NumPy and torch count the elements that an array without any would have along its other axes.
+    if len(shape) > _MAX_AXES or min(shape, default=0) < 0 or itemsize * prod(max(1, n) for n in shape) > _MAX_NBYTES:
+        raise ValueError(f"the shape must have at most {_MAX_AXES} axes of at most {_MAX_NBYTES} bytes in all")
+    if not itemsize or itemsize * prod(shape) != size:
+        raise ValueError(f"{size} bytes are not those of {dtype} of shape {shape}")
 
-    Raises
-    ------
-    FormatError
-        If the bytes are no weights.
-    """
-    return _read(raw)[0]
+
+def _check_count(count: int) -> None:
+    if count > MAX_ARRAYS:
+        raise CapacityError(f"weights must have at most {MAX_ARRAYS} arrays, got {count}; join small ones")
 
 
 def _leaves(weights: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     if not isinstance(weights, Mapping):
         raise ColumnTypeError(f"weights must be a dict of arrays and tensors, got a {type(weights).__name__}")
+    if len(path) >= MAX_DEPTH:
+        raise ColumnTypeError(f"weights must be at most {MAX_DEPTH} dicts deep, {'.'.join(path)!r} has another")
     for name, value in weights.items():
         if not isinstance(name, str):
             where = ".".join(path) or "them"
@@ -146,35 +312,42 @@ def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], npt.NDArray[
     array = np.asarray(value) if kind in (ARRAY, NUMBER) else None
     if array is None or array.dtype.hasobject:
         raise ColumnTypeError(f"weights must be arrays and tensors, {name!r} is a {type(value).__name__}")
-    array = np.ascontiguousarray(array).reshape(array.shape)
-    return array.dtype.str, array.shape, array.reshape(-1).view(np.uint8)
+    dtype = array.dtype.newbyteorder("=").str
+    try:
+        named_dtype(dtype)
+    except ColumnTypeError as error:
+        raise ColumnTypeError(
+            f"weights must have dtypes that can be built from bytes, {name!r} has not: {error}"
+        ) from error
+    array = np.ascontiguousarray(array, dtype).reshape(array.shape)
+    return dtype, array.shape, array.reshape(-1).view(np.uint8)
 
 
-def _restore(data: pa.Buffer, dtype: str, shape: list[int]) -> Any:
-    """View the bytes of an array; those of a tensor are copied, as tensors are always writable.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If they are not those of the dtype and the shape.
-    """
-    if dtype.startswith(_TORCH):
-        import torch
-
-        own: Any = getattr(torch, dtype.removeprefix(_TORCH), None)
-    else:
-        own = named_dtype(dtype)
-    if min(shape, default=0) < 0 or own.itemsize * prod(shape) != data.size:
-        raise ValueError("other bytes than those of the shape")
+def _restore(data: pa.Buffer, dtype: str, shape: Sequence[int]) -> Any:
+    """View the bytes of an array; those of a tensor are copied, as tensors are always writable."""
     if not dtype.startswith(_TORCH):
-        return memory.as_array(data, own, shape)
+        return memory.as_array(data, named_dtype(dtype), shape)
+    own = named_torch_dtype(dtype.removeprefix(_TORCH))
+    import torch
+
     return torch.frombuffer(bytearray(data), dtype=own).reshape(shape) if data.size else torch.empty(shape, dtype=own)
 
 
-def _put(weights: dict[str, Any], path: list[str], value: Any) -> None:
+def _put(weights: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Put an array into nested dicts.
+
+    Raises
+    ------
+    FormatError
+        If the path is empty, too long, or that of another array, or leads through one.
+    """
+    if not 1 <= len(path) <= MAX_DEPTH:
+        raise FormatError(f"an array of weights must have 1 to {MAX_DEPTH} names on its path, got {len(path)}")
     *folders, name = path
     for folder in folders:
         weights = weights.setdefault(folder, {})
+        if not isinstance(weights, dict):
+            raise FormatError("weights must have one array or dict per name, they have both under one name")
     if name in weights:
-        raise ValueError("two arrays of one name")
+        raise FormatError("weights must have one array or dict per name, they have two under one name")
     weights[name] = value

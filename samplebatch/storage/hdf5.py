@@ -1,6 +1,7 @@
-"""Nested values in HDF5 files, in Tianshou's layout.
+"""HDF5 files with checksums; nested values in Tianshou's layout, and batches.
 
-A dict or batch is a group, an array or tensor a dataset, a number an attribute of its group. Arrays of strings are
+A batch is a dataset per column, and JSON for types, flags and layout; a nested batch is stored in Tianshou's layout:
+a dict or batch is a group, an array or tensor a dataset, a number an attribute of its group. Arrays of strings are
 datasets of strings; whatever else HDF5 has no form for is pickled into a dataset of bytes. The attribute
 `__data_type__` says which is which. Pickles are read as data, without running them (see `inert_pickle`), so that
 strings, None, lists and arrays of such come back from any file, and other objects only if the caller allows it.
@@ -8,19 +9,38 @@ strings, None, lists and arrays of such come back from any file, and other objec
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from samplebatch.batch.action_unit import ActionUnit
+from samplebatch.batch.arrow import read_flags, read_structures
+from samplebatch.batch.flags import describe_flags
+from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import ARRAY, KINDS, TENSOR, values_of
+from samplebatch.batch.nested.node import ARRAY, KINDS, TENSOR, set_unit, unit_of, values_of
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.convert import as_column
 from samplebatch.column.interface import Column
-from samplebatch.errors import UnstorableError, require
-from samplebatch.storage.hdf5_heaps import check_heaps
-from samplebatch.storage.hdf5_reader import DTYPE_KEY, TYPE_KEY, Hdf5Reader, bound_of
+from samplebatch.column.objects import ObjectColumn
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.text import TextColumn
+from samplebatch.column.torch_tensor import RaggedTorchColumn, TorchColumn
+from samplebatch.column.varying_rows import VaryingRows
+from samplebatch.errors import FormatError, UnstorableError, require
+from samplebatch.storage import checksums
+from samplebatch.storage.files import check_suffix, file_bytes, replacing
+from samplebatch.storage.foreign.damage import name_damage
+from samplebatch.storage.foreign.hdf5 import DTYPE_KEY, TYPE_KEY, Hdf5Reader, bound_of, check_heaps
+from samplebatch.storage.tables.batches import AnyBatch, choose
 
 if TYPE_CHECKING:
     import h5py
@@ -110,13 +130,7 @@ def _write_group(values: Mapping[Any, Any], group: h5py.Group, compression: str 
 
 
 def write_value(value: Any, group: h5py.Group, name: str, compression: str | None, path: str) -> None:
-    """Write one value that is no dict and no batch.
-
-    Raises
-    ------
-    UnstorableError
-        If it can be neither stored nor pickled; names it.
-    """
+    """Write one value that is no dict and no batch; raises UnstorableError if it cannot be pickled either."""
     if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
         try:
             group.attrs[name] = value
@@ -131,7 +145,7 @@ def write_value(value: Any, group: h5py.Group, name: str, compression: str | Non
         _create(group, name, array, compression).attrs[TYPE_KEY] = "Tensor"
         if dtype:
             group[name].attrs[DTYPE_KEY] = dtype
-    elif kind == ARRAY and (stored := _storable(value)) is not None:
+    elif kind == ARRAY and (stored := storable(value)) is not None:
         _create(group, name, stored, compression).attrs[TYPE_KEY] = "ndarray"
     else:
         _write_pickle(value, group, name, compression, path)
@@ -142,7 +156,7 @@ def _create(group: h5py.Group, name: str, array: npt.NDArray[Any], compression: 
     return group.create_dataset(name, data=array, compression=compression if array.ndim and array.size else None)
 
 
-def _storable(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+def storable(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
     """Return an array as HDF5 stores it, or None if it has no form for it."""
     import h5py
 
@@ -185,3 +199,250 @@ def _write_pickle(value: Any, group: h5py.Group, name: str, compression: str | N
         ) from error
     dataset = _create(group, name, np.frombuffer(data, np.int8), compression)
     dataset.attrs[TYPE_KEY] = "pickled_ndarray" if isinstance(value, np.ndarray) else type(value).__name__
+
+
+@contextlib.contextmanager
+def hdf5_writer(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[h5py.File]:
+    """Open an HDF5 file for writing; it replaces the path, with checksums, when the block ends without error."""
+    h5py = require("h5py", "hdf5")
+    check_suffix(path, "HDF5")
+    with replacing(path, durable=durable) as written:
+        # The first format in which attributes may be of any size.
+        with h5py.File(written.name, "w", libver=("v108", "v108")) as file:
+            yield file
+        checksums.add(written, checksums.HDF5)
+
+
+@contextlib.contextmanager
+def hdf5_file(path: str | os.PathLike[str], *, verify: bool = True) -> Iterator[h5py.File]:
+    """Open an HDF5 file for reading, after checking its heaps and, with `verify`, its checksums."""
+    h5py = require("h5py", "hdf5")
+    name = os.fspath(path)
+    with open(name, "rb"):
+        pass
+    if not h5py.is_hdf5(name):
+        raise FormatError(f"{name!r} must be an HDF5 file, it is not")
+    check_heaps(name)
+    if verify:
+        check_hdf5(file_bytes(name, memory_map=True), name)
+    try:
+        file = h5py.File(name, "r")
+    except (OSError, RuntimeError) as error:
+        raise FormatError(f"{name!r} must be a whole HDF5 file, and it is damaged: {error}") from error
+    with file:
+        yield file
+
+
+def check_hdf5(data: pa.Buffer, name: str) -> bool:
+    """Verify all bytes of an HDF5 file against its checksums; return whether it has any."""
+    return checksums.verify(data, checksums.HDF5, name, lambda start, stop: _datasets_at(name, start, stop))
+
+
+def _datasets_at(name: str, start: int, stop: int) -> list[str]:
+    """Name the datasets of an HDF5 file with values between two places; those of columns as the columns."""
+    import h5py
+
+    found: list[str] = []
+
+    def visit(path: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            chunks = [item.id.get_chunk_info(i) for i in range(item.id.get_num_chunks())] if item.chunks else []
+            places = [(chunk.byte_offset, chunk.size) for chunk in chunks]
+            if not item.chunks and item.id.get_offset() is not None:
+                places = [(item.id.get_offset(), item.id.get_storage_size())]
+            if any(at < stop and at + nbytes > start for at, nbytes in places):
+                found.append(path.removeprefix("_meta/").replace("/", "."))
+
+    # What is damaged may be what says where the datasets are.
+    with contextlib.suppress(OSError, RuntimeError, ValueError, KeyError), h5py.File(name, "r") as file:
+        file.visititems(visit)
+    return found
+
+
+_ABOUT = "samplebatch.batch"
+"""Attribute of the file, or of a policy's group, with the description of its batch as JSON."""
+
+_VERSION = 1
+
+
+def write_hdf5(
+    batch: AnyBatch, path: str | os.PathLike[str], compression: str | None = None, *, durable: bool = True
+) -> None:
+    """Write a batch to an HDF5 file, atomically."""
+    with hdf5_writer(path, durable=durable) as file:
+        if isinstance(batch, Batch):
+            file.attrs[TYPE_KEY] = "Batch"
+            unit = unit_of(batch)
+            described = {} if unit is None else {"action_unit": unit.describe()}
+            file.attrs[_ABOUT] = json.dumps({"version": _VERSION, "type": "Batch", **described})
+            to_hdf5(batch, file, compression)
+        elif isinstance(batch, SampleBatch):
+            _write_columns(batch, file, compression)
+        else:
+            about = {"version": _VERSION, "type": "MultiAgentBatch", "env_steps": batch.count, "policies": list(batch)}
+            file.attrs[_ABOUT] = json.dumps(about, default=np.generic.item)
+            for i, part in enumerate(batch.policy_batches.values()):
+                _write_columns(part, file.create_group(str(i)), compression)
+
+
+def _write_columns(batch: SampleBatch, group: h5py.Group, compression: str | None) -> None:
+    columns: Mapping[str, Column] = batch._all()
+    about = {
+        "version": _VERSION,
+        "type": "SampleBatch",
+        "nested": dict(batch._nested),
+        "flags": describe_flags(batch._flags),
+        "columns": {name: column.kind for name, column in columns.items()},
+    }
+    group.attrs[_ABOUT] = json.dumps(about, default=np.generic.item)
+    for name, column in columns.items():
+        if isinstance(column, VaryingRows):
+            offsets, shapes = column.layout
+            rows = {"elements": column.flat, "offsets": offsets, **({} if shapes is None else {"shapes": shapes})}
+            to_hdf5({name: rows}, group)
+        elif isinstance(column, TextColumn):
+            _write_text(column, group, name, compression)
+        else:
+            value = column.to_torch() if column.kind == "torch" else column.to_numpy()
+            write_value(value, group, name, compression, name)
+
+
+def _write_text(column: TextColumn, group: h5py.Group, name: str, compression: str | None) -> None:
+    """Write a dataset of strings, or the parts of a column where HDF5 has no form for them: bytes, zeros, None."""
+    if column.is_text and not column.array.null_count and storable(column.values) is not None:
+        write_value(column.values, group, name, compression, name)
+        return
+    header, buffers = column.dump()
+    dtypes = {"data": np.uint8, "offsets": np.int64, "present": np.uint8}
+    parts = {part: np.frombuffer(buffer, dtype) for (part, dtype), buffer in zip(dtypes.items(), buffers, strict=False)}
+    to_hdf5({name: {"header": json.dumps(header), **parts}}, group)
+
+
+def read_hdf5(
+    path: str | os.PathLike[str],
+    columns: Sequence[str] | None = None,
+    *,
+    allow_pickle: bool = False,
+    verify: bool = True,
+    max_nbytes: int | None = None,
+) -> AnyBatch:
+    """Read a batch from an HDF5 file of `write_hdf5`, all or some of its columns."""
+    with hdf5_file(path, verify=verify) as file, name_damage(repr(os.fspath(path))):
+        reader = Hdf5Reader(bound_of(file, max_nbytes), allow_pickle=allow_pickle)
+        about = _about(file, reader)
+        if about["type"] == "SampleBatch":
+            return _read_columns(file, about, reader, columns)
+        if about["type"] == "Batch":
+            nested, unit = _read_nested(file, reader, columns), about.get("action_unit")
+            if unit is not None:
+                set_unit(nested, ActionUnit.from_description(unit))
+            return nested
+        policies = list(about["policies"])
+        if not all(type(policy) in (str, int) for policy in policies) or len(set(policies)) < len(policies):
+            raise FormatError("policies must have ids of their own, strings or integers, they have not")
+        groups = reader.children(file)
+        parts = {}
+        for i, policy in enumerate(policies):
+            group = groups[str(i)]
+            own = _about(group, reader)
+            known = [name for name in columns or () if _is_in(name, own["columns"])]
+            parts[policy] = _read_columns(group, own, reader, None if columns is None else known)
+        if columns is not None:
+            choose(
+                columns, [name for group in groups.values() for name in _about(group, reader)["columns"]], "the file"
+            )
+        return MultiAgentBatch(parts, int(about["env_steps"]))
+
+
+def holds_batch(path: str | os.PathLike[str]) -> bool:
+    """Return whether an HDF5 file contains a batch; False for a buffer, FormatError for other values."""
+    with hdf5_file(path, verify=False) as file, name_damage(repr(os.fspath(path))):
+        if _ABOUT not in file.attrs and "_indices" not in file:
+            raise FormatError(
+                f"{os.fspath(path)!r} must be a batch or a buffer that save wrote, got other values; "
+                "from_hdf5 may take them"
+            )
+        return _ABOUT in file.attrs
+
+
+def _is_in(name: str, columns: Mapping[str, Any]) -> bool:
+    return any(column == name or column.startswith(f"{name}.") for column in columns)
+
+
+def _about(group: h5py.Group, reader: Hdf5Reader) -> dict[str, Any]:
+    about = json.loads(reader.attributes(group)[_ABOUT])
+    if about["version"] != _VERSION:
+        raise FormatError(f"the batch was written as version {about['version']}, this library reads {_VERSION}")
+    return dict(about)
+
+
+def _read_nested(file: h5py.File, reader: Hdf5Reader, columns: Sequence[str] | None) -> Batch:
+    if columns is None:
+        batch = reader.read(file)
+        if not isinstance(batch, Batch):
+            raise FormatError("the file must hold a nested batch, it holds other values")
+        del batch.__dict__[_ABOUT]
+        return batch
+    children = reader.children(file)
+    held = set(choose([name.split(".")[0] for name in columns], list(children), "the file"))
+    return Batch({name: reader.read(child) for name, child in children.items() if name in held})
+
+
+def _read_columns(
+    group: h5py.Group, about: Mapping[str, Any], reader: Hdf5Reader, wanted: Sequence[str] | None
+) -> SampleBatch:
+    kinds = dict(about["columns"])
+    children, attributes = reader.children(group), reader.attributes(group)
+    columns = {}
+    for name in choose(wanted, list(kinds), "the file"):
+        value = reader.read(children[name]) if name in children else attributes[name]
+        columns[name] = _column(name, str(kinds[name]), value)
+    nested = {
+        top: tree
+        for top, tree in read_structures(about["nested"]).items()
+        if sum(_is_in(top, {name: None}) for name in kinds) == sum(_is_in(top, {name: None}) for name in columns)
+    }
+    return SampleBatch._of(columns, nested, read_flags(about["flags"]))
+
+
+def _column(name: str, kind: str, value: Any) -> Column:
+    """Make a column of rows that were read; raises FormatError if it is of another kind than the file says."""
+    if kind == RaggedColumn.kind:
+        return _ragged(value)
+    if kind == RaggedTorchColumn.kind:
+        elements = as_column(value["elements"], name)
+        if not isinstance(elements, TorchColumn):
+            raise FormatError(f"column {name!r} must have elements in a tensor, got {elements.kind!r}")
+        (_, dtype_name, _), (bits,) = elements.dump()
+        return RaggedTorchColumn.from_bits(_ragged({**value, "elements": bits}), dtype_name)
+    if kind == ObjectColumn.kind:
+        return ObjectColumn.from_array(np.asarray(value), name)
+    if kind == TextColumn.kind:
+        return _text(name, value)
+    column = as_column(value, name)
+    # What was compressed in memory is not so in the file, and fixed-width strings were tensors in earlier versions.
+    if column.kind != kind and not isinstance(column, TensorColumn | TextColumn):
+        raise FormatError(f"column {name!r} must be of kind {kind!r}, got {column.kind!r}")
+    return column
+
+
+def _text(name: str, value: Any) -> TextColumn:
+    """Make a column of strings that were read, or of the parts of one; raises FormatError if they do not fit."""
+    if isinstance(value, np.ndarray):
+        text = TextColumn.from_objects(value) if value.dtype.kind == "O" else None
+        if text is None:
+            raise FormatError(f"column {name!r} must have strings, got values of dtype {value.dtype}")
+        return text
+    buffers = [np.ascontiguousarray(value[part]) for part in ("data", "offsets", "present") if part in value]
+    header = json.loads(value["header"])
+    return TextColumn.load(header, [buffer.reshape(-1).view(np.uint8) for buffer in buffers])
+
+
+def _ragged(value: Any) -> RaggedColumn:
+    """Make rows of varying shape of the arrays that were read; raises FormatError if they do not fit each other."""
+    elements, offsets, *shapes = [
+        np.asarray(value[part]) for part in ("elements", "offsets", "shapes") if part in value
+    ]
+    ndim = shapes[0].shape[1] if shapes else 1
+    header = (RaggedColumn.kind, elements.dtype.str, len(offsets) - 1, ndim)
+    return RaggedColumn.load(header, [elements.view(np.uint8), offsets.astype(np.int64), *shapes])

@@ -11,30 +11,20 @@ from samplebatch.arguments import choice
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, FormatError, StorageError
-from samplebatch.storage.arrow_file import arrow_table, write_arrow
-from samplebatch.storage.batch_table import (
-    AnyBatch,
-    is_compressed,
-    kind_of,
-    read_batch,
-    select_columns,
-    take_rows,
-    to_table,
-)
-from samplebatch.storage.buffer_file import read_buffer, write_buffer
-from samplebatch.storage.buffer_folder.buffers import copy_to_folder, is_mappable, open_buffer
-from samplebatch.storage.buffer_folder.files import sync
-from samplebatch.storage.buffer_folder.status import ABOUT, BUFFER_FILE
-from samplebatch.storage.commit_log import LOG
-from samplebatch.storage.dataset import Dataset
-from samplebatch.storage.file_bytes import file_bytes
-from samplebatch.storage.hdf5_batch import holds_batch, read_hdf5, write_hdf5
-from samplebatch.storage.hdf5_buffer import load_hdf5_buffer, save_hdf5_buffer
-from samplebatch.storage.multi_agent_folder import MANIFEST, read_policies, write_policies
-from samplebatch.storage.parquet import parquet_table, write_parquet
-from samplebatch.storage.selection import Filters, RowFilter
-from samplebatch.storage.suffixes import form_of_bytes, form_of_file, form_to_write
-from samplebatch.storage.table_file import TableFile, name_file_damage
+from samplebatch.storage.buffers.file import read_buffer, write_buffer
+from samplebatch.storage.buffers.hdf5 import load_hdf5_buffer, save_hdf5_buffer
+from samplebatch.storage.buffers.mapped import copy_to_folder, is_mappable, open_buffer
+from samplebatch.storage.buffers.multi_agent import MANIFEST, read_policies, write_policies
+from samplebatch.storage.buffers.status import ABOUT, BUFFER_FILE
+from samplebatch.storage.datasets.commit_log import CommitLog
+from samplebatch.storage.datasets.dataset import Dataset
+from samplebatch.storage.files import file_bytes, form_of_bytes, form_of_file, form_to_write, sync
+from samplebatch.storage.foreign.damage import name_file_damage
+from samplebatch.storage.hdf5 import holds_batch, read_hdf5, write_hdf5
+from samplebatch.storage.tables import batches
+from samplebatch.storage.tables.arrow import arrow_table, write_arrow
+from samplebatch.storage.tables.batches import Filters, RowFilter
+from samplebatch.storage.tables.parquet import parquet_table, write_parquet
 
 _Buffer = TypeVar("_Buffer", bound=ReplayBuffer)
 
@@ -42,7 +32,7 @@ _HDF5_FILTERS = ("gzip", "lzf", "none")
 
 
 def save(thing: Any, path: str | os.PathLike[str], compression: str | None = None, *, durable: bool = True) -> None:
-    """Write a batch or a buffer; see `Saved.save`."""
+    """Write a batch or a buffer; see `SampleBatch.save`."""
     form = form_to_write(path)
     if form is None and not durable:
         raise ArgumentError(f"durable must be True for a folder, and {os.fspath(path)!r} has the name of one")
@@ -65,18 +55,12 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
     else:
         dataset = Dataset(path)
         if dataset.parts():
-            raise StorageError(f"{os.fspath(path)!r} must be a new folder, and it is a dataset; append to it")
-        dataset.append(thing, compression=compression or "zstd")
+            raise StorageError(f"{os.fspath(path)!r} must be a new folder, and it is a dataset; extend it")
+        dataset.extend(thing, compression=compression or "zstd")
 
 
 def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str | None) -> None:
-    """Copy a buffer to a new folder to be opened, or where its rows cannot be mapped write one file into it.
-
-    Raises
-    ------
-    StorageError
-        If the folder holds something else.
-    """
+    """Copy a buffer to a new folder to be opened; if its rows cannot be mapped, write one file into it."""
     if is_mappable(buffer):
         copy_to_folder(buffer, path)
         return
@@ -91,7 +75,9 @@ def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compress
 def _hdf5_filter(thing: Any, compression: str | None) -> str | None:
     """Choose how the data sets of an HDF5 file are compressed: if nobody says, as columns are in memory."""
     if compression is None:
-        compressed = thing._table.columns.stores.compress if isinstance(thing, ReplayBuffer) else is_compressed(thing)
+        compressed = (
+            thing._table.columns.stores.compress if isinstance(thing, ReplayBuffer) else batches.is_compressed(thing)
+        )
         return "lzf" if compressed else None
     return None if compression == "none" else choice("compression", compression, _HDF5_FILTERS)
 
@@ -180,7 +166,7 @@ def load(
             return load_buffer(ReplayBuffer, path, verify=verify is not False, missing=missing, **trust)
         batch = read_hdf5(path, None if filters is not None else columns, verify=verify is not False, **trust)
         return batch if filters is None else _select(batch, columns, filters, name)
-    file: TableFile
+    file: batches.TableFile
     if form == "Parquet":
         whole = columns is None and filters is None if verify is None else verify
         file, bound = parquet_table(data, name, verify=whole, max_nbytes=max_nbytes)
@@ -189,13 +175,14 @@ def load(
         whole = not memory_map if verify is None else verify
         file, bound = arrow_table(data, name, verify=whole, max_nbytes=max_nbytes)
     with name_file_damage(name, form):
-        kind = kind_of(file.about)
+        kind = batches.kind_of(file.about)
     if kind == "ReplayBuffer":
         _refuse_selection(name, columns, filters)
         return load_buffer(ReplayBuffer, path, verify=verify is not False, missing=missing, **trust)
-    _refuse_missing(name, missing)
+    if missing:
+        _refuse_missing(name, missing)
     must = f"{name!r} must be a batch or a buffer that save wrote"
-    return read_batch(file, bound, must, columns, filters, allow_pickle=allow_pickle)
+    return batches.read_batch(file, bound, must, columns, filters, allow_pickle=allow_pickle)
 
 
 def load_buffer(
@@ -224,7 +211,7 @@ def _load_folder(
     trust: dict[str, Any],
 ) -> Any:
     folder, name = Path(path), os.fspath(path)
-    if (folder / LOG).exists():
+    if CommitLog(folder).path is not None:
         _refuse_missing(name, missing)
         dataset = Dataset(path, columns=columns, filters=filters, **trust)
         return dataset.read(verify=verify)
@@ -249,10 +236,10 @@ def _refuse_missing(name: str, missing: dict[str, Any]) -> None:
         raise TypeError(f"load has no argument {min(missing)!r}, and {name!r} holds nothing that lacks one")
 
 
-def _select(batch: AnyBatch, columns: Sequence[str] | None, filters: Filters, name: str) -> AnyBatch:
+def _select(batch: batches.AnyBatch, columns: Sequence[str] | None, filters: Filters, name: str) -> batches.AnyBatch:
     """Choose rows and columns of a batch in memory."""
-    table = to_table(batch)
-    kept = take_rows(batch, RowFilter(filters, table.schema, repr(name)).rows(table))
+    table = batches.to_table(batch)
+    kept = batches.take_rows(batch, RowFilter(filters, table.schema, repr(name)).rows(table))
     if columns is None:
         return kept
-    return select_columns(kept, columns)
+    return batches.select_columns(kept, columns)

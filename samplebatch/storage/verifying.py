@@ -10,16 +10,14 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from samplebatch.errors import FormatError, require
-from samplebatch.storage.arrow_file import check_arrow
-from samplebatch.storage.buffer_folder.commits import Commits
-from samplebatch.storage.buffer_folder.files import open_locked
-from samplebatch.storage.buffer_folder.status import ABOUT, BUFFER_FILE, LOCK, FolderStatus, read_about
-from samplebatch.storage.commit_log import LOG, CommitLog
-from samplebatch.storage.file_bytes import file_bytes
-from samplebatch.storage.hdf5_file import check_hdf5
-from samplebatch.storage.multi_agent_folder import MANIFEST, files_of
-from samplebatch.storage.parquet import check_parquet
-from samplebatch.storage.suffixes import form_of_file
+from samplebatch.storage.buffers.commits import Commits
+from samplebatch.storage.buffers.multi_agent import MANIFEST, files_of
+from samplebatch.storage.buffers.status import ABOUT, BUFFER_FILE, LOCK, FolderStatus, read_about
+from samplebatch.storage.datasets.commit_log import CommitLog
+from samplebatch.storage.files import file_bytes, form_of_file, open_locked
+from samplebatch.storage.hdf5 import check_hdf5
+from samplebatch.storage.tables.arrow import check_arrow
+from samplebatch.storage.tables.parquet import check_parquet
 
 
 class FileReport(NamedTuple):
@@ -115,7 +113,7 @@ def _file(path: Path) -> FileReport:
 
 
 def _check_arrow(data: pa.Buffer, name: str) -> bool:
-    if check_arrow(data, name, verify=True):
+    if check_arrow(data, name):
         return True
     pa.ipc.open_file(data).read_all().validate(full=True)
     return False
@@ -149,15 +147,19 @@ _CHECKS: dict[str, Callable[[pa.Buffer, str], bool]] = {
 
 
 def _dataset(folder: Path) -> Iterator[FileReport]:
-    if not (folder / LOG).exists():
+    log = CommitLog(folder).path
+    if log is None:
         raise FormatError(f"{str(folder)!r} must be the folder of a dataset or of a replay buffer, it is neither")
-    log = folder / LOG
     try:
         snapshot = CommitLog(folder).read()
     except FormatError as error:
         yield FileReport(log, "commits", log.stat().st_size, has_checksums=True, fault=str(error))
         return
-    fault = f"{str(log)!r} must end with a whole commit, {snapshot.torn} bytes more are there" if snapshot.torn else ""
+    fault = (
+        ""
+        if snapshot.is_sealed
+        else f"{str(log)!r} must end with a whole commit and its seal, got {snapshot.torn} other bytes"
+    )
     yield FileReport(log, "commits", log.stat().st_size, has_checksums=True, fault=fault)
     for part in snapshot.parts:
         path = folder / part.name

@@ -10,23 +10,6 @@ from typing import TYPE_CHECKING
 
 from samplebatch.exports import exports
 
-_HOMES = {
-    "CollectorContract": "samplebatch.testing.collector_contract",
-    "MultiAgentContract": "samplebatch.testing.multi_agent_contract",
-    "check_ladder": "samplebatch.testing.collector_contract",
-    "check_market": "samplebatch.testing.multi_agent_contract",
-    "check_relay": "samplebatch.testing.multi_agent_contract",
-    "check_steps": "samplebatch.testing.steps",
-    "play_by_the_book": "samplebatch.testing.multi_agent_contract",
-    "Market": "samplebatch.testing.environments",
-    "Relay": "samplebatch.testing.environments",
-    "RungError": "samplebatch.testing.environments",
-    "ladder": "samplebatch.testing.environments",
-    "walk": "samplebatch.testing.environments",
-}
-
-__all__ = [*_HOMES]
-
 if TYPE_CHECKING:
     from samplebatch.testing.collector_contract import CollectorContract as CollectorContract
     from samplebatch.testing.collector_contract import check_ladder as check_ladder
@@ -41,4 +24,4 @@ if TYPE_CHECKING:
     from samplebatch.testing.multi_agent_contract import play_by_the_book as play_by_the_book
     from samplebatch.testing.steps import check_steps as check_steps
 
-__getattr__, __dir__ = exports(__name__, _HOMES)
+__getattr__, __dir__, __all__ = exports(__name__)

@@ -12,7 +12,7 @@ from samplebatch import names
 from samplebatch.batch.concat import join
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import SampleBatchError
-from samplebatch.rollout.trajectories import Trajectory
+from samplebatch.rollout.postprocessing import Trajectory
 
 DTYPES = {
     names.REWARDS: np.float64,

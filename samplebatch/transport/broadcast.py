@@ -2,22 +2,784 @@
 
 from __future__ import annotations
 
-from multiprocessing import reduction
-from typing import Any, Final
+import fcntl
+import multiprocessing
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import reduction, util
+from types import TracebackType
+from typing import Any, Final, NamedTuple, NoReturn, Self
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
 
 from samplebatch.arguments import whole
-from samplebatch.errors import ArgumentError
-from samplebatch.transport.board import MAX_BLOCKS, MIN_BLOCKS, Board
-from samplebatch.transport.peers import Recipient
-from samplebatch.transport.publisher import Publisher
-from samplebatch.transport.region import Region
-from samplebatch.transport.subscription import Subscription
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import ARRAY, KINDS, TENSOR, Node, node
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column import memory
+from samplebatch.column.threads import copy_all
+from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.errors import (
+    ArgumentError,
+    CapacityError,
+    ChannelClosedError,
+    ChannelTimeoutError,
+    ColumnMismatchError,
+    ColumnTypeError,
+    EndOfStreamError,
+    FormatError,
+    OwnershipError,
+    PeerDiedError,
+    UntrustedPickleError,
+    near_names,
+)
+from samplebatch.transport.decode import DAMAGE, decode
+from samplebatch.transport.encode import Encoder, Frame, bytes_of
+from samplebatch.transport.peers import (
+    ProcessIdentity,
+    ProcessWatch,
+    Recipient,
+    Transferable,
+    arguments_of,
+    deadline_of,
+    is_alive,
+)
+from samplebatch.transport.region import NBYTES, Region, SharedCounters, fence
+from samplebatch.transport.schema import NESTED_BATCH, Fixed, Part, Place, Plan, Schema, align
+from samplebatch.transport.wire import ROWS, SCHEMA, pack_metadata, read_rows, unpack_metadata
+
+WEIGHTS: Final = "w"
+"""Name of the entry of a publication's metadata that tells weights from a batch."""
+
+_getpid = os.getpid
+
+_PAGE: Final = os.sysconf("SC_PAGESIZE")
+
+_MAGIC: Final = int.from_bytes(b"SBBOARD1", "little")
+
+_MAGIC_WORD, _BLOCKS, _STATUS, _PID, _STARTED, _PUBLISHES = range(6)
+
+_HOLDS, _VALUES_NBYTES, _HEAD_NBYTES, _HEAD_SUM = range(4)
+
+_BOARD_WORDS = 8
+
+_BLOCK_WORDS = 8
+
+_WORDS = _PAGE // NBYTES
+
+MIN_BLOCKS: Final = 2
+
+MAX_BLOCKS: Final = (_WORDS - _BOARD_WORDS) // _BLOCK_WORDS
 
 DEFAULT_NBYTES: Final = 64 << 20
 
+_LOOK_S = 0.1
+"""Seconds after which it is noticed at the latest that the publisher's process has died."""
+
+_MIN_TRIES: Final = 3
+
+_BYTE = np.dtype(np.uint8)
+
+_monotonic = time.monotonic
+
+
+@dataclass(frozen=True)
+class Publication:
+    """One publication as a reader gets it: a copy of its own.
+
+    Attributes
+    ----------
+    version
+        Its number.
+    value
+        The batch or the weights.
+    """
+
+    version: int
+    value: Any
+
+
+class Publisher(Transferable):
+    """The end of a broadcast that publishes; `samplebatch.broadcast` makes it.
+
+    It belongs to the first process that publishes or closes it; when that has died, to the next. Until then it is the
+    process that it was given to that readers miss if it dies. Threads may publish at the same time, and go one after
+    the other.
+    """
+
+    def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: list[Recipient]) -> None:
+        self._board: Board | None = board
+        self._allow_pickle = allow_pickle
+        self._recipients = recipients
+        """The process that this process has given the end to, if it did; its subscription knows of it too."""
+        self._holder = 0
+        """The process that this end was given to, or that made it."""
+        self._owner = 0
+        """The process that this end has published in."""
+        self._publishing = threading.Lock()
+        self._encoder = Encoder(allow_pickle=allow_pickle)
+        self._described: tuple[Any, bytes] = (None, b"")
+        self._at_exit: util.Finalize | None = None
+        util.register_after_fork(self, type(self)._after_fork)
+
+    @property
+    def version(self) -> int:
+        """Number of the newest publication, 0 if there is none yet.
+
+        Raises
+        ------
+        ChannelClosedError
+            If this end is closed.
+        """
+        return self._open().status.newest
+
+    @property
+    def capacity_nbytes(self) -> int:
+        """Bytes that a publication may have, its description included; raises as `version` does."""
+        return self._open().block_nbytes
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called in this process."""
+        return self._board is None
+
+    def publish(self, value: Any) -> int:
+        """Publish a batch or weights in place of the publication before. This never waits for a reader.
+
+        Parameters
+        ----------
+        value
+            A `SampleBatch`, `MultiAgentBatch` or `Batch`, or a dict of arrays and tensors, flat or nested. It is
+            copied: readers are not affected by later changes of it. Gradients do not go along with weights.
+
+        Returns
+        -------
+        The number of the publication, one more than that before.
+
+        Raises
+        ------
+        CapacityError
+            If it has more bytes than the broadcast has room for; names both.
+        ColumnTypeError
+            If it is neither a batch nor weights, or holds a value that cannot be sent; names the value.
+        UntrustedPickleError
+            If a value has to be pickled and the broadcast does not allow it; names the value.
+        DeviceError
+            If a tensor is not in host memory; names it.
+        OwnershipError
+            If another process publishes.
+        ChannelClosedError
+            If this end is closed.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch, broadcast
+        >>> publisher, subscription = broadcast(1 << 20)
+        >>> publisher.publish(SampleBatch(obs=[1.0, 2.0])), publisher.publish(SampleBatch(obs=[3.0]))
+        (1, 2)
+        >>> subscription.latest().value["obs"]
+        array([3.])
+        >>> publisher.close(), subscription.close()
+        (None, None)
+        """
+        board = self._own()
+        with self._publishing:
+            frame, kind = self._encode(value)
+            plan = frame.schema.plan(frame.rows, frame.rows)
+            head = self._describe(frame, kind)
+            sizes = [align(buffer.nbytes) for buffer in frame.buffers]
+            nbytes = plan.nbytes + sum(sizes)
+            if nbytes + len(head) > board.block_nbytes:
+                raise CapacityError(
+                    f"a publication must fit in the broadcast's {board.block_nbytes} bytes, and this one takes "
+                    f"{nbytes + len(head)}; make the broadcast larger"
+                )
+            block = board.begin()
+            targets = plan.arrays(block, 0)
+            at = plan.nbytes
+            for buffer, size in zip(frame.buffers, sizes, strict=True):
+                targets.append(block[at : at + buffer.nbytes])
+                at += size
+            copy_all(targets, [*frame.arrays, *frame.buffers], nbytes)
+            block[nbytes : nbytes + len(head)] = bytes_of(head)
+            return board.publish(nbytes, len(head), crc32(head))
+
+    def close(self) -> None:
+        """Close this end: readers learn that there will be no more, and can still read the newest. Safe to call twice.
+
+        Where another process publishes, nobody learns anything.
+        """
+        board, self._board = self._board, None
+        if board is None:
+            return
+        if self._owner == _getpid() or (self._holder == _getpid() and board.writer == ProcessIdentity.own()):
+            board.close()
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+        board.region.close()
+
+    def _encode(self, value: Any) -> tuple[Frame, int]:
+        """Encode a batch or weights; return the frame, and 1 for weights, 0 for a batch."""
+        if isinstance(value, SampleBatch | MultiAgentBatch | Batch):
+            return self._encoder.encode(value), 0
+        if isinstance(value, Mapping):
+            return self._encoder.encode(weights_to_batch(value)), 1
+        hint = "; pass its state_dict()" if hasattr(value, "state_dict") else ""
+        raise ColumnTypeError(
+            f"a published value must be a batch, or a dict of arrays and tensors, got a {type(value).__name__}{hint}"
+        )
+
+    def _describe(self, frame: Frame, kind: int) -> bytes:
+        """Describe a publication; the description of the one before is used again if it fits."""
+        key = (frame.schema, frame.rows, kind, frame.metadata)
+        if key != self._described[0]:
+            described = {**frame.metadata, SCHEMA: frame.schema.describe(), ROWS: frame.rows, WEIGHTS: kind}
+            self._described = key, pack_metadata(described)
+        return self._described[1]
+
+    def _own(self) -> Board:
+        """Become the publishing process, or see that it is this one already."""
+        board = self._open()
+        if self._owner != _getpid():
+            writer = board.claim()
+            if writer.pid != _getpid():
+                raise OwnershipError(
+                    f"a publisher belongs to the first process that publishes, which is process {writer.pid}, and "
+                    f"cannot be used by process {_getpid()} too; make a broadcast for each"
+                )
+            self._owner = writer.pid
+            self._recipients.clear()
+            self._close_at_exit()
+        return board
+
+    def _hold(self) -> None:
+        """Note that this process is to publish, so that it is missed if it dies before it has."""
+        board = self._board
+        if board is not None:
+            board.hold()
+            self._holder = _getpid()
+            self._close_at_exit()
+
+    def _close_at_exit(self) -> None:
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+        self._at_exit = util.Finalize(None, _close, (weakref.ref(self),), exitpriority=100)
+
+    def _after_fork(self) -> None:
+        """Hold an end in a child of `multiprocessing` that it was made for, or that has just been given it."""
+        process = multiprocessing.current_process()
+        if self._holder == _getpid() or any(value is self for value in arguments_of(process)):
+            self._hold()
+
+    def _give(self, recipient: Recipient | None) -> bool:
+        if self._board is None or self._owner == _getpid():
+            return False
+        self._holder = 0
+        self._recipients[:] = [] if recipient is None else [recipient]
+        return True
+
+    def _open(self) -> Board:
+        if self._board is None:
+            raise ChannelClosedError("a publisher must be open to be used, and it is closed")
+        return self._board
+
+    def _hand_over(self) -> Region:
+        """Return the memory for another process to publish in, unless this one publishes already."""
+        board = self._open()
+        if not self._give(Recipient.find_spawning()):
+            raise OwnershipError(
+                "a publisher must be sent to another process before it has published, and it has; make another one"
+            )
+        return board.region
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_board", None) is not None:
+            # One that loses it unused, as a process does that fails while it starts, has not come to an end in order.
+            self._holder = 0
+            self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Publisher goes to other processes by multiprocessing only, and cannot be pickled otherwise")
+
+
+def _close(reference: weakref.ref[Publisher]) -> None:
+    """Close the end of a process that exits in order, so that it is not taken for dead."""
+    publisher = reference()
+    if publisher is not None:
+        publisher.close()
+
+
+@dataclass(frozen=True)
+class _Description:
+    """The decoded description of a publication."""
+
+    schema: Schema
+    plan: Plan
+    metadata: dict[str, Any]
+    is_weights: bool
+
+
+class Subscription:
+    """The end of a broadcast that is read; `samplebatch.broadcast` makes it.
+
+    Any number of processes may read at the same time, each with its own copy of it. In one process it belongs to one
+    thread at a time. It maps the memory read-only: a reader cannot spoil the weights of others.
+    """
+
+    def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: Sequence[Recipient] = ()) -> None:
+        self._board: Board | None = board
+        self._allow_pickle = allow_pickle
+        self._recipients = recipients
+        self._watch: ProcessWatch | None = None
+        self._last: tuple[bytes, _Description] | None = None
+
+    @property
+    def version(self) -> int:
+        """Number of the newest publication, 0 if there is none yet.
+
+        Raises
+        ------
+        ChannelClosedError
+            If this end is closed.
+        """
+        return self._open().status.newest
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._board is None
+
+    def latest(self, timeout_s: float | None = None, *, into: Mapping[str, Any] | None = None) -> Publication:
+        """Copy the newest publication; if there is none yet, wait for the first.
+
+        Parameters
+        ----------
+        timeout_s
+            Seconds to wait, None for as long as it takes.
+        into
+            Arrays and tensors to copy weights into, in place of new memory: a model's `state_dict()`, for instance.
+            They must have the names, shapes and dtypes of what was published, and are not to be looked at if this
+            raises `ChannelTimeoutError`.
+
+        Returns
+        -------
+        Its number, and a copy that belongs to the caller; with `into`, that.
+
+        Raises
+        ------
+        ChannelTimeoutError
+            If there was nothing in time, or what there was stayed for too short a time to be copied.
+        EndOfStreamError
+            If the publisher was closed before anything was published.
+        PeerDiedError
+            If its process died before anything was published.
+        ColumnMismatchError
+            If what was published does not fit `into`; names the first difference.
+        UntrustedPickleError
+            If a value is pickled and the broadcast does not allow it; names the value.
+        FormatError
+            If what lies there is no publication.
+        ChannelClosedError
+            If this end is closed.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from samplebatch import broadcast
+        >>> publisher, subscription = broadcast(1 << 20)
+        >>> publisher.publish({"bias": np.ones(2)})
+        1
+        >>> own = {"bias": np.zeros(2)}
+        >>> subscription.latest(into=own).version, own["bias"]
+        (1, array([1., 1.]))
+        >>> publisher.close(), subscription.close()
+        (None, None)
+        """
+        return self.wait_for(1, timeout_s, into=into)
+
+    def wait_for(
+        self, version: int, timeout_s: float | None = None, *, into: Mapping[str, Any] | None = None
+    ) -> Publication:
+        """Wait until a publication has this number or a higher one, and copy the newest then.
+
+        Parameters
+        ----------
+        version
+            The number; one more than that of the last read waits for the next.
+        timeout_s, into
+            As for `latest`.
+
+        Returns
+        -------
+        As `latest` does.
+
+        Raises
+        ------
+        EndOfStreamError
+            If the publisher was closed before it came so far.
+        PeerDiedError
+            If its process died before it came so far.
+        ChannelTimeoutError, ColumnMismatchError, UntrustedPickleError, FormatError, ChannelClosedError
+            As `latest` does.
+        """
+        board = self._open()
+        deadline = deadline_of(timeout_s)
+        tries = 0
+        while True:
+            newest = self._await(board, version, deadline)
+            content = board.content(newest)
+            found = None if content is None else self._copy(board, newest, content, into)
+            if found is not None:
+                return found
+            # It was overwritten in the meantime.
+            tries += 1
+            if deadline is not None and tries >= _MIN_TRIES and _monotonic() > deadline:
+                raise ChannelTimeoutError(
+                    f"a publication must stay for as long as it takes to copy it, and {tries} did not; publish less "
+                    "often, or make the broadcast with more blocks"
+                )
+
+    def close(self) -> None:
+        """Close this end, which no other process notices. Safe to call twice."""
+        board, self._board = self._board, None
+        if board is not None:
+            board.region.close()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def _await(self, board: Board, version: int, deadline: float | None) -> int:
+        """Wait until a publication has this number or a higher one, and return the newest's."""
+        while True:
+            status = board.status
+            if status.newest >= version:
+                return status.newest
+            missing = f"publication {version} must come to be read, and the newest is {status.newest}"
+            if status.closed:
+                raise EndOfStreamError(f"{missing}: the publisher has closed its end")
+            if self._publisher_has_died(board) and board.status == status:
+                raise PeerDiedError(f"{missing}: the publisher's process {board.writer.pid} has died")
+            left_s = _LOOK_S if deadline is None else min(_LOOK_S, deadline - _monotonic())
+            if left_s <= 0:
+                raise ChannelTimeoutError(f"{missing} after the time given")
+            board.wait(status, left_s)
+
+    def _publisher_has_died(self, board: Board) -> bool:
+        writer = board.writer
+        if writer.pid == _getpid() and self._recipients and self._recipients[0].has_ended():
+            # This process has given the publisher to one that died while it started.
+            return board.writer == writer
+        if self._watch is None or self._watch.identity != writer:
+            self._watch = ProcessWatch(writer)
+        return not self._watch.is_alive()
+
+    def _copy(self, board: Board, version: int, content: Content, into: Mapping[str, Any] | None) -> Publication | None:
+        """Copy a publication; None if it was overwritten in the meantime."""
+        described = self._describe(content)
+        if into is not None:
+            if not described.is_weights:
+                raise ColumnMismatchError(
+                    f"weights must be published to be copied into others, and publication {version} is a "
+                    f"{described.schema.kind}; read it without into"
+                )
+            write_weights(into, described.schema.parts[0], described.plan.parts[0], content.values)
+            return Publication(version, into) if board.still_holds(version) else None
+        own = memory.empty(content.values.shape, _BYTE)
+        copy_all([own], [content.values], own.nbytes)
+        if not board.still_holds(version):
+            return None
+        schema, plan = described.schema, described.plan
+        cut = _cutter(own, plan.nbytes)
+        try:
+            value = decode(schema, plan, described.metadata, own, cut, allow_pickle=self._allow_pickle)
+        except (FormatError, UntrustedPickleError):
+            raise
+        except DAMAGE as error:
+            raise FormatError(f"a publication must say what fits its schema, it does not: {error}") from error
+        return Publication(
+            version, batch_to_weights(value) if isinstance(value, Batch) and described.is_weights else value
+        )
+
+    def _describe(self, content: Content) -> _Description:
+        """Read the description of a publication, unless it is the same as that of the one before."""
+        if self._last is None or self._last[0] != content.head:
+            metadata = unpack_metadata(content.head, content.head_sum)
+            schema = Schema.read(metadata.pop(SCHEMA, None))
+            rows = read_rows(metadata.pop(ROWS, None))
+            is_weights = bool(metadata.pop(WEIGHTS, 0))
+            if is_weights and schema.kind != NESTED_BATCH:
+                raise FormatError(f"weights must be published as a nested batch, these are a {schema.kind}")
+            try:
+                plan = schema.plan(rows, rows)
+            except ValueError as error:
+                raise FormatError(
+                    f"a publication must have rows that fit its schema, it has others: {error}"
+                ) from error
+            self._last = content.head, _Description(schema, plan, metadata, is_weights)
+        described = self._last[1]
+        if described.plan.nbytes > len(content.values):
+            raise FormatError(
+                f"a publication's values must fit in its {len(content.values)} bytes, they take {described.plan.nbytes}"
+            )
+        return described
+
+    def _open(self) -> Board:
+        if self._board is None:
+            raise ChannelClosedError("a subscription must be open to be used, and it is closed")
+        return self._board
+
+    def _hand_over(self) -> Region:
+        return self._open().region
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Subscription goes to other processes by multiprocessing only, and cannot be pickled otherwise"
+        )
+
+
+def _cutter(root: npt.NDArray[np.uint8], start: int) -> Callable[[int], npt.NDArray[np.uint8]]:
+    """Cut the buffers of variable columns, each behind the other at an aligned place."""
+    at = start
+
+    def cut(nbytes: int) -> npt.NDArray[np.uint8]:
+        nonlocal at
+        begin, at = at, at + align(nbytes)
+        if begin + nbytes > len(root):
+            raise FormatError(f"a publication must have the {nbytes} bytes of a buffer, it ends before")
+        return root[begin : begin + nbytes]
+
+    return cut
+
+
+class Status(NamedTuple):
+    """How far a broadcast is.
+
+    Attributes
+    ----------
+    newest
+        Number of the newest publication; 0 if there is none yet.
+    closed
+        Whether there will be no more.
+    """
+
+    newest: int
+    closed: bool
+
+
+class Content(NamedTuple):
+    """The bytes of one publication in its block.
+
+    Attributes
+    ----------
+    values
+        The bytes of the values, shape (nbytes,).
+    head
+        The bytes that describe them, copied.
+    head_sum
+        The checksum that they must have.
+    """
+
+    values: npt.NDArray[np.uint8]
+    head: bytes
+    head_sum: int
+
+
+class Board:
+    """The blocks of a broadcast, and the counters that name the publication in each.
+
+    Parameters
+    ----------
+    region
+        The region that `create` laid out, in this process or another.
+
+    Attributes
+    ----------
+    blocks
+        Number of blocks.
+    block_nbytes
+        Bytes of a block: those of values and description together.
+
+    Raises
+    ------
+    FormatError
+        If `create` has not laid it out.
+    """
+
+    def __init__(self, region: Region) -> None:
+        words = SharedCounters(region.array, _WORDS) if region.nbytes > _PAGE else None
+        # Read once: the other processes may write to it.
+        blocks = 0 if words is None else words[_BLOCKS]
+        if words is None or words[_MAGIC_WORD] != _MAGIC or not MIN_BLOCKS <= blocks <= MAX_BLOCKS:
+            raise FormatError(f"a broadcast's memory must be laid out as one, and these {region.nbytes} bytes are not")
+        self.region = region
+        self.blocks = blocks
+        self.block_nbytes = (region.nbytes - _PAGE) // self.blocks
+        self._words = words
+        self._memory = region.array
+
+    @classmethod
+    def create(cls, block_nbytes: int, blocks: int) -> Self:
+        """Lay out blocks of `block_nbytes` bytes each, rounded up to pages.
+
+        Raises
+        ------
+        SharedMemoryError
+            If so much memory is not free.
+        """
+        block_nbytes = -(-block_nbytes // _PAGE) * _PAGE
+        region = Region.create(_PAGE + blocks * block_nbytes)
+        words = SharedCounters(region.array, _WORDS)
+        words[_BLOCKS], words[_MAGIC_WORD] = blocks, _MAGIC
+        board = cls(region)
+        board.hold()
+        return board
+
+    def read_only(self) -> Self:
+        """View the board without the right to write to it, here and wherever that view is sent."""
+        return type(self)(self.region.read_only())
+
+    @property
+    def status(self) -> Status:
+        """How far the broadcast is."""
+        word = self._words[_STATUS]
+        return Status(word >> 1, bool(word & 1))
+
+    @property
+    def writer(self) -> ProcessIdentity:
+        """The process that publishes, or is to begin with it."""
+        pid = self._words[_PID]
+        fence()
+        return ProcessIdentity(pid, self._words[_STARTED])
+
+    def wait(self, seen: Status, timeout_s: float) -> None:
+        """Wait until the status is another than the one seen, or the time is over, or for no reason at all."""
+        self._words.wait(_STATUS, seen.newest << 1 | seen.closed, timeout_s)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def claim(self) -> ProcessIdentity:
+        """Become the process that publishes, unless another that still runs does; return which process does then."""
+        return self._enter(publishes=1)
+
+    def hold(self) -> ProcessIdentity:
+        """Become the process that is to publish, and is missed if it dies before; returns as `claim` does."""
+        return self._enter(publishes=0)
+
+    def _enter(self, publishes: int) -> ProcessIdentity:
+        own, words = ProcessIdentity.own(), self._words
+        # The system lets go of the lock if this process dies.
+        fcntl.lockf(self.region.fileno(), fcntl.LOCK_EX, NBYTES, _PID * NBYTES)
+        try:
+            writer = self.writer
+            if words[_PUBLISHES] and (writer == own or is_alive(writer)):
+                return writer
+            words[_PUBLISHES] = 0
+            words[_STARTED] = own.started
+            fence()
+            words[_PID] = own.pid
+            words[_PUBLISHES] = publishes
+            return own
+        finally:
+            fcntl.lockf(self.region.fileno(), fcntl.LOCK_UN, NBYTES, _PID * NBYTES)
+
+    def begin(self) -> npt.NDArray[np.uint8]:
+        """Return the block of the next publication, shape (block_nbytes,), which holds none from here on."""
+        version = self.status.newest + 1
+        self._words[self._word(version) + _HOLDS] = 0
+        fence()
+        return self._block(version)
+
+    def publish(self, values_nbytes: int, head_nbytes: int, head_sum: int) -> int:
+        """Commit the block that was written as the newest publication, wake waiting readers, and return its number.
+
+        Parameters
+        ----------
+        values_nbytes
+            Bytes of the values, from the block's beginning on.
+        head_nbytes
+            Bytes of their description, which begins at the next aligned place.
+        head_sum
+            Its checksum.
+        """
+        version = self.status.newest + 1
+        at = self._word(version)
+        words = self._words
+        words[at + _VALUES_NBYTES], words[at + _HEAD_NBYTES], words[at + _HEAD_SUM] = (
+            values_nbytes,
+            head_nbytes,
+            head_sum,
+        )
+        fence()
+        words[at + _HOLDS] = version
+        fence()
+        words[_STATUS] = version << 1
+        words.wake(_STATUS)
+        return version
+
+    def close(self) -> None:
+        """Say that there will be no more publications."""
+        self._words[_STATUS] |= 1
+        self._words.wake(_STATUS)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def content(self, version: int) -> Content | None:
+        """Find a publication, or None if it is not there any more.
+
+        Raises
+        ------
+        FormatError
+            If it does not lie within its block.
+        """
+        at = self._word(version)
+        if not self.still_holds(version):
+            return None
+        _, values_nbytes, head_nbytes, head_sum = (self._words[at + i] for i in range(4))
+        start = align(values_nbytes)
+        if start + head_nbytes > self.block_nbytes:
+            if not self.still_holds(version):
+                return None
+            raise FormatError(
+                f"a publication must lie within its block of {self.block_nbytes} bytes, got {start + head_nbytes}"
+            )
+        block = self._block(version)
+        head = block[start : start + head_nbytes].tobytes()
+        return Content(block[:values_nbytes], head, head_sum) if self.still_holds(version) else None
+
+    def still_holds(self, version: int) -> bool:
+        """Tell whether a publication is there, and everything read of it since it was found is its own."""
+        fence()
+        return self._words[self._word(version) + _HOLDS] == version
+
+    def _word(self, version: int) -> int:
+        return _BOARD_WORDS + version % self.blocks * _BLOCK_WORDS
+
+    def _block(self, version: int) -> npt.NDArray[np.uint8]:
+        start = _PAGE + version % self.blocks * self.block_nbytes
+        return self._memory[start : start + self.block_nbytes]
+
 
 def broadcast(
-    capacity_bytes: int = DEFAULT_NBYTES, *, blocks: int = 3, allow_pickle: bool = False
+    capacity_nbytes: int = DEFAULT_NBYTES, *, blocks: int = 3, allow_pickle: bool = False
 ) -> tuple[Publisher, Subscription]:
     """Make a broadcast: one process publishes, any number of others read the newest publication.
 
@@ -31,11 +793,11 @@ def broadcast(
 
     Parameters
     ----------
-    capacity_bytes
+    capacity_nbytes
         Bytes of the largest publication, with some hundred bytes for the description of each array.
     blocks
         Publications that there is memory for. A reader has the time of `blocks - 1` further publications to copy the
-        newest. All memory, `blocks * capacity_bytes`, is reserved at once.
+        newest. All memory, `blocks * capacity_nbytes`, is reserved at once.
     allow_pickle
         Whether Python objects that Arrow cannot hold are pickled. Unpickling runs code that the publisher chose: only
         for those that you trust.
@@ -65,10 +827,10 @@ def broadcast(
     Publication(version=1, value={'layer': {'weight': array([[1., 0.],
            [0., 1.]]), 'bias': array([0., 0.])}})
     """
-    capacity_bytes = whole("capacity_bytes", capacity_bytes, 1)
+    capacity_nbytes = whole("capacity_nbytes", capacity_nbytes, 1)
     if whole("blocks", blocks, MIN_BLOCKS) > MAX_BLOCKS:
         raise ArgumentError(f"blocks must be from {MIN_BLOCKS} to {MAX_BLOCKS}, got {blocks}")
-    board = Board.create(capacity_bytes, blocks)
+    board = Board.create(capacity_nbytes, blocks)
     recipients: list[Recipient] = []
     publisher = Publisher(board, allow_pickle=allow_pickle, recipients=recipients)
     return publisher, Subscription(board.read_only(), allow_pickle=allow_pickle, recipients=recipients)
@@ -86,4 +848,128 @@ def _reduce(end: Publisher | Subscription) -> tuple[Any, ...]:
 
 
 reduction.register(Publisher, _reduce)
+
 reduction.register(Subscription, _reduce)
+
+MAX_DEPTH: Final = 32
+"""Names on the path from weights to one of their arrays."""
+
+
+def weights_to_batch(weights: Mapping[str, Any], path: str = "", depth: int = 1) -> Batch:
+    """View weights as a nested batch, without gradients.
+
+    Raises
+    ------
+    ColumnTypeError
+        If a name is not a string, or dicts are nested deeper than `MAX_DEPTH`; names where.
+
+    Examples
+    --------
+    >>> weights_to_batch({"layer.0": {"bias": np.zeros(2)}})["layer.0"]
+    Batch(
+        bias: array([0., 0.]),
+    )
+    """
+    values: dict[str, Any] = {}
+    for name, value in weights.items():
+        if not isinstance(name, str):
+            raise ColumnTypeError(
+                f"weights must have strings for names, got a {type(name).__name__} in {path or 'them'}"
+            )
+        if isinstance(value, Mapping):
+            if depth == MAX_DEPTH:
+                raise ColumnTypeError(f"weights must be at most {MAX_DEPTH} dicts deep, {path + name!r} has another")
+            value = weights_to_batch(value, f"{path}{name}.", depth + 1)
+        elif KINDS[type(value)] == TENSOR:
+            value = value.detach()
+        values[name] = value
+    return node(Batch, values)
+
+
+def batch_to_weights(batch: Node) -> dict[str, Any]:
+    """Turn the nested batch of weights into a dict again.
+
+    >>> batch_to_weights(weights_to_batch({"layer.0": {"bias": np.zeros(2)}}))
+    {'layer.0': {'bias': array([0., 0.])}}
+    """
+    return {
+        name: batch_to_weights(value) if isinstance(value, Node) else value for name, value in batch.__dict__.items()
+    }
+
+
+def write_weights(target: Mapping[str, Any], part: Part, places: Sequence[Place], root: npt.NDArray[np.uint8]) -> None:
+    """Copy weights into the arrays and tensors of others that have their names, shapes and dtypes.
+
+    Parameters
+    ----------
+    target
+        Where they are written to: a model's `state_dict()`, for instance.
+    part, places
+        Descriptions of the weights, and where they lie.
+    root
+        The bytes that they lie in.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If the target has other names, shapes or dtypes; names the first. Nothing is written then.
+    """
+    columns = iter(part.columns)
+    fixed = iter(places)
+    found = list(_match_targets(target, part.structure, columns, fixed, ""))
+    for value, place in found:
+        values: npt.NDArray[Any] = np.ndarray(place.shape, place.column.dtype, root, place.offset)
+        _write_array(value, values, place)
+
+
+def _match_targets(target: Any, structure: Any, columns: Any, fixed: Any, path: str) -> Any:
+    names = [name for name, _ in structure]
+    if not isinstance(target, Mapping):
+        raise ColumnMismatchError(f"{path[:-1]!r} must be a dict to be written to, got a {type(target).__name__}")
+    for name in target:
+        if name not in names:
+            raise ColumnMismatchError(
+                f"weights must have {path + str(name)!r} to be written; {near_names(name, names)}"
+            )
+    for name, under in structure:
+        where = path + name
+        if name not in target:
+            raise ColumnMismatchError(f"{where!r} must be there to be written to; {near_names(name, target)}")
+        if under is not None:
+            yield from _match_targets(target[name], under, columns, fixed, where + ".")
+            continue
+        column = next(columns)
+        if not isinstance(column, Fixed):
+            raise ColumnMismatchError(f"{where!r} must be an array or tensor to be written, it is not")
+        place = next(fixed)
+        _check_target(target[name], place, where)
+        yield target[name], place
+
+
+def _check_target(value: Any, place: Place, where: str) -> None:
+    column, shape, _ = place
+    kind = KINDS[type(value)]
+    wanted = column.torch or str(column.dtype)
+    if kind == ARRAY and column.torch is None:
+        got = str(value.dtype)
+    elif kind == TENSOR and column.torch is not None:
+        got = str(value.dtype).removeprefix("torch.")
+    else:
+        got = type(value).__name__
+        wanted = f"a tensor of {wanted}" if column.torch else f"an array of {wanted}"
+    if got != wanted or tuple(value.shape) != shape:
+        got_shape = tuple(getattr(value, "shape", ()))
+        raise ColumnMismatchError(f"{where!r} must be {wanted} of shape {shape}, got {got} of shape {got_shape}")
+
+
+def _write_array(value: Any, values: npt.NDArray[Any], place: Place) -> None:
+    if place.column.torch is None:
+        value[...] = values
+        return
+    # Gradients are not followed through the copy, as in `load_state_dict`.
+    tensor = value.detach()
+    if tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg():
+        (bits,) = TorchColumn(tensor).dump()[1]
+        bits[...] = values
+    else:
+        tensor.copy_(TorchColumn.from_bits(values, place.column.torch).values)

@@ -17,7 +17,7 @@ from samplebatch.transport.region import Region
 DEFAULT_NBYTES: Final = 64 << 20
 
 
-def channel(capacity_bytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False) -> tuple[Producer, Consumer]:
+def channel(capacity_nbytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False) -> tuple[Producer, Consumer]:
     """Make a channel that carries batches from one process to another, in shared memory.
 
     Both ends go to other processes as the ends of a `multiprocessing.Pipe` do: as arguments of a process under every
@@ -25,7 +25,7 @@ def channel(capacity_bytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False)
 
     Parameters
     ----------
-    capacity_bytes
+    capacity_nbytes
         Size of the arena that batches lie in: those in flight, and those that the consumer still has arrays
         of. It is reserved at once.
     allow_pickle
@@ -56,8 +56,8 @@ def channel(capacity_bytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False)
     array([[1., 2.],
            [3., 4.]])
     """
-    capacity_bytes = whole("capacity_bytes", capacity_bytes, 1)
-    region = Region.create(HEADER_NBYTES + -(-capacity_bytes // ALIGNMENT) * ALIGNMENT)
+    capacity_nbytes = whole("capacity_nbytes", capacity_nbytes, 1)
+    region = Region.create(HEADER_NBYTES + -(-capacity_nbytes // ALIGNMENT) * ALIGNMENT)
     descriptors: list[int] = []
     try:
         descriptors += _pipe()

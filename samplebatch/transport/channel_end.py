@@ -17,7 +17,6 @@ import contextlib
 import fcntl
 import multiprocessing
 import os
-import sys
 import traceback
 import weakref
 from collections.abc import Iterator
@@ -28,9 +27,16 @@ from typing import Any, Final, Self
 import numpy as np
 
 from samplebatch.errors import ChannelClosedError, OwnershipError, PeerDiedError, SampleBatchError
-from samplebatch.transport.peers import ProcessIdentity, ProcessWatch, Recipient, Transferable, arguments_of, is_alive
-from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import fence
+from samplebatch.transport.peers import (
+    ProcessIdentity,
+    ProcessWatch,
+    Recipient,
+    Transferable,
+    arguments_of,
+    exit_error,
+    is_alive,
+)
+from samplebatch.transport.region import Region, fence
 from samplebatch.transport.wire import pack_metadata
 
 HEADER_NBYTES: Final = 1 << 14
@@ -91,7 +97,7 @@ class ChannelEnd(Transferable):
     def __init__(self, region: Region, *, allow_pickle: bool = False, recipients: dict[int, Recipient]) -> None:
         self._region: Region | None = region
         self._memory = region.array.view(Memory)
-        self._capacity_bytes = region.nbytes - HEADER_NBYTES
+        self._capacity_nbytes = region.nbytes - HEADER_NBYTES
         self._words = region.memory[:FAILURE_START].cast("Q")
         self._allow_pickle = allow_pickle
         self._recipients = recipients
@@ -114,9 +120,9 @@ class ChannelEnd(Transferable):
         return self._region is None
 
     @property
-    def capacity_bytes(self) -> int:
+    def capacity_nbytes(self) -> int:
         """Bytes of the arena: the limit for all batches in flight or held by the consumer, together."""
-        return self._capacity_bytes
+        return self._capacity_nbytes
 
     # -- whose end it is -----------------------------------------------------------------------------------------------
 
@@ -384,7 +390,7 @@ def _close_at_exit(reference: weakref.ref[ChannelEnd]) -> None:
     if end._is_another_processes():
         end.close()
         return
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    error = exit_error()
     end.__exit__(None if error is None else type(error), error, None)
 
 

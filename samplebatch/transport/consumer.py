@@ -19,6 +19,7 @@ from samplebatch.errors import (
     SampleBatchError,
     WorkerError,
 )
+from samplebatch.transport.arena import GOODBYE_IDENT, HELLO_IDENT, ReturnPipe, pack_ident
 from samplebatch.transport.channel_end import (
     CLOSED,
     CONSUMER,
@@ -32,9 +33,8 @@ from samplebatch.transport.channel_end import (
     ChannelEnd,
     this_process,
 )
-from samplebatch.transport.decoder import Decoder
+from samplebatch.transport.decode import Decoder
 from samplebatch.transport.encode import AnyBatch
-from samplebatch.transport.lease import GOODBYE_IDENT, HELLO_IDENT, ReturnPipe, pack_ident
 from samplebatch.transport.peers import Poller, Recipient, deadline_of
 from samplebatch.transport.region import Region
 from samplebatch.transport.wire import (

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.flags import DEFAULT
+from samplebatch.batch.flags import DEFAULT, flags_of_unit
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, Node
+from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, Node, unit_of
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.interface import Column, Header
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.column.torch_tensor import TorchColumn, has_bytes
 from samplebatch.errors import ColumnTypeError, DeviceError, SampleBatchError, UntrustedPickleError
 from samplebatch.transport.schema import (
     BARE,
@@ -207,8 +207,8 @@ class Encoder:
         if isinstance(batch, Batch):
             taken = PartEncoder(allow_pickle=self._allow_pickle)
             structure = take_tree(batch, taken)
-            schema = self.intern(NESTED_BATCH, (("", tuple(taken.key), structure),))
-            metadata = {VARIABLE: [taken.variable]} if taken.variable else {}
+            schema = self.intern(NESTED_BATCH, (("", tuple(taken.key), structure, unit_of(batch)),))
+            metadata: dict[str, Any] = {VARIABLE: [taken.variable]} if taken.variable else {}
             return Frame(schema, (taken.rows,), taken.arrays, metadata, taken.buffers)
         raise ColumnTypeError(
             f"a channel carries SampleBatch, MultiAgentBatch and Batch, got a {type(batch).__name__}; make one of it"
@@ -216,10 +216,13 @@ class Encoder:
 
     def _plain(self, batch: SampleBatch, columns: dict[str, Column]) -> Frame | None:
         """Take a batch apart that has nothing but arrays of as many rows; None if it has more."""
-        if batch._nested or batch._flags is not DEFAULT or batch._has_sequences or not batch.count:
+        if batch._nested or batch._has_sequences or not batch.count:
+            return None
+        flags = batch._flags
+        if flags is not DEFAULT and flags is not flags_of_unit(flags.action_unit):
             return None
         schema, checks = self._recent
-        if schema is not None and len(columns) == len(checks):
+        if schema is not None and len(columns) == len(checks) and flags is schema.parts[0].flags:
             # The same columns as last time: nothing is looked up.
             arrays = []
             for (name, column), (own, dtype, row_shape) in zip(columns.items(), checks, strict=True):
@@ -248,16 +251,15 @@ class Encoder:
             values = column.values
             arrays.append(values)
             key.append((name, values.dtype, values.shape[1:], None, ""))
-        schema = self.intern(SAMPLE_BATCH, (("", tuple(key), ""),))
+        schema = self.intern(SAMPLE_BATCH, (("", tuple(key), "", flags.action_unit),))
         self._recent = schema, [(own[0], None, ()) if own[4] == BARE else own[:3] for own in key]
         return Frame(schema, (batch.count,), arrays, {}, [])
 
     def _of_sample_batch(self, batch: SampleBatch, columns: Mapping[str, Column]) -> Frame:
         taken = self._take(columns)
-        schema = self.intern(SAMPLE_BATCH, (("", tuple(taken.key), freeze(batch._nested)),))
-        metadata: dict[str, Any] = {}
-        if batch._flags != DEFAULT:
-            metadata[FLAGS] = [plain_flags(batch._flags)]
+        flags, unit = batch._flags, batch._flags.action_unit
+        schema = self.intern(SAMPLE_BATCH, (("", tuple(taken.key), freeze(batch._nested), unit),))
+        metadata: dict[str, Any] = {} if flags == flags_of_unit(unit) else {FLAGS: [plain_flags(flags)]}
         if taken.variable:
             metadata[VARIABLE] = [taken.variable]
         return Frame(schema, (taken.rows,), taken.arrays, metadata, taken.buffers)
@@ -268,14 +270,14 @@ class Encoder:
         buffers: list[npt.NDArray[np.uint8]] = []
         for policy_id, steps in batch.policy_batches.items():
             taken = self._take(steps._all())
-            parts.append((policy_id, tuple(taken.key), freeze(steps._nested)))
+            parts.append((policy_id, tuple(taken.key), freeze(steps._nested), steps._flags.action_unit))
             rows.append(taken.rows)
             flags.append(steps._flags)
             variable.append(taken.variable)
             arrays += taken.arrays
             buffers += taken.buffers
         metadata: dict[str, Any] = {ENV_STEPS: int(batch.count)}
-        if flags.count(DEFAULT) != len(flags):
+        if any(own != flags_of_unit(own.action_unit) for own in flags):
             metadata[FLAGS] = [*map(plain_flags, flags)]
         if any(variable):
             metadata[VARIABLE] = variable
@@ -288,7 +290,7 @@ class Encoder:
         return taken
 
     def intern(self, kind: str, parts: Any) -> Schema:
-        """Find the schema of parts, or make it: a label, columns and a structure for each."""
+        """Find the schema of parts, or make it: a label, columns, a structure and a unit of actions for each."""
         key = (kind, parts)
         schema = self._schemas.get(key)
         if schema is None:
@@ -299,7 +301,9 @@ class Encoder:
                 self.next_number = 0
                 self._recent = (None, [])
                 self._schemas.clear()
-            schema = Schema(kind, [Part.of(label, tuple(map(_column, columns)), own) for label, columns, own in parts])
+            schema = Schema(
+                kind, [Part.of(label, tuple(map(_column, columns)), *own) for label, columns, *own in parts]
+            )
             self._schemas[key] = schema
         return schema
 
@@ -365,7 +369,11 @@ def _take_tensor(tensor: Any, taken: PartEncoder, path: str) -> None:
         raise DeviceError(f"column {path!r} must be in host memory to be sent, it is on {tensor.device}; move it first")
     if tensor.grad_fn is not None:
         raise ColumnTypeError(f"column {path!r} is the result of a computation with gradients; detach() it first")
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if not has_bytes(tensor.dtype):
+        raise ColumnTypeError(
+            f"column {path!r} must have a dtype that can be built from bytes to be sent, got {tensor.dtype}"
+        )
+    if tensor.layout is not torch.strided:
         raise ColumnTypeError(f"column {path!r} must be a dense tensor to be sent, got one of layout {tensor.layout}")
     dense = tensor.detach().contiguous().resolve_conj().resolve_neg()
     (_, dtype_name, _), (values,) = TorchColumn(dense).dump()
@@ -378,7 +386,7 @@ def _dump_variable_leaf(value: Any, taken: PartEncoder, path: str) -> list[Any]:
     if isinstance(value, Column):
         return [COLUMN, None, *taken.dump(path, value)]
     if type(value) is _ndarray and value.dtype.kind in "OT":
-        column = ObjectColumn(value.reshape(-1))
+        column = ObjectColumn(value.reshape(-1).astype(object, copy=False))
         return [OBJECTS, value.shape, *taken.dump(path, column)]
     return [OBJECTS, None, *taken.dump(path, ObjectColumn(_alone(value)))]
 

@@ -6,16 +6,21 @@ arguments of the process that it starts, otherwise because it pickles the end fo
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import select
+import signal
 import sys
+import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from multiprocessing import context
+from multiprocessing import context, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final, NamedTuple, Self
 
 _HAS_EPOLL: Final = sys.platform == "linux"
@@ -306,3 +311,105 @@ def deadline_of(timeout_s: float | None) -> float | None:
     if not timeout_s >= 0:
         raise ValueError(f"timeout_s must be None or a number of seconds from 0 on, got {timeout_s}")
     return _monotonic() + timeout_s
+
+
+UNGUARDED_STATUS: Final = 167
+"""Exit status of a child that is to start processes itself while it imports its parent's main module."""
+
+
+def exit_if_unguarded() -> None:
+    """End a child that imports its parent's main module to start, where that module starts processes on import.
+
+    The parent words the error: each child would print one of its own, and its own children after it.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # A fork server loses the status of `SystemExit`.
+        sys.stdout.flush()
+        os._exit(UNGUARDED_STATUS)
+
+
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Hold Ctrl-C back while children start: they inherit that, and are deaf to it before they can ask to be."""
+    # The tracker of `multiprocessing` unblocks SIGINT when it starts, so it must run before that is blocked.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def begin_child() -> None:
+    """Leave Ctrl-C to the parent from here on, and end as soon as that is gone, however it ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+_run_errors: list[BaseException] = []
+"""The exception that ended the `run` of this process of `multiprocessing`, if any."""
+
+
+def exit_error() -> BaseException | None:
+    """Return the exception that ends this process, for handlers that run at its exit; None if it exits in order."""
+    error = sys.exc_info()[1] or next(iter(_run_errors), None)
+    if error is None and multiprocessing.parent_process() is None:
+        # A forked child inherits the attribute from an interactive session.
+        error = getattr(sys, "last_value", None)
+    return error
+
+
+def _record_run_errors() -> None:
+    """Let processes of `multiprocessing` retain the exception that ends their `run`.
+
+    Up to Python 3.12 the handlers of a process run while that exception is handled. From 3.13 on they run after it was
+    freed, and with it the frames whose local variables are ends of channels: a failure would look like an orderly end.
+    """
+    bootstrap: Any = BaseProcess._bootstrap  # type: ignore[attr-defined]
+
+    def recording_bootstrap(self: BaseProcess, *arguments: Any, **keywords: Any) -> Any:
+        run = self.run
+
+        def record() -> None:
+            # It would be pickled with the process otherwise.
+            del vars(self)["run"]
+            try:
+                run()
+            except BaseException as error:
+                _run_errors.append(error)
+                raise
+
+        vars(self)["run"] = record
+        return bootstrap(self, *arguments, **keywords)
+
+    BaseProcess._bootstrap = recording_bootstrap  # type: ignore[attr-defined]
+
+
+if sys.version_info >= (3, 13):
+
+    def _record_current_run_error() -> None:
+        """Retain the exception that ends the `run` that imports this module: only the interpreter sees it."""
+        monitoring, code = sys.monitoring, getattr(multiprocessing.current_process().run, "__code__", None)
+        tool = next((tool for tool in range(6) if monitoring.get_tool(tool) is None), None)
+        if code is None or tool is None:
+            return
+
+        def record(unwound: CodeType, _offset: int, error: BaseException) -> None:
+            if unwound is code:
+                _run_errors.append(error)
+
+        monitoring.use_tool_id(tool, "samplebatch")
+        monitoring.register_callback(tool, monitoring.events.PY_UNWIND, record)
+        monitoring.set_events(tool, monitoring.events.PY_UNWIND)
+
+    _record_run_errors()
+    if multiprocessing.parent_process() is not None:
+        _record_current_run_error()

@@ -7,16 +7,33 @@ import gc
 import os
 import select
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.batch.flags import DEFAULT
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.convert import as_column
+from samplebatch.column.interface import Column
+from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.threads import copy_all
-from samplebatch.errors import CapacityError, ChannelClosedError, ChannelTimeoutError, SampleBatchError
+from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.errors import (
+    CapacityError,
+    ChannelClosedError,
+    ChannelTimeoutError,
+    ColumnMismatchError,
+    ColumnTypeError,
+    ReleasedError,
+    RowIndexError,
+    SampleBatchError,
+    no_such_column,
+)
 from samplebatch.transport.arena import Block, Blocks
 from samplebatch.transport.channel_end import (
     CLOSED,
@@ -32,28 +49,309 @@ from samplebatch.transport.channel_end import (
     pack_failure,
     this_process,
 )
-from samplebatch.transport.encode import AnyBatch, Encoder, halve
+from samplebatch.transport.decode import fixed_column
+from samplebatch.transport.encode import AnyBatch, Encoder, PartEncoder, halve
 from samplebatch.transport.peers import Recipient, deadline_of
 from samplebatch.transport.region import Region
-from samplebatch.transport.reservation import Reservation
-from samplebatch.transport.reservation_spec import Like, ReservationSpec, rows_of
-from samplebatch.transport.schema import Plan, Schema
+from samplebatch.transport.schema import SAMPLE_BATCH, Place, Plan, Schema, freeze
 from samplebatch.transport.wire import (
     BATCH,
     DEFINES,
     END,
     FAILURE,
+    FLAGS,
     HELLO,
     MAGIC,
     STARVED,
+    VARIABLE,
     VERSION,
     pack,
     pack_body,
     pack_sum,
+    plain_flags,
     put,
     size_of,
     write_metadata,
 )
+
+if TYPE_CHECKING:
+    from samplebatch.transport.arena import Block
+
+
+_BYTE = np.dtype(np.uint8)
+_IMMUTABLE = (str, tuple, type, *{type(np.dtype(code)) for code in np.typecodes["All"]})
+
+
+class ReservedBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """The bytes of a reserved block, which is free again when the last array over them is gone and nothing was sent."""
+
+    __slots__ = ()
+
+
+class Reservation:
+    """A block of the arena, laid out for a number of rows, to be filled in place and sent without a copy.
+
+    `Producer.reserve` makes it. `reservation["obs"]` is the array of a column, which lies in the block and holds
+    arbitrary values at first. As a context manager it sends all rows at the end if nothing was sent before, and cancels
+    itself if an exception ends it.
+
+    Attributes
+    ----------
+    rows
+        Rows that there is room for.
+
+    Examples
+    --------
+    >>> from samplebatch import channel
+    >>> producer, consumer = channel(1 << 20)
+    >>> with producer.reserve({"obs": ("f4", (2,)), "rewards": "f8"}, rows=100) as block:
+    ...     for t in range(3):
+    ...         block["obs"][t] = t
+    ...         block["rewards"][t] = 0.5
+    ...     block.commit(3)
+    >>> batch = consumer.recv()
+    >>> batch["obs"].tolist(), batch["rewards"].sum()
+    ([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]], np.float64(1.5))
+    >>> producer.close(), consumer.close()
+    (None, None)
+    """
+
+    def __init__(self, producer: Producer, schema: Schema, rows: int, plan: Plan, block: Block) -> None:
+        self._producer = producer
+        self._schema = schema
+        self._plan = plan
+        self._block = block
+        self._is_open = True
+        self._root: ReservedBytes | None = None
+        self._arrays: dict[str, Any] = {}
+        self.rows = rows
+
+    def _places(self) -> dict[str, Place]:
+        """Return where each column lies.
+
+        Raises
+        ------
+        ReleasedError
+            If the reservation was sent or cancelled.
+        """
+        if not self._is_open:
+            raise ReleasedError("a reservation must be neither sent nor cancelled to be used, and it was; make another")
+        return self._plan.names[0]
+
+    def _bytes(self) -> ReservedBytes:
+        """Return the bytes of the block, wrapped on first use: from then on arrays may hold on to them."""
+        root = self._root
+        if root is None:
+            self._producer._own()
+            root = self._root = ReservedBytes((self._block[1],), _BYTE, self._producer._memory, self._block[0])
+            self._producer._blocks.reserved[self._block[0]] = self._block, ref(root)
+        return root
+
+    def __getitem__(self, name: str) -> Any:
+        places = self._places()
+        array = self._arrays.get(name)
+        if array is None:
+            if name not in places:
+                raise no_such_column(name, places)
+            array = self._arrays[name] = fixed_column(places[name], self._bytes()).values
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places())
+
+    def __len__(self) -> int:
+        return len(self._places())
+
+    def commit(
+        self,
+        rows_used: int | None = None,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Send the rows, which takes as long for many as for few.
+
+        The arrays are read-only from then on: the consumer may have them, and write to them.
+
+        Parameters
+        ----------
+        rows_used
+            How many rows of each column are sent, from the first on; all of them by default.
+        extra
+            Further columns, by name, which are copied: those that cannot be filled in place, such as Python objects,
+            text, and rows of varying shape.
+        timeout_s
+            Seconds to wait for a block for the extra columns, and for room in the pipe.
+
+        Raises
+        ------
+        RowIndexError
+            If more rows are sent than there is room for, or fewer than none.
+        ColumnMismatchError
+            If an extra column lies in the block; names it.
+        ColumnLengthError, SequenceError
+            If the extra columns do not fit the rows.
+        ReleasedError
+            If it was sent or cancelled before.
+        UntrustedPickleError
+            If an extra column has to be pickled and the channel does not allow it; names it.
+        ChannelTimeoutError
+            If there was no room in time; the reservation stays as it is.
+        ChannelClosedError, PeerDiedError, CapacityError, OwnershipError
+            As `Producer.send` does.
+        """
+        self._places()
+        self._producer._own()
+        rows = self.rows if rows_used is None else row_count(rows_used)
+        if rows > self.rows:
+            raise RowIndexError(f"a reservation of {self.rows} rows must be sent with at most as many, got {rows}")
+        schema = self._schema
+        metadata: dict[str, Any] = {}
+        buffers: list[npt.NDArray[np.uint8]] = []
+        if extra:
+            schema, metadata, buffers = self._with_columns(rows, extra)
+        blocks = self._producer._blocks
+        before = blocks.sending
+        try:
+            self._producer._send_reserved(
+                schema, rows, self.rows, self._block, self._plan, metadata, buffers, timeout_s
+            )
+        except Exception as error:
+            if self._producer._was_closed_meanwhile(error):
+                raise self._producer._closed_error() from error
+            raise
+        finally:
+            # No call comes before this, so no signal does: what was sent is the consumer's.
+            if blocks.is_sent and blocks.sending != before:
+                self._is_open = False
+                self._take_back()
+
+    def _with_columns(
+        self, rows: int, extra: Mapping[str, Any]
+    ) -> tuple[Schema, dict[str, Any], list[npt.NDArray[np.uint8]]]:
+        """Return the schema, the metadata and the further buffers of the filled rows with extra columns."""
+        places, root = self._places(), self._bytes()
+        added = SampleBatch(extra)
+        columns: dict[str, Column] = {name: fixed_column(place, root).slice(0, rows) for name, place in places.items()}
+        encoder = PartEncoder(allow_pickle=self._producer._allow_pickle)
+        for name, column in added._all().items():
+            if name in places:
+                raise ColumnMismatchError(
+                    f"column {name!r} lies in the block, and must be filled there, not given as well"
+                )
+            encoder.key.append((name,))
+            encoder.variable.append(encoder.dump(name, column))
+            columns[name] = column
+        # Columns that do not fit each other are refused here, and not where they arrive.
+        batch = SampleBatch._of(columns, added._nested, added._flags)
+        key = (*(tuple(place.column) for place in places.values()), *encoder.key)
+        schema = self._producer._encoder.intern(SAMPLE_BATCH, (("", key, freeze(added._nested)),))
+        metadata: dict[str, Any] = {VARIABLE: [encoder.variable]}
+        if batch._flags != DEFAULT:
+            metadata[FLAGS] = [plain_flags(batch._flags)]
+        return schema, metadata, encoder.buffers
+
+    def cancel(self) -> None:
+        """Send nothing: the block is free again once nothing looks at its arrays any more. Safe to call twice."""
+        if self._is_open:
+            self._is_open = False
+            if self._root is None:
+                self._producer._blocks.reserved[self._block[0]] = self._block, _nobody
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Make the arrays that were handed out read-only, and release the block."""
+        for values in self._arrays.values():
+            if isinstance(values, np.ndarray):
+                values.setflags(write=False)
+        self._arrays = {}
+        self._root = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if kind is not None:
+            self.cancel()
+        elif self._is_open:
+            self.commit()
+
+    def __repr__(self) -> str:
+        state = f"{self._block[1]} bytes" if self._is_open else "sent or cancelled"
+        return f"<Reservation of {self.rows} rows, {state}>"
+
+
+def schema_key(columns: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
+    """Return the schema's entries of columns that are given by dtype, or by dtype and row shape.
+
+    Raises
+    ------
+    ColumnTypeError
+        If it is no mapping, or a column has no fixed number of bytes per row; names it.
+    """
+    if isinstance(columns, SampleBatch) or not isinstance(columns, Mapping):
+        raise ColumnTypeError(
+            "columns must be a mapping of each name to a dtype or a pair of dtype and row shape, "
+            f"got a {type(columns).__name__}"
+        )
+    return tuple((name, *_key_of(name, value)) for name, value in columns.items())
+
+
+def _key_of(name: str, value: Any) -> tuple[Any, ...]:
+    dtype, row_shape = value if isinstance(value, tuple) else (value, ())
+    if isinstance(value, Mapping) or not isinstance(name, str):
+        raise _wrong_column(name, value)
+    if type(dtype).__module__ == "torch":
+        import torch
+
+        column: Column = as_column(torch.empty((0, *row_shape), dtype=dtype), name)
+    else:
+        try:
+            column = as_column(np.empty((0, *row_shape), dtype), name)
+        except (TypeError, ValueError):
+            raise _wrong_column(name, value) from None
+    if isinstance(column, TorchColumn):
+        (_, dtype_name, shape), (values,) = column.dump()
+        return values.dtype, tuple(shape[1:]), dtype_name, ""
+    if isinstance(column, TensorColumn):
+        return column.values.dtype, column.values.shape[1:], None, ""
+    raise _wrong_column(name, value)
+
+
+def _wrong_column(name: Any, value: Any) -> ColumnTypeError:
+    kind = "a mapping" if isinstance(value, Mapping) else repr(value)
+    return ColumnTypeError(
+        f"column {name!r} must have a dtype of fixed size, or a pair of dtype and row shape, to be filled in place, "
+        f"got {kind}; give columns of objects, text or varying shape to commit(extra=...)"
+    )
+
+
+def are_same(columns: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Tell whether two descriptions of columns are equal, in order and in values that cannot change."""
+    if type(columns) is not dict or len(columns) != len(known):
+        return False
+    return all(
+        name == other and type(value) in _IMMUTABLE and value == own
+        for (name, value), (other, own) in zip(columns.items(), known.items(), strict=True)
+    )
+
+
+def row_count(rows: Any) -> int:
+    """Return a number of rows.
+
+    Raises
+    ------
+    RowIndexError
+        If it is no whole number from 0 on.
+    """
+    if not isinstance(rows, int | np.integer) or isinstance(rows, bool) or rows < 0:
+        raise RowIndexError(f"rows must be a whole number from 0 on, got {rows!r}")
+    return int(rows)
+
+
+def _nobody() -> None:
+    """Stand for a reference to a keeper that is gone."""
+
 
 _WATCH_S = 0.05
 """Seconds after which it is noticed at the latest that the consumer's process has died while blocks are still free."""
@@ -86,7 +384,7 @@ class Producer(ChannelEnd):
     def _begin(self) -> None:
         self._blocks = Blocks(HEADER_NBYTES, self._memory.nbytes, self._back)
         self._encoder = Encoder(allow_pickle=self._allow_pickle)
-        self._reserved: tuple[ReservationSpec, Schema] | None = None
+        self._reserved: tuple[Mapping[str, Any], Schema] | None = None
         self._poll = select.poll()
         self._poll.register(self._back, select.POLLIN)
         self._poll.register(self._pipe, 0)
@@ -158,6 +456,13 @@ class Producer(ChannelEnd):
                 raise self._closed_error() from error
             raise
 
+    def fits(self, batch: AnyBatch) -> bool:
+        """Return whether `send` leaves a batch in one piece: it takes half of the arena at most."""
+        frame = self._encoder.encode(batch)
+        nbytes = frame.schema.plan(frame.rows, frame.rows).nbytes
+        metadata = write_metadata(frame.schema, frame.rows, frame.rows, frame.metadata)
+        return nbytes + size_of(metadata, frame.buffers) <= self._blocks.arena.nbytes // 2
+
     def _send(self, batch: AnyBatch, deadline: float | None, *, split: bool) -> None:
         frame = self._encoder.encode(batch)
         rows = frame.rows
@@ -183,16 +488,15 @@ class Producer(ChannelEnd):
             put(self._memory, metadata_start, metadata, frame.buffers)
         self._commit(frame.schema, rows, (block,), metadata_start, metadata, deadline)
 
-    def reserve(self, like: Like, rows: int | Mapping[str, int], timeout_s: float | None = None) -> Reservation:
+    def reserve(self, columns: Mapping[str, Any], rows: int, timeout_s: float | None = None) -> Reservation:
         """Reserve a block with columns to be filled in place, and sent by `Reservation.commit` without a copy.
 
         Parameters
         ----------
-        like
-            The columns: a batch of the same ones, with any number of rows, none for instance; or a mapping of each name
-            to a dtype, a pair of dtype and row shape, or a mapping again for a nested column.
+        columns
+            The dtype of each column by name, of NumPy or torch, or a pair of dtype and row shape.
         rows
-            Rows that there is to be room for; of a `MultiAgentBatch`, by policy, or one number for all.
+            Rows that there is to be room for.
         timeout_s
             Seconds to wait for a block to be free, None for as long as it takes.
 
@@ -201,42 +505,41 @@ class Producer(ChannelEnd):
         CapacityError
             If the rows do not fit in the arena; names both sizes.
         RowIndexError
-            If a number of rows is negative, or not given for every policy.
+            If `rows` is no whole number from 0 on.
         ColumnTypeError
-            If `like` is neither batch nor mapping, or a `Batch` with values that have no rows.
+            If `columns` is no mapping, or a column has no fixed number of bytes per row; names it.
         ChannelTimeoutError, ChannelClosedError, PeerDiedError, OwnershipError
             As `send` does.
         """
         if self._owner != this_process[0]:
             self._own()
         try:
-            return self._reserve(like, rows, None if timeout_s is None else deadline_of(timeout_s))
+            return self._reserve(columns, rows, None if timeout_s is None else deadline_of(timeout_s))
         except Exception as error:
             if self._was_closed_meanwhile(error):
                 raise self._closed_error() from error
             raise
 
-    def _reserve(self, like: Like, rows: int | Mapping[str, int], deadline: float | None) -> Reservation:
-        spec, schema = self._reserved or (None, None)
-        if spec is None or schema is None or not spec.fits(like):
-            spec = ReservationSpec.of(like)
-            schema = self._encoder.intern(spec.kind, spec.schema)
-            self._reserved = spec, schema
-        rooms = rows_of(rows, spec)
-        plan = schema.plan(rooms, rooms)
+    def _reserve(self, columns: Mapping[str, Any], rows: int, deadline: float | None) -> Reservation:
+        known, schema = self._reserved or ({}, None)
+        if schema is None or not are_same(columns, known):
+            schema = self._encoder.intern(SAMPLE_BATCH, (("", schema_key(columns), ""),))
+            self._reserved = dict(columns), schema
+        room = row_count(rows)
+        plan = schema.plan((room,), (room,))
         if plan.nbytes > self._blocks.arena.nbytes:
             raise self._too_large(plan.nbytes, "reserve fewer rows or make the channel larger")
         block = self._take(plan.roomy_nbytes, deadline)
-        made = Reservation(self, spec, schema, rooms, plan, block)
-        self._blocks.reserved[block[0]] = block, ref(made)
+        reservation = Reservation(self, schema, room, plan, block)
+        self._blocks.reserved[block[0]] = block, ref(reservation)
         self._blocks.is_settled = True
-        return made
+        return reservation
 
     def _send_reserved(
         self,
         schema: Schema,
-        rows: tuple[int, ...],
-        rooms: tuple[int, ...],
+        rows: int,
+        room: int,
         block: Block,
         plan: Plan,
         metadata: dict[str, Any],
@@ -246,7 +549,7 @@ class Producer(ChannelEnd):
         """Send the filled block of a reservation. Where that fails, the block is the reservation's still."""
         deadline = None if timeout_s is None else deadline_of(timeout_s)
         self._blocks.settle()
-        text = write_metadata(schema, rows, rooms, metadata)
+        text = write_metadata(schema, (rows,), (room,), metadata)
         metadata_start = block[0] + plan.nbytes
         own: tuple[Block, ...] = ()
         if text:
@@ -257,7 +560,7 @@ class Producer(ChannelEnd):
                 own = (self._take(nbytes, deadline),)
                 metadata_start = own[0][0]
             put(self._memory, metadata_start, text, buffers)
-        self._commit(schema, rows, (block, *own), metadata_start, text, deadline)
+        self._commit(schema, (rows,), (block, *own), metadata_start, text, deadline)
 
     # -- the parts of it -----------------------------------------------------------------------------------------------
 

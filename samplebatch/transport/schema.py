@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.action_unit import ActionUnit
+from samplebatch.batch.flags import Flags, flags_of_unit
 from samplebatch.batch.tree import Structure, leaf_names
 from samplebatch.column.memory import ALIGNMENT
-from samplebatch.column.types import named_dtype
+from samplebatch.column.types import check_torch_name, named_dtype
 from samplebatch.errors import FormatError, SampleBatchError
 from samplebatch.names import PolicyID
 
@@ -108,6 +110,8 @@ class Part(NamedTuple):
         The structure of a `SampleBatch`'s nested columns, read.
     has_variable
         Whether a column is variable.
+    flags
+        Flags of the batch, with the unit of its actions, unless a message has others.
     """
 
     label: PolicyID
@@ -115,9 +119,12 @@ class Part(NamedTuple):
     structure: Any
     nested: dict[str, Structure]
     has_variable: bool
+    flags: Flags
 
     @classmethod
-    def of(cls, label: PolicyID, columns: tuple[Fixed | Variable, ...], structure: Any) -> Part:
+    def of(
+        cls, label: PolicyID, columns: tuple[Fixed | Variable, ...], structure: Any, unit: ActionUnit | None = None
+    ) -> Part:
         """Complete a part.
 
         Raises
@@ -126,7 +133,8 @@ class Part(NamedTuple):
             If the structure does not fit the columns.
         """
         nested = _nested(structure, columns) if isinstance(structure, str) and structure else {}
-        return cls(label, columns, structure, nested, any(isinstance(column, Variable) for column in columns))
+        has_variable = any(isinstance(column, Variable) for column in columns)
+        return cls(label, columns, structure, nested, has_variable, flags_of_unit(unit))
 
 
 class Place(NamedTuple):
@@ -272,7 +280,7 @@ class Schema:
         return {
             "kind": self.kind,
             "parts": [
-                [_plain_label(part.label), [_plain(column) for column in part.columns], part.structure]
+                [_plain_label(part.label), [_plain(column) for column in part.columns], part.structure, *_unit(part)]
                 for part in self.parts
             ],
         }
@@ -290,8 +298,8 @@ class Schema:
             kind = described["kind"]
             label_of = _policy if kind == MULTI_AGENT_BATCH else _string
             parts = [
-                Part.of(label_of(label), tuple(map(_column, columns)), structure)
-                for label, columns, structure in described["parts"]
+                Part.of(label_of(label), tuple(map(_column, columns)), structure, *map(_read_unit, units))
+                for label, columns, structure, *units in described["parts"]
             ]
             if kind == NESTED_BATCH:
                 for part in parts:
@@ -307,6 +315,16 @@ class Schema:
         if len({part.label for part in parts}) < len(parts):
             raise FormatError("a message must have one part for each policy, it has two for one")
         return cls(kind, parts)
+
+
+def _unit(part: Part) -> list[Any]:
+    """Return what stands behind the description of a part: the unit of its actions, if it has one."""
+    unit = part.flags.action_unit
+    return [] if unit is None else [unit.describe()]
+
+
+def _read_unit(described: Any) -> ActionUnit:
+    return ActionUnit.from_description(described)
 
 
 def _counts(columns: Sequence[Fixed], rows: Any) -> list[int]:
@@ -332,9 +350,10 @@ def _column(plain: Any) -> Fixed | Variable:
     name, dtype, row_shape, torch, form = plain
     if not all(type(extent) is int and extent >= 0 for extent in row_shape):
         raise ValueError("a row's shape has other extents than counts")
-    if torch is not None:
-        _string(torch)
-    return Fixed(_string(name), named_dtype(_string(dtype)), tuple(row_shape), torch, _string(form))
+    elements = named_dtype(_string(dtype))
+    if torch is not None and check_torch_name(torch) != elements.itemsize:
+        raise ValueError(f"elements of torch dtype {torch!r} have other than {elements.itemsize} bytes")
+    return Fixed(_string(name), elements, tuple(row_shape), torch, _string(form))
 
 
 def _plain_label(label: PolicyID) -> str | int:

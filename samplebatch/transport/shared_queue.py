@@ -29,8 +29,7 @@ from samplebatch.column.memory import ALIGNMENT
 from samplebatch.column.threads import copy_all
 from samplebatch.errors import FormatError, PeerDiedError, SharedMemoryError
 from samplebatch.transport.peers import ProcessIdentity, is_alive
-from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import SharedCounters, fence
+from samplebatch.transport.region import Region, SharedCounters, fence
 
 MAX_PARCELS: Final = 128
 """Regions that a process has at once: each is a descriptor."""

@@ -18,7 +18,9 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.flags import Flags
+from samplebatch.batch.action_unit import ActionUnit
+from samplebatch.batch.flags import Flags, flags_of_unit
+from samplebatch.column.arrow import Recent
 from samplebatch.errors import FormatError
 from samplebatch.transport.schema import Rows, Schema, align
 
@@ -190,25 +192,37 @@ def unpack_metadata(raw: bytes, checksum: int) -> dict[str, Any]:
     return metadata
 
 
+_units = Recent[str, ActionUnit](limit=16)
+"""Units that messages had last, by their text."""
+_PLAIN_FLAGS = [None, False, None, None, False]
+
+
 def plain_flags(flags: Flags) -> list[Any]:
     """Turn flags into values that JSON can hold."""
-    time_major, zero_padded, max_seq_len, updates, is_training = astuple(flags)
-    return [
+    time_major, zero_padded, max_seq_len, updates, is_training, unit = astuple(flags)
+    plain = [
         None if time_major is None else bool(time_major),
         bool(zero_padded),
         None if max_seq_len is None else int(max_seq_len),
         None if updates is None else (updates if isinstance(updates, int) else float(updates)),
         bool(is_training),
     ]
+    return plain if unit is None else [*plain, unit.describe()]
 
 
 def flags_of(plain: Any) -> Flags:
     """Take flags that `plain_flags` wrote; raises as `count_of` does."""
-    time_major, zero_padded, max_seq_len, updates, is_training = plain
+    time_major, zero_padded, max_seq_len, updates, is_training, *units = plain
     kinds_fit = isinstance(zero_padded, bool) and isinstance(is_training, bool)
     if not (kinds_fit and isinstance(time_major, bool | None) and isinstance(updates, int | float | None)):
         raise FormatError("a message must have flags of their own kinds, it has others")
-    return Flags(time_major, zero_padded, None if max_seq_len is None else count_of(max_seq_len), updates, is_training)
+    if len(units) > 1:
+        raise FormatError(f"a message must have 5 or 6 flags of a batch, got {len(plain)}")
+    unit = _units.get(repr(units[0]), lambda: ActionUnit.from_description(units[0])) if units else None
+    if unit is not None and plain[:5] == _PLAIN_FLAGS:
+        return flags_of_unit(unit)
+    width = None if max_seq_len is None else count_of(max_seq_len)
+    return Flags(time_major, zero_padded, width, updates, is_training, unit)
 
 
 def count_of(value: Any) -> int:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 from samplebatch.env.seeds import RESTART, seeds_at
 from samplebatch.errors import WorkerError
-from samplebatch.workers.backend import GRACE_S, Backend, Worker
-from samplebatch.workers.exits import WorkerExit
-from samplebatch.workers.spec import Request, WorkerSpec
-from samplebatch.workers.task import Fragment
+from samplebatch.workers.backend import GRACE_S, Backend, Worker, WorkerExit, WorkerUnplaced
+from samplebatch.workers.task import Collected, Request, StateRequest, WorkerSpec
 
 _LOOK_S = 0.1
 """Seconds after which a request to stop, or a worker that hangs, is noticed at the latest."""
+
+_PLACE_S = 20.0
+"""Seconds after which no machine is taken to have room for a replacement that has not answered."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,8 @@ class WorkerFailure:
 class WorkerPool:
     """Workers of a run under supervision: they get requests, and send fragments; who fails is replaced.
 
-    Parameters
-    ----------
-    specs
-        The environments and the policy of each.
-    backend
-        Starts them, and waits for them.
-    max_restarts
-        How many may be replaced.
-    stall_timeout_s
-        Seconds without a sign of life after which a worker is taken to hang.
+    Where no machine has room for a replacement, since workers that are done keep theirs, one of these makes the steps
+    that are missing, in its own environments.
 
     Attributes
     ----------
@@ -96,6 +89,8 @@ class WorkerPool:
         self._restarts_left = max_restarts
         self._stall_timeout_s = stall_timeout_s
         self._sent_before = 0
+        self._replacements: dict[Worker, float] = {}
+        """The workers that have taken the place of others, and when they were started."""
         self._left_at: float | None = None
         """When somebody was given a fragment who has not come back for the next."""
         try:
@@ -130,32 +125,29 @@ class WorkerPool:
         for place, request in requests.items():
             self.workers[place].ask(request)
 
-    def receive(self) -> Iterator[tuple[Worker, Fragment]]:
-        """Yield fragments as they arrive, each with its worker, until all requests are done or a stop is requested.
-
-        Raises
-        ------
-        WorkerError
-            If a worker fails that cannot be replaced.
-        """
+    def receive(self) -> Iterator[tuple[Worker, Collected]]:
+        """Yield fragments as they arrive, each with its worker, until all requests are done or a stop is requested."""
         self._come_back()
-        while self.busy and not self.is_stopping():
-            ready = self._wait()
-            for worker in self.busy:
+        while (busy := self.busy) and not self._stop_requested:
+            began = time.monotonic()
+            ready = self._backend.wait(busy, _LOOK_S)
+            self.waiting_s += time.monotonic() - began
+            for worker in busy:
                 if self.is_stopping():
                     return
                 if worker not in ready:
-                    worker.check_stall(self._stall_timeout_s)
+                    if not self._has_stand_in(worker):
+                        worker.check_stall(self._stall_timeout_s)
                     continue
                 try:
-                    fragment = worker.receive()
+                    collected = worker.receive()
                 except WorkerExit as end:
                     self._note_exit(worker, end)
                     continue
-                if fragment is not None:
+                if collected is not None:
                     self.leave()
-                    yield worker, fragment
-                    del fragment
+                    yield worker, collected
+                    del collected
                     self._come_back()
 
     def leave(self) -> None:
@@ -170,14 +162,14 @@ class WorkerPool:
             for worker in self.workers:
                 worker.extend_deadline(away_s)
 
-    def drain(self) -> Iterator[tuple[Worker, Fragment]]:
+    def drain(self) -> Iterator[tuple[Worker, Collected]]:
         """Ask all workers to end, and yield the fragments that they had sent; they have two seconds for that."""
         for worker in self.workers:
             worker.terminate()
         deadline = time.monotonic() + GRACE_S
         for worker in self.workers:
-            for fragment in worker.drain(deadline):
-                yield worker, fragment
+            for collected in worker.drain(deadline):
+                yield worker, collected
 
     def close(self) -> None:
         """Kill all workers that are left."""
@@ -186,21 +178,8 @@ class WorkerPool:
         for worker in workers:
             worker.end()
 
-    def _wait(self) -> Sequence[Worker]:
-        """Wait for workers that have something to say."""
-        began = time.monotonic()
-        ready = self._backend.wait(self.busy, _LOOK_S)
-        self.waiting_s += time.monotonic() - began
-        return ready
-
     def _note_exit(self, worker: Worker, end: WorkerExit) -> None:
-        """Note the failure of a worker, and replace it.
-
-        Raises
-        ------
-        WorkerError
-            If it cannot be replaced.
-        """
+        """Note the failure of a worker, and replace it."""
         self._backend.forget(worker)
         spec, request = worker.spec, worker.request or Request()
         left = replace(
@@ -212,18 +191,9 @@ class WorkerPool:
             # It died when it had nothing left to do.
             worker.request = None
             return
-        replaced = self._restarts_left > 0
-        self.failures.append(
-            WorkerFailure(
-                index=spec.index,
-                pid=worker.pid,
-                how=end.how + (f": {end.why}" if end.why else ""),
-                env_steps=worker.total_steps,
-                lost_steps=worker.lost_steps,
-                env_ids=spec.env_ids,
-                replaced=replaced,
-            )
-        )
+        # Where there was no room for a worker, there is none for its replacement.
+        replaced = self._restarts_left > 0 and not isinstance(end, WorkerUnplaced)
+        self._record_failure(worker, end, replaced=replaced)
         if not replaced:
             worker.request = None
             error = WorkerError(_word_exit(worker, request, end))
@@ -231,14 +201,56 @@ class WorkerPool:
                 error.add_note(end.details)
             raise error from end.__cause__
         self._restarts_left -= 1
+        seed = seeds_at(spec.seed, RESTART, self.earlier_failures + len(self.failures))
+        self._replace(worker, replace(spec, seed=seed, first_unroll_id=spec.first_unroll_id + worker.fragments))
+        self.ask({self._place_of(spec.index): left})
+
+    def _record_failure(self, worker: Worker, end: WorkerExit, *, replaced: bool) -> None:
+        self.failures.append(
+            WorkerFailure(
+                index=worker.spec.index,
+                pid=worker.pid,
+                how=end.how + (f": {end.why}" if end.why else ""),
+                env_steps=worker.total_steps,
+                lost_steps=worker.lost_steps,
+                env_ids=worker.spec.env_ids,
+                replaced=replaced,
+            )
+        )
+
+    def _replace(self, worker: Worker, spec: WorkerSpec) -> None:
+        """Start a worker in the place of another one, which is ended."""
         self._sent_before += worker.sent_steps
         worker.end()
-        seed = seeds_at(spec.seed, RESTART, self.earlier_failures + len(self.failures))
-        place = self.workers.index(worker)
-        self.workers[place] = self._backend.start(
-            replace(spec, seed=seed, first_unroll_id=spec.first_unroll_id + worker.fragments)
-        )
-        self.ask({place: left})
+        self._replacements.pop(worker, None)
+        replacement = self._backend.start(spec)
+        self._replacements[replacement] = time.monotonic()
+        self.workers[self.workers.index(worker)] = replacement
+
+    def _place_of(self, index: int) -> int:
+        return next(place for place, worker in enumerate(self.workers) if worker.spec.index == index)
+
+    def _has_stand_in(self, worker: Worker) -> bool:
+        """Whether others make the steps of a replacement that no machine has room for; give them its request if so.
+
+        It is given to a worker that is done, and waits for one as long as others are at work. An unlimited request is
+        left with the replacement: the others go on in any case.
+        """
+        request = worker.request
+        if worker not in self._replacements or worker.is_placed or request is None or isinstance(request, StateRequest):
+            return False
+        others = [other for other in self.workers if other is not worker and other.is_placed]
+        if not others or time.monotonic() - self._replacements[worker] < _PLACE_S:
+            return bool(others)
+        idle = next((other for other in others if other.request is None), None)
+        if idle is not None and (request.n_step, request.n_episode) != (None, None):
+            self._backend.forget(worker)
+            why = f"no machine has room for it, and worker {idle.spec.index} makes its steps"
+            self._record_failure(worker, WorkerExit("did not start", why), replaced=False)
+            # It starts when there is room, for the requests to come.
+            self._replace(worker, worker.spec)
+            idle.ask(request)
+        return True
 
 
 def _word_exit(worker: Worker, request: Request, end: WorkerExit) -> str:

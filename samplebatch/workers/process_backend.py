@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
+from samplebatch import names
+from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.column.unpickling import unpickle
-from samplebatch.env.exit_status import describe_exit
+from samplebatch.env.children import start_child, wait_for_exit
 from samplebatch.errors import (
     ChannelTimeoutError,
     EndOfStreamError,
@@ -21,19 +21,26 @@ from samplebatch.errors import (
     WorkerError,
 )
 from samplebatch.policy.source import PickledPolicy
+from samplebatch.rollout.statistics import EpisodeStatistics
+from samplebatch.transport.broadcast import Subscription
 from samplebatch.transport.channel import channel
 from samplebatch.transport.channel_end import HEADER_NBYTES
-from samplebatch.transport.children import interrupts_blocked
 from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.peers import Poller
-from samplebatch.transport.subscription import Subscription
-from samplebatch.workers.backend import GRACE_S, Backend, BackendOptions, Worker
-from samplebatch.workers.counters import FRAGMENTS, MADE, READY, SENT, WorkerCounters
-from samplebatch.workers.exits import WorkerExit
-from samplebatch.workers.shared_weights import SharedWeights
-from samplebatch.workers.spec import Request, WorkerSpec
-from samplebatch.workers.task import Fragment
-from samplebatch.workers.worker import is_end, state_bytes, work
+from samplebatch.workers.backend import GRACE_S, Backend, BackendOptions, SharedWeights, Worker, WorkerExit
+from samplebatch.workers.task import Collected, Fragment, Request, WorkerSpec
+from samplebatch.workers.worker import (
+    ENDED,
+    ENDING,
+    FRAGMENTS,
+    MADE,
+    READY,
+    SENT,
+    WorkerCounters,
+    is_end,
+    state_bytes,
+    work,
+)
 
 
 class ProcessBackend(Backend):
@@ -41,7 +48,7 @@ class ProcessBackend(Backend):
 
     def __init__(self, options: BackendOptions) -> None:
         self._context = multiprocessing.get_context(options.start_method)
-        self._capacity_bytes = options.fragments_nbytes
+        self._capacity_nbytes = options.fragments_nbytes
         self._weights = SharedWeights(options)
         self._board: WorkerCounters | None = None
         self._poller: Poller | None = None
@@ -50,28 +57,22 @@ class ProcessBackend(Backend):
         """The watched workers by descriptor."""
 
     def pack_policy(self, policy: Any) -> Callable[[], Any]:
-        """Pickle a policy."""
         return PickledPolicy(policy)
 
     @property
     def weights(self) -> SharedWeights:
-        """The newest weights."""
         return self._weights
 
     def open(self, workers: int) -> None:
-        """Reserve memory for weights and counters."""
         self._weights.open()
         self._board = WorkerCounters.create(workers)
         self._poller = Poller()
 
     def start(self, spec: WorkerSpec) -> Worker:
-        """Start a process."""
         assert self._board is not None
-        with interrupts_blocked():
-            return WorkerProcess(spec, self._context, self._board, self._weights.subscription, self._capacity_bytes)
+        return WorkerProcess(spec, self._context, self._board, self._weights.subscription, self._capacity_nbytes)
 
     def wait(self, busy: Sequence[Worker], timeout_s: float) -> Sequence[Worker]:
-        """Wait until a process has sent a message or ended."""
         if self._poller is None:
             return busy
         for worker in busy:
@@ -91,7 +92,6 @@ class ProcessBackend(Backend):
             poller.register(descriptor)
 
     def forget(self, worker: Worker) -> None:
-        """Wait no more for a process."""
         self._watched.discard(worker)
         for descriptor in [own for own, other in self._senders.items() if other is worker]:
             del self._senders[descriptor]
@@ -99,7 +99,6 @@ class ProcessBackend(Backend):
                 self._poller.unregister(descriptor)
 
     def close(self) -> None:
-        """Let go of weights, counters and descriptors."""
         self._watched.clear()
         self._senders.clear()
         for own in (self._poller, self._board, self._weights):
@@ -117,28 +116,22 @@ class WorkerProcess(Worker):
         context: BaseContext,
         board: WorkerCounters,
         subscription: Subscription,
-        capacity_bytes: int,
+        capacity_nbytes: int,
     ) -> None:
         super().__init__(spec)
         self._told = b""
         board.clear(spec.index)
         self._line = board.line(spec.index)
-        producer, self._consumer = channel(capacity_bytes, allow_pickle=True)
+        producer, self._consumer = channel(capacity_nbytes, allow_pickle=True)
         requests, self._requests = context.Pipe(duplex=False)
-        self._process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-            target=work,
-            args=(producer, requests, subscription, board.region, spec),
-            name=f"rollout-worker-{spec.index}",
-        )
+        must = "env, policy_mapping and hooks go to other processes, and must be names or importable functions"
+        args = (producer, requests, subscription, board.region, spec)
         try:
-            self._process.start()
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self._process = start_child(context, work, args, name=f"rollout-worker-{spec.index}", must=must)
+        except EnvironmentSpecError:
             self._consumer.close()
             self._requests.close()
-            raise EnvironmentSpecError(
-                "env, policy_mapping and hooks go to other processes, and must be names or importable "
-                f"functions: {error}"
-            ) from error
+            raise
         finally:
             producer.close()
             requests.close()
@@ -147,63 +140,41 @@ class WorkerProcess(Worker):
 
     @property
     def waits_on(self) -> list[int]:
-        """Descriptors of which one is readable when there is something to receive."""
         return [self._consumer.fileno(), self._process.sentinel]
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._pid
 
     @property
     def num_envs(self) -> int:
-        """How many environments it has; 0 until they are made."""
         return int(self._line[READY])
 
     @property
     def answer(self) -> Any:
-        """The state that it was asked for last.
-
-        Raises
-        ------
-        FormatError
-            If it cannot be unpickled in this process.
-        """
         return unpickle([self._told], f"the state of worker {self.spec.index}", allow_pickle=True)[0]
 
     @property
     def lost_steps(self) -> int:
-        """Environment steps that it has made, as it counts them in shared memory, and that were not received."""
         return max(0, int(self._line[MADE]) - self.total_steps)
 
     @property
     def sent_steps(self) -> int:
-        """Environment steps in the fragments that it has sent."""
         # It may have been killed before it counted what it had just sent.
         return max(int(self._line[SENT]), self.total_steps)
 
     @property
     def waiting(self) -> int:
-        """Fragments that were sent and not received yet."""
         return max(0, int(self._line[FRAGMENTS]) - self.fragments)
 
     def ask(self, request: Request) -> None:
-        """Send a request. That a process has died is told by `receive`."""
         super().ask(request)
         self._told = b""
         with contextlib.suppress(BrokenPipeError):
             self._requests.send(request)
 
-    def receive(self, timeout_s: float = 0.0) -> Fragment | None:
-        """Receive the next fragment; None if there is none, or if the request is done.
-
-        It lies where the worker wrote it as long as that leaves room for the next fragments, and is copied otherwise.
-
-        Raises
-        ------
-        WorkerExit
-            If there will be no other.
-        """
+    def receive(self, timeout_s: float = 0.0) -> Collected | None:
+        """Receive the next fragment: in the arena if that leaves room for the next ones, else a copy."""
         was_alive = self._process.is_alive()
         try:
             fragment = cast("Fragment", self._consumer.recv(timeout_s))
@@ -226,17 +197,17 @@ class WorkerProcess(Worker):
         if told is not None:
             self._told += told
             return None
-        return fragment if _leaves_room(self._consumer) else fragment.copy()
+        fragment, ended = _open_fragment(fragment)
+        return Collected(fragment if _leaves_room(self._consumer) else fragment.copy(), ended)
 
     def _exit(self, why: str = "") -> WorkerExit:
         """Find out how the worker came to its end."""
         if self._hang is not None:
             return self._hang
-        self._process.join(GRACE_S)
-        return WorkerExit(describe_exit(self._process.exitcode), why if self._process.exitcode is None else "")
+        end = wait_for_exit(self._process, GRACE_S)
+        return WorkerExit(end.how, why if end.status is None else "", end.advice)
 
     def check_stall(self, stall_timeout_s: float) -> None:
-        """Kill the worker if it has done nothing for too long; `receive` tells of it once it has nothing else."""
         hang = self._find_hang(
             (self.num_envs, int(self._line[MADE])), stall_timeout_s, has_sent=bool(self._line[FRAGMENTS])
         )
@@ -245,11 +216,11 @@ class WorkerProcess(Worker):
             self._process.kill()
 
     def terminate(self) -> None:
-        """Ask the worker to end."""
+        self._line[ENDING] = 1
         self._process.terminate()
 
-    def drain(self, deadline: float) -> Iterator[Fragment]:
-        """Receive the last fragments of a worker that is being stopped; kill it if it has not ended by the deadline."""
+    def drain(self, deadline: float) -> Iterator[Collected]:
+        """Receive the last fragments; kill the process if it has not ended by the deadline."""
         with contextlib.suppress(WorkerExit):
             while True:
                 fragment = self.receive(min(0.1, max(0.0, deadline - time.monotonic())))
@@ -259,7 +230,6 @@ class WorkerProcess(Worker):
                     self._process.kill()
 
     def end(self) -> None:
-        """Kill the process, and close the channel; fragments that were received stay."""
         self._process.kill()
         self._process.join()
         self._process.close()
@@ -273,8 +243,8 @@ def _leaves_room(consumer: Consumer) -> bool:
     No fragment takes more than that, so fragments that are kept never stop a worker from sending the next.
     """
     start = int(consumer._memory.ctypes.data) + HEADER_NBYTES
-    stop = start + consumer.capacity_bytes
-    half = consumer.capacity_bytes // 2
+    stop = start + consumer.capacity_nbytes
+    half = consumer.capacity_nbytes // 2
     leases = [lease for lease in [tie() for tie in list(consumer._lent.values())] if lease is not None]
     spans = sorted((int(lease.ctypes.data), lease.nbytes) for lease in leases)
     free_from = start
@@ -283,3 +253,13 @@ def _leaves_room(consumer: Consumer) -> bool:
             return True
         free_from = address + nbytes
     return stop - free_from >= half
+
+
+def _open_fragment(message: Fragment) -> Collected:
+    """Return the fragment in a message, and the statistics of the episodes that ended with it."""
+    if not isinstance(message, MultiAgentBatch) or ENDED not in message.policy_batches:
+        return Collected(message, EpisodeStatistics(0, 0, {}))
+    report = message.policy_batches.pop(ENDED)
+    pickled = report[ENDED].tobytes()
+    ((is_flat, ended),) = unpickle([pickled], "the statistics of a worker", allow_pickle=True)
+    return Collected(message.policy_batches[names.DEFAULT_POLICY_ID] if is_flat else message, ended)

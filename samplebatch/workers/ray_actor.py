@@ -4,19 +4,46 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import require
-from samplebatch.transport.subscription import Publication
-from samplebatch.workers.exits import word_failure
-from samplebatch.workers.ray_objects import Packed, pack
-from samplebatch.workers.ray_weights import read_weights
-from samplebatch.workers.serving import exchange_state, start_task
-from samplebatch.workers.spec import StateRequest
-from samplebatch.workers.task import Task
+from samplebatch.rollout.statistics import EpisodeStatistics
+from samplebatch.transport.broadcast import Publication, batch_to_weights
+from samplebatch.workers.backend import word_failure
+from samplebatch.workers.task import StateRequest, Task
+from samplebatch.workers.worker import exchange_state, start_task
+
+Packed = tuple[bytes, list[Any]]
+"""A pickle, and the buffers that it is without: Ray copies these into its store once, and maps them when it reads."""
+
+
+Body = tuple[Packed, EpisodeStatistics]
+"""A packed fragment, and the statistics of the episodes that ended with it."""
+
+
+def pack(value: Any) -> Packed:
+    """Pickle a value for Ray's store, its arrays out of band."""
+    buffers: list[pickle.PickleBuffer] = []
+    return pickle.dumps(value, protocol=5, buffer_callback=buffers.append), buffers
+
+
+def unpack(packed: Packed, buffers: Sequence[Any] | None = None) -> Any:
+    """Unpickle a value from Ray's store, its arrays over `buffers`; by default over writable copies.
+
+    >>> import numpy as np
+    >>> value = unpack(pack({"bias": np.zeros(2)}))
+    >>> value["bias"] += 1
+    >>> value
+    {'bias': array([1., 1.])}
+    """
+    pickled, stored = packed
+    return pickle.loads(pickled, buffers=[bytearray(buffer) for buffer in stored] if buffers is None else buffers)
+
 
 Kind = Literal["progress", "fragment", "state", "end", "failed"]
 
@@ -78,7 +105,7 @@ class RayCollector:
 
     def next(
         self, number: int, request: bytes | None, version: int, weights: list[Any]
-    ) -> tuple[Report, Packed | bytes | None]:
+    ) -> tuple[Report, Body | bytes | None]:
         """Collect the next fragment of a request.
 
         Parameters
@@ -89,11 +116,6 @@ class RayCollector:
             The request, pickled, in the first call that belongs to it.
         version, weights
             The number of the newest weights, and the reference to them in the object store unless it was told before.
-
-        Returns
-        -------
-        tuple
-            The report, and the fragment, the state that was asked for or nothing.
         """
         if self._failure is None:
             try:
@@ -106,7 +128,7 @@ class RayCollector:
 
     def _answer(
         self, number: int, request: bytes | None, version: int, weights: list[Any]
-    ) -> tuple[Report, Packed | bytes | None]:
+    ) -> tuple[Report, Body | bytes | None]:
         self._weights.offer(version, weights)
         if request is not None:
             self._begin(number, request)
@@ -114,7 +136,7 @@ class RayCollector:
             return self.report("end"), None
         task = self._require_task()
         if self._state_request is not None:
-            body: Packed | bytes | None = exchange_state(task, self._state_request)
+            body: Body | bytes | None = exchange_state(task, self._state_request)
             self._state_request, self._number = None, 0
             return self._reply("state"), body
         fragment = task.next()
@@ -124,7 +146,7 @@ class RayCollector:
         self._sent += fragment.env_steps()
         # Steps that were left out are not lost.
         self._made = self._sent
-        return self._reply("fragment"), pack(fragment)
+        return self._reply("fragment"), (pack(fragment), task.count_ended(fragment))
 
     def _reply(self, kind: Kind) -> Report:
         self._messages += 1
@@ -192,3 +214,8 @@ class _NewestWeights:
 
 class _Stop(BaseException):
     """Raised by a step, where nobody wants its fragment any more."""
+
+
+def read_weights(ray: Any, version: int, reference: Any) -> Publication:
+    """Copy weights that `StoredWeights` has put into the store."""
+    return Publication(version, batch_to_weights(unpack(ray.get(reference))))

@@ -1,27 +1,116 @@
-"""RayBackend: workers as actors on a cluster of Ray, and the calls that each has under way."""
+"""RayBackend: workers as actors on a cluster of Ray, seen from the learner."""
 
 from __future__ import annotations
 
+import os
 import pickle
+import socket
+import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.arguments import whole
 from samplebatch.column.unpickling import unpickle
-from samplebatch.errors import ArgumentError, EnvironmentSpecError, require
+from samplebatch.errors import ArgumentError, ChannelClosedError, EnvironmentSpecError, require
 from samplebatch.policy.source import PickledPolicy
-from samplebatch.workers.backend import Backend, BackendOptions, Worker
-from samplebatch.workers.exits import WorkerExit
-from samplebatch.workers.ray_actor import RayCollector, Report
-from samplebatch.workers.ray_cluster import check_tokens, connect, word_unstarted
-from samplebatch.workers.ray_objects import StoredFragments
-from samplebatch.workers.ray_options import RayOptions
-from samplebatch.workers.ray_weights import StoredWeights
-from samplebatch.workers.spec import Request, StateRequest, WorkerSpec
-from samplebatch.workers.task import Fragment
+from samplebatch.transport.broadcast import Publication, weights_to_batch
+from samplebatch.transport.encode import Encoder
+from samplebatch.workers.backend import Backend, BackendOptions, Weights, Worker, WorkerExit, WorkerUnplaced
+from samplebatch.workers.ray_actor import Packed, RayCollector, Report, pack, read_weights, unpack
+from samplebatch.workers.task import Collected, Fragment, Request, StateRequest, WorkerSpec
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """The cluster of Ray that `RolloutWorkers` run on, the resources and placement of each, and requests in flight.
+
+    Attributes
+    ----------
+    address
+        The running cluster to connect to, as `host:port` or `"auto"`, of which this machine is a node; or `"local"` for
+        one that this process starts, or has started. By default the
+        one that this process is connected to, or that the environment variable `RAY_ADDRESS` names, or that was started
+        last on this machine; a new one if there is none.
+    num_cpus, num_gpus
+        How many of these each worker takes; torch uses as many threads there as CPUs, one at least.
+    memory
+        Bytes of memory that Ray sets aside for each worker; None for no number.
+    resources
+        Further resources of each worker, by the names that nodes give them.
+    scheduling_strategy
+        Which nodes workers run on, as Ray takes it: `"DEFAULT"`, `"SPREAD"`, a `PlacementGroupSchedulingStrategy`, a
+        `NodeAffinitySchedulingStrategy` or a `NodeLabelSchedulingStrategy`.
+    runtime_env
+        The environment of each worker's process, as Ray takes it, such as `{"env_vars": {...}}`.
+    in_flight
+        Fragments that each worker may be asked for and that have not been received: one is collected while the others
+        wait in the object store.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is negative, `in_flight` is no whole number from 1, or the address is one of Ray Client, whose
+        process is outside the cluster and shares no memory with it.
+
+    Examples
+    --------
+    >>> RayOptions(num_cpus=2, scheduling_strategy="SPREAD").for_actor()
+    {'num_cpus': 2, 'num_gpus': 0, 'scheduling_strategy': 'SPREAD'}
+    """
+
+    address: str | None = None
+    num_cpus: float = 1
+    num_gpus: float = 0
+    memory: int | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    scheduling_strategy: Any = None
+    runtime_env: Mapping[str, Any] | None = None
+    in_flight: int = 2
+
+    def __post_init__(self) -> None:
+        if self.address is not None and self.address.startswith("ray://"):
+            raise ArgumentError(
+                "address must be of a cluster that this machine is a node of, as host:port or 'auto', got one of Ray "
+                f"Client: {self.address!r}"
+            )
+        amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **self.resources}
+        for name, amount in amounts.items():
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < float("inf"):
+                raise ArgumentError(f"{name} must be a number from 0, got {amount!r}")
+        if self.memory is not None:
+            whole("memory", self.memory, 1)
+        whole("in_flight", self.in_flight, 1)
+
+    def describe_needs(self) -> str:
+        """Word the resources of a worker.
+
+        >>> RayOptions(num_gpus=0.5, resources={"seat": 1}).describe_needs()
+        '1 CPU, 0.5 GPU, 1 seat'
+        """
+        amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": self.memory or 0, **self.resources}
+        return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items() if amount) or "no resources"
+
+    def for_actor(self) -> dict[str, Any]:
+        """Return the options that Ray takes for an actor."""
+        given = {
+            "memory": self.memory,
+            "resources": dict(self.resources) or None,
+            "scheduling_strategy": self.scheduling_strategy,
+            "runtime_env": None if self.runtime_env is None else dict(self.runtime_env),
+        }
+        wanted = {name: value for name, value in given.items() if value is not None}
+        return {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **wanted}
+
 
 _LENT = 2
 """Which part of the node's object store may be the memory of all workers' fragments, if nobody says how large it is."""
@@ -46,43 +135,27 @@ class RayBackend(Backend):
             raise ArgumentError(f"ray_options must be RayOptions, got a {type(given).__name__}")
         self._given = given
         self._options = options
-        self._capacity_bytes = options.fragments_nbytes
+        self._capacity_nbytes = options.fragments_nbytes
         self._connect = partial(connect, given.address)
         self._weights = StoredWeights(self._connect)
 
     def pack_policy(self, policy: Any) -> Callable[[], Any]:
-        """Pickle a policy, by value where its module is the script that runs."""
         return PickledPolicy(policy, self._ray.cloudpickle.dumps)
 
     @property
     def weights(self) -> StoredWeights:
-        """The newest weights."""
         return self._weights
 
     def open(self, workers: int) -> None:
-        """Connect to the cluster.
-
-        Raises
-        ------
-        ArgumentError
-            If this process is connected to another one, or has a token where the cluster has none.
-        """
         self._weights.check_open()
         ray = self._connect()
         check_tokens(ray.get_runtime_context().gcs_address)
-        if self._options.capacity_bytes is None:
+        if self._options.capacity_nbytes is None:
             here = ray.get_runtime_context().get_node_id()
             stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == here]
-            self._capacity_bytes = min(self._capacity_bytes, int(max(stores)) // (_LENT * self._options.num_workers))
+            self._capacity_nbytes = min(self._capacity_nbytes, int(max(stores)) // (_LENT * self._options.num_workers))
 
     def start(self, spec: WorkerSpec) -> Worker:
-        """Start an actor.
-
-        Raises
-        ------
-        EnvironmentSpecError
-            If an environment cannot be pickled.
-        """
         try:
             pickled = self._ray.cloudpickle.dumps(spec)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -90,10 +163,9 @@ class RayBackend(Backend):
                 f"env, policy_mapping and hooks go to other processes, and must be names or functions that can "
                 f"be pickled: {error}"
             ) from error
-        return RayWorker(spec, pickled, self._given, self._weights, self._capacity_bytes)
+        return RayWorker(spec, pickled, self._given, self._weights, self._capacity_nbytes)
 
     def wait(self, busy: Sequence[Worker], timeout_s: float) -> Sequence[Worker]:
-        """Wait until the next fragment of an actor lies in the store of this node, or an actor is dead."""
         heads = {reference: worker for worker in busy for reference in worker.waits_on}
         references = list(heads)
         ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
@@ -102,7 +174,6 @@ class RayBackend(Backend):
         return [heads[reference] for reference in ready]
 
     def close(self) -> None:
-        """Let go of the weights."""
         self._weights.close()
 
 
@@ -121,24 +192,10 @@ class _Call(NamedTuple):
 
 
 class RayWorker(Worker):
-    """An actor of Ray, and its calls under way; see `Worker` for its attributes.
-
-    Parameters
-    ----------
-    spec
-        The environments and the policy.
-    pickled
-        The same, as the actor gets it.
-    options
-        Resources and placement of the actor, and how many calls are under way.
-    weights
-        The newest weights, whose reference goes with each call.
-    capacity_bytes
-        See `StoredFragments`.
-    """
+    """An actor of Ray, and its calls under way; see `Worker` for its attributes."""
 
     def __init__(
-        self, spec: WorkerSpec, pickled: bytes, options: RayOptions, weights: StoredWeights, capacity_bytes: int
+        self, spec: WorkerSpec, pickled: bytes, options: RayOptions, weights: StoredWeights, capacity_nbytes: int
     ) -> None:
         super().__init__(spec)
         self._ray = require("ray", "ray")
@@ -147,7 +204,7 @@ class RayWorker(Worker):
         self._weights = weights
         self._version = 0
         """The version of the weights that the actor has been told of."""
-        self._stored = StoredFragments(capacity_bytes)
+        self._stored = StoredFragments(capacity_nbytes)
         self._calls: deque[_Call] = deque()
         self._number = 0
         self._told = b""
@@ -159,43 +216,41 @@ class RayWorker(Worker):
 
     @property
     def pid(self) -> int:
-        """The actor's process id on its node; 0 until it has answered."""
         return self._newest.pid
 
     @property
+    def is_placed(self) -> bool:
+        if not self._newest.pid:
+            self._ask_progress()
+        return bool(self._newest.pid)
+
+    @property
     def waits_on(self) -> list[Any]:
-        """The reference that is ready when there is something to receive."""
         return [call.body for call in list(self._calls)[:1]]
 
     @property
     def num_envs(self) -> int:
-        """How many environments it has told of; 0 until they are made."""
         return self._newest.num_envs
 
     @property
     def answer(self) -> Any:
-        """The state that it was asked for last; see `Worker.answer`."""
         return unpickle([self._told], f"the state of worker {self.spec.index}", allow_pickle=True)[0]
 
     @property
     def lost_steps(self) -> int:
-        """Environment steps that it has told of, and that were not received."""
         return max(0, self._newest.made - self.total_steps)
 
     @property
     def sent_steps(self) -> int:
-        """Environment steps in the fragments that it has sent."""
         self._look()
         return max(self._newest.sent, self.total_steps)
 
     @property
     def waiting(self) -> int:
-        """Fragments that lie in the object store and were not received yet."""
         self._look()
         return max(0, self._newest.messages - self.fragments)
 
     def ask(self, request: Request) -> None:
-        """Send a request, in the first of the calls for its fragments."""
         super().ask(request)
         self._number += 1
         self._calls.clear()
@@ -211,8 +266,7 @@ class RayWorker(Worker):
         answer = self._actor.next.options(num_returns=2).remote(self._number, request, version, news)
         self._calls.append(_Call(*answer))
 
-    def receive(self, timeout_s: float = 0.0) -> Fragment | None:
-        """Receive the next fragment, where it lies in the object store; see `Worker.receive`."""
+    def receive(self, timeout_s: float = 0.0) -> Collected | None:
         if not self._calls or not self._ray.wait(self.waits_on, timeout=timeout_s)[0]:
             return None
         try:
@@ -228,7 +282,7 @@ class RayWorker(Worker):
         if report.kind == "fragment":
             if self._closed is None:
                 self._call()
-            return self._stored.open(body)
+            return Collected(self._stored.open(body[0]), body[1])
         self._calls.clear()
         self._told = body or b""
         self.request = None
@@ -253,14 +307,16 @@ class RayWorker(Worker):
         return any(node["NodeID"] == self._newest.node and not node["Alive"] for node in self._ray.nodes())
 
     def check_stall(self, stall_timeout_s: float) -> None:
-        """Ask how far the actor is, and kill it if it has done nothing for too long; see `Worker.check_stall`."""
         self._ask_progress()
         hang = self._find_hang(
             (self.num_envs, self._newest.made), stall_timeout_s, has_sent=bool(self.total_steps or self._newest.sent)
         )
         if hang is not None and self._hang is None:
             if not self._newest.pid:
-                hang = WorkerExit("did not start", "no node may have the resources of a worker free")
+                hang = WorkerUnplaced(
+                    "did not start",
+                    f"no node may have the resources of a worker free ({self._options.describe_needs()})",
+                )
             self._hang = hang
             self._kill()
 
@@ -289,14 +345,12 @@ class RayWorker(Worker):
             self._newest = report
 
     def terminate(self) -> None:
-        """Ask the actor to give up its fragment and to close its environments."""
         # A call would start another Ray where the caller has shut this one down.
         if self._ray.is_initialized():
             self._actor.stop.options(concurrency_group=_CONTROL).remote()
             self._closed = self._actor.close.remote()
 
-    def drain(self, deadline: float) -> Iterator[Fragment]:
-        """Receive the last fragments of an actor that is being stopped, and wait for its environments to be closed."""
+    def drain(self, deadline: float) -> Iterator[Collected]:
         if self._closed is None:
             return
         with suppress(WorkerExit):
@@ -307,7 +361,6 @@ class RayWorker(Worker):
         self._ray.wait([self._closed], timeout=max(0.0, deadline - time.monotonic()))
 
     def end(self) -> None:
-        """Kill the actor; fragments that were received stay."""
         self._kill()
         self._calls.clear()
         self._question = self._closed = None
@@ -316,3 +369,178 @@ class RayWorker(Worker):
         if self._ray.is_initialized():
             with suppress(self._ray.exceptions.RayError):
                 self._ray.kill(self._actor, no_restart=True)
+
+
+class StoredFragments:
+    """Fragments of one worker in Ray's store that the learner still reads: each is pinned there until then.
+
+    Parameters
+    ----------
+    capacity_nbytes
+        Twice the bytes that may be pinned, as half of a worker's arena may be lent: further fragments are copied.
+
+    Examples
+    --------
+    >>> from samplebatch import SampleBatch
+    >>> stored = StoredFragments(1600)
+    >>> kept = [stored.open(pack(SampleBatch(obs=np.zeros(100)))) for _ in range(2)]
+    >>> stored.nbytes
+    800
+    >>> kept.clear()
+    >>> stored.nbytes
+    0
+    """
+
+    def __init__(self, capacity_nbytes: int) -> None:
+        self._max_nbytes = capacity_nbytes // 2
+        self._leases: list[weakref.ref[npt.NDArray[np.uint8]]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the store that arrays of this process lie in."""
+        held = [lease for lease in [tie() for tie in self._leases] if lease is not None]
+        self._leases = [weakref.ref(lease) for lease in held]
+        return sum(lease.nbytes for lease in held)
+
+    def open(self, packed: Packed) -> Fragment:
+        """Read a fragment where it lies; copy it where that would pin too much.
+
+        The only fragment that is held is never copied, however large it is.
+        """
+        held = self.nbytes
+        # Each array over a buffer keeps its lease alive: the last of them to go lets go of the memory.
+        leases = [np.ndarray(memoryview(buffer).nbytes, np.uint8, buffer) for buffer in packed[1]]
+        fragment: Fragment = unpack(packed, leases)
+        if held and held + sum(lease.nbytes for lease in leases) > self._max_nbytes:
+            return fragment.copy()
+        self._leases += [weakref.ref(lease) for lease in leases]
+        return fragment
+
+
+class StoredWeights(Weights):
+    """The newest weights, as a reference that goes to actors with their calls.
+
+    Attributes
+    ----------
+    newest
+        Their number, and a list with the reference to them; 0 and an empty list before the first.
+    """
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self.newest: tuple[int, list[Any]] = (0, [])
+        self._connect = connect
+        self._encoder = Encoder(allow_pickle=False)
+        self._publishing = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def version(self) -> int:
+        return self.newest[0]
+
+    def publish(self, weights: Mapping[str, Any]) -> int:
+        self.check_open()
+        batch = weights_to_batch(weights)
+        with self._publishing:
+            # A value that cannot be sent is refused here, as a broadcast refuses it.
+            self._encoder.encode(batch)
+            version = self.version + 1
+            self.newest = version, [self._connect().put(pack(batch))]
+        return version
+
+    def latest(self) -> Publication:
+        version, (reference,) = self.newest
+        return read_weights(self._connect(), version, reference)
+
+    def check_open(self) -> None:
+        """Refuse to go on with workers that have been stopped."""
+        if self._is_closed:
+            raise ChannelClosedError("workers must be running to be given weights, and they have been stopped")
+
+    def close(self) -> None:
+        """Drop the reference: the store drops weights that no actor reads any more."""
+        self._is_closed = True
+        self.newest = self.version, []
+
+
+_MODE = "RAY_AUTH_MODE"
+
+
+_TOKEN = "token"
+"""The environment variable by which the processes of Ray authenticate each other, and its value for doing so."""
+
+
+_ANSWER_S: Final = 5.0
+"""Seconds within which the cluster that was started last on this machine must answer."""
+
+
+def connect(address: str | None) -> Any:
+    """Return the module `ray`, connected to the cluster that was asked for.
+
+    On a machine that has a token, Ray turns authentication on for any cluster that it finds there. A cluster without
+    tokens cannot call such a process, and cancels each of its actors before it starts. This one is connected to by
+    its address, which leaves authentication off.
+    """
+    ray = require("ray", "ray")
+    if not ray.is_initialized():
+        # Ray has no public name for the search that `ray.init` begins with.
+        found = require("ray._private.services", "ray").canonicalize_bootstrap_address(address)
+        if found is not None and address in (None, "auto") and not os.environ.get("RAY_ADDRESS"):
+            _check_last_cluster(found)
+        ray.init(address=found if found is not None and _has_tokens(found) is False else address)
+    connected = ray.get_runtime_context().gcs_address
+    if address == "local":
+        # Ray has no public name for the node that this process has started, or is a part of.
+        if require("ray._private.worker", "ray")._global_node.head:
+            return ray
+    elif address in (None, "auto", connected):
+        return ray
+    raise ArgumentError(
+        f"address must be of the cluster that this process is connected to, {connected!r}, got {address!r}"
+    )
+
+
+def _check_last_cluster(address: str) -> None:
+    """Check that the cluster that was started last on this machine, as a file of Ray's has it, still answers."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except OSError as error:
+        path = require("ray._private.utils", "ray").get_ray_address_file(None)
+        raise ArgumentError(
+            f"the cluster of Ray that was started last on this machine must answer at {address}, and it does not "
+            f"({error}); remove its file, {path}, or pass RayOptions(address=...): 'local' starts a cluster"
+        ) from error
+
+
+def check_tokens(address: str) -> None:
+    """Refuse to start actors on a cluster that does not authenticate, where this process does."""
+    mode = os.environ.get(_MODE, "")
+    if mode.lower() == _TOKEN and _has_tokens(address) is False:
+        raise ArgumentError(
+            f"{_MODE} must be 'disabled' from the start of the process for workers on the cluster of Ray at {address}, "
+            f"which was started without tokens, got {mode!r}; Ray sets it, too, in a process that starts a cluster"
+        )
+
+
+def _has_tokens(address: str) -> bool | None:
+    """Tell whether a cluster was started with tokens, by its node on this machine; None if that cannot be seen."""
+    wanted = f"--gcs-address={address}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if command[0].endswith(b"/raylet") and wanted in command:
+                return f"{_MODE}={_TOKEN}".encode().lower() in (process / "environ").read_bytes().lower().split(b"\0")
+    return None
+
+
+def word_unstarted(account: str) -> str | None:
+    """Return the reason in Ray's account of an actor that ended before it started; None for any other.
+
+    >>> word_unstarted('''The actor died unexpectedly before finishing this task.
+    ... The actor is dead because it was killed by `ray.kill`.
+    ... The actor never ran - it was cancelled before it started running.''')
+    'The actor is dead because it was killed by `ray.kill`.'
+    >>> word_unstarted("The actor died unexpectedly before finishing this task.")
+    """
+    before, never_ran, _ = account.partition("\nThe actor never ran")
+    return before.splitlines()[-1].strip() if never_ran else None

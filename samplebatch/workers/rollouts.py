@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from samplebatch.rollout.collect_statistics import CollectStats
+from samplebatch.rollout.statistics import CollectStats
 from samplebatch.workers.workers import RolloutWorkers
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.names import PolicyID
-from samplebatch.rollout.collect_statistics import CollectStats, report
-from samplebatch.rollout.statistics import EndedEpisodes, EpisodeStatistics, OpenReturns
+from samplebatch.rollout.statistics import CollectStats, EpisodeStatistics, RunningStatistics, report
 from samplebatch.workers.backend import Worker
 from samplebatch.workers.pool import WorkerFailure, WorkerPool
 from samplebatch.workers.task import Fragment
@@ -65,13 +64,13 @@ class StepCount:
     def __init__(self) -> None:
         self.env_steps = 0
         self._agent_steps: dict[PolicyID, int] = {}
-        self._ended = EndedEpisodes()
+        self._ended = RunningStatistics()
         self._is_flat = True
 
     def add(self, fragment: Fragment, ended: EpisodeStatistics) -> None:
         """Count a fragment, and the episodes that ended with it."""
         self.env_steps += fragment.env_steps()
-        self._ended.add(ended)
+        self._ended.include(ended)
         if isinstance(fragment, MultiAgentBatch):
             self._is_flat = False
             for policy_id, steps in fragment.policy_batches.items():
@@ -112,35 +111,30 @@ class Received:
     """All that was received from the workers of a run, counted as it arrives."""
 
     def __init__(self) -> None:
-        self._open = OpenReturns()
         self._run = StepCount()
         self._fragments = self._nbytes = self._stale_fragments = self._stale_steps = 0
         self._versions: dict[int, int] = {}
         self._began = self._newest = time.perf_counter()
 
-    def add(self, worker: Worker, fragment: Fragment) -> EpisodeStatistics:
-        """Count a fragment for its worker, and return the statistics of the episodes that ended with it."""
-        env_steps, ended = fragment.env_steps(), self._open.add(fragment)
-        # Those of workers that were replaced, and of steps that are left out, never end.
-        self._open.forget_cut_off(fragment)
+    def add(self, worker: Worker, fragment: Fragment, ended: EpisodeStatistics) -> int:
+        """Count a fragment and the episodes that ended with it for its worker; return the version of its weights."""
+        env_steps = fragment.env_steps()
         worker.env_steps += env_steps
         worker.total_steps += env_steps
         worker.episodes += ended.episodes
         self._fragments += 1
         self._nbytes += fragment.size_bytes()
-        version = weights_version(fragment)
+        version = _weights_version(fragment)
         self._versions[version] = self._versions.get(version, 0) + env_steps
         self._newest = time.perf_counter()
-        return ended
+        return version
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the episodes under way and the report so far, for `load_state_dict`; not the facts about workers."""
-        time_s = self._newest - self._began
-        return {"open": self._open.state_dict(), "run": self._run.state_dict(), "time_s": time_s}
+        """Return the report so far, for `load_state_dict`; not the facts about workers."""
+        return {"run": self._run.state_dict(), "time_s": self._newest - self._began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the episodes and the report of another run."""
-        self._open.load_state_dict(state["open"])
+        """Continue the report of another run."""
         self._run.load_state_dict(state["run"])
         self._newest = time.perf_counter()
         self._began = self._newest - state["time_s"]
@@ -180,7 +174,7 @@ class Received:
         )
 
 
-def weights_version(fragment: Fragment) -> int:
+def _weights_version(fragment: Fragment) -> int:
     """Find the version of the weights that a fragment was made with; 0 if no row tells."""
     for steps in fragment.as_multi_agent().policy_batches.values():
         if steps.count and names.WEIGHTS_VERSION in steps:

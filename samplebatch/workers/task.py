@@ -1,39 +1,146 @@
-"""Tasks: the work of one rollout worker, fragment by fragment, in any process."""
+"""Task: the work of one rollout worker, fragment by fragment, in any process, and the requests for it."""
 
 from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.batch.builder import PolicyMapping
 from samplebatch.batch.episodes import run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.agents import Episode, PolicyOfAgents, action_space_of, observation_space_of, policy_by_kind
 from samplebatch.env.as_environments import as_environments, make_all
 from samplebatch.env.base import Environments
-from samplebatch.env.environment_list import EnvironmentList
-from samplebatch.env.registry import environment_kind, make_environment
+from samplebatch.env.gymnasium import EnvironmentList
+from samplebatch.env.registry import Environment, environment_kind, make_environment
 from samplebatch.errors import EnvironmentSpecError, PolicySpecError
 from samplebatch.policy.as_policy import own_policy
 from samplebatch.policy.source import load_weights, make_policy
-from samplebatch.rollout.buffers import RemoteBuffer
-from samplebatch.rollout.collector import Collector
+from samplebatch.rollout.collector import Collector, RemoteBuffer
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
 from samplebatch.rollout.postprocessing import postprocess
-from samplebatch.transport.subscription import Publication
-from samplebatch.workers.spec import Request, StateRequest, WorkerSpec
+from samplebatch.rollout.statistics import EpisodeStatistics, RunningStatistics
+from samplebatch.transport.broadcast import Publication
+
+Fragment = SampleBatch | MultiAgentBatch
+
+
+class Collected(NamedTuple):
+    """A fragment as its worker hands it on, and the statistics of the episodes that ended with it."""
+
+    fragment: Fragment
+    ended: EpisodeStatistics
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """The environments and the policy of one worker, pickled to its process.
+
+    Attributes
+    ----------
+    index
+        Which of the workers it is, counted from 0.
+    envs
+        The names or functions that make its environments.
+    policy
+        Makes the policy, or the policies by their ids.
+    num_envs
+        How many environments it steps, whose ids begin at `index * num_envs`.
+    policy_mapping, exploration_noise, map_action, hooks, infos
+        As given to `RolloutWorkers`.
+    seed
+        The seed of the run, or, where the worker takes the place of another, one derived from it.
+    first_unroll_id
+        The `unroll_id` of its first fragment.
+    earlier_versions
+        How many weights had been published when the run was resumed, beyond those that this run's memory counts.
+    buffer
+        Where the worker writes its steps itself; None to send them.
+    """
+
+    index: int
+    envs: tuple[Environment, ...]
+    policy: Callable[[], Any]
+    num_envs: int
+    policy_mapping: PolicyMapping | None
+    exploration_noise: Any
+    map_action: Any
+    hooks: Sequence[Any]
+    seed: np.random.SeedSequence
+    infos: bool = True
+    first_unroll_id: int = 0
+    earlier_versions: int = 0
+    buffer: RemoteBuffer | None = None
+
+    @property
+    def env_ids(self) -> range:
+        """The `env_id` of each of its environments, as long as these are no vector environments of their own."""
+        return range(self.index * self.num_envs, (self.index + 1) * self.num_envs)
+
+
+@dataclass(frozen=True)
+class Request:
+    """An order to one worker, pickled to its process.
+
+    Attributes
+    ----------
+    n_step, n_episode
+        How much to collect; neither: as much as it can.
+    fragment_length
+        Environment steps in a fragment; None: all in one.
+    random, render, reset_before_collect, gym_reset_kwargs
+        As for `RolloutWorkers.collect`.
+    """
+
+    n_step: int | None = None
+    n_episode: int | None = None
+    fragment_length: int | None = None
+    random: bool = False
+    render: float | None = None
+    reset_before_collect: bool = False
+    gym_reset_kwargs: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class StateRequest(Request):
+    """An order to one worker to tell its state, or to go on from one, pickled to its process.
+
+    Attributes
+    ----------
+    state
+        The state to go on from; None to tell the own.
+    earlier_versions
+        As of `WorkerSpec`, with a state.
+    """
+
+    state: Mapping[str, Any] | None = None
+    earlier_versions: int = 0
+
+
+def shares(total: int | None, workers: int, envs: int) -> list[int | None]:
+    """Share a number out to the environments, as many to each, give or take one, and return the share of each worker.
+
+    The first environments get one more. So each environment gets the same in any worker.
+
+    >>> shares(10, 2, 2), shares(10, 4, 1), shares(None, 2, 1)
+    ([6, 4], [3, 3, 2, 2], [None, None])
+    """
+    if total is None:
+        return [None] * workers
+    least, more = divmod(total, workers * envs)
+    return [least * envs + min(max(more - index * envs, 0), envs) for index in range(workers)]
+
 
 Count = Callable[[int], None]
 """Called with the number of environment steps that were just made."""
-
-Fragment = SampleBatch | MultiAgentBatch
 
 
 class WeightsSource(Protocol):
@@ -59,12 +166,10 @@ _COUNTED = frozenset(
 class Task(ABC):
     """Environments and a policy of one worker, which collect fragment by fragment as they are asked.
 
-    Parameters
+    Attributes
     ----------
-    spec
-        The environments and the policy.
-    weights
-        Where the policy's weights come from.
+    episodes
+        Returns and lengths of the episodes under way, over all fragments.
     """
 
     _collector: Collector | MultiAgentCollector
@@ -76,6 +181,7 @@ class Task(ABC):
         self._version = 0
         self._request: Request | None = None
         self._has_gaps = False
+        self.episodes = RunningStatistics()
 
     @property
     @abstractmethod
@@ -85,15 +191,22 @@ class Task(ABC):
     def begin(self, request: Request) -> None:
         """Take a request: `next` collects as much as it says."""
         self._request = request
+        given = request.gym_reset_kwargs
+        seed = None if given is None else given.get("seed")
+        if given is not None and seed is not None:
+            # A number counts on from the environment of `env_id` 0.
+            first = self._spec.index * self.num_envs
+            is_number = isinstance(seed, int | np.integer)
+            given = {**given, "seed": int(seed) + first if is_number else seed[first : first + self.num_envs]}
+        self._options: dict[str, Any] = {
+            "random": request.random,
+            "render": request.render,
+            "reset_before_collect": request.reset_before_collect,
+            "gym_reset_kwargs": given,
+        }
 
     def next(self) -> Fragment | None:
-        """Collect the next fragment, with the newest weights; None if the request is done.
-
-        Raises
-        ------
-        PolicySpecError
-            If there are weights, and the policy takes none.
-        """
+        """Collect the next fragment, with the newest weights; None if the request is done."""
         if self._request is None:
             return None
         if self._source.version > self._version:
@@ -104,9 +217,16 @@ class Task(ABC):
         fragment = self._collect(self._request)
         return fragment if self._spec.buffer is None else self._write(fragment, self._spec.buffer)
 
+    def count_ended(self, fragment: Fragment) -> EpisodeStatistics:
+        """Return the statistics of the episodes that end with a fragment that is handed on."""
+        ended = self.episodes.advance(fragment)
+        # Those of steps that were left out never end.
+        self.episodes.forget_cut_off(fragment)
+        return ended
+
     def _write(self, fragment: Fragment, buffer: RemoteBuffer) -> Fragment:
         """Write a fragment to a buffer in another process, and return the columns that statistics are made of."""
-        buffer.add_fragment(fragment)
+        buffer._add_fragment(fragment)
         if self._request is None:
             buffer.flush()
         if isinstance(fragment, MultiAgentBatch):
@@ -124,22 +244,18 @@ class Task(ABC):
             "collector": self._collector.state_dict(),
             "exploration": {own_id: own.get_exploration_state() for own_id, own in self._exploring()},
             "has_gaps": self._has_gaps,
+            "episodes": self.episodes.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Continue where the task of a worker that was made alike stood; its sender is trusted to have pickled it.
-
-        Raises
-        ------
-        SampleBatchError
-            If the collector refuses it.
-        """
+        """Continue where the task of a worker that was made alike stood; its sender is trusted to have pickled it."""
         self._collector.load_state_dict(state["collector"], allow_pickle=True)
         drifts = state.get("exploration", {})
         for policy_id, own in self._exploring():
             if policy_id in drifts:
                 own.set_exploration_state(drifts[policy_id])
         self._has_gaps = state["has_gaps"]
+        self.episodes.load_state_dict(state["episodes"])
         self._spec = replace(self._spec, earlier_versions=earlier_versions)
 
     def _exploring(self) -> list[tuple[Any, Any]]:
@@ -171,30 +287,29 @@ class SingleAgentTask(Task):
             exploration_noise=spec.exploration_noise,
             map_action=spec.map_action,
             infos=spec.infos,
-            first_unroll_id=spec.first_unroll_id,
-            first_env_id=self._first_env_id,
+            worker_index=spec.index,
         )
+        self._collector._unroll_id = spec.first_unroll_id
         self._collector.count_steps = count_steps
 
     @property
     def num_envs(self) -> int:
-        """How many environments there are."""
         return self._environments.num_envs
 
     def begin(self, request: Request) -> None:
-        """Take a request; see `Task.begin`."""
         super().begin(request)
-        if self._has_gaps:
+        if self._has_gaps and not request.reset_before_collect:
             # Steps were left out: no episode can go on after them.
             self._collector.reset_env()
-            self._has_gaps = False
+        self._has_gaps = False
         self._left = request.n_step
         self._episodes_left = None if request.n_episode is None else _even(request.n_episode, self.num_envs)
 
     def _collect(self, request: Request) -> Fragment:
         if request.fragment_length is None:
             self._request = None
-            batch = self._collector.collect(n_step=request.n_step, n_episode=request.n_episode).batch or SampleBatch()
+            stats = self._collector.collect(request.n_step, request.n_episode, **self._options)
+            batch = stats.batch or SampleBatch()
         else:
             count, left = self.num_envs, self._left
             length = max(1, request.fragment_length // count)
@@ -244,25 +359,24 @@ class MultiAgentTask(Task):
         else:
             self._policy = make_policy(given, *_spaces(first, mapping, None))
         self._collector: MultiAgentCollector = MultiAgentCollector(
+            self._policy,
             environments,
-            policy=self._policy,
             policy_mapping=mapping,
             exploration_noise=spec.exploration_noise,
             map_action=spec.map_action,
             infos=spec.infos,
+            hooks=spec.hooks,
             seed=spec.seed,
-            first_unroll_id=spec.first_unroll_id,
-            first_env_id=spec.index * spec.num_envs,
+            worker_index=spec.index,
         )
+        self._collector._unroll_id = spec.first_unroll_id
         self._collector.count_steps = count_steps
 
     @property
     def num_envs(self) -> int:
-        """How many environments there are."""
         return self._spec.num_envs
 
     def begin(self, request: Request) -> None:
-        """Take a request; see `Task.begin`."""
         super().begin(request)
         self._steps_left, self._episodes_left = request.n_step, request.n_episode
 
@@ -271,36 +385,19 @@ class MultiAgentTask(Task):
         if self._episodes_left is not None:
             episodes = self._episodes_left if length is None else min(self._episodes_left, self.num_envs)
             self._episodes_left -= episodes
-            batch = self._collector.collect_batch(n_episode=episodes)
+            batch = self._collector.collect(n_episode=episodes, **self._options).batch
         else:
             bounds = [bound for bound in (length, self._steps_left) if bound is not None]
-            batch = self._collector.collect_batch(n_step=min(bounds))
+            batch = self._collector.collect(n_step=min(bounds), **self._options).batch
             if self._steps_left is not None:
                 self._steps_left -= batch.count
         if 0 in (self._steps_left, self._episodes_left):
             self._request = None
-        return self._collector.postprocess(batch, self._spec.hooks) if self._spec.hooks else batch
+        return batch
 
 
 def make_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count) -> Task:
-    """Make the task of a worker, with its environments.
-
-    Parameters
-    ----------
-    spec
-        The environments and the policy.
-    weights
-        Where the policy's weights come from.
-    count_steps
-        Called with the number of environment steps that were just made.
-
-    Raises
-    ------
-    EnvironmentSpecError
-        If the environment cannot be made, or several vector environments are asked for.
-    PolicySpecError
-        If the policy cannot be made.
-    """
+    """Make the task of a worker, with its environments."""
     first = make_environment(spec.envs[0])
     try:
         kind = environment_kind(first)

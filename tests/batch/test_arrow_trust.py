@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch import MultiAgentBatch, SampleBatch, load
 from samplebatch.batch.arrow import METADATA_KEY
 from samplebatch.errors import (
     DeviceError,
@@ -136,6 +138,39 @@ def test_field_metadata_that_does_not_fit_is_refused() -> None:
             SampleBatch.from_arrow(table)
 
 
+LOAD = """
+import sys
+from samplebatch import load
+from samplebatch.errors import FormatError
+
+for path in sys.argv[1:]:
+    try:
+        print(path, load(path)["a"].clone())
+    except FormatError as error:
+        print("refused:", error)
+"""
+
+
+def test_files_name_dtypes_that_can_be_built_from_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    paths = [str(tmp_path / name) for name in ("qint8", "quint8", "quint4x2", "quint2x4", "uint4", "bits8")]
+    for path in paths:
+        field = pa.field("a", pa.uint8(), metadata={b"samplebatch.torch": Path(path).name.encode()})
+        metadata = SampleBatch(a=[1]).to_arrow().schema.metadata
+        table = pa.table([pa.array([1, 2, 3], pa.uint8())], schema=pa.schema([field], metadata))
+        with pa.ipc.new_file(f"{path}.arrow", table.schema) as file:
+            file.write_table(table)
+    # In a process that may die: torch does not survive every use of such tensors.
+    command = [sys.executable, "-c", LOAD, *(f"{path}.arrow" for path in paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(paths), done.stdout
+    for line in lines:
+        assert line.startswith("refused"), line
+        assert "column 'a' must name the torch dtype of its values" in line, line
+
+
 @pytest.mark.parametrize("values", [[0.5, 1.5], [[0.5], [1.5, 2.5]]], ids=["tensor", "ragged"])
 def test_memory_on_a_device_is_refused(values: Any) -> None:
     batch = SampleBatch(a=values).to_device("meta")
@@ -143,3 +178,35 @@ def test_memory_on_a_device_is_refused(values: Any) -> None:
         batch.to_arrow()
     with pytest.raises(DeviceError, match="to_device"):
         pickle.dumps(batch, 5)
+
+
+def empty_lists(rows: int) -> pa.Array:
+    """Return rows of no values, which take no bytes."""
+    return pa.Array.from_buffers(pa.list_(pa.int64(), 0), rows, [None], children=[pa.array([], pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("column", "subject"),
+    [
+        (empty_lists(10**9), "a table must have at most 65536 rows"),
+        (pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int64(), (0,)), empty_lists(10**9)), "a table must"),
+        (pa.Array.from_buffers(pa.binary(0), 10**9, [None, pa.py_buffer(b"")]), "a table must"),
+        (pa.LargeListArray.from_arrays([0, 10**9], empty_lists(10**9)), "a row of column 'obs' must have at most"),
+    ],
+)
+def test_rows_without_bytes_are_refused(column: pa.Array, subject: str, tmp_path: Path) -> None:
+    table = pa.table({"obs": column})
+    with pytest.raises(FormatError, match=subject):
+        SampleBatch.from_arrow(table)
+    table = table.replace_schema_metadata(SampleBatch(obs=[1]).to_arrow().schema.metadata)
+    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
+        file.write_table(table)
+    with pytest.raises(FormatError, match=subject):
+        load(tmp_path / "rows.arrow")
+
+
+def test_rows_without_bytes_are_kept_beside_others() -> None:
+    rows = 100_000
+    found = SampleBatch.from_arrow(pa.table({"obs": empty_lists(rows), "t": np.arange(rows, dtype=np.int8)}))
+    assert found["obs"].shape == (rows, 0)
+    assert SampleBatch.from_arrow(SampleBatch(obs=np.zeros((rows, 0))).to_arrow().slice(0, 65536)).count == 65536

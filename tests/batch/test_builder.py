@@ -45,8 +45,8 @@ def built(*steps: dict[str, Any], **options: Any) -> SampleBatch:
         ([1.0, 2.0], "float64"),
         ((1, 2), "int64"),
         (np.zeros(2, ">f4"), "float32"),
-        (np.array(["ab", "c"]), "<U2"),
-        ("left", "object"),
+        (np.array(["ab", "c"]), "T"),
+        ("left", "T"),
         (None, "object"),
         (b"x", "object"),
         (np.array([None, {}], object), "object"),
@@ -56,6 +56,7 @@ def test_a_column_takes_the_dtype_of_its_first_value(value: Any, dtype: str) -> 
     batch = built({"x": value}, {"x": value})
     assert batch["x"].dtype == np.dtype(dtype)
     assert len(batch) == 2
+    assert batch.column("x").kind == ("text" if dtype == "T" or isinstance(value, bytes) else batch.column("x").kind)
     if dtype != "object":
         expected = np.array([value, value])
         assert batch["x"].shape == expected.shape
@@ -77,7 +78,7 @@ def test_a_column_takes_the_dtype_of_its_first_value(value: Any, dtype: str) -> 
         ([0.5, True], "float64"),
         ([1, 2j], "complex128"),
         ([2**53, 0.5], "float64"),
-        ([np.array(["a"]), np.array(["abc"])], "<U3"),
+        ([np.array(["a"]), np.array(["abc"])], "T"),
         ([float("nan"), np.float32("nan"), float("inf")], "float64"),
         ([np.float16(1), 1e-8], "float64"),
     ],
@@ -114,7 +115,8 @@ def test_a_value_that_does_not_fit_is_refused_by_name(values: list[Any], words: 
         builder.add_values(a=2.0, reward=values[-1])
     batch = builder.build_and_reset()
     assert len(batch) == len(values) - 1
-    assert batch["reward"].dtype == np.array(values[:-1]).dtype
+    dtype = np.array(values[:-1]).dtype
+    assert batch["reward"].dtype == (np.dtypes.StringDType() if dtype.kind == "U" else dtype)
 
 
 @pytest.mark.parametrize("value", [object(), [[1], [1, 2]], {1, 2}])
@@ -450,3 +452,38 @@ def test_an_agents_failed_step_is_undone() -> None:
         builder.add_values("a", t=1, obs=np.zeros(3))
     builder.add_values("a", t=1, obs=np.ones(2))
     assert builder.build_and_reset()["default_policy"]["t"].tolist() == [0, 1]
+
+
+def test_the_dtype_of_ragged_rows_is_declared_or_that_of_the_first_with_elements() -> None:
+    assert built({"ids": []}, {"ids": [1, 2]}, ragged=["ids"])["ids"].dtype == np.int64
+    assert built({"ids": []}, {"ids": []}, ragged={"ids": np.int32})["ids"].dtype == np.int32
+    assert built({"ids": [1]}, ragged=["ids"], dtypes={"ids": "i2"})["ids"].dtype == np.int16
+    assert built({"x": [0.1]}, {"x": [1]}, ragged={"x": "f4"})["x"].dtype == np.float32
+    builder = SampleBatchBuilder(ragged={"obs": "i4"})
+    builder.add_values(obs={"ids": [1]})
+    with pytest.raises(ColumnMismatchError, match=r"'obs\.ids' must hold int32, got a row of float64"):
+        builder.add_values(obs={"ids": [0.5]})
+    assert builder.build_and_reset().column("obs.ids").dtype == np.int32
+
+
+def test_a_refused_step_does_not_choose_the_dtype_of_ragged_rows() -> None:
+    builder = SampleBatchBuilder(ragged=["ids"])
+    builder.add_values(ids=[], t=0)
+    with pytest.raises(ColumnMismatchError):
+        builder.add_values(ids=[0.5], t=np.zeros(2))
+    builder.add_values(ids=[1], t=1)
+    assert builder.build_and_reset()["ids"].dtype == np.int64
+
+
+def test_ragged_batches_are_added_as_such() -> None:
+    builder = SampleBatchBuilder()
+    for rows in ([[1, 2], [3, 4]], [[5]], [[], []]):
+        builder.add_batch(SampleBatch(ids=rows, ragged={"ids": "int32"}))
+    batch = builder.build_and_reset()
+    assert batch["ids"].dtype == np.int32
+    assert [row.tolist() for row in batch["ids"]] == [[1, 2], [3, 4], [5], [], []]
+    agents = MultiAgentBatchBuilder(ragged={"ids": "int32"})
+    for agent, row in (("a", [1]), ("b", []), ("c", [2])):
+        agents.add_values(agent, ids=row)
+    joined = agents.build_and_reset()["default_policy"]["ids"]
+    assert (joined.kind, joined.dtype, joined.lengths.tolist()) == ("ragged", np.int32, [1, 0, 1])

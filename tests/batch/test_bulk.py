@@ -17,7 +17,7 @@ COLUMNS = {
     "flags": np.array([True, False, True, False, True]),
     "empty_rows": np.zeros((5, 0), np.int16),
     "when": np.arange(5).astype("M8[s]"),
-    "names": np.array(["a", "bb", "", "c", "d"]),
+    "lives": np.array([3, 2, 1, 3, 2], np.int8),
     "t": np.arange(5),
 }
 

@@ -6,18 +6,18 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError
-from tests.batch.every_kind import DATES, NUMBERS, STRINGS, in_sequences, numbers
+from tests.batch.every_kind import DATES, NUMBERS, in_sequences, numbers
+from tests.optional import torch
 
 both = pytest.mark.parametrize("bulk", [False, True], ids=["rows", "bulk"])
 
 
 @both
-@pytest.mark.parametrize("dtype", [*NUMBERS, *DATES, *STRINGS])
+@pytest.mark.parametrize("dtype", [*NUMBERS, *DATES])
 @pytest.mark.parametrize("shape", [(5,), (5, 2, 3), (0,), (0, 3), (3, 0), (1000, 40)], ids=str)
 def test_every_dtype_comes_back_exactly(bulk: bool, dtype: str, shape: tuple[int, ...]) -> None:
     values = numbers(dtype, *shape)

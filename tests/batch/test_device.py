@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import MultiAgentBatch, SampleBatch
 from samplebatch.errors import DeviceError
 from tests.batch.every_kind import NUMBERS, every_kind, in_sequences, numbers, tensor
+from tests.optional import torch
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samplebatch.batch.inert_pickle import is_plain, read_pickle, resolve_stubs
-from samplebatch.batch.stub_unpickler import Foreign
+from samplebatch.batch.inert_pickle import Foreign, is_plain, read_pickle, resolve_stubs
 from samplebatch.errors import FormatError, SampleBatchError
 
 SCALARS = (

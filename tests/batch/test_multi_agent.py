@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch, concat_samples
 from samplebatch.errors import ColumnNotFoundError, ColumnTypeError, PolicyNotFoundError
 from tests.batch.every_kind import with_every_kind
+from tests.optional import torch
 
 
 def one_policy(**columns: Any) -> MultiAgentBatch:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import SampleBatch
 from samplebatch.errors import SequenceError
 from tests.batch.every_kind import in_sequences
 from tests.batch.sequence_checks import assert_sound, by_sequence
+from tests.optional import torch
 
 
 @pytest.mark.parametrize("width", [3, 4, 7])

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import MultiAgentBatch, SampleBatch
 from samplebatch.batch import frame
@@ -27,6 +26,7 @@ from tests.batch.every_kind import (
     tensor,
     with_every_kind,
 )
+from tests.optional import torch
 
 ROOT = Path(__file__).parents[2]
 PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)
@@ -62,11 +62,9 @@ class Echo:
 
 
 def test_every_column_is_a_buffer() -> None:
-    batch = SampleBatch(
-        a=np.zeros((100, 4)), b=np.zeros(100, np.int16), t=torch.zeros(100), o={"x": np.zeros(100, "U3")}
-    )
+    batch = SampleBatch(a=np.zeros((100, 4)), b=np.zeros(100, np.int16), t=torch.zeros(100), o={"x": ["abc"] * 100})
     data, buffers = out_of_band(batch)
-    assert [buffer.raw().nbytes for buffer in buffers] == [3200, 200, 400, 1200]
+    assert [buffer.raw().nbytes for buffer in buffers] == [3200, 200, 400, 300, 808]
     assert len(data) < 1000
 
 
@@ -102,7 +100,7 @@ def test_a_slice_ships_its_rows_only(rows: slice) -> None:
 
 def test_a_slice_of_other_kinds_ships_its_rows_only() -> None:
     batch = SampleBatch(
-        ragged=[np.arange(i, dtype=np.float64) for i in range(100)],
+        visited=[np.arange(i, dtype=np.float64) for i in range(100)],
         infos=[{"payload": "x" * 1000} for _ in range(100)],
         words=np.array(["y" * 1000] * 100, np.dtypes.StringDType()),
         mixed=[{"payload": "x" * 1000, "other": {i}} for i in range(100)],
@@ -170,9 +168,9 @@ def test_every_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
     batch = SampleBatch(a=numbers(dtype, *shape))
     for made in (received(batch), *(pickle.loads(pickle.dumps(batch, protocol)) for protocol in PROTOCOLS)):
         assert made == batch
-        assert made["a"].dtype == dtype
+        assert made["a"].dtype == batch["a"].dtype
         assert made["a"].shape == shape
-        assert made["a"].flags.writeable
+        assert made["a"].flags.writeable == (dtype not in STRINGS)
 
 
 @pytest.mark.parametrize("dtype", TORCH)

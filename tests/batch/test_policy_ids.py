@@ -71,22 +71,10 @@ def through_channel(batch: MultiAgentBatch, folder: Path) -> Any:
         return consumer.recv().copy()
 
 
-def through_reservation(batch: MultiAgentBatch, folder: Path) -> Any:
-    producer, consumer = channel(1 << 20)
-    with producer, consumer:
-        with producer.reserve(batch, rows=dict.fromkeys(IDS, 2)) as block:
-            assert list(block.rows) == list(IDS)
-            for policy, part in batch.items():
-                for name, values in part.items():
-                    block[policy][name][:] = values
-            block.commit(env_steps=2)
-        return consumer.recv().copy()
-
-
 def through_buffer(batch: MultiAgentBatch, folder: Path) -> Any:
     buffer = MultiAgentReplayBuffer(4)
     buffer.add(batch)
-    return buffer.sample(0)
+    return buffer.sample(0).batch
 
 
 def through_hdf5(batch: MultiAgentBatch, folder: Path) -> Any:
@@ -105,7 +93,6 @@ WAYS: dict[str, Callable[[MultiAgentBatch, Path], Any]] = {
     "parquet file": in_file(write_parquet, read_parquet),
     "hdf5 file": through_hdf5,
     "channel": through_channel,
-    "reservation": through_reservation,
     "replay buffer": through_buffer,
 }
 
@@ -169,8 +156,8 @@ def buffer(request: pytest.FixtureRequest, batch: MultiAgentBatch) -> Iterator[M
 def test_a_buffers_state_keeps_ids(buffer: MultiAgentReplayBuffer, change: Callable[[Any], Any]) -> None:
     found = change(buffer)
     assert list(found) == list(IDS)
-    expected = buffer.sample(8)
-    drawn = found.sample(8)
+    expected = buffer.sample(8).batch
+    drawn = found.sample(8).batch
     for policy in IDS:
         assert drawn[policy]["obs"].tolist() == expected[policy]["obs"].tolist()
 
@@ -179,8 +166,8 @@ def test_a_saved_buffer_keeps_ids(buffer: MultiAgentReplayBuffer, tmp_path: Path
     buffer.save(tmp_path / "buffer")
     found = samplebatch.load(tmp_path / "buffer")
     assert [(type(policy), policy) for policy in found] == [(type(policy), policy) for policy in IDS]
-    expected = buffer.sample(8)
-    drawn = found.sample(8)
+    expected = buffer.sample(8).batch
+    drawn = found.sample(8).batch
     for policy in IDS:
         assert drawn[policy]["obs"].tolist() == expected[policy]["obs"].tolist()
 
@@ -197,7 +184,7 @@ def test_names_in_hdf5_are_strings() -> None:
 def test_policies_that_look_alike_draw_apart(batch: MultiAgentBatch) -> None:
     buffer = MultiAgentReplayBuffer(4)
     buffer.add(batch)
-    drawn = buffer.sample(32)
+    drawn = buffer.sample(32).batch
     assert (drawn[1]["obs"] - 10 * IDS.index(1)).tolist() != (drawn["1"]["obs"] - 10 * IDS.index("1")).tolist()
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import MultiAgentBatch, SampleBatch
 from samplebatch.errors import ArgumentError, ColumnNotFoundError, ColumnTypeError, SequenceError
+from tests.optional import torch
 
 
 @pytest.fixture

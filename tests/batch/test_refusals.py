@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from samplebatch import SampleBatch
 from samplebatch.errors import (
@@ -18,6 +17,7 @@ from samplebatch.errors import (
     SampleBatchError,
 )
 from tests.batch.doors import Assign, every_door
+from tests.optional import torch
 
 
 @every_door
@@ -171,3 +171,12 @@ def test_dots_in_flat_names_are_allowed() -> None:
     batch = SampleBatch({"agent.0": [1, 2], "agent.1": [3, 4]})
     assert list(batch) == ["agent.0", "agent.1"]
     assert batch["agent.1"].tolist() == [3, 4]
+
+
+@every_door
+def test_a_tensor_that_requires_a_gradient_is_refused_by_name(door: Assign) -> None:
+    values = torch.ones(2, requires_grad=True)
+    for tensor in (values, values * 2):
+        with pytest.raises(ColumnTypeError, match=r"column 'x' must be a tensor without a gradient.*detach\(\)"):
+            door("x", tensor)
+    assert SampleBatch(x=values.detach())["x"].tolist() == [1, 1]

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import (
     MultiAgentBatch,
@@ -18,6 +17,7 @@ from samplebatch import (
 )
 from samplebatch.column import CompressedColumn
 from samplebatch.errors import ArgumentError, ColumnMismatchError, ColumnTypeError, PolicyNotFoundError
+from tests.optional import torch
 
 NOTHING = (
     {},

@@ -6,10 +6,10 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import MultiAgentBatch, SampleBatch, channel, concat_samples
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, SequenceError
+from tests.optional import torch
 
 # -- values -----------------------------------------------------------------------------------------------------------
 

@@ -7,10 +7,12 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch.batch.summary import describe
+from samplebatch.column import as_column
 from tests.batch.every_kind import every_kind, in_sequences, with_every_kind
+from tests.optional import torch
 
 
 def table(text: str) -> dict[str, list[str]]:
@@ -50,7 +52,7 @@ def test_the_summary_is_a_table() -> None:
     assert lines["dones"] == ["bool", "(3,)", "0", "1", "0.33333"]
     assert lines["obs.camera"] == ["uint8", "(3,", "4,", "4)", "0", "0", "0"]
     assert lines["t"] == ["torch.int64", "(torch)", "(3,)", "1", "3", "2"]
-    assert lines["name"] == ["<U1", "(3,)"]
+    assert lines["name"] == ["text", "(3,)"]
     assert lines["when"] == ["datetime64[s]", "(3,)"]
     assert lines["infos"][0] == "object"
     assert lines["lidar"] == ["int64", "(ragged)", "(3,", "*)"]
@@ -83,12 +85,27 @@ def test_statistics_of_odd_numbers() -> None:
             )
         )
     )
-    assert lines["nan"][2:] == ["nan", "nan", "nan"]
+    assert lines["nan"][2:] == ["1", "1", "1", "(1", "NaN", "from", "row", "0)"]
     assert lines["inf"][2:4] == ["-inf", "inf"]
     assert lines["half"][4] == "60000"
     assert lines["big"][4] == "9.2234e+18"
     assert lines["unsigned"][2:4] == ["0", "1.8447e+19"]
     assert lines["small"][4] == "2e-09"
+
+
+def test_nan_are_counted_and_left_out_of_statistics() -> None:
+    values = np.arange(12.0).reshape(6, 2)
+    values[2, 1] = values[4] = np.nan
+    lines = table(str(SampleBatch(some=values, all=np.full(6, np.nan), tensor=torch.tensor(values))))
+    assert lines["some"][-8:] == ["0", "11", "4.8889", "(3", "NaN", "from", "row", "2)"]
+    assert lines["tensor"][-8:] == lines["some"][-8:]
+    assert lines["all"][-5:] == ["(6", "NaN", "from", "row", "0)"]
+    large = np.zeros(3_000_000)
+    large[::2] = np.nan
+    (line,) = describe({"x": as_column(large, "x")})
+    assert (line.min, line.max) == ("~0", "~0")
+    assert line.mean.startswith("~0 (")
+    assert line.mean.endswith("+ NaN)")
 
 
 class Cells(HTMLParser):
@@ -122,7 +139,7 @@ def test_the_html_summary_is_the_same_table() -> None:
     assert found == [
         *("SampleBatch(3 steps)", "column", "dtype", "shape", "min", "max", "mean", "over time"),
         *("rewards", "float64", "(3,)", "1", "6", "3"),
-        *("name", "<U1", "(3,)"),
+        *("name", "text", "(3,)"),
     ]
 
 

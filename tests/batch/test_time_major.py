@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import SampleBatch, concat_samples
 from samplebatch.errors import SampleBatchError, SequenceError
 from tests.batch.every_kind import in_sequences
+from tests.optional import torch
 
 
 @pytest.fixture
@@ -103,3 +103,9 @@ def test_to_batch_major_needs_a_time_major_batch() -> None:
         in_sequences(padded=True).to_batch_major()
     with pytest.raises(SequenceError, match="seq_lens"):
         SampleBatch(a=[1], _time_major=True).to_batch_major()
+
+
+def test_bytes_stay_text_when_they_become_batch_major() -> None:
+    batch = SampleBatch(words=np.array([[b"a", b"c"], [b"b", b"d"]]), seq_lens=[2, 2], _time_major=True)
+    column = batch.to_batch_major().column("words")
+    assert (column.kind, column.values.tolist()) == ("text", [b"a", b"b", b"c", b"d"])

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from samplebatch import SampleBatch
 from samplebatch.errors import ArgumentError, SequenceError
+from tests.optional import torch
 from tests.properties.rllib_modules import load
 
 

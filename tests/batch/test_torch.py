@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import Batch, MultiAgentBatch, SampleBatch, to_torch
-from samplebatch.batch.delivery import Delivery
-from samplebatch.batch.nested.tensors import tree_to
+from samplebatch.batch.delivery import Delivery, tree_to
 from samplebatch.errors import ArgumentError, DeviceError
 from tests.batch.every_kind import every_kind, in_sequences
 from tests.ids import plain_repr
+from tests.optional import torch
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 FLOATS = [torch.float32, np.float32, np.dtype("f4"), "float32"]

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from samplebatch import SampleBatch, ViewRequirement, concat_samples
+from samplebatch import MultiAgentBatch, SampleBatch, ViewRequirement, concat_samples
 from samplebatch.batch.tree import flatten, is_nested, leaf_names, unflatten
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnNotFoundError, ColumnTypeError
+from tests.optional import torch
 
 Tree = Any
 
@@ -76,12 +81,128 @@ def test_nested_columns_are_stored_flat_and_come_back_as_they_were() -> None:
     assert len(batch) == 4
 
 
-def test_changing_the_dict_that_is_handed_out_does_not_change_the_batch() -> None:
+def test_changing_the_dict_that_is_handed_out_changes_the_batch() -> None:
     batch = SampleBatch(observations(4))
-    handed = batch["obs"]
-    handed["extra"] = np.zeros(4)
-    del handed["pose"]
-    assert list(batch["obs"]) == ["camera", "pose"]
+    batch["obs"]["extra"] = [0, 1, 2, 3]
+    del batch["obs"]["pose"]
+    batch["obs"]["camera"] = np.arange(4)
+    assert {key: values.tolist() for key, values in batch["obs"].items()} == {
+        "camera": [0, 1, 2, 3],
+        "extra": [0, 1, 2, 3],
+    }
+    assert batch.column_names[:3] == ("obs.camera", "obs.extra", "new_obs.0")
+    batch["deep"]["a"][0]["x"] = {"y": np.zeros(4)}
+    batch["deep"]["a"][0]["x"]["y"] = np.ones(4)
+    del batch["deep"]["c"]["d"]["e"]
+    assert batch["deep"]["a"][0]["x"]["y"].tolist() == [1] * 4
+    assert [name for name in batch.column_names if name.startswith("deep")] == [
+        "deep.a.0.b",
+        "deep.a.0.x.y",
+        "deep.a.1",
+    ]
+    assert pickle.loads(pickle.dumps(batch)) == batch == SampleBatch.from_arrow(batch.to_arrow())
+
+
+def test_every_method_of_a_dict_changes_the_batch() -> None:
+    batch = SampleBatch(a=np.arange(2), obs={key: np.full(2, i) for i, key in enumerate("stuvwxyz")})
+    obs = batch["obs"]
+    assert obs is batch["obs"]
+    obs.update({"t": [7, 7]}, u=[8, 8])
+    obs |= {"v": [9, 9], "new": [1, 1]}
+    assert obs.pop("w").tolist() == [4, 4]
+    assert obs.pop("w", None) is None
+    assert obs.popitem()[0] == "new"
+    assert obs.setdefault("x", [5, 5]).tolist() == [5, 5]
+    assert obs.setdefault("other", [6, 6]).tolist() == [6, 6]
+    assert {key: values[0].item() for key, values in obs.items()} == {
+        "s": 0, "t": 7, "u": 8, "v": 9, "x": 5, "y": 6, "z": 7, "other": 6,
+    }  # fmt: skip
+    assert [name.removeprefix("obs.") for name in batch.column_names[1:]] == list(obs) == list(batch["obs"])
+    obs.clear()
+    assert (batch["obs"], batch.column_names, len(batch)) == ({}, ("a",), 2)
+    obs["again"] = [1, 2]
+    assert batch["obs.again"].tolist() == [1, 2]
+    for key in obs:
+        obs[key] = obs[key] + 1
+    assert batch["obs.again"].tolist() == [2, 3]
+    with pytest.raises(KeyError, match="must have a column to remove, got none"):
+        SampleBatch(obs={})["obs"].popitem()
+
+
+def test_a_column_that_does_not_fit_a_nested_one_is_rejected_by_name() -> None:
+    batch = SampleBatch({"a": [1, 2], "obs": {"camera": [1, 2], "arm": {"x": [1, 2]}}, "obs2.x": [0, 0]})
+    before = batch.copy()
+    obs = batch["obs"]
+    with pytest.raises(ColumnLengthError, match=r"column 'obs\.camera' must have 2 rows as 'a' has, got 3"):
+        obs["camera"] = [1, 2, 3]
+    with pytest.raises(ColumnLengthError, match=r"column 'obs\.arm\.y\.z' must have 2 rows"):
+        obs["arm"]["y"] = {"z": [1]}
+    with pytest.raises(ColumnLengthError, match=r"'obs\.b'"):
+        obs.update(camera=[0, 0], b=[1])
+    with pytest.raises(ColumnTypeError, match=r"'obs\.camera'"):
+        obs["camera"] = 5
+    with pytest.raises(ColumnTypeError, match=r"column 'obs' must have strings for keys, got a int"):
+        obs[3] = [1, 2]
+    with pytest.raises(ColumnMismatchError, match=r"column 'obs\.arm\.x' must have a name of its own"):
+        obs["arm.x"] = [1, 2]
+    with pytest.raises(ColumnNotFoundError, match=r"no column 'obs\.camra'; did you mean 'obs\.camera'"):
+        del obs["camra"]
+    assert batch == before
+    assert list(obs) == ["camera", "arm"]
+
+
+def test_a_dict_of_a_replaced_column_or_another_batch_changes_nothing() -> None:
+    batch = SampleBatch(a=[1, 2], obs={"x": [1, 2], "arm": {"y": [1, 2]}})
+    view, part = batch[:1], batch.copy()
+    old, arm = batch["obs"], batch["obs"]["arm"]
+    batch["obs"]["arm"] = {"y": [3, 4]}
+    arm["y"] = [0, 0]
+    assert batch["obs"]["arm"]["y"].tolist() == [3, 4]
+    batch["obs"] = {"x": [5, 6]}
+    old["x"] = [0, 0]
+    for copied in (copy.copy(batch["obs"]), copy.deepcopy(batch["obs"]), pickle.loads(pickle.dumps(batch["obs"]))):
+        assert type(copied) is dict
+        copied["x"] = [0, 0]
+    kept = SampleBatch(obs={"x": [1, 2]})["obs"]
+    kept["y"] = "of a batch that has been freed"
+    assert batch["obs.x"].tolist() == [5, 6]
+    assert (view["obs.x"].tolist(), part["obs.arm.y"].tolist()) == ([1], [1, 2])
+    view["obs"]["x"] = [9]
+    assert (view["obs.x"].tolist(), batch["obs.x"].tolist()) == ([9], [5, 6])
+
+
+def test_sequences_and_policies_are_written_through_too() -> None:
+    steps = SampleBatch(obs={"x": np.arange(4)}, state_in_0=np.zeros((2, 3)), seq_lens=[2, 2], _zero_padded=True)
+    batch = MultiAgentBatch({"p": steps}, 4)
+    batch["p"]["obs"]["y"] = np.ones(4)
+    assert steps["obs"]["y"].tolist() == [1] * 4
+    with pytest.raises(ColumnLengthError, match=r"'obs\.y'"):
+        batch["p"]["obs"]["y"] = np.ones(3)
+    shared = steps["obs"]
+    steps.shuffle(rng=0)
+    assert steps["obs"] is shared
+    assert sorted(shared["x"].tolist()) == [0, 1, 2, 3]
+    assert shared["x"].tolist() == steps["obs.x"].tolist()
+
+
+def test_the_dict_of_a_nested_column_is_a_tree_and_a_mapping_to_others() -> None:
+    batch = SampleBatch(obs={"b": np.arange(3.0), "a": {"c": np.ones((3, 2))}})
+    obs = batch["obs"]
+    assert isinstance(obs, dict)
+    doubled = torch.utils._pytree.tree_map(lambda leaf: leaf * 2, obs)
+    assert doubled["a"]["c"].tolist() == [[2.0, 2.0]] * 3
+    doubled["b"] = "no column: the tree belongs to no batch"
+    collated = torch.utils.data.default_collate([obs, obs])
+    assert collated["b"].shape == (2, 3)
+    for library in ("optree", "tree"):
+        if find_spec(library) is not None:
+            mapped = import_module(library)
+            function = mapped.tree_map if library == "optree" else mapped.map_structure
+            assert function(lambda leaf: leaf + 1, obs)["b"].tolist() == [1, 2, 3]
+    if find_spec("tree") is not None:
+        assert import_module("tree").map_structure(lambda x, y: x is y, obs, dict(obs)) == {"b": True, "a": {"c": True}}
+    assert batch["obs"]["b"].tolist() == [0, 1, 2]
+    assert {**obs}.keys() == dict(obs).keys() == {"a", "b"}
 
 
 def test_writing_into_a_leaf_reaches_the_batch() -> None:
@@ -233,3 +354,21 @@ def test_flatten_and_unflatten_are_inverse() -> None:
     structure, leaves = flatten("deep", value)
     assert [path for path, _ in leaves] == list(leaf_names("deep", structure))
     assert same(unflatten("deep", structure, dict(leaves).__getitem__), value)
+
+
+_JAX = """
+import jax, numpy as np
+from samplebatch import SampleBatch
+batch = SampleBatch(obs={"b": np.arange(3.0), "a": {"c": np.ones((3, 2))}})
+assert jax.jit(lambda obs: obs["b"].sum() + obs["a"]["c"].sum())(batch["obs"]) == 9
+assert jax.grad(lambda obs: (obs["b"] ** 2).sum())(batch["obs"])["b"].tolist() == [0, 2, 4]
+paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(batch["obs"])]
+print(paths, batch["obs"]["b"].tolist())
+"""
+
+
+def test_the_dict_of_a_nested_column_goes_through_jax() -> None:
+    if find_spec("jax") is None:
+        pytest.skip("JAX is not installed")
+    printed = subprocess.run([sys.executable, "-c", _JAX], check=True, capture_output=True, text=True).stdout
+    assert printed.strip() == """["['a']['c']", "['b']"] [0.0, 1.0, 2.0]"""

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import SampleBatch, ViewRequirement
 from samplebatch.errors import ArgumentError, ColumnNotFoundError, ColumnTypeError, FormatError, RowIndexError
 from tests.batch.every_kind import in_sequences, with_every_kind
+from tests.optional import torch
 
 
 @pytest.fixture
@@ -139,6 +139,7 @@ def test_a_view_on_a_leaf(batch: SampleBatch) -> None:
 
 
 def test_every_kind_of_column_can_be_seen() -> None:
+    pytest.importorskip("torch")
     batch = with_every_kind(5)
     wanted = {name: ViewRequirement() for name in batch if not name.startswith("ragged")}
     made = batch.get_single_step_input_dict(wanted, index=3)

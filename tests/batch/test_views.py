@@ -8,11 +8,11 @@ import weakref
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import SampleBatch
 from samplebatch.errors import ColumnNotFoundError
 from tests.batch.every_kind import with_every_kind
+from tests.optional import torch
 
 
 @pytest.fixture

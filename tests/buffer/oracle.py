@@ -13,9 +13,9 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-import torch
 
 from samplebatch import Batch
+from tests.optional import torch
 
 
 def step(n: int, **changed: Any) -> Batch:

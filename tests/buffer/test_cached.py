@@ -109,3 +109,30 @@ def test_pickles_hold_main_buffer_and_caches() -> None:
         found = [[x.tolist() for x in one.add(steps([7, 8], terminated=[True, False]))] for one in (buf, again)]
         assert found[0] == found[1]
     assert again.main_buffer[:].obs.tolist() == buf.main_buffer[:].obs.tolist()
+
+
+def test_cached_buffers_move_finished_episodes() -> None:
+    buf = CachedReplayBuffer(ReplayBuffer(10), cached_buffer_num=4, max_episode_length=5)
+    assert buf.maxsize == 30
+    assert buf.cached_buffer_num == 4
+    found = buf.add(steps([1], rew=[1], terminated=[False]), buffer_ids=[1])
+    assert [part.tolist() for part in found] == [[15], [0.0], [0], [15]]
+    found = buf.add(steps([2], rew=[2], terminated=[True]), buffer_ids=[3])
+    assert [part.tolist() for part in found] == [[0], [2.0], [1], [0]]
+    found = buf.add(steps([3, 4], rew=[3, 4], terminated=[False, True]), buffer_ids=[3, 1])
+    assert [part.tolist() for part in found] == [[25, 2], [0.0, 5.0], [0, 2], [25, 1]]
+    assert [len(part) for part in buf.buffers] == [3, 0, 0, 0, 1]
+    assert len(buf) == 4
+    assert buf.main_buffer.obs[:3].tolist() == [2, 1, 4]
+    assert len(buf.cached_buffers) == 4
+    assert buf.unfinished_index().tolist() == [25]
+    assert buf.sample_indices(0).tolist() == [0, 1, 2, 25]
+    assert buf.prev([0, 1, 2, 25]).tolist() == [0, 1, 1, 25]
+
+
+def test_cached_buffer_without_a_main_buffer() -> None:
+    buf = CachedReplayBuffer(ReplayBuffer(0), 2, 5)
+    buf.add(steps([0, 1], rew=[1, 1]))
+    found = buf.add(steps([2, 3], rew=[1, 1], terminated=[True, False]))
+    assert [part.tolist() for part in found] == [[-1, 6], [2.0, 0.0], [2, 0], [-1, 5]]
+    assert len(buf) == 2

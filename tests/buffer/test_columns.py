@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import Batch
 from samplebatch.buffer.columns import Columns, leaves_of, take_rows
-from samplebatch.buffer.dense_store import DenseStore
+from samplebatch.buffer.store import DenseStore
 from samplebatch.buffer.stores import Stores
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, FormatError
+from tests.optional import torch
 
 
 def made(slots: int = 6, **rows: Any) -> Columns:

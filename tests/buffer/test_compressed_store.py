@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from samplebatch.buffer import compressed_store
 from samplebatch.buffer.compressed_store import CompressedStore
-from samplebatch.buffer.dense_store import DenseStore
+from samplebatch.buffer.store import DenseStore
 from samplebatch.column import compressed
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.tensor import TensorColumn

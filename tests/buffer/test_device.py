@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import (
     Batch,
@@ -18,8 +17,9 @@ from samplebatch import (
     SampleBatch,
     VectorReplayBuffer,
 )
-from samplebatch.batch.targets import TorchTarget
+from samplebatch.batch.delivery import TorchTarget
 from samplebatch.errors import ArgumentError, DeviceError
+from tests.optional import torch
 
 
 def fill(buffer: Any, steps: int = 6, **more: Any) -> Any:
@@ -135,7 +135,7 @@ def test_policies_come_as_tensors() -> None:
     rows = {"obs": np.zeros((4, 2), np.float32), "actions": [0] * 4, "rewards": [0.5] * 4, "dones": [False] * 4}
     buffer = MultiAgentReplayBuffer(8, kind=PrioritizedReplayBuffer, alpha=1.0, beta=1.0)
     buffer.add(MultiAgentBatch({"walker": SampleBatch(rows)}, 4))
-    batch = buffer.sample(3, device="cpu", floats="float32")
+    batch = buffer.sample(3, device="cpu", floats="float32").batch
     assert batch["walker"]["rewards"].dtype == torch.float32
     assert batch["walker"]["actions"].dtype == torch.int64
     buffer.update_priorities(batch, {"walker": torch.full((3,), 7.0)})

@@ -195,7 +195,7 @@ def test_rows_without_ids_go_on_as_they_come() -> None:
 def test_a_dataset_goes_in_episode_by_episode(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path / "steps")
     for fragment in (steps(5, range(2)), steps(6, range(3), done=True), steps(5, range(2, 4), done=True)):
-        dataset.append(fragment)
+        dataset.extend(fragment)
     buffer = VectorReplayBuffer(20, 2)
     indices = buffer.extend(dataset)
     assert buffer.obs[indices].tolist() == [500, 501, 502, 503, 600, 601, 602]
@@ -251,7 +251,7 @@ def test_ragged_columns_are_kept() -> None:
     batch = acts()
     batch["visited"] = [[1], [1, 2], [], [3]]
     buffer.add(MultiAgentBatch({0: batch}, 4))
-    assert [row.tolist() for row in buffer.sample(0)[0]["visited"]] == [[1], [1, 2], [], [3]]
+    assert [row.tolist() for row in buffer.sample(0).batch[0]["visited"]] == [[1], [1, 2], [], [3]]
 
 
 def test_a_policy_that_is_named_may_bring_the_column_later() -> None:
@@ -262,7 +262,7 @@ def test_a_policy_that_is_named_may_bring_the_column_later() -> None:
     with pytest.raises(ArgumentError, match="'camera' is none"):
         buffer.sample(2)
     buffer.add(MultiAgentBatch({"p": acts(camera=1.0)}, 4))
-    assert buffer.sample(2)["p"]["camera"].shape == (2,)
+    assert buffer.sample(2).batch["p"]["camera"].shape == (2,)
 
 
 def test_episodes_whose_ids_are_strings_go_on_in_the_next_batch() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import (
     Batch,
@@ -22,6 +21,7 @@ from samplebatch import (
 )
 from samplebatch.errors import ArgumentError, FormatError, SampleBatchError, StorageError
 from tests.buffer.oracle import laid_out, step, steps
+from tests.optional import torch
 
 NO_GOAL = -1.0
 
@@ -388,3 +388,26 @@ def test_a_batch_of_nothing() -> None:
     assert isinstance(buf.sample(-1, n_step=2)[0], Batch)
     with pytest.raises(SampleBatchError):
         HERReplayBuffer(3, distance, 2).sample(1)
+
+
+def reach(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
+    return -(achieved != desired).any(-1).astype(float)
+
+
+def goal(n: int) -> dict[str, np.ndarray]:
+    return {"observation": np.array([n]), "achieved_goal": np.array([n, n]), "desired_goal": np.array([-1, -1])}
+
+
+def test_hindsight_never_rewrites_the_store() -> None:
+    buf = HERReplayBuffer(20, compute_reward_fn=reach, horizon=6, future_k=8.0)
+    assert buf.future_p == 1 - 1 / 8
+    for n in range(17):
+        buf.add(step(n, obs=goal(n), obs_next=goal(n + 1), rew=-1, terminated=n % 5 == 4))
+    for _ in range(20):
+        batch, _ = buf.sample(12)
+    assert (batch.obs.desired_goal != -1).any()
+    assert (buf.obs.desired_goal[:17] == -1).all()
+    assert (buf.obs_next.desired_goal[:17] == -1).all()
+    assert (buf.rew[:17] == -1).all()
+    buf.restore_cache()
+    assert (buf[:].obs.desired_goal == -1).all()

@@ -19,7 +19,7 @@ from samplebatch import (
     VectorReplayBuffer,
 )
 from samplebatch.buffer.env_steps import EnvSteps
-from samplebatch.buffer.streams import Tail, find_streams
+from samplebatch.buffer.extending import Tail, find_streams
 from samplebatch.errors import (
     ColumnMismatchError,
     ColumnNotFoundError,
@@ -138,16 +138,16 @@ def test_what_is_kept_and_sampled(seed: int, shuffled: bool, ignore_obs_next: bo
         for policy, part in rows.items():
             given.setdefault(policy, []).extend(row for stream in in_streams(part) for row in stream)
     assert len(buf) == sum(min(len(rows), size) for rows in given.values())
-    everything = buf.sample(0)
+    everything = buf.sample(0).batch
     for policy, rows in given.items():
         assert len(numbers(everything[policy])) == min(len(rows), size)
         by_number = {row[0]: row for row in rows}
         if not ignore_obs_next:
             check_rows(everything[policy], by_number)
-            check_rows(buf.sample(32)[policy], by_number)
+            check_rows(buf.sample(32).batch[policy], by_number)
         else:
             following(everything[policy])
-    sampled = buf.sample(16)
+    sampled = buf.sample(16).batch
     assert sampled.env_steps() == 16
     assert {policy: part.count for policy, part in sampled.items()} == dict.fromkeys(given, 16)
 
@@ -177,7 +177,7 @@ def test_neighbours_are_of_one_agent(seed: int, shuffled: bool) -> None:
         assert (rows.t[moved] + 1 == after.t[moved]).all()
         # Within a fragment nothing is cut that could go on.
         assert moved.mean() > 0.2
-        returns = buf.sample(0, n_step=3, gamma=0.5)[policy]
+        returns = buf.sample(0, n_step=3, gamma=0.5).batch[policy]
         by_key = {
             tuple(key): n for *key, n in zip(rows.eps_id, rows.agent_index, rows.t, range(len(rows)), strict=True)
         }
@@ -216,7 +216,7 @@ def test_a_fragment_goes_on_where_the_one_before_ended() -> None:
     assert own.obs.x[:7].tolist() == [0, 10, 20, 30, 40, 60, 50]
     assert own.next(np.arange(7)).tolist() == [1, 2, 2, 3, 5, 5, 6]
     assert own.truncated[:7].tolist() == [False, False, True, True, False, True, True]
-    assert buf.sample(0)["p"]["truncateds"].tolist() == [False] * 5 + [True, False]
+    assert buf.sample(0).batch["p"]["truncateds"].tolist() == [False] * 5 + [True, False]
     assert own.fragment_end[:7].tolist() == [False, False, True, True, False, False, True]
     buf.reset()
     add((70, 6, 1, 7, False, False))
@@ -261,7 +261,7 @@ def test_steps_of_the_environment(seed: int, size: Any, shuffled: bool) -> None:
             given[key] = {policy: [row for row in part if row[1:4:2] == key] for policy, part in rows.items()}
         expected = whole_steps(buf, given)
         assert buf.env_steps() == len(expected)
-        everything = buf.sample(0)
+        everything = buf.sample(0).batch
         assert everything.env_steps() == len(expected)
         for policy in buf.buffers:
             wanted = [sorted(row[0] for row in rows.get(policy, ())) for rows in expected]
@@ -270,7 +270,7 @@ def test_steps_of_the_environment(seed: int, size: Any, shuffled: bool) -> None:
             assert next(found, None) is None
         again = pickle.loads(pickle.dumps(buf))
         if len(expected):
-            sampled, other = buf.sample(5), again.sample(5)
+            sampled, other = buf.sample(5).batch, again.sample(5).batch
             assert {policy: numbers(part) for policy, part in sampled.items()} == {
                 policy: numbers(part) for policy, part in other.items()
             }
@@ -283,8 +283,8 @@ def test_steps_are_equally_likely() -> None:
     for _ in range(10):
         buf.add(world.fragment(3)[0])
     n = 30_000
-    batch = buf.sample(n)
-    every = buf.sample(0)
+    batch = buf.sample(n).batch
+    every = buf.sample(0).batch
     for policy, part in every.items():
         expected = Counter(zip(part["eps_id"].tolist(), part["t"].tolist(), strict=True))
         found = Counter(zip(batch[policy]["eps_id"].tolist(), batch[policy]["t"].tolist(), strict=True))
@@ -292,10 +292,10 @@ def test_steps_are_equally_likely() -> None:
         share = n / every.env_steps()
         for key, rows in expected.items():
             assert abs(found[key] / rows - share) < 5 * share**0.5
-    shuffled = buf.sample(None)
+    shuffled = buf.sample(None).batch
     assert shuffled.env_steps() == every.env_steps()
     assert sorted(numbers(shuffled["even"])) == sorted(numbers(every["even"]))
-    assert buf.sample(-1).env_steps() == 0
+    assert buf.sample(-1).batch.env_steps() == 0
 
 
 def plain(n: int, first: int = 0) -> SampleBatch:
@@ -308,7 +308,7 @@ def test_steps_without_times_are_counted() -> None:
     buf.add(MultiAgentBatch({"a": plain(5), "b": plain(5, 100)}, 5))
     buf.add(MultiAgentBatch({"a": plain(5, 5), "b": plain(5, 105)}, 5))
     assert buf.env_steps() == 8
-    batch = buf.sample(50)
+    batch = buf.sample(50).batch
     assert (batch["a"]["obs"] + 100 == batch["b"]["obs"]).all()
     before = laid_out(buf.state_dict())
     with pytest.raises(SequenceError, match="policy 'b' must have a row for each of 3 environment steps"):
@@ -323,7 +323,7 @@ def test_fragments_longer_than_the_buffer() -> None:
         assert buf.buffers["a"][:].obs.tolist() == [3, 4, 5, 6]
         assert len(buf.buffers["b"]) == 7
         assert buf.env_steps() == 4 * lockstep
-        assert sorted(buf.sample(0)["a"]["obs"].tolist()) == [3, 4, 5, 6]
+        assert sorted(buf.sample(0).batch["a"]["obs"].tolist()) == [3, 4, 5, 6]
 
 
 def test_steps_that_are_lost_are_forgotten() -> None:
@@ -350,7 +350,7 @@ def test_steps_that_are_lost_are_forgotten() -> None:
 def test_priorities() -> None:
     buf = MultiAgentReplayBuffer(8, kind=PrioritizedReplayBuffer, alpha=1.0, beta=1.0)
     buf.add(MultiAgentBatch({"a": plain(6), "b": plain(8)}, 8))
-    batch = buf.sample(16)
+    batch = buf.sample(16).batch
     assert {"weights", "generation", "batch_indexes"} <= set(batch["a"].column_names)
     assert batch["a"]["obs"].tolist() == batch["a"]["batch_indexes"].tolist()
     buf.add(MultiAgentBatch({"a": plain(4, 50)}, 4))
@@ -365,7 +365,7 @@ def test_priorities() -> None:
     uniform = MultiAgentReplayBuffer(8)
     uniform.add(MultiAgentBatch({"a": plain(6)}, 6))
     with pytest.raises(ColumnNotFoundError, match="batch_indexes"):
-        uniform.update_priorities(uniform.sample(2), {"a": np.ones(2)})
+        uniform.update_priorities(uniform.sample(2).batch, {"a": np.ones(2)})
     with pytest.raises(ColumnTypeError, match="prioritized"):
         uniform.update_priorities(batch, {"a": np.ones(16)})
 
@@ -389,7 +389,7 @@ def test_carrying_on_elsewhere(lockstep: bool, how: str) -> None:
         buf.add(batch)
         again.add(batch)
         for size in (0, 6):
-            ours, theirs = buf.sample(size), again.sample(size)
+            ours, theirs = buf.sample(size).batch, again.sample(size).batch
             assert ours.env_steps() == theirs.env_steps()
             for policy, part in ours.items():
                 assert part == theirs[policy]
@@ -398,10 +398,10 @@ def test_carrying_on_elsewhere(lockstep: bool, how: str) -> None:
 
 def test_the_seed_decides_whatever_turns_up_first() -> None:
     def drawn(seed: int, *order: str) -> dict[str, list[int]]:
-        buf = MultiAgentReplayBuffer(30, random_seed=seed)
+        buf = MultiAgentReplayBuffer(30, seed=seed)
         for policy in order:
             buf.add(MultiAgentBatch({policy: plain(20)}, 20))
-        return {policy: buf.sample(10)[policy]["obs"].tolist() for policy in sorted(order)}
+        return {policy: buf.sample(10).batch[policy]["obs"].tolist() for policy in sorted(order)}
 
     assert drawn(1, "a", "b") == drawn(1, "b", "a")
     assert drawn(1, "a", "b") != drawn(2, "a", "b")
@@ -450,7 +450,7 @@ def test_refusals(tmp_path: Path) -> None:
     for empty in (buf, MultiAgentReplayBuffer(8, lockstep=True)):
         with pytest.raises(EmptyBufferError):
             empty.sample(3)
-        assert empty.sample(0).env_steps() == 0
+        assert empty.sample(0).batch.env_steps() == 0
         empty.add(MultiAgentBatch({"walker": plain(3)[:0]}, 0))
         assert len(empty) == 0
     assert repr(buf) == "MultiAgentReplayBuffer()"
@@ -464,7 +464,7 @@ def test_flags_as_they_were_given() -> None:
     at = np.arange(3)
     rows = {"obs": at, "actions": at, "rewards": at.astype(np.float32), "dones": np.array([0, 1, 0])}
     buf.add(MultiAgentBatch({"a": SampleBatch(rows)}, 3))
-    found = buf.sample(0)["a"]
+    found = buf.sample(0).batch["a"]
     assert set(found.column_names) == set(rows)
     assert found["dones"].tolist() == [False, True, False]
     assert found["rewards"].dtype == np.float32

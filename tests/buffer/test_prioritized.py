@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import (
     Batch,
@@ -29,6 +28,7 @@ from samplebatch.errors import (
     RingError,
     RowIndexError,
 )
+from tests.optional import torch
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -483,3 +483,37 @@ def test_weights_beside_tianshous(envs: int, weight_norm: bool) -> None:
         np.testing.assert_allclose(ours.weight[live], theirs.weight[live])
         np.testing.assert_allclose(ours[live].weight, theirs[live].weight)
         np.testing.assert_allclose(ours[int(live[0])].weight, theirs[int(live[0])].weight)
+
+
+def prioritized(**options: Any) -> PrioritizedReplayBuffer:
+    buf = PrioritizedReplayBuffer(6, alpha=0.5, beta=0.5, **options)
+    for n in range(4):
+        buf.add(step(n))
+    return buf
+
+
+def test_new_items_have_the_largest_priority_so_far() -> None:
+    buf = prioritized()
+    buf.update_weight(np.array([0, 1]), np.array([4.0, 0.25]))
+    buf.add(step(9))
+    weights = buf.get_weight(np.arange(5))
+    assert weights[4] == pytest.approx(weights[0])
+    assert weights[0] < weights[2] < weights[1]
+
+
+def test_weights_are_divided_by_the_largest_of_the_batch() -> None:
+    buf = prioritized()
+    buf.update_weight(np.array([0, 1]), np.array([4.0, 0.25]))
+    assert buf[[0, 1, 2]].weight.tolist() == pytest.approx([0.5, 1.0, 0.5**0.5], rel=1e-5)
+    assert buf[[0, 2]].weight.tolist() == pytest.approx([0.5**0.5, 1.0], rel=1e-5)
+    plain = prioritized(weight_norm=False)
+    plain.update_weight(np.array([0, 1]), np.array([4.0, 0.25]))
+    assert plain[[0, 1, 2]].weight.tolist() == pytest.approx(plain.get_weight(np.arange(3)).tolist())
+    buf.set_beta(1.0)
+    assert buf[[0, 1, 2]].weight.tolist() == pytest.approx([0.25, 1.0, 0.5], rel=1e-5)
+
+
+def test_the_last_of_duplicate_priorities_wins() -> None:
+    buf = prioritized()
+    buf.update_weight(np.array([0, 1, 0]), np.array([9.0, 4.0, 4.0]))
+    assert buf.get_weight(0) == pytest.approx(buf.get_weight(1))

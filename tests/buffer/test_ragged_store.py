@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samplebatch import SampleBatch
-from samplebatch.buffer.ragged_store import RaggedStore, ragged_rows
+from samplebatch import Batch, ReplayBuffer, SampleBatch
+from samplebatch.buffer.store import RaggedStore, ragged_rows
 from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.torch_tensor import RaggedTorchColumn
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 
+RESERVED = ("info", "policy")
+"""Names of a sample without values, which a flat batch leaves out."""
 F4, I8 = np.dtype(np.float32), np.dtype(np.int64)
 
 
@@ -167,3 +172,81 @@ def test_live_rows_are_restored_into_other_slots() -> None:
     other = RaggedStore("obs", 4, I8, 2)
     other.load_column(np.array([3, 1]), store.to_column(np.array([0, 2])))
     assert [row.shape for row in other.take(np.arange(4))] == [(0, 0), (3, 1), (0, 0), (1, 2)]
+
+
+def test_rows_without_elements_do_not_choose_the_dtype() -> None:
+    store = RaggedStore.for_rows("ids", [[], []], 4)
+    store.write(np.arange(2), store.fit([[], []], 2))
+    store.write(np.array([2]), store.fit([[1, 2]], 1))
+    assert store.take(np.arange(4)).dtype == I8
+    assert rows_of(store, [0, 1, 2, 3]) == [[], [], [1, 2], []]
+    with pytest.raises(ColumnMismatchError, match="'ids' must hold its values without loss, got float64 for int64"):
+        store.fit([[0.5]], 1)
+
+
+def steps(rows: list[list[int]]) -> SampleBatch:
+    n = len(rows)
+    return SampleBatch(
+        obs=np.arange(n),
+        actions=np.zeros(n),
+        rewards=np.ones(n),
+        terminateds=np.arange(n) % 4 == 3,
+        truncateds=np.zeros(n, bool),
+        ids=rows,
+        obs_path=rows,
+        ragged={"ids": "int64", "obs_path": "int32"},
+    ).rename({"obs": "t", "obs_path": "obs"})
+
+
+@pytest.mark.parametrize("lengths", [[2, 2, 2, 2, 2, 2], [1, 0, 3, 2, 5, 1], [0, 0, 0, 0, 0, 0]], ids=str)
+def test_samples_have_ragged_columns_whatever_the_lengths(lengths: list[int]) -> None:
+    import torch
+
+    rows = [[i] * length for i, length in enumerate(lengths)]
+    buffer = ReplayBuffer(16, ignore_obs_next=True)
+    buffer.extend(steps(rows))
+    samples = {
+        "sample": buffer.sample(5)[0],
+        "n-step": buffer.sample(5, n_step=2)[0],
+        "slice": buffer[:],
+        "latest": buffer.latest(3),
+        "minibatch": next(buffer.minibatches(4))[0],
+        "unpickled": pickle.loads(pickle.dumps(buffer)).sample(5)[0],
+    }
+    for name, batch in samples.items():
+        for column, dtype in (("ids", np.int64), ("obs", np.int32), ("obs_next", np.int32)):
+            assert isinstance(batch[column], RaggedColumn), (name, column)
+            assert batch[column].dtype == dtype
+        for row, t in zip(batch.ids, batch.t, strict=True):
+            assert row.tolist() == rows[t]
+        for row, t, done in zip(batch.obs_next, batch.t, batch.terminated, strict=True):
+            assert name == "n-step" or row.tolist() == rows[t if done or t == 5 else t + 1]
+        tensors = batch.to_torch()
+        assert isinstance(tensors.ids, RaggedTorchColumn)
+        assert tensors.ids.dtype == torch.int64
+        assert tensors.to_numpy() == batch
+        columns = {key: value for key, value in batch.items() if key not in RESERVED}
+        assert batch.as_sample_batch().as_batch() == Batch(columns)
+        assert isinstance(batch[1:].ids, RaggedColumn)
+        assert isinstance(batch[np.array([0, -1])].ids, RaggedColumn)
+        assert Batch.cat([batch, batch]).ids.lengths.tolist() == 2 * batch.ids.lengths.tolist()
+        assert pickle.loads(pickle.dumps(batch)) == batch == copy.deepcopy(batch)
+
+
+def test_next_observations_of_ragged_rows_are_the_final_ones_where_an_episode_is_cut() -> None:
+    buffer = ReplayBuffer(8, ragged=True, ignore_obs_next=True)
+    for t in range(4):
+        buffer.add(
+            Batch(
+                obs=np.full(t, t),
+                act=0,
+                rew=0.0,
+                terminated=False,
+                truncated=t == 1,
+                obs_next=np.full(t + 5, t),
+                info={},
+            )
+        )
+    rows = buffer[:]
+    assert isinstance(rows.obs_next, RaggedColumn)
+    assert [row.tolist() for row in rows.obs_next] == [[1], [1] * 6, [3, 3, 3], [3] * 8]

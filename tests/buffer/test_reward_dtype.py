@@ -88,7 +88,7 @@ def test_batches_of_several_policies_have_rewards_of_the_dtype() -> None:
     buf = MultiAgentReplayBuffer(8, **SINGLE)
     batch = SampleBatch(obs=[0, 1], new_obs=[1, 2], actions=[0, 0], rewards=[0.1, 0.2], terminateds=[False, True])
     buf.add(batch.as_multi_agent())
-    rows = buf.sample(0, n_step=2)["default_policy"]
+    rows = buf.sample(0, n_step=2).batch["default_policy"]
     assert {rows[name].dtype for name in ("rewards", "returns", "discount")} == {np.dtype(np.float32)}
 
 

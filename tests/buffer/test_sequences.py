@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from samplebatch.errors import EmptyBufferError, SampleBatchError
 from tests.buffer.oracle import Oracle, same, step, steps
 from tests.buffer.test_episodes import SIZES, stream
+from tests.optional import torch
 
 
 def places(oracle: Oracle) -> dict[int, tuple[list[int], int]]:

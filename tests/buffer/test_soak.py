@@ -93,7 +93,7 @@ def test_agents_in_lockstep_hold_memory_flat() -> None:
             )
             buf.add(MultiAgentBatch({"a": part, "b": part[: 50 + n % 100]}, ENVIRONMENTS))
             if n % 20 == 0:
-                assert buf.sample(64).env_steps() == 64
+                assert buf.sample(64).batch.env_steps() == 64
 
     run(0, 300)
     gc.collect()

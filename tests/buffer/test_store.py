@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from samplebatch.buffer.dense_store import DenseStore, TorchStore
-from samplebatch.buffer.object_store import ObjectStore
-from samplebatch.buffer.store import Store
+from samplebatch.buffer.store import DenseStore, ObjectStore, Store, TorchStore
 from samplebatch.buffer.stores import allocate_zeros, store_for
 from samplebatch.column import threads
 from samplebatch.column.memory import ALIGNMENT
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
+from tests.optional import torch
 
 FIRST_ROWS: dict[str, Any] = {
     "floats": np.arange(12, dtype=np.float32).reshape(3, 4),

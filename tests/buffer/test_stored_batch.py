@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import Batch, ReplayBuffer, VectorReplayBuffer
 from samplebatch.errors import ColumnLengthError, ColumnTypeError, RingError, StorageError
 from tests.buffer.oracle import step, steps
+from tests.optional import torch
 
 
 def of_two_agents() -> VectorReplayBuffer:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplebatch.buffer.sum_tree import SegmentTree, SumTree
-from samplebatch.errors import ColumnLengthError, PriorityError, RowIndexError
+from samplebatch.errors import ColumnLengthError, PriorityError, RowIndexError, SampleBatchError
 
 SIZES = [1, 2, 3, 5, 7, 8, 9, 31, 100, 1000, 1025]
 
@@ -289,3 +289,20 @@ def test_segment_tree_beside_tianshous(size: int) -> None:
         values = np.concatenate([rng.integers(1, int(total), 50), rng.random(50) * total])
         assert np.array_equal(ours.get_prefix_sum_idx(values), theirs.get_prefix_sum_idx(values))
         assert ours.get_prefix_sum_idx(values[-1]) == theirs.get_prefix_sum_idx(values[-1])
+
+
+def test_segment_tree() -> None:
+    tree = SegmentTree(5)
+    assert len(tree) == 5
+    tree[np.arange(5)] = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    tree[1] = 0.5
+    assert tree.reduce() == 13.5
+    assert tree.reduce(end=-1) == 8.5
+    assert tree.reduce(1, 3) == 3.5
+    assert tree[1] == 0.5
+    assert tree[np.array([0, 4])].tolist() == [1.0, 5.0]
+    assert tree.get_prefix_sum_idx(1.2) == 1
+    assert tree.get_prefix_sum_idx(np.array([0.0, 1.0, 1.5, 1.6, 13.49])).tolist() == [0, 0, 1, 2, 4]
+    for value in (13.5, 14.0, -0.1, np.array([0.0, 13.5])):
+        with pytest.raises(SampleBatchError):
+            tree.get_prefix_sum_idx(value)

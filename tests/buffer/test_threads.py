@@ -363,7 +363,7 @@ def test_rows_of_several_agents_are_not_torn(kind: type[ReplayBuffer], lockstep:
 
     with running(add):
         for count in rounds():
-            batch = buf.sample(32)
+            batch = buf.sample(32).batch
             for _, rows in batch.items():
                 n = rows["actions"]
                 assert all((rows[name] == part(n)[name]).all() for name in part(n).column_names)
@@ -374,7 +374,7 @@ def test_rows_of_several_agents_are_not_torn(kind: type[ReplayBuffer], lockstep:
             if count % 4 == 0:
                 again = pickle.loads(pickle.dumps(buf))
                 assert len(again.buffers["walker"]) == 40
-                assert again.sample(4).env_steps() == 4
+                assert again.sample(4).batch.env_steps() == 4
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")

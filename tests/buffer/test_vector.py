@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samplebatch import Batch, ReplayBuffer, ReplayBufferManager, VectorReplayBuffer
+from samplebatch import (
+    Batch,
+    CachedReplayBuffer,
+    HERVectorReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
+    ReplayBufferManager,
+    VectorReplayBuffer,
+)
 from samplebatch.errors import (
     ArgumentError,
     ColumnMismatchError,
@@ -245,3 +253,77 @@ def test_the_older_form_with_keywords() -> None:
     assert buf.info.a.tolist() == [1, 0, 0, 2, 0, 0]
     buf.add(Batch(terminated=[True], truncated=[False], **{k: v[:1] for k, v in rows.items()}), buffer_ids=[1])
     assert buf.terminated.tolist() == [False, False, False, True, True, False]
+
+
+def wrapped(**options: Any) -> ReplayBuffer:
+    buf = ReplayBuffer(10, **options)
+    for n in range(13):
+        buf.add(step(n, terminated=n == 6))
+    return buf
+
+
+def managed(kind: type = VectorReplayBuffer) -> Any:
+    buf = kind(9, 3) if kind is VectorReplayBuffer else kind([ReplayBuffer(3) for _ in range(3)])
+    for n in range(4):
+        buf.add(steps([n, n + 10, n + 20], terminated=[n == 1, False, n == 3]))
+    buf.add(steps([4]), buffer_ids=[1])
+    return buf
+
+
+def test_vector_buffers_keep_extra_keys() -> None:
+    """Tianshou's drop them."""
+    buf = VectorReplayBuffer(6, 2)
+    buf.add(steps([0, 1], extra=[5, 6]))
+    assert buf[[0, 3]].extra.tolist() == [5, 6]
+    assert buf.buffers[1].extra.tolist() == [6, 0, 0]
+
+
+def test_vector_add_returns() -> None:
+    buf = VectorReplayBuffer(9, 3)
+    buf.add(steps([0, 1, 2], rew=[1, 2, 3]))
+    found = buf.add(steps([3, 4], rew=[10, 20], terminated=[True, False]), buffer_ids=[2, 0])
+    assert [part.tolist() for part in found] == [[7, 1], [13.0, 0.0], [2, 0], [6, 0]]
+    found = buf.add(steps([5, 6, 7]))
+    assert [part.tolist() for part in found] == [[2, 4, 8], [0.0] * 3, [0] * 3, [0, 3, 8]]
+
+
+@pytest.mark.parametrize("kind", [VectorReplayBuffer, ReplayBufferManager])
+def test_managers_take_lists_ints_and_negative_indices(kind: type) -> None:
+    buf = managed(kind)
+    assert buf.prev(list(range(9))).tolist() == [2, 1, 2, 5, 3, 5, 8, 7, 7]
+    assert buf.next(np.arange(9)).tolist() == [0, 1, 0, 4, 4, 3, 6, 8, 6]
+    assert buf.prev(0) == 2
+    assert buf.next(3) == 4
+    assert buf.prev(-1) == buf.prev(8)
+    assert buf.next([-1, -2]).tolist() == buf.next([8, 7]).tolist()
+    assert buf.last_index.tolist() == [0, 4, 6]
+    assert buf.unfinished_index().tolist() == [0, 4]
+    assert buf[-1].obs == 22
+    assert buf.subbuffer_edges.tolist() == [0, 3, 6, 9]
+    assert isinstance(buf, ReplayBufferManager)
+    assert isinstance(buf, ReplayBuffer)
+
+
+def test_managers_cannot_be_updated() -> None:
+    for buf in (managed(), managed(ReplayBufferManager), CachedReplayBuffer(ReplayBuffer(5), 2, 3)):
+        with pytest.raises(NotImplementedError):
+            buf.update(wrapped())
+
+
+def test_the_buffers_of_a_manager_share_its_memory() -> None:
+    buf = managed()
+    assert [len(part) for part in buf.buffers] == [3, 3, 3]
+    assert buf.buffers[1].obs.tolist() == buf.obs[3:6].tolist() == [13, 4, 12]
+    assert np.shares_memory(buf.buffers[1].obs, buf.obs)
+    buf.add(steps([77]), buffer_ids=[1])
+    assert buf.buffers[1].obs.tolist() == [13, 4, 77]
+    assert buf.buffers[1][:].obs.tolist() == [13, 4, 77]
+    assert buf.buffers[1].prev(2) == 1
+    assert buf.buffers[1].unfinished_index().tolist() == [2]
+
+
+def test_total_size_is_rounded_up() -> None:
+    buf = VectorReplayBuffer(10, 3)
+    assert (buf.maxsize, buf.buffer_num, [part.maxsize for part in buf.buffers]) == (12, 3, [4, 4, 4])
+    assert HERVectorReplayBuffer(10, 3, compute_reward_fn=lambda a, g: a, horizon=5).maxsize == 12
+    assert PrioritizedVectorReplayBuffer(10, 3, alpha=0.6, beta=0.4).maxsize == 12

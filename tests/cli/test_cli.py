@@ -124,7 +124,7 @@ def test_a_folder_gets_a_file_for_every_fragment(tmp_path: Path) -> None:
         )
         printed, complaints = process.communicate(timeout=60)
         assert process.returncode == 0, complaints
-        assert len(list(out.glob("*.parquet"))) == 2 * run
+        assert len(list(out.glob("part-*.parquet"))) == 2 * run
     assert "Wrote 100 environment steps, 400 agent steps from 2 fragments" in printed
     code, again = invoke("inspect", str(out))
     assert code == 0
@@ -275,8 +275,9 @@ def test_without_its_extra_the_command_says_what_to_install(module: str) -> None
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("whole_group", [True, False], ids=["as from a terminal", "to the parent alone"])
-def test_ctrl_c_writes_what_has_been_collected(tmp_path: Path, whole_group: bool) -> None:
+def test_a_signal_writes_what_has_been_collected(tmp_path: Path, whole_group: bool, number: signal.Signals) -> None:
     out, started = tmp_path / "cut.arrow", tmp_path / "started"
     process = start(
         "collect", "arena:Announcing", "--steps=1000000", "--fragment-length=5", f"--out={out}", started=started
@@ -284,11 +285,11 @@ def test_ctrl_c_writes_what_has_been_collected(tmp_path: Path, whole_group: bool
     workers = workers_of(process.pid, 2)
     wait_for(started)
     if whole_group:
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
     else:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
     printed, complaints = process.communicate(timeout=20)
-    assert process.returncode == 130, complaints
+    assert process.returncode == 128 + number, complaints
     assert "Traceback" not in complaints
     found = re.search(r"Interrupted after (\d+) of 1000000 steps", complaints)
     assert found is not None

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from samplebatch.cli import application
 from samplebatch.cli.curves import blocks, draw_text
-from samplebatch.learn import LearningCurve, TrainingLog
+from samplebatch.learn import TrainingLog
+from samplebatch.loggers.training_log import LearningCurve
 
 
 def invoke(*arguments: object) -> tuple[int, str]:

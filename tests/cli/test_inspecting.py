@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from samplebatch import MultiAgentBatch, SampleBatch, write_arrow, write_parquet
 from samplebatch.cli import application
-from samplebatch.cli.contact_sheet import contact_sheet
+from samplebatch.cli.report import contact_sheet
 from samplebatch.column import as_column
+from tests.optional import torch
 
 
 def invoke(*arguments: object) -> tuple[int, str]:

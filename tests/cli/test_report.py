@@ -49,7 +49,7 @@ def test_a_policy_has_a_row_in_the_picture() -> None:
     from samplebatch.cli import report as pictures
     from samplebatch.rollout.statistics import episode_statistics
 
-    batch = MultiAgentCollector(arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20).batch
+    batch = MultiAgentCollector("random", arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20).batch
     statistics = episode_statistics(batch)
     assert statistics is not None
     figure = pictures._figure(statistics)
@@ -111,7 +111,7 @@ def test_no_window_system_is_loaded(tmp_path: Path) -> None:
 
 def test_the_page_stands_alone_and_names_everything(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    batch = MultiAgentCollector(arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20).batch
+    batch = MultiAgentCollector("random", arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20).batch
     write_html_report(batch, path, title="relay <20 steps>")
     source = path.read_text()
     page = Page(source)

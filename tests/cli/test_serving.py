@@ -21,8 +21,9 @@ import pytest
 
 from samplebatch import SampleBatch
 from samplebatch.cli.serving import _write as write_checkpoint
+from samplebatch.cli.terminal import Interruption
 from samplebatch.cli.top import draw_tables
-from samplebatch.errors import ArgumentError, LimitTimeoutError, SampleBatchError
+from samplebatch.errors import ArgumentError, ColumnMismatchError, LimitTimeoutError, SampleBatchError
 from samplebatch.service import (
     Checkpoints,
     MetricsServer,
@@ -32,7 +33,7 @@ from samplebatch.service import (
     checkpoint,
     render_metrics,
 )
-from samplebatch.service.table_files import write_state
+from samplebatch.service.checkpoint import write_state
 from tests.service.table_rows import episode, fragment
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ class Process:
 
     def __init__(self, *arguments: str) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-u", "-m", "samplebatch", *arguments],
+            [sys.executable, "-X", "faulthandler", "-u", "-m", "samplebatch", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -78,7 +79,13 @@ class Process:
         """Send a signal, and return the exit status."""
         if self.popen.poll() is None:
             self.popen.send_signal(number)
-        status = self.popen.wait(WAIT_S)
+        try:
+            status = self.popen.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            # What its threads wait for is in the output then.
+            self.popen.send_signal(signal.SIGABRT)
+            self._thread.join(WAIT_S)
+            pytest.fail("\n".join(["it did not end", *self.lines]))
         self._thread.join(WAIT_S)
         return status
 
@@ -125,6 +132,28 @@ def test_tables_carry_on_from_the_checkpoint_that_ctrl_c_writes(tmp_path: Path) 
         assert process.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.parametrize("moment", range(1, 13))
+def test_a_signal_at_any_moment_ends_the_wait(moment: int) -> None:
+    lines = 0
+
+    def trace(*_: Any) -> Any:
+        nonlocal lines
+        lines += 1
+        if lines == moment:
+            signal.raise_signal(signal.SIGTERM)
+        return trace
+
+    began, tracer = time.monotonic(), sys.gettrace()
+    with Interruption() as interruption:
+        sys.settrace(trace)
+        try:
+            assert interruption.wait(WAIT_S)
+        finally:
+            sys.settrace(tracer)
+    assert lines > moment
+    assert time.monotonic() - began < WAIT_S / 2
+
+
 def test_checkpoints_are_written_while_it_serves_and_outlive_a_kill(tmp_path: Path) -> None:
     options = ("-t", "replay=uniform:100", "--checkpoint", str(tmp_path), "--checkpoint-every", "1")
     with serving(*options) as (process, uri):
@@ -136,15 +165,45 @@ def test_checkpoints_are_written_while_it_serves_and_outlive_a_kill(tmp_path: Pa
         assert len(buffer) == 9
 
 
+def test_columns_that_are_declared_are_those_of_every_writer(tmp_path: Path) -> None:
+    table = "q=queue:9,columns=number:int64"
+    for name in (table, "q=queue:9"):
+        # The second service has the declaration from the checkpoint.
+        with serving("-t", name, "--checkpoint", str(tmp_path)) as (process, uri):
+            with pytest.raises(ColumnMismatchError, match="'number' must be int64"), ReplayClient(uri, "q") as stranger:
+                stranger.extend(SampleBatch(number=[0.5]))
+            with ReplayClient(uri, "q") as writer:
+                writer.extend(fragment(3))
+            status, told = run("top", uri, "--once")
+            assert status == 0
+            assert "q: columns number:int64" in told
+            assert process.end(signal.SIGTERM) == 0
+
+
+def test_two_services_do_not_share_a_folder_of_checkpoints(tmp_path: Path) -> None:
+    options = ("-t", "replay=uniform:100", "--checkpoint", str(tmp_path))
+    with serving(*options) as (process, _):
+        status, told = run("serve", *options)
+        assert status == 2
+        assert f"must be used by one service at a time, and process {process.popen.pid} has it open" in told
+        assert str(tmp_path) in told
+        assert process.end(signal.SIGKILL) == -signal.SIGKILL
+    with serving(*options) as (process, _):
+        (tmp_path / "lock").unlink()
+        tmp_path.rename(tmp_path.with_name("moved"))
+        assert process.end() == 1
+        assert "Error: no checkpoint was written: " in process.lines[-1]
+
+
 @pytest.mark.parametrize("kind", ["uniform", "fifo"])
 def test_what_is_told_of_a_checkpoint_is_what_it_has_however_much_is_written_meanwhile(
     kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table, again = (ReplayTable("replay", kind=kind, capacity=99) for _ in range(2))
-    table.insert(episode(0, range(9)))
+    table.extend(episode(0, range(9)))
 
     def write_while_others_insert(*arguments: Any) -> Any:
-        table.insert(episode(1, range(5)))
+        table.extend(episode(1, range(5)))
         return write_state(*arguments)
 
     monkeypatch.setattr(checkpoint, "write_state", write_while_others_insert)
@@ -160,7 +219,7 @@ def test_a_client_asks_for_a_checkpoint(tmp_path: Path) -> None:
         serving("-t", "replay=uniform:9", "--checkpoint", str(tmp_path)) as (_, uri),
         ReplayClient(uri, "replay") as buffer,
     ):
-        assert buffer.checkpoint() == str(tmp_path / "checkpoint-000000001")
+        assert buffer.checkpoint() == [str(tmp_path / "checkpoint-000000001")]
 
 
 def test_a_token_is_wanted_of_clients(tmp_path: Path) -> None:
@@ -221,6 +280,7 @@ def test_a_certificate_that_has_expired_is_served_with_a_warning(tmp_path: Path)
         (("-t", "r=uniform:5", "--token-file", "/nowhere/token"), 2, "No such file or directory: '/nowhere/token'"),
         (("-t", "r=uniform:5", "--token-file", os.devnull), 2, "must have a token, it is empty"),
         (("-t", "r=uniform:5", "--checkpoint", os.devnull), 2, "it is a file"),
+        (("-t", "r=uniform:5,columns=obs:flot32"), 2, "did you mean 'float32'"),
     ],
 )
 def test_wrong_arguments_of_serve_are_told_in_one_sentence(
@@ -285,7 +345,7 @@ def test_rates_are_those_of_the_time_between_two_looks() -> None:
 
     table = ReplayTable("replay", capacity=100, limiter=RateLimiter(2, samples_per_insert=4))
     before = {"replay": table.info()}
-    table.insert(episode(0, range(10)))
+    table.extend(episode(0, range(10)))
     table.sample(6)
     console = Console(width=80)
     with console.capture() as captured:
@@ -327,7 +387,7 @@ def test_metrics_are_read_over_http() -> None:
 
 def test_metrics_keep_to_the_text_format() -> None:
     table = ReplayTable('a "b"\\\n', capacity=5, limiter=RateLimiter(samples_per_insert=2))
-    table.insert(SampleBatch(obs=[1], actions=[0], rewards=[0.0], terminateds=[True]))
+    table.extend(SampleBatch(obs=[1], actions=[0], rewards=[0.0], terminateds=[True]))
     lines = render_metrics([table.info()]).splitlines()
     value = re.compile(r'(samplebatch_table_\w+)\{table="a \\"b\\"\\\\\\n"(,action="(insert|sample)")?\} [\d.]+')
     names = [match[1] for line in lines if (match := value.fullmatch(line))]
@@ -341,7 +401,7 @@ def test_metrics_tell_how_long_requests_are_held_back() -> None:
 
     def sample() -> None:
         with pytest.raises(LimitTimeoutError):
-            table.sample(1, timeout=2.0)
+            table.sample(1, timeout_s=2.0)
 
     thread = threading.Thread(target=sample)
     thread.start()

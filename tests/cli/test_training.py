@@ -12,16 +12,19 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from samplebatch import Collector, Dataset, VectorReplayBuffer, load
 from samplebatch.cli import application
 from samplebatch.cli.recipes import RECIPES, complete_settings
+from samplebatch.cli.terminal import Interruption
 from samplebatch.cli.training import _fill, make_trainer, read_training
 from samplebatch.errors import ArgumentError
 from samplebatch.learn import learning_curves
+from samplebatch.learn.checkpoint import read_checkpoint
+from tests.optional import torch
 
 SHORT = ["max_epochs=2", "epoch_num_steps=40", "test_step_num_episodes=1", "num_envs=2"]
 QUICK = [*SHORT, "start_steps=20", "collection_step_num_env_steps=10", "batch_size=8", "hidden_sizes=[8]"]
@@ -103,7 +106,7 @@ def test_every_algorithm_learns_in_an_environment(name: str, tmp_path: Path) -> 
 def test_every_offline_algorithm_learns_from_data(name: str, form: str, tmp_path: Path) -> None:
     rows: Any = Collector("random", DATA[name], num_envs=2, seed=1, infos=False).collect(n_step=60).batch
     if form == "dataset":
-        Dataset(form).append(rows)
+        Dataset(form).extend(rows)
     else:
         rows.save(form)
     settings = assignments(
@@ -129,7 +132,7 @@ def test_a_replay_buffer_is_learned_from() -> None:
 def test_data_of_another_environment_than_that_of_the_tests_are_refused(form: str, tmp_path: Path) -> None:
     rows: Any = Collector("random", "CartPole-v1", num_envs=2, seed=1, infos=False).collect(n_step=20).batch
     if form == "dataset":
-        Dataset(form).append(rows)
+        Dataset(form).extend(rows)
     else:
         rows.save(form)
     code, printed = invoke("train", "bc", form, "--env", "Pendulum-v1", "--out", "run")
@@ -167,6 +170,26 @@ def test_settings_of_a_file_yield_to_flags_and_those_to_assignments(tmp_path: Pa
     assert read_training(tmp_path / "again.toml", {}, ()) == found
 
 
+def test_steps_are_those_of_the_whole_run() -> None:
+    quick = ["start_steps=20", "collection_step_num_env_steps=10", "num_envs=2", "test_step_num_episodes=1"]
+    words = ["train", "dqn", "CartPole-v1", *assignments(quick), "--out", "run"]
+    code, printed = invoke(*words, "--steps", 130)
+    assert code == 0, printed
+    assert "Trained for 130 environment steps" in printed
+    assert read_training(Path("run/train.toml"), {}, ()).settings["epoch_num_steps"] == 130
+
+
+def test_steps_of_a_file_make_epochs_of_about_the_length_it_has(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'algorithm = "dqn"\nsource = "CartPole-v1"\nsteps = 1000\nepoch_num_steps = 300\n'
+    )
+    for flags, settings in (({}, (3, 334)), ({"steps": 100}, (1, 100))):
+        found = read_training(tmp_path / "mine.toml", flags, ()).settings
+        assert (found["max_epochs"], found["epoch_num_steps"]) == settings
+    with pytest.raises(ArgumentError, match="steps must be given without max_epochs, which it sets"):
+        read_training(tmp_path / "mine.toml", {}, ["max_epochs=3"])
+
+
 def test_settings_are_printed_as_a_file_can_have_them() -> None:
     code, printed = invoke("train", "sac", "--settings")
     assert code == 0
@@ -193,16 +216,126 @@ def test_settings_are_printed_as_a_file_can_have_them() -> None:
         (["bc", "nothing.arrow"], "No such file or folder to learn from: 'nothing.arrow'"),
         (["--resume", "nowhere"], "No such file or directory: 'nowhere/train.toml'"),
         (["--config", "broken.toml"], "'broken.toml' must be a TOML file: "),
-        (["dqn", "--resume", "run"], "the folder has all options"),
+        (["--seed", "1", "--resume", "run"], "the folder has all options"),
+        (["--steps", "9", "--resume", "run"], "the folder has all options"),
+        (["ppo", "CartPole-v1", "--set", "steps=many"], "steps must be a whole number from 1, got 'many'"),
+        (["--config", "list.toml"], "source must be a name, got a list"),
+        (["--config", "list.toml", "--set", "source=CartPole-v1"], "workers must be a whole number from 0, got 'many'"),
     ],
 )
 def test_options_are_refused_in_one_sentence(words: list[str], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("a = = 1")
+    (tmp_path / "list.toml").write_text('algorithm = "ppo"\nsource = ["evil:make"]\nworkers = "many"')
     (tmp_path / "tables.toml").write_text('algorithm = "ppo"\n[settings]\nlr = 1.0')
     code, printed = invoke("train", *words)
     assert code == 2
     assert sentence in printed
     assert not (tmp_path / "runs").exists()
+
+
+EVIL = """
+import pathlib
+pathlib.Path("imported").touch()
+import gymnasium
+def make():
+    return gymnasium.make("CartPole-v1")
+gymnasium.register("Evil-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=500)
+"""
+"""A module that leaves a mark where it is imported, and makes an environment by a function and by an id."""
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a module that can be imported, and return the mark that it leaves."""
+    (tmp_path / "evil.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "evil", raising=False)
+    monkeypatch.delitem(gymnasium.registry, "Evil-v0", raising=False)
+    return tmp_path / "imported"
+
+
+def rename_environment(config: Path, name: str) -> None:
+    """Replace the environment that a run's file names, as whoever shares the folder may."""
+    config.write_text(config.read_text().replace('"CartPole-v1"', f'"{name}"'))
+
+
+@pytest.mark.parametrize("name", ["evil:make", "evil:Evil-v0", "evil/make", "evil.make", "evil:make-v0"])
+def test_names_of_a_resumed_folder_are_not_imported(name: str, evil: Path) -> None:
+    assert invoke("train", "dqn", "CartPole-v1", *assignments(QUICK), "--out", "run")[0] == 0
+    rename_environment(Path("run/train.toml"), name)
+    code, printed = invoke("train", "--resume", "run")
+    assert code == 2
+    assert (
+        f"source must be the id of a registered environment to be taken from 'run/train.toml', got '{name}'" in printed
+    )
+    assert not evil.exists()
+
+
+def test_a_resumed_folder_runs_nothing_in_a_process_of_the_current_folder(evil: Path, tmp_path: Path) -> None:
+    assert invoke("train", "dqn", "CartPole-v1", *assignments(QUICK), "--out", "run")[0] == 0
+    rename_environment(Path("run/train.toml"), "evil:make")
+    process = start("--resume", "run")
+    _, complaints = process.communicate(timeout=120)
+    assert (process.returncode, "imports a module" in complaints) == (2, True)
+    assert not evil.exists()
+
+
+def test_the_environment_of_tests_of_a_resumed_folder_is_not_imported(evil: Path) -> None:
+    rows: Any = Collector("random", "CartPole-v1", seed=1, infos=False).collect(n_step=20).batch
+    rows.save("evil.arrow")
+    settings = assignments(["max_epochs=1", "epoch_num_steps=2", "batch_size=8", "test_step_num_episodes=1"])
+    assert invoke("train", "bc", "evil.arrow", "--env", "CartPole-v1", *settings, "--out", "run")[0] == 0
+    rename_environment(Path("run/train.toml"), "evil:make")
+    code, printed = invoke("train", "--resume", "run")
+    assert (code, "env must be the id of a registered environment" in printed) == (2, True), printed
+    assert not evil.exists()
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_a_run_of_a_registered_environment_is_resumed_without_unpickling(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("train", "dqn", "CartPole-v1", *assignments(QUICK), "--workers", str(workers), "--out", "run")
+    assert invoke(*words)[0] == 0
+    config = Path("run/train.toml")
+    config.write_text(config.read_text().replace("max_epochs = 2", "max_epochs = 3"))
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("an environment was unpickled")
+
+    monkeypatch.setattr("samplebatch.env.environment_state.load_environment", refuse)
+    code, printed = invoke("train", "--resume", "run")
+    assert code == 0, printed
+    assert "Environments begin new episodes: they are pickled, and --allow-pickle is not there" in printed
+    assert "Trained for 120 environment steps" in printed
+    assert learning_curves("run/log")["info/update_step"].steps.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["evil:make", "evil:Evil-v0"])
+def test_names_of_a_file_of_options_are_not_imported(name: str, evil: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(f'algorithm = "dqn"\nsource = "{name}"\nmax_epochs = 1\n')
+    code, printed = invoke("train", "--config", "mine.toml")
+    assert (code, "repeat 'evil:" in printed) == (2, True), printed
+    assert not evil.exists()
+    words = assignments([*QUICK, "max_epochs=1", f"source={name}"])
+    assert invoke("train", "--config", "mine.toml", *words, "--out", "run")[0] == 0
+    assert evil.exists()
+
+
+@pytest.mark.parametrize("words", [["--allow-pickle"], ["dqn", "evil:make", "--allow-pickle"]])
+def test_names_of_a_resumed_folder_are_imported_with_permission(words: list[str], evil: Path) -> None:
+    assert invoke("train", "dqn", "CartPole-v1", *assignments(QUICK), "--out", "run")[0] == 0
+    rename_environment(Path("run/train.toml"), "evil:make")
+    code, printed = invoke("train", "--resume", "run", *words)
+    assert (code, evil.exists()) == (0, True), printed
+
+
+def test_a_repeated_name_must_be_that_of_the_resumed_folder(evil: Path) -> None:
+    assert invoke("train", "dqn", "CartPole-v1", *assignments(QUICK), "--out", "run")[0] == 0
+    code, printed = invoke("train", "dqn", "evil:make", "--resume", "run")
+    assert code == 2
+    assert "source must be 'CartPole-v1', as in 'run/train.toml', got 'evil:make'" in printed
+    assert not evil.exists()
 
 
 def test_a_setting_that_is_none_by_default_takes_any_value() -> None:
@@ -211,30 +344,183 @@ def test_a_setting_that_is_none_by_default_takes_any_value() -> None:
         complete_settings("dqn", {"hidden_sizes": 3})
 
 
-def test_ctrl_c_saves_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
-    long = [*QUICK, "max_epochs=100000"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "samplebatch", "train", "dqn", "CartPole-v1", *assignments(long), "--out", "run"],
+SIGNALS = [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM]
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    """Start the command in a process of its own, and in a group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "samplebatch", "train", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
         env=os.environ | {"COLUMNS": "200"},
     )
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> None:
+    """Read what a process prints until a line begins so."""
     assert process.stdout is not None
-    while not process.stdout.readline().startswith("epoch 2"):
-        pass
-    process.send_signal(signal.SIGINT)
-    _, complaints = process.communicate(timeout=60)
-    assert process.returncode == 130, complaints
+    while not (printed := process.stdout.readline()).startswith(line):
+        assert printed, process.communicate(timeout=120)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
+    long = [*QUICK, "max_epochs=100000"]
+    process = start("dqn", "CartPole-v1", *assignments(long), "--out", "run")
+    wait_for(process, "epoch 2")
+    process.send_signal(number)
+    _, complaints = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, complaints
     assert "Go on with: samplebatch train --resume run --allow-pickle" in complaints
     steps = int(re.search(r"Interrupted after (\d+) environment steps", complaints)[1])  # type: ignore[index]
     config = tmp_path / "run" / "train.toml"
     config.write_text(config.read_text().replace("max_epochs = 100000", f"max_epochs = {steps // 40 + 2}"))
-    code, printed = invoke("train", "--resume", "run")
-    assert code == 1
-    assert "its writer chose; if you trust who wrote it, add --allow-pickle" in " ".join(printed.split())
     code, printed = invoke("train", "--resume", "run", "--allow-pickle")
     assert code == 0, printed
     assert "Resumed in epoch" in printed
     assert f"Trained for {(steps // 40 + 2) * 40} environment steps" in printed
     assert learning_curves("run/log")["info/update_step"].steps.tolist() == list(range(1, steps // 40 + 3))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_group_lets_workers_finish_their_step(number: signal.Signals, tmp_path: Path) -> None:
+    long = [*QUICK, "max_epochs=100000"]
+    process = start("dqn", "CartPole-v1", "--workers", "2", *assignments(long), "--out", "run")
+    wait_for(process, "epoch 1")
+    # A batch system signals each process, and `timeout` sends two.
+    os.killpg(process.pid, number)
+    if number == signal.SIGTERM:
+        os.killpg(process.pid, number)
+    _, complaints = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, complaints
+    assert "Traceback" not in complaints
+    state = read_checkpoint("run", allow_pickle=True)
+    assert f"Interrupted after {state['parts']['counters']['env_step']} environment steps" in complaints
+
+
+def test_a_signal_before_the_first_epoch_saves_a_checkpoint(tmp_path: Path) -> None:
+    training = read_training(None, {"algorithm": "dqn", "source": "CartPole-v1"}, QUICK)
+    with contextlib.ExitStack() as stack:
+        trainer = make_trainer(training, tmp_path, stack)
+        trainer.params.test_fn = lambda *_: signal.raise_signal(signal.SIGTERM)
+        with Interruption(trainer.request_stop) as interruption:
+            trainer.run()
+    assert interruption.status == 143
+    assert read_checkpoint(tmp_path, allow_pickle=True)["parts"]["counters"]["epoch"] == 0
+
+
+LEAVING = """
+import sys
+import gymnasium
+class Leaving(gymnasium.Wrapper):
+    steps = 0
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 30:
+            sys.exit(0)
+        return super().step(action)
+def make():
+    return Leaving(gymnasium.make("CartPole-v1"))
+"""
+"""A module with an environment that ends the program as if all were well."""
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_an_environment_that_ends_the_program_does_not_end_it_with_success(workers: int, tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    process = start("dqn", "leaving:make", "--workers", str(workers), *assignments(QUICK), "--out", "run")
+    printed, complaints = process.communicate(timeout=120)
+    assert process.returncode == 1, printed
+    # A worker's end is seen by its status or by its stream, whichever is looked at first.
+    seen = r"worker 0 .*(exited with status 0|closed its stream)" if workers else r"sys\.exit\(0\) was called in it"
+    assert re.search(seen, complaints), complaints
+    assert "Traceback" not in complaints
+
+
+BROKEN = """
+import gymnasium, numpy
+class Broken(gymnasium.Wrapper):
+    steps = 0
+    def step(self, action):
+        obs, *others = super().step(action)
+        self.steps += 1
+        return numpy.full_like(obs, numpy.nan) if self.steps == 25 else obs, *others
+def make():
+    return Broken(gymnasium.make("CartPole-v1"))
+"""
+"""A module with an environment of which one observation is NaN."""
+
+
+def test_a_full_disk_ends_a_run_with_the_path(tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))"
+    command = [sys.executable, "-c", f"{limit}; from samplebatch.cli import application; application()()", "train"]
+    words = ["dqn", "CartPole-v1", *assignments([*QUICK, "hidden_sizes=[300, 300]"]), "--out", "run"]
+    ended = subprocess.run([*command, *words], capture_output=True, text=True, timeout=120, env=os.environ)
+    assert ended.returncode != 0
+    assert "File too large: 'run/policy.pt'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_one_observation_of_nan_stops_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, printed = invoke("train", "dqn", "broken:make", *assignments(QUICK), "--out", "run")
+    assert code == 1, printed
+    sentence = (
+        r"a loss must be finite, got nan in update \d+; columns with such values: ('\w+', )*'\w+'; add --set allow_nonf"
+    )
+    assert re.search(sentence, printed), printed
+    words = assignments([*QUICK, "allow_nonfinite=true"])
+    code, printed = invoke("train", "dqn", "broken:make", *words, "--out", "again")
+    assert (code, "loss nan" in printed) == (0, True), printed
+
+
+def test_no_action_is_drawn_by_an_observation_of_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = assignments([*SHORT, "collection_step_num_env_steps=60"])
+    code, printed = invoke("train", "ppo", "broken:make", *words, "--out", "run")
+    assert code == 2, printed
+    assert "observations must be finite for actions to be drawn" in printed
+
+
+CHANCE = """
+import random
+from pathlib import Path
+import gymnasium
+class Chance(gymnasium.Wrapper):
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        drawn = random.random()
+        with Path("draws.txt").open("a") as file:
+            file.write(f"{drawn}\\n")
+        return obs, reward * drawn, terminated, truncated, info
+def make():
+    return Chance(gymnasium.make("CartPole-v1"))
+"""
+"""A module with an environment that draws from Python's own generator, which the state of the environment has not."""
+
+
+@pytest.mark.long
+def test_a_resumed_run_goes_on_with_the_numbers_of_python_s_own_generator(tmp_path: Path) -> None:
+    draws, runs = {}, {"whole": [3], "resumed": [2, 3]}
+    for name, epochs in runs.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "chance.py").write_text(CHANCE)
+        for number, until in enumerate(epochs):
+            words = ["dqn", "chance:make", *assignments([*QUICK, f"max_epochs={until}"]), "--out", "run"]
+            if number:
+                config = folder / "run" / "train.toml"
+                config.write_text(config.read_text().replace("max_epochs = 2", "max_epochs = 3"))
+                words = ["--resume", "run", "--allow-pickle"]
+            with contextlib.chdir(folder):
+                process = start(*words)
+            assert process.communicate(timeout=120) is not None
+            assert process.returncode == 0
+        draws[name] = (folder / "draws.txt").read_text().split()
+    assert draws["resumed"] == draws["whole"]

@@ -175,7 +175,7 @@ def test_a_network_of_action_values_acts_by_the_best() -> None:
 
 def test_agents_of_several_policies_act_in_one_environment() -> None:
     agents = {"adversary": Agent(16, 5), "agent": Agent(14, 5)}
-    collector = MultiAgentCollector("mpe2/simple_tag_v3", agents, seed=1)
+    collector = MultiAgentCollector(agents, "mpe2/simple_tag_v3", seed=1)
     batch = collector.collect(n_step=20).batch
     assert {policy: len(rows["vf_preds"]) for policy, rows in batch.items()} == {"adversary": 60, "agent": 20}
 

@@ -62,6 +62,7 @@ def test_ppo_learns_from_what_a_collector_returns() -> None:
     assert train_ppo("CartPole-v1", 8) > 100
 
 
+@pytest.mark.long
 def test_dqn_learns_from_a_buffer_that_a_collector_fills() -> None:
     model = model_of(sb3.DQN, "CartPole-v1", learning_rate=1e-3, target_update_interval=1, tau=0.02)
     buffer = VectorReplayBuffer(8000, ENVS)

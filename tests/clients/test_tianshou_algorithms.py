@@ -15,8 +15,8 @@ pytest.importorskip("tianshou.algorithm")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from benchmarks.tianshou_classes import OURS, THEIRS, classes_of, matched_draws
-    from benchmarks.tianshou_runs import RUNS, Parameters
+    from benchmarks.training.tianshou_classes import OURS, THEIRS, classes_of, matched_draws
+    from benchmarks.training.tianshou_runs import RUNS, Parameters
 
 OFTEN = {"dqn", "dqn with priorities", "drqn", "sac", "ppo", "cql", "several agents", "hindsight"}
 """Runs of every time; the others are for long runs."""

@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import tianshou.data
 
-    from benchmarks.tianshou_setup import discrete, q_policy
+    from benchmarks.training.tianshou_setup import discrete, q_policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating-from-tianshou.md"
 DOORS = (samplebatch, samplebatch.batch, samplebatch.rollout)

@@ -27,7 +27,7 @@ with warnings.catch_warnings():
     from tianshou.utils.net.common import Recurrent
     from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
 
-    from benchmarks.tianshou_setup import (
+    from benchmarks.training.tianshou_setup import (
         continuous,
         discrete,
         discrete_actor,
@@ -131,6 +131,7 @@ def test_ppo_learns_cart_pole() -> None:
     assert on_policy(algorithm, epochs=2).best_reward > 100
 
 
+@pytest.mark.long
 def test_dqn_learns_cart_pole() -> None:
     envs = discrete()
     algorithm = DQN(
@@ -236,11 +237,11 @@ def test_an_algorithm_for_each_policy_learns_in_an_environment_of_several_agents
     options: dict[str, Any] = {"policy_mapping": lambda agent: agent.rsplit("_", 1)[0], "num_envs": 4}
 
     def mean_return(policy: Any) -> float:
-        with MultiAgentCollector("mpe2/simple_speaker_listener_v4", policy, seed=5, **options) as test:
+        with MultiAgentCollector(policy, "mpe2/simple_speaker_listener_v4", seed=5, **options) as test:
             return float(test.collect(n_episode=40).policies["listener"].returns.mean())
 
     with MultiAgentCollector(
-        "mpe2/simple_speaker_listener_v4", algorithms, buffer, exploration_noise=True, seed=1, **options
+        algorithms, "mpe2/simple_speaker_listener_v4", buffer, exploration_noise=True, seed=1, **options
     ) as collector:
         before = mean_return("random")
         for _ in range(60):

@@ -1,4 +1,4 @@
-"""Arrays of every dtype that a column holds, for the tests of all column classes."""
+"""Arrays of every dtype that a tensor column holds, and that elements have, for the tests of all column classes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ DATES = [
     "m8[D]",
 ]
 TEXT = ["S1", "S7", "U1", "U7"]
-DTYPES = [np.dtype(code) for code in (*NUMBERS, *DATES, *TEXT)]
+DTYPES = [np.dtype(code) for code in (*NUMBERS, *DATES)]
+ELEMENTS = [*DTYPES, *map(np.dtype, TEXT)]
 ROW_SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 3), (1,), (0,), (2, 0)]
 
 

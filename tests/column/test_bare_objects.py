@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from samplebatch import AsyncCollector, Collector, MultiAgentBatch, MultiAgentCollector, SampleBatch, concat_samples
-from samplebatch.batch.column_map import ColumnMap
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.errors import CapacityError, FormatError
 from samplebatch.transport.channel import channel
@@ -18,7 +17,7 @@ def bare(rows: int) -> SampleBatch:
     return SampleBatch._of({**SampleBatch(a=np.arange(rows))._all(), "infos": ObjectColumn.empty_dicts(rows)}, {})
 
 
-def is_bare(batch: ColumnMap) -> bool:
+def is_bare(batch: SampleBatch) -> bool:
     column = batch.column("infos")
     assert isinstance(column, ObjectColumn)
     return column.is_bare
@@ -78,5 +77,5 @@ def test_every_collector_makes_them_for_environments_that_say_nothing() -> None:
         assert is_bare(asynchronous.collect(n_step=5).batch)
     with Collector("random", "CartPole-v1") as collector:
         assert is_bare(collector.collect(n_step=5).batch)
-    with MultiAgentCollector("mpe2/simple_spread_v3") as several:
+    with MultiAgentCollector("random", "mpe2/simple_spread_v3") as several:
         assert is_bare(several.collect(n_step=5).batch["agent"])

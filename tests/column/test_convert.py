@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from samplebatch.column import memory
 from samplebatch.column.compressed import CompressedColumn
@@ -13,6 +12,7 @@ from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import ColumnTypeError
 from tests.column.samples import DTYPES, ROW_SHAPES, rows, same
 from tests.ids import plain_repr
+from tests.optional import torch
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -100,8 +100,6 @@ def test_columns_and_their_values_pass_through():
         ([1, 2], "i8"),
         ([1.0, 2], "f8"),
         ([True, False], "?"),
-        (["a", "bc"], "U2"),
-        ([b"a", b"bc"], "S2"),
         ([[1, 2], [3, 4]], "i8"),
         ((np.zeros(3, "f4"), np.ones(3, "f4")), "f4"),
         ([np.datetime64("2024-01-01")], "M8[D]"),
@@ -122,9 +120,8 @@ def test_lists_become_arrays(value, dtype):
         [None, {"a": 1}],
         [None, 1.0],
         [1, "a"],
-        ["a", None],
-        ["a\0", "b"],
-        [b"a\0"],
+        ["a", b"b"],
+        ["\ud800", "b"],
         [["a", 1], ["b", 2]],
         [2**70, 1],
         [object],
@@ -137,11 +134,16 @@ def test_lists_of_anything_else_stay_objects(value):
     assert list(column.values) == value
 
 
-def test_tensors_of_unequal_shape_that_numpy_has_no_dtype_for_are_refused_by_name():
-    with pytest.raises(ColumnTypeError, match=r"column 'obs\.x' must have rows that are arrays, row 0 is not"):
-        as_column([torch.ones(1).bfloat16(), torch.ones(2).bfloat16()], "obs.x")
+def test_tensors_of_unequal_shape_are_ragged_tensors():
+    assert [row.tolist() for row in as_column([torch.zeros(2), torch.ones(1)], "x")] == [[0, 0], [1]]
+    column = as_column([torch.ones(1).bfloat16(), torch.ones(2).bfloat16()], "x")
+    assert (column.kind, column.dtype) == ("ragged_torch", torch.bfloat16)
     mirrored = [torch.tensor([1j]).conj(), torch.tensor([1j, 2]).conj()]
     assert [row.tolist() for row in as_column(mirrored, "x")] == [[-1j], [-1j, 2]]
+    with pytest.raises(ColumnTypeError, match=r"column 'obs\.x' must have rows of one number of dimensions, from 1"):
+        as_column([torch.ones(1), torch.ones(2, 2)], "obs.x")
+    with pytest.raises(ColumnTypeError, match=r"'x' must have tensors of one dtype on one device, got .*32 on cpu and"):
+        as_column([torch.ones(1), torch.ones(2).double()], "x")
 
 
 def test_rows_of_unequal_shape_are_ragged():
@@ -149,7 +151,6 @@ def test_rows_of_unequal_shape_are_ragged():
         [[1, 2], [3]],
         [np.zeros(2), np.zeros(3)],
         (np.zeros((1, 2)), np.zeros((2, 2))),
-        [torch.zeros(2), torch.ones(1)],
     ):
         column = as_column(value, "x")
         assert column.kind == "ragged"
@@ -172,11 +173,60 @@ def test_tensors_are_kept():
     assert as_column(torch.tensor([1j]).conj(), "x").to_numpy().tolist() == [-1j]
 
 
-def test_object_and_string_arrays_are_kept():
+def test_object_arrays_are_kept():
     infos = np.array([{}, None], object)
     assert as_column(infos, "infos").values is infos
-    strings = np.array(["a", "bc"], np.dtypes.StringDType())
-    assert as_column(strings, "names").values is strings
+    words = np.array(["a", "bc"], object)
+    assert as_column(words, "names").values is words
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["a", "bc"],
+        ("a", None, "b"),
+        ["a\0", "\0b"],
+        [b"a\0", b""],
+        [np.str_("a"), "b"],
+        [["a", "b"], ["", "c"]],
+        np.array(["a", "a\0c", ""]),
+        np.array(["漢", "é"], ">U3"),
+        np.array([[["a"], ["bc"]], [["d"], [""]]]),
+        np.array([b"a", b"\xff\0c"]),
+        np.array([[b"a", b""]]),
+        np.array(["a", "bc\0"], np.dtypes.StringDType()),
+        np.array(["a", None], np.dtypes.StringDType(na_object=None)),
+        np.array([["a", "b"], [None, "c"]], object),
+        np.array(["a", "b", "c", "d"])[::2],
+        np.empty(0, "U3"),
+        np.empty((0, 2), "S3"),
+        np.empty((2, 0), "U3"),
+    ],
+    ids=plain_repr,
+)
+def test_strings_and_bytes_are_text(value):
+    column = as_column(value, "x")
+    assert column.kind == "text"
+    rows = value.tolist() if isinstance(value, np.ndarray) else list(value)
+    assert column.values.tolist() == rows
+    assert column.values.shape == np.shape(value)
+    assert not column.values.flags.writeable
+
+
+def test_strings_that_utf_8_cannot_encode_stay_objects():
+    column = as_column(np.array(["a", "\ud800"]), "x")
+    assert column.kind == "object"
+    assert column.values.tolist() == ["a", "\ud800"]
+
+
+def test_strings_with_another_marker_for_missing_ones_are_refused():
+    with pytest.raises(ColumnTypeError, match=r"'tag' must have None or NaN for missing strings, got .* object"):
+        as_column(np.array(["a"], np.dtypes.StringDType(na_object=object())), "tag")
+
+
+def test_characters_that_are_none_are_refused():
+    with pytest.raises(ColumnTypeError, match="'tag' must have characters of Unicode"):
+        as_column(np.frombuffer(b"\xff" * 8, "<U1"), "tag")
 
 
 def test_arrow_arrays_are_viewed():
@@ -185,7 +235,10 @@ def test_arrow_arrays_are_viewed():
     assert np.shares_memory(column.values, np.frombuffer(array.buffers()[1], np.float64))
     assert as_column(pa.chunked_array([[1, 2], [3]]), "x").values.tolist() == [1, 2, 3]
     assert as_column(pa.array([[1], []]), "x").kind == "ragged"
-    assert as_column(pa.array(["a", None]), "x").kind == "object"
+    words = pa.array(["a", None])
+    column = as_column(words, "x")
+    assert column.kind == "text"
+    assert column.array.buffers()[2].address == words.buffers()[2].address
     with pytest.raises(ColumnTypeError, match="'x' must have no nulls"):
         as_column(pa.array([1, None]), "x")
 

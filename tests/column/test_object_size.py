@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from samplebatch.column.object_size import object_nbytes
+from samplebatch.column.objects import object_nbytes
 
 STRINGS = pa.array(["a" * (i % 50) for i in range(1000)])
 ARRAYS = {

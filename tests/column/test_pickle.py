@@ -5,13 +5,13 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
+from tests.optional import torch
 
 COLUMNS = {
     "tensor": TensorColumn(np.arange(3000.0).reshape(1000, 3)),

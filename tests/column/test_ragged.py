@@ -5,18 +5,19 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from samplebatch.column import memory
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
+from samplebatch.column.convert import as_column
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError, RowIndexError
-from tests.column.samples import DTYPES, rows, same, through_ipc
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, FormatError, RowIndexError
+from tests.column.samples import ELEMENTS, rows, same, through_ipc
+from tests.optional import torch
 
-by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+by_dtype = pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 
 
 def ragged(dtype="f4", lengths=(2, 0, 5, 1, 0, 3), trailing=(), seed=0):
@@ -39,7 +40,7 @@ def agree(column, expected):
 
 @st.composite
 def lists_of_rows(draw, least=0):
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(st.sampled_from(ELEMENTS))
     trailing = draw(st.sampled_from([(), (2,), (3, 1), (0,)]))
     lengths = draw(st.lists(st.integers(0, 6) | st.just(400), min_size=least, max_size=8))
     return ragged(dtype, lengths, trailing, draw(st.integers(0, 100)))
@@ -356,3 +357,33 @@ def test_rows_of_more_dimensions_are_padded_along_each() -> None:
     for row, found in zip(rows, padded, strict=True):
         assert found[: row.shape[0], : row.shape[1]].tolist() == row.tolist()
         assert np.isnan(found).sum() == 20 - row.size
+
+
+def test_rows_are_written_by_rows_of_the_same_shape():
+    for make in (lambda rows: RaggedColumn.from_rows(rows), lambda rows: as_column(list(map(torch.tensor, rows)), "x")):
+        column = make([[1, 2], [3], [4, 5]])
+        column[0] = [7, 8]
+        column[[1, 2]] = [[9], [1, 1]]
+        column[-1:] = 0
+        assert [row.tolist() for row in column] == [[7, 8], [9], [0, 0]]
+        with pytest.raises(
+            ColumnMismatchError, match=r"row 1 must keep its shape \(1,\), got \(2,\); .* assign all rows"
+        ):
+            column[1] = [1, 2]
+        with pytest.raises(ColumnMismatchError):
+            column[0] = [0.5, 1]
+        with pytest.raises(ColumnLengthError, match="rows must be written by as many, 3, got 2"):
+            column[:] = [[1, 2], [3]]
+        with pytest.raises(ColumnMismatchError):
+            # Nothing is half written.
+            column[:2] = [[5, 5], [5, 5]]
+        with pytest.raises(RowIndexError):
+            column[3] = [1]
+        assert [row.tolist() for row in column] == [[7, 8], [9], [0, 0]]
+
+
+def test_rows_are_replaced_by_rows_of_any_length():
+    column = RaggedColumn.from_rows([[1, 2], [3], [4]])
+    replaced = column.replace(np.array([2, 0]), RaggedColumn.from_rows([[], [5, 6, 7]]), "x")
+    assert [row.tolist() for row in replaced] == [[5, 6, 7], [3], []]
+    assert column.lengths.tolist() == [2, 1, 1]

@@ -5,13 +5,13 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
 from samplebatch.column.ragged import RaggedColumn
-from samplebatch.column.ragged_torch import RaggedTorchColumn
+from samplebatch.column.torch_tensor import RaggedTorchColumn
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, DeviceError, FormatError, RowIndexError
 from tests.column.samples import through_ipc
+from tests.optional import torch
 
 DTYPES = [
     torch.bool,

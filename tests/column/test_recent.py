@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samplebatch.column.recent import Recent
+from samplebatch.column.arrow import Recent
 
 
 def test_a_value_is_made_once_and_the_first_is_forgotten_first() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplebatch.column.row_keys import resolve
+from samplebatch.column.interface import resolve
 from samplebatch.errors import RowIndexError
 
 

@@ -5,13 +5,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-import torch
 
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, DeviceError, FormatError
 from tests.column.samples import through_ipc
+from tests.optional import torch
 
 NUMPY_TOO = [
     torch.bool,

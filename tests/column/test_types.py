@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from samplebatch.column import types
 from samplebatch.errors import ColumnTypeError
+from tests.optional import torch
 
 SMALL = [np.dtype(code) for code in ("?", "i1", "u1", "i2", "u2", "f2")]
 WIDE = [np.dtype(code) for code in ("i4", "u4", "i8", "u8", "f4", "f8", "c8", "c16")]

@@ -40,6 +40,6 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(ColumnNotFoundError, match="column 'rewards' must be there"):
         to_cpprb(two_episodes().drop("rewards"))
     with pytest.raises(CapacityError, match="a buffer of 4 steps must be larger to take 5"):
-        to_cpprb(two_episodes(), size=4)
+        to_cpprb(two_episodes(), capacity=4)
     with pytest.raises(EmptyBufferError, match="a buffer of cpprb must have steps"):
         from_cpprb(cpprb.ReplayBuffer(4, {"obs": {}}))

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from samplebatch import SampleBatch
-from samplebatch.convert import lerobot_writer, read_lerobot, write_lerobot
+from samplebatch import Collector, SampleBatch
+from samplebatch.convert import lerobot, read_lerobot, write_lerobot
 from samplebatch.errors import (
     ArgumentError,
     CapacityError,
@@ -97,10 +97,10 @@ def test_numbers_and_vectors_of_one_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_dataset_of_several_files_is_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lerobot_writer, "_CHUNK_FILES", 1)
+    monkeypatch.setattr(lerobot, "_CHUNK_FILES", 1)
     batch = two_episodes()
     batch["big"] = np.ones((5, 100, 1000))
-    monkeypatch.setattr(lerobot_writer, "_FILE_MIB", 2)
+    monkeypatch.setattr(lerobot, "_FILE_MIB", 2)
     write_lerobot(batch, tmp_path / "walk", fps=10)
     assert (tmp_path / "walk/data/chunk-001/file-000.parquet").is_file()
     assert read_lerobot(tmp_path / "walk").select(*KEPT) == two_episodes().select(*KEPT)
@@ -417,7 +417,16 @@ def test_a_dataset_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     def fail(*_: Any) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(lerobot_writer, "_write_json", fail)
+    monkeypatch.setattr(lerobot, "_write_json", fail)
     with pytest.raises(OSError, match="the disk is full"):
         write_lerobot(two_episodes(), tmp_path / "walk", fps=10)
     assert not list(tmp_path.iterdir())
+
+
+def test_empty_infos_of_a_collector_are_left_out(tmp_path: Path) -> None:
+    batch = Collector("random", "CartPole-v1").collect(n_step=40).batch
+    write_lerobot(batch, tmp_path / "steps", fps=30)
+    assert read_lerobot(tmp_path / "steps")["obs"].tolist() == batch["obs"].tolist()
+    batch["infos"] = [{"a": 1}] * 40
+    with pytest.raises(ColumnTypeError, match="column 'infos' must hold numbers"):
+        write_lerobot(batch, tmp_path / "others", fps=30)

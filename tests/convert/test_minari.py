@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samplebatch import Collector, RandomPolicy, ReplayBuffer, SampleBatch
+from samplebatch import ActionUnit, Collector, RandomPolicy, ReplayBuffer, SampleBatch
 from samplebatch.convert import episodes_from_minari, from_minari, to_minari
-from samplebatch.errors import ArgumentError, ColumnNotFoundError, ColumnTypeError
+from samplebatch.errors import ArgumentError, ColumnMismatchError, ColumnNotFoundError, ColumnTypeError
 from tests.convert.experience import two_episodes
 
 minari = pytest.importorskip("minari")
@@ -46,6 +47,18 @@ def test_a_batch_comes_back_as_it_was() -> None:
     assert from_minari(minari.load_dataset("line/test-v0")) == two_episodes().select(*COLUMNS)
 
 
+def test_the_environment_that_a_dataset_names_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    write(two_episodes())
+    (metadata,) = tmp_path.rglob("metadata.json")
+    spec = gymnasium.envs.registration.EnvSpec("Evil-v0", entry_point="evil:make").to_json()
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"env_spec": spec}))
+    dataset = minari.load_dataset("line/test-v0")
+    assert dataset.env_spec.entry_point == "evil:make"
+    assert from_minari(dataset) == two_episodes().select(*COLUMNS)
+
+
 def test_nested_observations_come_back() -> None:
     dataset = write(two_episodes(nested=True), observation_space=NESTED)
     found = from_minari(dataset)
@@ -64,7 +77,7 @@ def test_minari_reads_the_episodes_with_their_final_observations() -> None:
 
 
 def test_episodes_are_read_one_by_one_over_one_memory() -> None:
-    (second,) = episodes_from_minari(write(two_episodes()), [1])
+    (second,) = episodes_from_minari(write(two_episodes()), episodes=[1])
     assert second["eps_id"].tolist() == [1, 1]
     assert np.shares_memory(second["obs"], second["new_obs"])
 
@@ -110,3 +123,37 @@ def test_a_collector_and_its_buffer_are_written() -> None:
     assert np.array_equal(found["obs"], buffer[:].obs)
     assert np.array_equal(found["new_obs"], buffer[:].obs_next)
     assert isinstance(found, SampleBatch)
+
+
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("in_buffer", [False, True])
+def test_actions_are_written_as_the_environment_takes_them(random: bool, in_buffer: bool) -> None:
+    def steer(obs: Any) -> Any:
+        return np.tanh(obs[:, :1]).astype(np.float32)
+
+    buffer = ReplayBuffer(100) if in_buffer else None
+    with Collector(steer, "Pendulum-v1", buffer, map_action="scale", seed=1, infos=False) as collector:
+        recorded = collector.collect(n_step=50, random=random).batch
+    dataset = to_minari(recorded if buffer is None else buffer, "pendulum/test-v0", env="Pendulum-v1")
+    found = from_minari(dataset)
+    assert found.action_unit == ActionUnit()
+    assert np.abs(found["actions"]).max() > 1.0
+    assert check_pendulum(found["obs"], found["actions"], found["new_obs"]) == len(found) == 50
+
+
+def check_pendulum(obs: Any, act: Any, new_obs: Any) -> int:
+    """Count the rows whose action leads from one observation to the other."""
+    pendulum: Any = gymnasium.make("Pendulum-v1").unwrapped
+    pendulum.reset(seed=0)
+    found = 0
+    for before, action, after in zip(obs, act, new_obs, strict=True):
+        pendulum.state = np.array([np.arctan2(before[1], before[0]), before[2]], np.float64)
+        found += np.allclose(pendulum.step(action)[0], after, atol=2e-5)
+    return found
+
+
+def test_actions_of_a_function_are_refused() -> None:
+    batch = two_episodes()
+    batch.action_unit = ActionUnit("function")
+    with pytest.raises(ColumnMismatchError, match="must be converted by that function"):
+        write(batch)

@@ -22,7 +22,7 @@ from samplebatch.convert import (
     write_rllib_json,
     write_rllib_parquet,
 )
-from samplebatch.convert.rllib_packing import pack
+from samplebatch.convert.rllib import pack
 from samplebatch.errors import CapacityError, ColumnMismatchError, ColumnTypeError, FormatError, UntrustedPickleError
 from tests.convert.experience import two_episodes
 from tests.malice import Mark

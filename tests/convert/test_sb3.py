@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samplebatch import SampleBatch
+from samplebatch import ActionUnit, SampleBatch
 from samplebatch.convert import from_sb3, to_sb3_replay, to_sb3_rollout
 from samplebatch.errors import ArgumentError, CapacityError, ColumnMismatchError, ColumnNotFoundError, ColumnTypeError
 from tests.convert.experience import two_episodes
@@ -105,7 +105,7 @@ def test_another_buffer_is_refused() -> None:
 
 
 def test_a_replay_buffer_is_filled_and_sampled() -> None:
-    buffer = to_sb3_replay(two_episodes(), LINE, spaces.Discrete(3), buffer_size=8, device="cpu")
+    buffer = to_sb3_replay(two_episodes(), LINE, spaces.Discrete(3), capacity=8, device="cpu")
     assert buffer.size() == buffer.pos == 5
     batch = from_sb3(buffer)
     for name in ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds"):
@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(ArgumentError, match="n_envs must divide the number of steps, which is 5, got 2; drop 1"):
         to_sb3_replay(two_episodes(), LINE, two, n_envs=2)
     with pytest.raises(CapacityError, match="a buffer of 4 steps must be larger to take 5"):
-        to_sb3_replay(two_episodes(), LINE, two, buffer_size=4)
+        to_sb3_replay(two_episodes(), LINE, two, capacity=4)
 
 
 def test_an_algorithm_continues_with_our_steps() -> None:
@@ -172,6 +172,22 @@ def test_an_algorithm_continues_with_our_steps() -> None:
         rewards=np.ones(40),
         terminateds=np.arange(40) % 20 == 19,
     )
-    model.replay_buffer = to_sb3_replay(steps, model.observation_space, model.action_space, buffer_size=100)
+    model.replay_buffer = to_sb3_replay(steps, model.observation_space, model.action_space, capacity=100)
     model.learn(20)
     assert model.replay_buffer.size() == 60
+
+
+def test_replay_buffers_hold_scaled_actions() -> None:
+    """As SAC, TD3 and DDPG of Stable-Baselines3 store them and sample them."""
+    torques, steps = spaces.Box(-2.0, 2.0, (1,)), two_episodes()
+    steps["actions"] = np.linspace(-2.0, 2.0, len(steps), dtype=np.float32)[:, None]
+    steps.action_unit = ActionUnit()
+    theirs = to_sb3_replay(steps, LINE, torques, device="cpu")
+    np.testing.assert_allclose(theirs.actions.ravel(), np.linspace(-1.0, 1.0, len(steps)))
+    again = from_sb3(theirs)
+    assert again.action_unit == ActionUnit("scale", np.float32(-2), np.float32(2))
+    np.testing.assert_allclose(again.to_environment_actions()["actions"], steps["actions"])
+    kept = to_sb3_replay(again, LINE, torques, device="cpu")
+    np.testing.assert_array_equal(kept.actions, theirs.actions)
+    steps.action_unit = None
+    np.testing.assert_array_equal(to_sb3_replay(steps, LINE, torques, device="cpu").actions[:, 0], steps["actions"])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
 
-from samplebatch import Batch, MultiAgentBatch, ReplayBuffer, SampleBatch, VectorReplayBuffer
-from samplebatch.convert.steps import as_steps, make_episode, observations_of
+from samplebatch import ActionUnit, Batch, MultiAgentBatch, ReplayBuffer, SampleBatch, VectorReplayBuffer, convert
+from samplebatch.convert.experience import as_steps, make_episode, observations_of
 from samplebatch.errors import (
     ColumnLengthError,
     ColumnMismatchError,
@@ -23,7 +26,7 @@ from tests.convert.experience import LENGTHS, two_episodes
 
 def buffer_of(batch: SampleBatch, buffer: Any = None) -> Any:
     buffer = ReplayBuffer(8) if buffer is None else buffer
-    rows = batch.drop("eps_id", "t").as_batch(names="tianshou")
+    rows = batch.drop("eps_id", "t").as_batch(convention="tianshou")
     buffer.add(rows, buffer_ids=np.zeros(batch.count, int))
     return buffer
 
@@ -32,7 +35,7 @@ SOURCES: dict[str, Callable[[SampleBatch], Any]] = {
     "SampleBatch": lambda batch: batch,
     "without ids": lambda batch: batch.drop("eps_id", "t"),
     "MultiAgentBatch": lambda batch: MultiAgentBatch({"only": batch}, batch.count),
-    "Batch": lambda batch: batch.as_batch(names="tianshou"),
+    "Batch": lambda batch: batch.as_batch(convention="tianshou"),
     "dict": dict,
     "fragments": lambda batch: [batch[:1], batch[1:4], batch[4:]],
     "generator": lambda batch: (batch[i : i + 1] for i in range(batch.count)),
@@ -131,6 +134,17 @@ def test_observations_of_an_episode_end_with_the_final_one() -> None:
     assert found["pair"][1].tolist() == [0.5, 1.5, 2.5, 3.5]
 
 
+@given(obs=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=1, max_dims=3, min_side=2, max_side=5)))
+def test_shared_and_copied_observations_are_the_same(obs: np.ndarray) -> None:
+    flags = {"terminated": True, "truncated": False}
+    shared = make_episode(0, obs, {"rewards": np.zeros(len(obs) - 1)}, **flags)
+    np.testing.assert_array_equal(observations_of(shared), obs)
+    np.testing.assert_array_equal(observations_of(shared.copy()), obs)
+    # Rows that overlap in another way than those of one array are no episode of it.
+    other = SampleBatch(obs=obs[1:], new_obs=obs[:-1])
+    np.testing.assert_array_equal(observations_of(other), np.concatenate([obs[1:], obs[-2:-1]]))
+
+
 def test_an_episode_shares_its_observations() -> None:
     obs = np.arange(4.0)
     made = make_episode(7, obs, {"rewards": np.zeros(3)}, terminated=False, truncated=True)
@@ -140,3 +154,39 @@ def test_an_episode_shares_its_observations() -> None:
     assert not made["terminateds"].any()
     with pytest.raises(ColumnLengthError, match="'rewards'"):
         make_episode(7, obs, {"rewards": np.zeros(4)}, terminated=False, truncated=True)
+
+
+@pytest.mark.parametrize("name", ["rlds", "d4rl", "tensordict", "cpprb", "rllib_json", "rllib_parquet"])
+def test_every_conversion_writes_the_environments_actions(name: str, tmp_path: Path) -> None:
+    """Batches and buffers in a policy's unit."""
+    steps = two_episodes()
+    steps["actions"] = np.linspace(-1.0, 1.0, len(steps), dtype=np.float32)[:, None]
+    steps.action_unit = ActionUnit("scale", np.float32(-2), np.float32(6))
+    buffer = ReplayBuffer(len(steps))
+    buffer.extend(steps)
+    wanted = np.linspace(-2.0, 6.0, len(steps), dtype=np.float32)
+    for source in (steps, buffer):
+        found = np.concatenate([np.ravel(part) for part in _written(name, source, tmp_path)])
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def _written(name: str, source: Any, folder: Path) -> Any:
+    """Return the actions that a conversion writes, part by part."""
+    if name == "rlds":
+        return [episode["steps"]["action"][:-1] for episode in convert.to_rlds(source)]
+    if name == "d4rl":
+        h5py = pytest.importorskip("h5py")
+        convert.write_d4rl(source, folder / "steps.hdf5")
+        with h5py.File(folder / "steps.hdf5") as file:
+            return [file["actions"][:]]
+    if name == "tensordict":
+        pytest.importorskip("tensordict")
+        return [convert.to_tensordict(source)["action"]]
+    if name == "cpprb":
+        pytest.importorskip("cpprb")
+        return [convert.to_cpprb(source).get_all_transitions()["act"]]
+    if name == "rllib_json":
+        convert.write_rllib_json(source, folder / "steps.json")
+        return [convert.read_rllib_json(folder / "steps.json")["actions"]]
+    convert.write_rllib_parquet(source, folder / "steps.parquet")
+    return [np.stack([np.float32(row) for row in convert.read_rllib_parquet(folder / "steps.parquet")["actions"]])]

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import ReplayBuffer, SampleBatch
 from samplebatch.convert import from_tensordict, to_tensordict
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError
 from tests.convert.experience import two_episodes
+from tests.optional import torch
 
 tensordict = pytest.importorskip("tensordict")
 
@@ -96,7 +96,7 @@ def test_a_tensordict_without_rows_is_refused() -> None:
 
 def test_buffers_are_converted_in_time_order() -> None:
     buffer = ReplayBuffer(8)
-    buffer.add(two_episodes().as_batch(names="tianshou"), buffer_ids=np.zeros(5, int))
+    buffer.add(two_episodes().as_batch(convention="tianshou"), buffer_ids=np.zeros(5, int))
     assert to_tensordict(buffer)["next", "reward"].flatten().tolist() == two_episodes()["rewards"].tolist()
 
 

@@ -13,7 +13,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 from samplebatch import Collector, ReplayBuffer
 from samplebatch.env.as_environments import as_environments
-from samplebatch.env.environment_list import EnvironmentList
+from samplebatch.env.gymnasium import EnvironmentList
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
 
 PUSH = spaces.Discrete(2)

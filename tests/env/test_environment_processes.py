@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from samplebatch import AsyncCollector, VectorReplayBuffer
-from samplebatch.env import processes
+from samplebatch.env import async_vector
 from samplebatch.errors import WorkerError
 from samplebatch.transport.peers import ProcessIdentity, is_alive
 
@@ -389,8 +389,8 @@ def test_descriptors_are_closed_with_the_collector() -> None:
 def test_an_environment_that_hangs_is_named_and_others_steps_are_kept(
     monkeypatch: pytest.MonkeyPatch, gate: Any
 ) -> None:
-    monkeypatch.setattr(processes, "_LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(processes, "_START_WITHIN_S", 0.0)
+    monkeypatch.setattr(async_vector, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(async_vector, "_START_WITHIN_S", 0.0)
     collector = Async(stay, watched(2, gate, 1), stall_timeout_s=0.3)
     with pytest.raises(
         WorkerError, match=r"environment 1 must .*, and hangs \(it has not answered for 0\.3 s\); close"
@@ -403,7 +403,7 @@ def test_an_environment_that_hangs_is_named_and_others_steps_are_kept(
 
 
 def test_time_in_which_nobody_waits_does_not_count_as_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(async_vector, "_LOOK_EVERY_S", 0.05)
     with Async(stay, [partial(gyms.Watched, 0, 9, pause_s=0.2)] * 2, stall_timeout_s=1.0) as collector:
         for _ in range(2):
             collector.collect(n_step=1)
@@ -411,7 +411,7 @@ def test_time_in_which_nobody_waits_does_not_count_as_hanging(monkeypatch: pytes
 
 
 def test_an_environment_that_hangs_is_ended_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, gate: Any) -> None:
-    monkeypatch.setattr(processes, "_CLOSE_WITHIN_S", 0.2)
+    monkeypatch.setattr(async_vector, "_CLOSE_WITHIN_S", 0.2)
     env = watched(3, gate, 1)
     collector = Async(stay, env)
     collector.collect(n_step=10)

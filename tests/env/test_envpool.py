@@ -90,8 +90,8 @@ def test_a_wrapped_pool() -> None:
 
 
 def test_workers_make_pools() -> None:
-    with RolloutWorkers(make_pool, n_step=24, num_workers=1, backend="inline") as workers:
-        fragments = list(workers)
+    with RolloutWorkers("random", make_pool, num_workers=1, backend="inline") as workers:
+        fragments = list(workers.fragments(n_step=24))
     assert sum(len(fragment) for fragment in fragments) == 24
 
 

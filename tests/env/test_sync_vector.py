@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from samplebatch import Collector
 from samplebatch.env.as_environments import as_environments
-from samplebatch.env.sync_vector import SyncEnvironments
+from samplebatch.env.gymnasium import SyncEnvironments
 from samplebatch.errors import EnvironmentSpecError
 
 MODES = list(AutoresetMode)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from samplebatch import Batch, Collector, RolloutWorkers, SampleBatch, VectorReplayBuffer
 from samplebatch.errors import EnvironmentSpecError
+from tests.optional import torch
 
 MODES = list(AutoresetMode)
 
@@ -212,7 +212,7 @@ def test_values_that_do_not_fit_are_refused(place: int, value: Any, message: str
 
 
 def test_workers_send_tensors() -> None:
-    with RolloutWorkers(Drift, push, num_workers=1, start_method="fork") as workers:
+    with RolloutWorkers(push, Drift, num_workers=1, start_method="fork") as workers:
         batch = workers.collect(n_step=30).batch
     assert isinstance(batch["obs"], torch.Tensor)
     assert torch.equal(batch["new_obs"][:, 2], batch["obs"][:, 2] + batch["actions"][:, 0])

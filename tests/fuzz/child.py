@@ -1,6 +1,7 @@
-"""The process in which damaged bytes are read: lack of memory or time, or a fault, may end it at any moment.
+"""The processes in which damaged bytes are read: lack of memory or time, or a fault, may end them at any moment.
 
-It takes one case a line on its standard input, and answers each with one line; see `driver`.
+One imports what targets need, and forks another for each target. That takes one case per line on its standard input,
+and answers each with one line; see `driver`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import json
 import os
 import resource
 import shutil
+import socket
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,10 +27,40 @@ ROOM_NBYTES = 2 << 30
 
 
 def main() -> None:
+    """Fork a process for each target that is asked for, and report how it ended."""
+    requests = socket.socket(fileno=os.dup(0))
+    while True:
+        message, files, _, _ = socket.recv_fds(requests, 1 << 16, 3)
+        if not message:
+            return
+        request = json.loads(message)
+        if isinstance(request, int):
+            _, status = os.waitpid(request, 0)
+            requests.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+            continue
+        target, folder = request
+        with suppress(Exception):
+            importlib.import_module(target.partition(":")[0])
+        pid = os.fork()
+        if not pid:
+            requests.close()
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            try:
+                read_cases(target, folder)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        for file in files:
+            os.close(file)
+        requests.send(json.dumps(pid).encode())
+
+
+def read_cases(name: str, folder: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     # What libraries print is not an answer.
     os.dup2(2, 1)
-    name, folder = sys.argv[1:]
     module, _, attribute = name.partition(":")
     target = getattr(importlib.import_module(module), attribute)
     # An earlier process, that died, may have left its own.

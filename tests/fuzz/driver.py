@@ -12,14 +12,19 @@ the seed is ``FUZZ_SEED``::
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -70,6 +75,45 @@ def written(files: Files, folder: Path) -> Path:
     return folder
 
 
+class Reader:
+    """A forked process that reads the cases of a target."""
+
+    def __init__(self, target: str, folder: str, log: Path) -> None:
+        requests, answers = os.pipe(), os.pipe()
+        with log.open("w") as file:
+            self.pid = _ask_forker([target, folder], [requests[0], answers[1], file.fileno()])
+        os.close(requests[0])
+        os.close(answers[1])
+        self.stdin, self.stdout = os.fdopen(requests[1], "w"), os.fdopen(answers[0])
+
+    def end(self) -> int:
+        """Kill the process if it runs, and return its exit code."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with suppress(BrokenPipeError):
+            self.stdin.close()
+        self.stdout.close()
+        return _ask_forker(self.pid, [])
+
+
+@cache
+def _forker() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the process that forks readers."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    with far:
+        process = subprocess.Popen([sys.executable, "-m", "tests.fuzz.child"], stdin=far, cwd=ROOT, env=environment)
+    atexit.register(process.kill)
+    return process, near
+
+
+def _ask_forker(request: object, files: list[int]) -> int:
+    _, requests = _forker()
+    socket.send_fds(requests, [json.dumps(request).encode()], files)
+    answer: int = json.loads(requests.recv(1 << 16) or "0")
+    return answer
+
+
 class Child:
     """The process that reads; started again when it dies."""
 
@@ -77,7 +121,7 @@ class Child:
         self.target = target
         self.folder = tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.log = Path(self.folder) / "log"
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Reader | None = None
 
     def ask(self, seed: int, case: int) -> tuple[str, str]:
         """Return the outcome of a case, and the error if there was one."""
@@ -85,7 +129,6 @@ class Child:
             self._start()
         process = self.process
         assert process is not None
-        assert process.stdin is not None
         process.stdin.write(json.dumps((seed, case)) + "\n")
         process.stdin.flush()
         answer = self._answer(CASE_TIMEOUT_S)
@@ -93,19 +136,14 @@ class Child:
             self._stop()
             return "timeout", f"no answer in {CASE_TIMEOUT_S} s"
         if not answer:
-            code = process.wait()
-            self._stop()
+            code = process.end()
+            self.process = None
             return "death", f"the process ended with {code}"
         outcome, error = json.loads(answer)
         return outcome, error
 
     def _start(self) -> None:
-        environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fuzz.child", self.target, self.folder],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, env=environment,
-            )  # fmt: skip
+        self.process = Reader(self.target, self.folder, self.log)
         ready = self._answer(START_TIMEOUT_S)
         if ready != "ready\n":
             raise AssertionError(
@@ -114,14 +152,12 @@ class Child:
 
     def _answer(self, timeout_s: float) -> str | None:
         assert self.process is not None
-        assert self.process.stdout is not None
         readable, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         return self.process.stdout.readline() if readable else None
 
     def _stop(self) -> None:
         if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
+            self.process.end()
             self.process = None
 
     def close(self) -> None:

@@ -33,15 +33,20 @@ from samplebatch.batch.inert_pickle import is_plain, read_pickle
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import ArgumentError, ColumnNotFoundError
-from samplebatch.storage.buffer_file import write_buffer
-from samplebatch.storage.hdf5 import from_hdf5, to_hdf5
-from samplebatch.storage.hdf5_batch import write_hdf5
-from samplebatch.storage.state_checksums import CHECKSUMS
+from samplebatch.storage.buffers.file import write_buffer
+from samplebatch.storage.buffers.state import CHECKSUMS
+from samplebatch.storage.hdf5 import from_hdf5, to_hdf5, write_hdf5
 from tests.fuzz.driver import FileTarget, files_of, written
 from tests.fuzz.mutations import Files, mutate, mutate_tree
+from tests.optional import HAS_TORCH, torch
 from tests.uncompiled import uncompile_tianshou
 
 N = 6
+
+
+def bfloat16(*shape: int) -> Any:
+    """Make a tensor of a dtype that NumPy has not; without torch an array of one that it has."""
+    return torch.zeros(*shape, dtype=torch.bfloat16) if HAS_TORCH else np.zeros(shape, np.float16)
 
 
 def batches() -> list[SampleBatch | MultiAgentBatch]:
@@ -56,12 +61,10 @@ def batches() -> list[SampleBatch | MultiAgentBatch]:
         seen=[np.arange(i, dtype=np.int32) for i in range(N)],
         maps=[np.zeros((i, 2)) for i in range(N)],
     )
-    import torch
-
     nested = SampleBatch(
         obs={"image": np.zeros((N, 4, 4), np.uint8), "inner": {"z": np.arange(N) * 1j}},
         dates=np.arange(N).astype("M8[s]"),
-        tensor=torch.zeros(N, 2, dtype=torch.bfloat16),
+        tensor=bfloat16(N, 2),
     )
     recurrent = SampleBatch(a=np.arange(N), state_in_0=np.ones((2, 4)), seq_lens=[4, 2])
     agents = MultiAgentBatch({"one": plain, "two": SampleBatch(obs=np.zeros((3, 2)), infos=[{}, {}, {"a": 1}])}, N)
@@ -99,8 +102,8 @@ def use_value(value: Any) -> None:
 def without_checksums() -> ExitStack:
     """Write files as an older version does, and as whoever forges one would: no checksum finds their changes."""
     stack = ExitStack()
-    for module in ("arrow_file", "parquet", "hdf5_file"):
-        stack.enter_context(mock.patch(f"samplebatch.storage.{module}.add_checksums"))
+    stack.enter_context(mock.patch("samplebatch.storage.checksums.add"))
+    stack.enter_context(mock.patch("samplebatch.storage.checksums.write", lambda file, data, form: file.write(data)))
     return stack
 
 
@@ -160,7 +163,7 @@ class DatasetFolder(FileTarget):
         dataset = Dataset(folder)
         with without_checksums():
             for start in range(3):
-                dataset.append(SampleBatch(obs=np.zeros((N, 2)), t=np.arange(N) + start, infos=[{"a": 1}] * N))
+                dataset.extend(SampleBatch(obs=np.zeros((N, 2)), t=np.arange(N) + start, infos=[{"a": 1}] * N))
         return [files_of(folder)]
 
     def read(self, sample: Files, folder: Path) -> None:
@@ -377,7 +380,6 @@ class Hdf5(FileTarget):
 
     def samples(self, folder: Path) -> list[Files]:
         import h5py
-        import torch
 
         folder.mkdir()
         values = {
@@ -386,7 +388,7 @@ class Hdf5(FileTarget):
             "names": np.array(["a", "bc"], object),
             "none": None,
             "list": [1, {"a": (2, 3)}, np.arange(3)],
-            "tensor": torch.zeros(3, 2, dtype=torch.bfloat16),
+            "tensor": bfloat16(3, 2),
             "inner": Batch(x=np.zeros((40, 30), np.uint8), lives=3),
         }
         found = []

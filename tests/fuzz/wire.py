@@ -22,9 +22,9 @@ from pyarrow import flight, ipc
 from samplebatch import SampleBatch
 from samplebatch.errors import FormatError
 from samplebatch.service import ReplayServer, ReplayTable
-from samplebatch.service.fragment_forms import FragmentEncoder
-from samplebatch.service.local_memory import read_secret
+from samplebatch.service.fragments import FragmentEncoder
 from samplebatch.service.protocol import Draw, Fragment, read_json
+from samplebatch.service.samples import read_secret
 from samplebatch.service.weights import pack_weights
 from tests.fuzz.mutations import mutate
 from tests.service.table_rows import episode
@@ -115,7 +115,7 @@ class ReplayService:
         tables = [
             ReplayTable("replay", capacity=100, streams=2, seed=1),
             ReplayTable("prio", kind="prioritized", capacity=100, alpha=0.6, beta=0.4, seed=1),
-            ReplayTable("queue", kind="fifo", capacity=8, max_times_sampled=1),
+            ReplayTable("queue", kind="queue", capacity=8),
             ReplayTable("levels", kind="key", capacity=8),
             ReplayTable("images", kind="lifo", capacity=8),
             ReplayTable("words", kind="lifo", capacity=8),
@@ -211,7 +211,7 @@ class ReplayService:
             table.set_limits(min_size=1, samples_per_insert=None, max_times_sampled=times)
             if table.unit == "steps" or len(table) in (0, table.capacity):
                 table.reset()
-                table.insert(
+                table.extend(
                     episode(7, range(12), env_id=3), writer="someone", keys="one" if name == "levels" else None
                 )
 

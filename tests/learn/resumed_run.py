@@ -41,8 +41,8 @@ PRELOADED = [
     "samplebatch.learn.dqn",
     "samplebatch.learn.trainer",
     "samplebatch.loggers.training_log",
-    "samplebatch.storage.dataset",
-    "samplebatch.storage.state_dict",
+    "samplebatch.storage.datasets.dataset",
+    "samplebatch.storage.buffers.state",
     "torch._dynamo",
 ]
 

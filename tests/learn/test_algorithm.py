@@ -5,13 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from samplebatch import Batch, PrioritizedReplayBuffer, ReplayBuffer
-from samplebatch.errors import ArgumentError, EmptyBufferError
+from samplebatch import Batch, Collector, MixedSampler, PrioritizedReplayBuffer, ReplayBuffer
+from samplebatch.cli.recipes import RECIPES, complete_settings, make_algorithm
+from samplebatch.errors import ArgumentError, EmptyBufferError, NonFiniteLossError
 from samplebatch.learn import (
     AdamOptimizerFactory,
     LRSchedulerFactoryLinear,
@@ -41,6 +43,91 @@ class Linear(Policy):
     def forward(self, batch: Batch, state: Any = None) -> Batch:
         logits = self.net(self.observations(batch)[0])
         return Batch(act=logits.argmax(-1), logits=logits)
+
+
+def update_with_nan(
+    name: str, *, allow_nonfinite: bool, prioritized: bool = False, mixed: bool = False
+) -> tuple[Any, dict[str, Any], int, str]:
+    """Update an algorithm with rows of which one has an observation of NaN, until it stops or for 20 updates.
+
+    Returns
+    -------
+    The algorithm, its tensors before the last update, the number of updates, and the error.
+    """
+    env = gymnasium.make("Pendulum-v1" if name in ("td3", "sac", "cql") else "CartPole-v1")
+    torch.manual_seed(0)
+    collector: Any = Collector("random", env, seed=1, infos=False)
+    rows: Any = collector.collect(n_step=60).batch.as_batch("tianshou")
+    settings = complete_settings(name, {"hidden_sizes": [8], "allow_nonfinite": allow_nonfinite})
+    algorithm: Any = make_algorithm(name, env.observation_space, env.action_space, settings)
+    # As a buffer has it in which nobody looks for NaN.
+    rows.obs[7] = np.nan
+    kind: Any = PrioritizedReplayBuffer if prioritized else ReplayBuffer
+    buffer = kind(60, **({"alpha": 0.6, "beta": 0.4} if prioritized else {}), random_seed=1)
+    buffer.extend(rows)
+    if mixed:
+        buffer = MixedSampler({"replay": buffer}, seed=1)
+    if hasattr(algorithm, "process_buffer"):
+        buffer = algorithm.process_buffer(buffer)
+    for number in range(20):
+        before = {key: one.clone() for key, one in algorithm.state_dict().items() if isinstance(one, torch.Tensor)}
+        try:
+            if isinstance(algorithm, OnPolicyAlgorithm):
+                algorithm.update(buffer, batch_size=60, repeat=1)
+            else:
+                algorithm.update(buffer, sample_size=16)
+        except NonFiniteLossError as error:
+            return algorithm, before, number, str(error)
+    return algorithm, before, 20, ""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_loss_that_is_not_finite_stops_updates_before_weights_change(name: str) -> None:
+    algorithm, before, updates, error = update_with_nan(name, allow_nonfinite=False)
+    assert error.startswith(f"a loss must be finite, got nan in update {updates + 1}; columns with such values: 'obs'")
+    assert algorithm.updates == updates
+    for key, one in algorithm.state_dict().items():
+        if isinstance(one, torch.Tensor):
+            assert one.isfinite().all(), key
+            if "_steps" not in key and "ret_rms" not in key and "_old" not in key:
+                assert torch.equal(one, before[key]), key
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("name", RECIPES)
+def test_losses_that_are_not_finite_are_allowed_where_that_is_asked_for(name: str, prioritized: bool) -> None:
+    algorithm, _, updates, _ = update_with_nan(name, allow_nonfinite=True, prioritized=prioritized)
+    assert updates == 20
+    assert not all(bool(one.isfinite().all()) for one in algorithm.parameters())
+
+
+def test_priorities_that_are_not_finite_are_left_out_of_mixed_sources() -> None:
+    algorithm, _, updates, _ = update_with_nan("td3", allow_nonfinite=True, prioritized=True, mixed=True)
+    assert updates == 20
+    assert not all(bool(one.isfinite().all()) for one in algorithm.parameters())
+
+
+def test_columns_at_any_depth_are_named() -> None:
+    class Dividing(OffPolicyAlgorithm[Linear]):
+        def __init__(self) -> None:
+            super().__init__(policy=Linear())
+            self.optim = self._create_optimizer(self.policy, AdamOptimizerFactory())
+
+        def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
+            loss = sum(own.sum() for own in self.policy.parameters()) * batch.rew.sum()
+            self.optim.step(loss)
+            return SimpleLossTrainingStats(loss=loss.item())
+
+        def create_trainer(self, params: Any) -> Any:
+            raise NotImplementedError
+
+    buffer = ReplayBuffer(4)
+    for rew in (1.0, np.inf):
+        obs = {"camera": np.array([np.nan]), "speed": 1.0, "name": "a", "count": 3}
+        buffer.add(Batch(obs=obs, act=0, rew=rew, terminated=True, truncated=False, info={}))
+    algorithm = Dividing()
+    with pytest.raises(NonFiniteLossError, match=r"columns with such values: 'obs.camera', 'rew'"):
+        algorithm.update(buffer, 0)
 
 
 class Watched(OffPolicyAlgorithm[Linear]):

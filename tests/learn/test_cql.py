@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from scipy.special import logsumexp
 
-from samplebatch import ReplayBuffer
+from samplebatch import Dataset, ReplayBuffer, SampleBatch
 from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.learn import (
     CQL,
@@ -140,8 +141,46 @@ def test_values_of_actions_that_the_data_lack_are_held_down() -> None:
     assert margins[1] > margins[0] + 0.5
 
 
+def dataset_of_episodes(folder: Path) -> Dataset:
+    """Write two environments' episodes of three and two steps, interleaved in two files, and one that has not ended."""
+    dataset = Dataset(folder, seed=1)
+    rewards = np.arange(1.0, 7.0)
+    steps: Any = {
+        "eps_id": [0, 1, 0, 1, 0, 2],
+        "t": [0, 0, 1, 1, 2, 0],
+        "rewards": rewards,
+        "terminateds": [False, False, False, False, True, False],
+        "truncateds": [False, False, False, True, False, False],
+        "actions": np.zeros((6, *MEASURES.shape), np.float32),
+    }
+    steps |= {name: np.ones((6, *OBS.shape), np.float32) for name in ("obs", "new_obs")}
+    for part in (slice(0, 3), slice(3, 6)):
+        dataset.extend(SampleBatch({name: np.asarray(value)[part] for name, value in steps.items()}))
+    return dataset
+
+
+@pytest.mark.parametrize("is_processed", [True, False])
+def test_rows_of_a_dataset_come_with_their_returns(is_processed: bool, tmp_path: Path) -> None:
+    algorithm, dataset = make(gamma=0.5), dataset_of_episodes(tmp_path / "rows")
+    if is_processed:
+        assert algorithm.process_buffer(dataset) is dataset
+    seen: list[Any] = []
+    algorithm._update_with_batch, learn = (
+        lambda batch: (seen.append(batch), learn(batch))[1],
+        algorithm._update_with_batch,
+    )
+    assert np.isfinite(algorithm.update(dataset, 0).critic1_loss)
+    expected = [1 + 3 / 2 + 5 / 4, 2 + 4 / 2, 3 + 5 / 2, 4.0, 5.0, 6.0]
+    np.testing.assert_allclose(seen[0].calibration_returns, expected)
+    algorithm.update(dataset, 4)
+    assert set(seen[1].calibration_returns.tolist()) <= set(expected)
+    dataset.extend(SampleBatch({name: dataset.read()[name][:1] for name in dataset.schema.names}))
+    algorithm.update(dataset, 0)
+    assert len(seen[2].calibration_returns) == 7
+
+
 def test_rows_without_returns_are_refused_for_calibration() -> None:
-    with pytest.raises(ColumnNotFoundError, match="must have column 'calibration_returns'; call process_buffer"):
+    with pytest.raises(ColumnNotFoundError, match="must have column 'calibration_returns', which process_buffer"):
         update(make())
 
 

@@ -127,10 +127,11 @@ def test_a_point_learns_to_reach_its_goals(make: Any) -> None:
     assert train(algorithm, PointReaching, buffer_for(PointReaching), steps=8000) > 0.9
 
 
+@pytest.mark.long
 def test_workers_fill_a_hindsight_buffer_while_the_algorithm_updates() -> None:
     torch.manual_seed(0)
     algorithm, buffer = dqn([16]), buffer_for(BitFlipping)
-    with RolloutWorkers(BitFlipping, algorithm.policy, buffer, num_workers=2, envs_per_worker=2, seed=0) as workers:
+    with RolloutWorkers(algorithm.policy, BitFlipping, buffer, num_workers=2, envs_per_worker=2, seed=0) as workers:
         params = OffPolicyTrainerParams(
             training_collector=workers, max_epochs=1, epoch_num_steps=160, collection_step_num_env_steps=40,
             update_step_num_gradient_steps_per_sample=0.1, overlap=True, verbose=False, show_progress=False,

@@ -51,7 +51,7 @@ def shared_ppo(seed: int = 0) -> PPO:
 
 def filled(algorithm: Any, env: str, n_step: int = 100, **options: Any) -> MultiAgentReplayBuffer:
     buffer = MultiAgentReplayBuffer(10_000, **options)
-    with MultiAgentCollector(env, algorithm.policy, buffer, num_envs=4, seed=1) as collector:
+    with MultiAgentCollector(algorithm.policy, env, buffer, num_envs=4, seed=1) as collector:
         collector.collect(n_step=n_step)
     return buffer
 
@@ -72,7 +72,7 @@ def test_each_policy_learns_as_it_would_alone(kind: Any) -> None:
 
 def test_agents_that_share_a_policy_train_it_together() -> None:
     algorithm = MultiAgentOnPolicyAlgorithm({"agent": shared_ppo()})
-    with MultiAgentCollector(SPREAD, algorithm.policy, num_envs=2, seed=1) as collector:
+    with MultiAgentCollector(algorithm.policy, SPREAD, num_envs=2, seed=1) as collector:
         batch = collector.collect(n_step=50).batch
     stats = algorithm.update(batch, batch_size=50, repeat=2)
     assert stats.get_loss_stats_dict()["agent/gradient_steps"] == 6, "three agents of 50 steps, twice in parts of 50"
@@ -89,8 +89,8 @@ def test_a_trainer_trains_all_policies() -> None:
     algorithm = MultiAgentOffPolicyAlgorithm(q_learners())
     buffer = MultiAgentReplayBuffer(10_000)
     with (
-        MultiAgentCollector(SPEAKER_LISTENER, algorithm.policy, buffer, num_envs=4, exploration_noise=True) as training,
-        MultiAgentCollector(SPEAKER_LISTENER, algorithm.policy, num_envs=2, seed=2) as test,
+        MultiAgentCollector(algorithm.policy, SPEAKER_LISTENER, buffer, num_envs=4, exploration_noise=True) as training,
+        MultiAgentCollector(algorithm.policy, SPEAKER_LISTENER, num_envs=2, seed=2) as test,
     ):
         params = OffPolicyTrainerParams(
             training_collector=training,
@@ -110,7 +110,7 @@ def test_a_trainer_trains_all_policies() -> None:
 def test_a_trainer_trains_on_policy() -> None:
     algorithm = MultiAgentOnPolicyAlgorithm({"agent": shared_ppo()})
     buffer = MultiAgentReplayBuffer(10_000)
-    with MultiAgentCollector(SPREAD, algorithm.policy, buffer, num_envs=4) as training:
+    with MultiAgentCollector(algorithm.policy, SPREAD, buffer, num_envs=4) as training:
         params = OnPolicyTrainerParams(
             training_collector=training,
             max_epochs=1,
@@ -157,7 +157,7 @@ def test_steps_of_workers_count_for_the_schedule_of_the_policy_that_made_them() 
     algorithm = MultiAgentOffPolicyAlgorithm(learners)
     buffer = MultiAgentReplayBuffer(1000)
     with RolloutWorkers(
-        SPEAKER_LISTENER, algorithm.policy, num_workers=1, seed=1, buffer=buffer, backend="inline"
+        algorithm.policy, SPEAKER_LISTENER, num_workers=1, seed=1, buffer=buffer, backend="inline"
     ) as workers:
         WorkerRollouts(workers, algorithm.policy).collect(50, None)
     assert [int(learners[role].policy._steps) for role in ROLES] == [50, 50]
@@ -189,10 +189,10 @@ def test_two_q_learners_learn_to_speak_and_to_listen() -> None:
     torch.set_num_threads(1)
     np.random.seed(0)
     algorithm, buffer = MultiAgentOffPolicyAlgorithm(q_learners()), MultiAgentReplayBuffer(20_000)
-    with MultiAgentCollector(SPEAKER_LISTENER, "random", num_envs=16, seed=3) as collector:
+    with MultiAgentCollector("random", SPEAKER_LISTENER, num_envs=16, seed=3) as collector:
         random = collector.collect(n_episode=200).returns.mean()
     with MultiAgentCollector(
-        SPEAKER_LISTENER, algorithm.policy, buffer, num_envs=4, exploration_noise=True, seed=1
+        algorithm.policy, SPEAKER_LISTENER, buffer, num_envs=4, exploration_noise=True, seed=1
     ) as collector:
         for _ in range(100):
             algorithm.policy.is_within_training_step = True
@@ -200,5 +200,5 @@ def test_two_q_learners_learn_to_speak_and_to_listen() -> None:
             for _ in range(10):
                 algorithm.update(buffer, sample_size=64)
     algorithm.policy.is_within_training_step = False
-    with MultiAgentCollector(SPEAKER_LISTENER, algorithm.policy, num_envs=16, seed=4) as collector:
+    with MultiAgentCollector(algorithm.policy, SPEAKER_LISTENER, num_envs=16, seed=4) as collector:
         assert collector.collect(n_episode=100).returns.mean() > random + 5

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from samplebatch.errors import ArgumentError
-from samplebatch.learn import LaggedNetwork
+from samplebatch.learn.networks import LaggedNetwork
 from tests.learn.learning import assert_equal_parameters, parameters_of, seeded
 
 

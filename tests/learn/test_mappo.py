@@ -124,7 +124,7 @@ def test_a_buffer_and_a_batch_teach_the_same() -> None:
     for buffered in (False, True):
         algorithm = spread()
         buffer = MultiAgentReplayBuffer(1000) if buffered else None
-        with MultiAgentCollector(SPREAD, algorithm.policy, buffer, num_envs=2, seed=1) as collector:
+        with MultiAgentCollector(algorithm.policy, SPREAD, buffer, num_envs=2, seed=1) as collector:
             torch.manual_seed(1)
             stats = collector.collect(n_step=60)
         algorithm.update(buffer or stats.batch, batch_size=None, repeat=2)
@@ -136,7 +136,7 @@ def test_agents_with_other_observations_and_actions_have_policies_of_their_own()
     observations, actions = spaces_of(SPEAKER_LISTENER)
     policies = {name: actor(observations[place], actions[place]) for place, name in enumerate(("speaker", "listener"))}
     algorithm = MAPPO(policies=policies, critic=joint_critic(SPEAKER_LISTENER), optim=adam())
-    with MultiAgentCollector(SPEAKER_LISTENER, algorithm.policy, num_envs=2, seed=1) as collector:
+    with MultiAgentCollector(algorithm.policy, SPEAKER_LISTENER, num_envs=2, seed=1) as collector:
         stats = algorithm.update(collector.collect(n_step=50).batch, batch_size=25, repeat=2)
     assert stats.gradient_steps == 4
 
@@ -144,8 +144,8 @@ def test_agents_with_other_observations_and_actions_have_policies_of_their_own()
 def test_a_trainer_trains_with_a_collector_and_tests_with_another() -> None:
     algorithm = spread()
     with (
-        MultiAgentCollector(SPREAD, algorithm.policy, MultiAgentReplayBuffer(1000), num_envs=4, seed=1) as training,
-        MultiAgentCollector(SPREAD, algorithm.policy, num_envs=2, seed=2) as test,
+        MultiAgentCollector(algorithm.policy, SPREAD, MultiAgentReplayBuffer(1000), num_envs=4, seed=1) as training,
+        MultiAgentCollector(algorithm.policy, SPREAD, num_envs=2, seed=2) as test,
     ):
         params = OnPolicyTrainerParams(
             training_collector=training,
@@ -170,7 +170,7 @@ def test_a_trainer_trains_with_a_collector_and_tests_with_another() -> None:
 def test_a_trainer_trains_with_workers_that_get_its_weights() -> None:
     algorithm = spread()
     buffer = MultiAgentReplayBuffer(1000)
-    with RolloutWorkers(SPREAD, algorithm.policy, num_workers=1, seed=1, buffer=buffer) as workers:
+    with RolloutWorkers(algorithm.policy, SPREAD, num_workers=1, seed=1, buffer=buffer) as workers:
         params = OnPolicyTrainerParams(
             training_collector=workers,
             max_epochs=1,
@@ -209,9 +209,9 @@ def test_recurrent_policies_are_refused() -> None:
 def test_a_team_learns_to_spread() -> None:
     torch.set_num_threads(1)
     algorithm = spread(gamma=0.95)
-    with MultiAgentCollector(SPREAD, "random", num_envs=16, seed=3) as collector:
+    with MultiAgentCollector("random", SPREAD, num_envs=16, seed=3) as collector:
         random = collector.collect(n_episode=200).returns.mean()
-    with MultiAgentCollector(SPREAD, algorithm.policy, num_envs=32, seed=1) as collector:
+    with MultiAgentCollector(algorithm.policy, SPREAD, num_envs=32, seed=1) as collector:
         for _ in range(20):
             stats = collector.collect(n_step=3200)
             algorithm.update(stats.batch, batch_size=400, repeat=10)

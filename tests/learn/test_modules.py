@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from torch import nn
 
-from samplebatch.learn import MLP, ContinuousActorDeterministic, ContinuousDeterministicPolicy, LaggedNetwork
-from samplebatch.learn.modules import set_training, tensors_of
+from samplebatch.learn import MLP, ContinuousActorDeterministic, ContinuousDeterministicPolicy
+from samplebatch.learn.networks import LaggedNetwork, set_training, tensors_of
 from tests.learn.learning import MEASURES, OBS
 
 

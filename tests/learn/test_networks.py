@@ -19,13 +19,10 @@ from samplebatch.learn import (
     ContinuousCritic,
     Convolutional,
     DiscreteActor,
-    Flatten,
-    LaggedNetwork,
     Recurrent,
     ValueCritic,
-    ask,
-    initialize_orthogonally,
 )
+from samplebatch.learn.networks import Flatten, LaggedNetwork, ask, initialize_orthogonally
 from tests.learn.learning import CHOICES, MEASURES, OBS
 
 SPACES = [

@@ -12,11 +12,11 @@ from samplebatch.errors import ArgumentError
 from samplebatch.learn import (
     AdamOptimizerFactory,
     LRSchedulerFactoryLinear,
-    Optimizer,
     OptimizerFactory,
     RMSpropOptimizerFactory,
     TorchOptimizerFactory,
 )
+from samplebatch.learn.optimizer import Optimizer
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from samplebatch import Collector, VectorReplayBuffer
-from samplebatch.errors import ArgumentError, EmptyBufferError
+from samplebatch import Batch, Collector, ReplayBuffer, VectorReplayBuffer
+from samplebatch.errors import ArgumentError, ColumnNotFoundError, EmptyBufferError
 from samplebatch.learn import (
     MLP,
     PPO,
-    ActorCriticTrainingStats,
     AdamOptimizerFactory,
     ContinuousActorProbabilistic,
     DiscreteActor,
@@ -26,7 +25,8 @@ from samplebatch.learn import (
     ValueCritic,
     policy_within_training_step,
 )
-from samplebatch.learn.actor_policy import diagonal_normal, log_probability
+from samplebatch.learn.policy import diagonal_normal, log_probability
+from samplebatch.learn.ppo import ActorCriticTrainingStats
 from tests.learn.learning import (
     CHOICES,
     MEASURES,
@@ -249,7 +249,29 @@ def test_states_before_steps_are_those_after_the_ones_before() -> None:
     after = {int(slot): int(buffer.next(slot)) for slot in buffer.sample_indices(0)}
     for slot, following in after.items():
         if following != slot:
-            np.testing.assert_array_equal(buffer[slot].policy.hidden_state.h, buffer[following].policy.state_in.h)
+            np.testing.assert_array_equal(buffer[slot].policy.hidden_state.h, buffer[following].state_in.h)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_a_sequence_replayed_from_its_first_stored_state_gives_the_stored_states(kind: str) -> None:
+    algorithm, buffer = collected(kind)
+    batch, _ = buffer.sample_sequences(32, 6, device="cpu")
+    states = batch.state_in
+    _, state = algorithm.policy.distribution(Batch(obs=batch.obs[:, :1]), states[:, 0])
+    for step in range(1, 6):
+        rows = batch.mask[:, step]
+        torch.testing.assert_close(state["h"][rows], states.h[rows, step])
+        _, state = algorithm.policy.distribution(Batch(obs=batch.obs[:, step : step + 1]), state)
+
+
+def test_rows_of_a_recurrent_policy_without_states_are_refused() -> None:
+    algorithm, buffer = collected()
+    rows = buffer[:]
+    del rows.state_in, rows.policy
+    bare = ReplayBuffer(60)
+    bare.extend(rows)
+    with pytest.raises(ColumnNotFoundError, match="recurrent policy must have a column 'state_in'"):
+        algorithm.update(bare, 16, 1)
 
 
 def test_a_critic_with_a_recurrent_body_of_its_own_is_refused() -> None:

@@ -90,8 +90,8 @@ def independent_dqn() -> Any:
     (obs, *_), (act, *_) = spaces_of(SPREAD)
     learners = {"agent": DQN(policy=q_policy(obs, act), optim=adam(), target_update_freq=5)}
     algorithm = MultiAgentOffPolicyAlgorithm(learners)
-    buffer = MultiAgentReplayBuffer(200, kind=PrioritizedReplayBuffer, alpha=0.6, beta=0.4, random_seed=2)
-    collector = MultiAgentCollector(SPREAD, algorithm.policy, buffer, num_envs=2, seed=1, exploration_noise=True)
+    buffer = MultiAgentReplayBuffer(200, kind=PrioritizedReplayBuffer, alpha=0.6, beta=0.4, seed=2)
+    collector = MultiAgentCollector(algorithm.policy, SPREAD, buffer, num_envs=2, seed=1, exploration_noise=True)
     return algorithm, buffer, OffPolicyTrainerParams(training_collector=collector, **ONLINE)
 
 
@@ -109,7 +109,7 @@ def mappo() -> Any:
 def on_policy(algorithm: Any) -> Any:
     """Return an algorithm of a team with its buffer and the parameters of its training."""
     buffer = MultiAgentReplayBuffer(200)
-    collector = MultiAgentCollector(SPREAD, algorithm.policy, buffer, num_envs=2, seed=1)
+    collector = MultiAgentCollector(algorithm.policy, SPREAD, buffer, num_envs=2, seed=1)
     params = OnPolicyTrainerParams(training_collector=collector, update_step_num_repetitions=2, **ONLINE)
     return algorithm, buffer, params
 

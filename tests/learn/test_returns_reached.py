@@ -103,7 +103,7 @@ def learn_online(algorithm: Any, envs: Any, *, steps: int, start: int, batch_siz
         algorithm.run_training(params)
 
 
-@pytest.mark.parametrize("make", [td3, sac])
+@pytest.mark.parametrize("make", [pytest.param(td3, marks=pytest.mark.long), sac])
 def test_measures_are_aimed_where_observations_show(make: Any) -> None:
     """A random policy gets about -9, the best one 0."""
     torch.manual_seed(0)
@@ -128,7 +128,7 @@ def test_a_pendulum_is_swung_up(make: Any) -> None:
 def learn_offline(algorithm: Any, collector: Collector, folder: Path, *, updates: int, random: bool) -> Any:
     """Write some steps of a collector into a dataset, and learn from its folder."""
     with collector:
-        Dataset(folder).append(collector.collect(n_step=1500, random=random).batch)
+        Dataset(folder).extend(collector.collect(n_step=1500, random=random).batch)
     params = OfflineTrainerParams(buffer=folder, max_epochs=1, epoch_num_steps=updates, batch_size=64, **SILENT)
     algorithm.run_training(params)
     return algorithm.policy
@@ -148,6 +148,7 @@ def test_choices_are_learned_from_data(make: Any, tmp_path: Path) -> None:
     assert mean_return(policy, env) > 7.5
 
 
+@pytest.mark.long
 def test_cql_aims_better_than_the_random_data_that_it_has_seen(tmp_path: Path) -> None:
     torch.manual_seed(0)
     algorithm = cql(Aim())

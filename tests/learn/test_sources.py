@@ -99,8 +99,8 @@ def steps_of(buffer: Any) -> SampleBatch:
 def in_dataset(rows: Any, folder: Path) -> Dataset:
     """Append rows to a dataset in two parts."""
     dataset = Dataset(folder)
-    dataset.append(rows[:30])
-    dataset.append(rows[30:])
+    dataset.extend(rows[:30])
+    dataset.extend(rows[30:])
     return dataset
 
 
@@ -176,7 +176,7 @@ def test_rows_of_a_dataset_are_drawn_in_the_dtype_of_the_parameters(tmp_path: Pa
 
 def test_an_offline_run_reads_a_folder_that_a_collector_wrote(tmp_path: Path) -> None:
     with Collector("random", "CartPole-v1", num_envs=2, seed=0) as collector:
-        Dataset(tmp_path / "steps").append(collector.collect(n_step=100).batch)
+        Dataset(tmp_path / "steps").extend(collector.collect(n_step=100).batch)
     policy = DiscreteBCQPolicy(model=seeded(0, 4, 16, 2), imitator=seeded(1, 4, 16, 2), action_space=Discrete(2))
     algorithm = DiscreteBCQ(policy=policy, optim=ADAM)
     before = parameters_of(algorithm.policy.model)

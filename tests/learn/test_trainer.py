@@ -10,7 +10,7 @@ import pytest
 from counting import Counting, Stats
 
 from samplebatch import Batch, Collector, ReplayBuffer, RolloutWorkers, VectorReplayBuffer
-from samplebatch.errors import ArgumentError
+from samplebatch.errors import ArgumentError, NonFiniteLossError
 from samplebatch.learn import (
     OfflineTrainer,
     OfflineTrainerParams,
@@ -281,7 +281,7 @@ def test_parameters_of_another_trainer_are_refused(trainer: Any) -> None:
 
 
 def test_tests_are_played_by_a_collector() -> None:
-    workers = RolloutWorkers("CartPole-v1", num_workers=1, backend="inline")
+    workers = RolloutWorkers("random", "CartPole-v1", num_workers=1, backend="inline")
     with pytest.raises(ArgumentError, match="test_collector must be a collector, got a RolloutWorkers"):
         OffPolicyTrainerParams(**collectors(Counting().policy) | {"test_collector": workers})
     workers.stop()
@@ -307,14 +307,27 @@ def test_returns_are_reduced_before_they_are_scored() -> None:
     assert OnPolicyTrainer(algorithm, params).run().best_reward < 0
 
 
-def test_losses_that_are_not_finite_are_not_smoothed() -> None:
+def test_losses_that_are_not_finite_stop_training_and_are_not_averaged_away() -> None:
     class Diverging(Counting):
         def update(self, buffer: Any, **given: Any) -> Stats:
             stats = super().update(buffer, **given)
             return stats if len(self.updates) != 2 else Stats(loss=np.nan)
 
+    options = QUIET | {"epoch_num_steps": 300, "collection_step_num_env_steps": 100}
     algorithm = Diverging()
+    params = OnPolicyTrainerParams(**collectors(algorithm.policy), **options)
+    with pytest.raises(NonFiniteLossError, match="loss must be finite, got nan"):
+        OnPolicyTrainer(algorithm, params).run()
+    assert len(algorithm.updates) == 2
+    algorithm = Diverging()
+    params = OnPolicyTrainerParams(**collectors(algorithm.policy), **options, allow_nonfinite=True)
+    assert np.isnan(OnPolicyTrainer(algorithm, params).execute_epoch().training_stat.smoothed_loss["loss"])
+
+
+def test_a_test_without_a_number_is_not_the_best() -> None:
+    algorithm = Counting()
+    scores = iter([np.nan, 1.0, np.nan, 0.5])
     params = OnPolicyTrainerParams(
-        **collectors(algorithm.policy), **QUIET, epoch_num_steps=300, collection_step_num_env_steps=100
+        **collectors(algorithm.policy), **QUIET, max_epochs=3, compute_score_fn=lambda _: next(scores)
     )
-    assert OnPolicyTrainer(algorithm, params).execute_epoch().training_stat.smoothed_loss == {"loss": 2.0}
+    assert OnPolicyTrainer(algorithm, params).run().best_score == 1.0

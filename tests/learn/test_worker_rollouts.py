@@ -63,14 +63,14 @@ class Seeing(Counting):
         return super().update(buffer, **given)
 
 
-@pytest.fixture(params=["inline", "process"])
+@pytest.fixture(params=["inline", pytest.param("process", marks=pytest.mark.long)])
 def backend(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
 def workers(algorithm: Seeing, backend: Any = "inline") -> RolloutWorkers:
     return RolloutWorkers(
-        "CartPole-v1", algorithm.policy, VectorReplayBuffer(400, 2), num_workers=2, seed=1, backend=backend
+        algorithm.policy, "CartPole-v1", VectorReplayBuffer(400, 2), num_workers=2, seed=1, backend=backend
     )
 
 
@@ -156,8 +156,8 @@ def test_the_drift_of_each_workers_noise_is_in_their_state(backend: str) -> None
 
     def made() -> RolloutWorkers:
         return RolloutWorkers(
-            "Pendulum-v1",
             policy,
+            "Pendulum-v1",
             num_workers=2,
             seed=1,
             backend=backend,

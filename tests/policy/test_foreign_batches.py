@@ -11,11 +11,11 @@ import arena
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 
 from samplebatch import Batch, Collector, MultiAgentCollector, VectorReplayBuffer
 from samplebatch.policy.as_policy import as_policy
+from tests.optional import torch
 
 tianshou = pytest.importorskip("tianshou.data")
 
@@ -68,7 +68,7 @@ def test_states_of_tianshou_are_kept_in_buffers_and_for_agents() -> None:
         collector.collect(n_step=60)
     assert buffer.policy.hidden_state.hidden.shape == (60, 1)
     assert buffer.policy.twice.max() > 2
-    with MultiAgentCollector(arena.Relay(), Counting(tianshou.Batch)) as several:
+    with MultiAgentCollector(Counting(tianshou.Batch), arena.Relay()) as several:
         steps = several.collect(n_episode=2).batch["runner"]
     assert len(steps) > 20
     for episode in steps.split_by_episode():
@@ -149,7 +149,7 @@ class Several(arena.Relay):
 @pytest.mark.parametrize("policy", ["random", lambda obs: np.zeros(len(obs.seen), int)])
 def test_observations_of_agents_that_are_batches_of_tianshou(policy: Any) -> None:
     steps, plain = (
-        MultiAgentCollector(make(), policy if make is Several else "random", seed=1)
+        MultiAgentCollector(policy if make is Several else "random", make(), seed=1)
         .collect(n_episode=2)
         .batch["runner"]
         for make in (Several, arena.Relay)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from samplebatch.errors import PolicySpecError, UntrustedPickleError
-from samplebatch.policy.file import load_policy
+from samplebatch.policy.source import load_policy
 
 
 def test_an_exported_program_is_loaded_only_if_that_is_allowed(tmp_path: Path) -> None:

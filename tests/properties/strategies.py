@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from hypothesis import strategies as st
 
 from samplebatch import SampleBatch
 from samplebatch.column.interface import Column
 from samplebatch.column.ragged import RaggedColumn
+from tests.optional import torch
 
 NUMPY = ("?", "i1", "i4", "i8", "u1", "u2", "u8", "f2", "f4", "f8", "c8", "c16", "M8[D]", "M8[ns]", "m8[s]", "S3", "U4")
 TORCH = ("bfloat16", "float32", "int64", "bool")
@@ -60,6 +60,8 @@ class Leaf:
         if self.kind == "ragged":
             rows = [(row.dtype, row.tolist()) for row in column]  # type: ignore[attr-defined]
             return rows == [(np.int16, row.tolist()) for row in expected]
+        if self.rows.dtype.kind in "SU":
+            return column.kind == "text" and values.shape == expected.shape and values.tolist() == expected.tolist()
         if isinstance(values, torch.Tensor):
             wanted = self.torch_dtype or self.rows.dtype.name
             if str(values.dtype) != f"torch.{wanted}":

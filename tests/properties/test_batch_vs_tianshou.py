@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from samplebatch.batch.nested.batch import Batch
+from tests.optional import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

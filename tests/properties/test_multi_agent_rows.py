@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplebatch import Aggregator, MultiAgentBatch, MultiAgentCollector, broadcast, channel, concat_samples
-from samplebatch.workers.spec import Request, WorkerSpec
-from samplebatch.workers.task import Count, Task, make_task
+from samplebatch.workers.task import Count, Request, Task, WorkerSpec, make_task
 
 AGENTS = ("cat_0", "cat_1", "cat_2", "dog_0", "dog_1")
 
@@ -130,7 +129,7 @@ def test_a_batch_has_every_step_that_was_made(
     policy: Any, episodes: list[list[Scene]], wide_from: int, envs: int, lengths: list[int]
 ) -> None:
     stages = [Stage(episodes, wide_from) for _ in range(envs)]
-    collector = MultiAgentCollector(stages, policy=policy, seed=0)
+    collector = MultiAgentCollector(policy, stages, seed=0)
     batches = [collector.collect(n_step=length).batch for length in lengths] + [collector.collect(n_episode=2).batch]
     assert [batch.count for batch in batches[:-1]] == lengths
     assert sum(batch.count for batch in batches) == sum(stage.steps for stage in stages)

@@ -8,8 +8,7 @@ import numpy as np
 
 from samplebatch import broadcast, channel, concat_samples
 from samplebatch.rollout.postprocessing import Hook
-from samplebatch.workers.spec import Request, WorkerSpec
-from samplebatch.workers.task import Task, make_task
+from samplebatch.workers.task import Request, Task, WorkerSpec, make_task
 
 
 def plan(environment: Any, policy: Any = "random", *, envs: int = 3, hooks: tuple[Hook, ...] = ()) -> WorkerSpec:
@@ -24,9 +23,9 @@ def begin(of: WorkerSpec) -> Task:
     return task
 
 
-def sent(of: WorkerSpec, fragments: int, capacity_bytes: int = 1 << 20) -> list[Any]:
+def sent(of: WorkerSpec, fragments: int, capacity_nbytes: int = 1 << 20) -> list[Any]:
     """Send fragments through a channel, and return copies of what arrives."""
-    producer, consumer = channel(capacity_bytes, allow_pickle=True)
+    producer, consumer = channel(capacity_nbytes, allow_pickle=True)
     arrived: list[Any] = []
     with producer, consumer:
         task = begin(of)

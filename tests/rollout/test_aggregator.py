@@ -9,6 +9,8 @@ from typing import Any
 import arena
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from samplebatch import MultiAgentBatch, SampleBatch, concat_samples
 from samplebatch.column import memory
@@ -257,8 +259,8 @@ def collected(seed: int, batch_size: int) -> list[dict[str, Any]]:
     """Return the train batches of two collectors' fragments, ids aside."""
     aggregator = Aggregator(batch_size)
     collectors = [
-        MultiAgentCollector(make_environment("mpe2/simple_tag_v3"), seed=seed),
-        MultiAgentCollector(make_environment("mpe2/simple_tag_v3"), seed=seed + 1),
+        MultiAgentCollector("random", make_environment("mpe2/simple_tag_v3"), seed=seed),
+        MultiAgentCollector("random", make_environment("mpe2/simple_tag_v3"), seed=seed + 1),
     ]
     found: list[Any] = []
     for env_steps in (17, 30, 9):
@@ -277,7 +279,7 @@ def test_the_same_steps_go_into_the_same_batches_whatever_the_episodes_ids() -> 
 
 
 def test_episodes_are_counted_once_however_they_are_cut() -> None:
-    collector, aggregator = MultiAgentCollector(arena.Relay(), seed=0), Aggregator()
+    collector, aggregator = MultiAgentCollector("random", arena.Relay(), seed=0), Aggregator()
     for env_steps in (3, 5, 1, 2, 9, 12):
         aggregator.add(collector.collect(n_step=env_steps).batch)
     assert aggregator.episodes == 4
@@ -296,3 +298,49 @@ def test_without_a_size_everything_is_one_batch() -> None:
     assert not list(aggregator.batches())
     assert aggregator.build_and_reset() == concat_samples(fragments)
     assert aggregator.build_and_reset() == MultiAgentBatch({}, 0)
+
+
+def test_fragments_whose_rows_happen_to_have_one_shape_are_joined_to_ragged_ones() -> None:
+    aggregator = Aggregator(None)
+    parts = ([[1], [2, 3]], np.array([[4, 5]]), [[], []], [[], [6]])
+    for rows in parts:
+        aggregator.add(SampleBatch(ids=rows, eps_id=[0] * len(rows)))
+    batch = aggregator.build_and_reset()
+    assert (batch["ids"].kind, batch["ids"].dtype) == ("ragged", np.int64)
+    assert [row.tolist() for row in batch["ids"]] == [[1], [2, 3], [4, 5], [], [], [], [6]]
+    aggregator.add(SampleBatch(ids=[[], [1]], eps_id=[0, 0], ragged="ids"))
+    with pytest.raises(ColumnMismatchError, match="column 'ids'"):
+        aggregator.add(SampleBatch(ids=[[], [0.5]], eps_id=[0, 0], ragged="ids"))
+
+
+@given(st.data())
+def test_small_train_batches_are_those_of_a_general_cut(data: st.DataObject) -> None:
+    """Batches that are copied out of a fragment together have the rows that a cut one by one gives them."""
+    fragments: list[Any] = []
+    for number in range(data.draw(st.integers(1, 3))):
+        length, agents = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
+        policies = {}
+        for agent in range(agents):
+            first = data.draw(st.integers(0, length - 1)) if agent else 0
+            count = length - first
+            rows = SampleBatch(eps_id=[number] * count, t=np.arange(first, length), agent_index=[agent] * count)
+            policies[f"p{agent % 2}"] = concat_samples([policies.get(f"p{agent % 2}", SampleBatch()), rows])
+        fragments.append(MultiAgentBatch(policies, length) if data.draw(st.booleans()) else policies["p0"])
+    size, mode = data.draw(st.integers(1, 12)), data.draw(st.sampled_from(["agent_steps", "env_steps"]))
+    together, apart = Aggregator(size, mode), Aggregator(size, mode)
+    apart._copy_batches = lambda: False  # type: ignore[method-assign]
+    for fragment in fragments:
+        together.add(fragment)
+        apart.add(fragment)
+    pairs = list(zip(together.batches(), apart.batches(), strict=True))
+    rest = together.build_and_reset(), apart.build_and_reset()
+    for one, other in (*pairs, rest):
+        assert type(one) is type(other)
+        assert one.env_steps() == other.env_steps()
+        parts = zip(
+            one.as_multi_agent().policy_batches.items(), other.as_multi_agent().policy_batches.items(), strict=True
+        )
+        for (policy, rows), (same, others) in parts:
+            assert policy == same
+            assert {name: rows[name].tolist() for name in rows} == {name: others[name].tolist() for name in others}
+    assert (together.env_steps, together.agent_steps, together.fragments, together.nbytes) == (0, 0, 0, 0)

@@ -14,13 +14,13 @@ import gymnasium
 import gyms
 import numpy as np
 import pytest
-import torch
 from checks import check_trajectories
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from samplebatch import AsyncCollector, Batch, Collector, ReplayBuffer, SampleBatch, VectorReplayBuffer, concat_samples
 from samplebatch.errors import ArgumentError, ColumnMismatchError, EnvironmentSpecError, PolicySpecError, WorkerError
+from tests.optional import torch
 
 Async = partial(AsyncCollector, start_method="fork")
 CONTEXT = multiprocessing.get_context("fork")
@@ -525,6 +525,9 @@ def test_a_recurrent_state_is_kept_for_each_environment(form: str) -> None:
     kept = buffer[:].policy.hidden_state
     kept = kept if form == "tensor" else kept["0"].h
     assert np.asarray(kept).tolist() == buffer[:].obs_next[:, 2].tolist()
+    rows = buffer[:].as_sample_batch()
+    for name in names:
+        assert np.asarray(rows[name]).tolist() == rows["obs"][:, 2].tolist()
 
 
 def test_a_policy_sees_what_was_said_and_whom_it_decides_for() -> None:

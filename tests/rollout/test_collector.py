@@ -10,7 +10,6 @@ import gymnasium
 import gyms
 import numpy as np
 import pytest
-import torch
 from checks import check_trajectories
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
@@ -32,6 +31,7 @@ from samplebatch.errors import (
 )
 from samplebatch.policy.random import RandomPolicy
 from samplebatch.rollout.collector import Collector
+from tests.optional import torch
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 COLUMNS = (
@@ -371,6 +371,14 @@ def test_a_recurrent_state_begins_anew_with_each_episode(mode: str, form: str) -
     kept = buffer[:].policy.hidden_state
     kept = kept if form in ("array", "tensor") else kept["0"] if form == "tuple" else kept.h
     assert np.asarray(kept).reshape(-1).tolist() == buffer[:].obs_next[:, 2].tolist()
+    # The state before each step has one name, in batches and in buffers, however it came there.
+    extended = VectorReplayBuffer(60, 3)
+    with Collector(policy, ladders([1, 2, 5], mode)) as fragments:
+        extended.extend(fragments.collect(n_step=20).batch)
+    for stored in (buffer, extended):
+        rows = stored[:].as_sample_batch("rllib")
+        for name in names:
+            assert np.asarray(rows[name]).reshape(-1).tolist() == rows["obs"][:, 2].tolist()
 
 
 def test_a_state_without_a_row_for_each_environment_is_refused() -> None:
@@ -458,7 +466,7 @@ def test_random_actions_do_not_ask_the_policy() -> None:
 @pytest.mark.parametrize("policy", ["random", gymnasium.spaces.Discrete(3)])
 def test_random_actions_of_an_environment_do_not_depend_on_how_many_others_there_are(policy: Any) -> None:
     whole = Collector(policy, ladders([4, 4, 4]), seed=2).collect(n_step=1200).batch
-    alone = Collector(policy, ladders([4]), seed=2, first_env_id=2).collect(n_step=400).batch
+    alone = Collector(policy, ladders([4]), seed=2, worker_index=2).collect(n_step=400).batch
     assert alone["actions"].tolist() == whole["actions"][whole["env_id"] == 2][:400].tolist()
     assert set(alone["env_id"].tolist()) == {2}
 
@@ -519,6 +527,20 @@ def test_plain_buffers_and_larger_ones() -> None:
     assert [len(one) for one in larger.buffers] == [4, 4, 0, 0, 0]
     with pytest.raises(ValueError, match="a ring for each of 2 environments, got 1"):
         Collector(stay, ladders([2, 3]), ReplayBuffer(50))
+
+
+@pytest.mark.parametrize("envs", ["one", "list", "vector"])
+def test_observations_that_are_stacked_twice_are_refused(envs: str) -> None:
+    def stacked() -> Any:
+        inner = gymnasium.make("CartPole-v1")
+        return gymnasium.wrappers.ClipReward(gymnasium.wrappers.FrameStackObservation(inner, 3), 0.0, 1.0)
+
+    make = {"one": stacked, "list": lambda: [stacked(), stacked()], "vector": lambda: SyncVectorEnv([stacked] * 2)}
+    with pytest.raises(ArgumentError, match="FrameStackObservation and the buffer's stack_num=3"):
+        Collector("random", make[envs](), VectorReplayBuffer(60, 2, stack_num=3))
+    buffer = VectorReplayBuffer(60, 2, stack_num=3, save_only_last_obs=True)
+    Collector("random", make[envs](), buffer, seed=0).collect(n_step=20)
+    assert buffer.sample(4)[0].obs.shape == (4, 3, 4)
 
 
 def test_reset_empties_buffer_and_counts_unless_told_otherwise() -> None:

@@ -21,15 +21,19 @@ from samplebatch import (
     ReplayBuffer,
     RolloutWorkers,
     VectorReplayBuffer,
+    concat_samples,
 )
+from samplebatch.column import RaggedColumn
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, PolicySpecError
 from samplebatch.rollout import Episode
+from tests.ids import plain_repr
+from tests.optional import torch
 
 TALKING = {"number": 3, "length": 5, "says": True}
 COLLECTORS = {
     "one after the other": lambda env, **given: Collector("random", env, **given),
     "in processes of their own": lambda env, **given: AsyncCollector("random", env, start_method="fork", **given),
-    "by a worker": lambda env, **given: RolloutWorkers(env, "random", num_workers=1, backend="inline", **given),
+    "by a worker": lambda env, **given: RolloutWorkers("random", env, num_workers=1, backend="inline", **given),
 }
 
 
@@ -42,10 +46,51 @@ def test_infos_may_be_left_out(make: Any) -> None:
         assert list(batch["obs"][:, 0]) == [3.0] * 10
 
 
+class Visitor(gymnasium.Env[Any, Any]):
+    """Observes the places visited, one more in each step: rows of varying shape, alone or in a dict."""
+
+    def __init__(self, nested: bool = False) -> None:
+        path = gymnasium.spaces.Sequence(gymnasium.spaces.Box(0, 9, (2,), np.float32), stack=True)
+        self.nested = nested
+        self.observation_space = gymnasium.spaces.Dict(path=path) if nested else path
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.time = 0
+
+    def observe(self) -> Any:
+        path = np.full((self.time, 2), self.time, np.float32)
+        return {"path": path} if self.nested else path
+
+    def reset(self, **_: Any) -> Any:
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return self.observe(), 1.0, self.time == 4, False, {}
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["alone", "nested"])
+@pytest.mark.parametrize("make", COLLECTORS.values(), ids=COLLECTORS)
+def test_observations_of_varying_shape_are_a_ragged_column(make: Any, nested: bool) -> None:
+    def pick(observations: Any) -> Any:
+        return observations["path"] if nested else observations
+
+    with make(Visitor, env_kwargs={"nested": nested}) as collector:
+        batches = [collector.collect(n_step=steps).batch for steps in (8, 1, 8)]
+    for batch, times in zip(batches, ([0, 1, 2, 3] * 2, [0], [1, 2, 3, 0, 1, 2, 3, 0]), strict=True):
+        for name, shift in (("obs", 0), ("new_obs", 1)):
+            column = pick(batch[name])
+            assert isinstance(column, RaggedColumn)
+            assert column.dtype == np.float32
+            assert [row.tolist() for row in column] == [[[t + shift] * 2] * (t + shift) for t in times]
+    assert isinstance(pick(concat_samples(batches)["obs"]), RaggedColumn)
+    assert isinstance(pick(batches[0].as_batch()["obs"]), RaggedColumn)
+
+
 def test_infos_of_several_agents_may_be_left_out() -> None:
     for infos in (True, False):
         for env in (arena.Relay, arena.Bazaar):
-            batch = MultiAgentCollector(env, infos=infos).collect(n_step=10).batch
+            batch = MultiAgentCollector("random", env, infos=infos).collect(n_step=10).batch
             assert all(("infos" in steps) == infos for steps in batch.policy_batches.values())
 
 
@@ -66,9 +111,9 @@ def test_environments_are_made_with_arguments(make: Any) -> None:
 
 def test_environments_of_several_agents_are_made_with_arguments() -> None:
     spread = "mpe2/simple_spread_v3"
-    with MultiAgentCollector([spread, spread], env_kwargs={"N": 2}) as collector:
+    with MultiAgentCollector("random", [spread, spread], env_kwargs={"N": 2}) as collector:
         assert collector.collect(n_step=4).batch["agent"].count == 8
-    with MultiAgentCollector(spread, num_envs=2, env_kwargs={"N": 4}) as collector:
+    with MultiAgentCollector("random", spread, num_envs=2, env_kwargs={"N": 4}) as collector:
         assert collector.collect(n_step=4).batch["agent"].count == 16
 
 
@@ -77,7 +122,7 @@ def test_arguments_for_environments_that_are_made_are_refused() -> None:
     with pytest.raises(ArgumentError, match=words):
         Collector("random", gyms.Ladder(0), env_kwargs=TALKING)
     with pytest.raises(ArgumentError, match=words):
-        MultiAgentCollector([arena.Relay()], env_kwargs=TALKING)
+        MultiAgentCollector("random", [arena.Relay()], env_kwargs=TALKING)
 
 
 def seats(agent: str, episode: Episode) -> str:
@@ -93,7 +138,7 @@ def test_a_mapping_may_see_the_episode(env: Any) -> None:
         asked.append((agent, episode))
         return seats(agent, episode)
 
-    collector = MultiAgentCollector(env, policy_mapping=mapping, num_envs=2)
+    collector = MultiAgentCollector("random", env, policy_mapping=mapping, num_envs=2)
     batch = collector.collect(n_episode=6).batch
     seen = {(episode.env_id, episode.number): episode.eps_id for _, episode in asked}
     assert sorted(seen) == [(env_id, number) for env_id in (0, 1) for number in range(3)]
@@ -109,7 +154,7 @@ def test_a_mapping_may_see_the_episode(env: Any) -> None:
 def test_workers_change_seats_and_make_policies_for_both() -> None:
     policies = {"main": arena.steady, "rival": "random"}
     with RolloutWorkers(
-        arena.Relay, policies, num_workers=1, policy_mapping=seats, start_method="fork", seed=1
+        policies, arena.Relay, num_workers=1, policy_mapping=seats, start_method="fork", seed=1
     ) as workers:
         batch = workers.collect(n_episode=4).batch
     for policy, steps in batch.policy_batches.items():
@@ -119,8 +164,8 @@ def test_workers_change_seats_and_make_policies_for_both() -> None:
 
 def test_a_buffer_takes_seats_that_change() -> None:
     buffer = MultiAgentReplayBuffer(200)
-    MultiAgentCollector(arena.Relay, "random", buffer, policy_mapping=seats).collect(n_episode=4)
-    batch = buffer.sample(0)
+    MultiAgentCollector("random", arena.Relay, buffer, policy_mapping=seats).collect(n_episode=4)
+    batch = buffer.sample(0).batch
     assert len(buffer) == sum(steps.count for steps in batch.policy_batches.values()) == 4 * 12
     for steps in batch.policy_batches.values():
         assert (steps["new_obs"][:, 0] == steps["obs"][:, 0] + 1).all()
@@ -138,14 +183,14 @@ def test_a_buffer_takes_seats_that_change() -> None:
     ],
 )
 def test_functions_get_the_episode_if_they_have_a_place_for_it(mapping: Any) -> None:
-    batch = MultiAgentCollector(arena.Relay, policy_mapping=mapping).collect(n_step=1).batch
+    batch = MultiAgentCollector("random", arena.Relay, policy_mapping=mapping).collect(n_step=1).batch
     assert list(batch.policy_batches) == ["a"]
 
 
 LADDER = partial(gyms.Ladder, 3)
 EVERY_KIND = {
     **{name: (make, LADDER) for name, make in COLLECTORS.items()},
-    "of several agents": (lambda env, **given: MultiAgentCollector(env, "random", **given), arena.Relay),
+    "of several agents": (lambda env, **given: MultiAgentCollector("random", env, **given), arena.Relay),
     "of several agents by a worker": (COLLECTORS["by a worker"], arena.Relay),
 }
 
@@ -185,7 +230,7 @@ def test_every_collector_refuses_what_is_no_buffer_before_it_steps(make: Any, en
 
 def test_buffers_of_one_agent_and_of_several_are_told_apart() -> None:
     with pytest.raises(ArgumentError, match="environments of several agents, got a ReplayBuffer"):
-        MultiAgentCollector(arena.Relay, buffer=ReplayBuffer(9))
+        MultiAgentCollector("random", arena.Relay, buffer=ReplayBuffer(9))
     for kind in (Collector, AsyncCollector):
         with pytest.raises(ArgumentError, match="environments of one agent, got a MultiAgentReplayBuffer"):
             kind("random", [LADDER], MultiAgentReplayBuffer(9))
@@ -193,10 +238,10 @@ def test_buffers_of_one_agent_and_of_several_are_told_apart() -> None:
 
 def test_as_many_environments_of_several_agents_as_given() -> None:
     with pytest.raises(ArgumentError, match="num_envs must be 1, as env is a Relay of as many environments, got 2"):
-        MultiAgentCollector(arena.Relay(), num_envs=2)
+        MultiAgentCollector("random", arena.Relay(), num_envs=2)
     with pytest.raises(ArgumentError, match="num_envs must be 2, as env is a list of as many environments, got 3"):
-        MultiAgentCollector([arena.Relay, arena.Relay], num_envs=3)
-    with MultiAgentCollector([arena.Relay, arena.Relay], num_envs=2) as collector:
+        MultiAgentCollector("random", [arena.Relay, arena.Relay], num_envs=3)
+    with MultiAgentCollector("random", [arena.Relay, arena.Relay], num_envs=2) as collector:
         assert collector.num_envs == 2
 
 
@@ -209,13 +254,13 @@ def test_as_many_environments_of_several_agents_as_given() -> None:
 )
 def test_no_environment_of_several_agents_is_named_so(env: Any, words: str) -> None:
     with pytest.raises(EnvironmentSpecError, match=words):
-        MultiAgentCollector(env)
+        MultiAgentCollector("random", env)
 
 
 def test_an_environment_of_several_agents_is_stepped_once() -> None:
     one = arena.Relay()
     with pytest.raises(EnvironmentSpecError, match="environment 1 is one of those before it"):
-        MultiAgentCollector([one, one])
+        MultiAgentCollector("random", [one, one])
 
 
 @pytest.mark.parametrize("make", [Collector, MultiAgentCollector])
@@ -267,7 +312,7 @@ class SteeredTogether(pettingzoo.ParallelEnv[str, Any, Any]):
 
 
 STEERED = {name: (make, Steered) for name, make in COLLECTORS.items()} | {
-    "of several agents": (lambda env, **given: MultiAgentCollector(env, "random", **given), SteeredTogether)
+    "of several agents": (lambda env, **given: MultiAgentCollector("random", env, **given), SteeredTogether)
 }
 
 
@@ -303,10 +348,10 @@ def test_random_steps_before_training_keep_what_the_policy_would_give() -> None:
 
 
 def test_each_policy_may_scale_its_random_actions() -> None:
-    given: dict[str, Any] = {"policy": {"left": "random", "right": "random"}, "map_action": {"left": "scale"}}
+    policies, given = {"left": "random", "right": "random"}, {"map_action": {"left": "scale"}}
     batches = []
     for _ in range(2):
-        with MultiAgentCollector(SteeredTogether, seed=3, **given) as collector:
+        with MultiAgentCollector(policies, SteeredTogether, seed=3, **given) as collector:
             batches.append(collector.collect(n_step=50).batch)
     for batch in batches:
         assert np.abs(batch["left"]["actions"]).max() <= 1
@@ -315,8 +360,10 @@ def test_each_policy_may_scale_its_random_actions() -> None:
 
 
 def test_scaled_random_actions_go_on_where_they_were() -> None:
-    given: dict[str, Any] = {"seed": 3, "map_action": "scale"}
-    with MultiAgentCollector(SteeredTogether, **given) as one, MultiAgentCollector(SteeredTogether, **given) as other:
+    def make() -> MultiAgentCollector:
+        return MultiAgentCollector("random", SteeredTogether, seed=3, map_action="scale")
+
+    with make() as one, make() as other:
         one.collect(n_step=10)
         other.load_state_dict(one.state_dict(), allow_pickle=True)
         batches = [collector.collect(n_step=100).batch for collector in (one, other)]
@@ -328,3 +375,94 @@ def test_scaled_random_actions_go_on_where_they_were() -> None:
 def test_random_actions_have_no_noise(make: Any, env: Any) -> None:
     with pytest.raises(PolicySpecError, match=r"^a policy must decide by itself to have exploration_noise, and acts"):
         make(env, exploration_noise=lambda act, batch: act)
+
+
+def make_cart_pole() -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("env", "policy"),
+    [
+        ("CartPole-v1", "random"),
+        ("mpe2/simple_tag_v3", lambda obs: obs),
+        (make_cart_pole, lambda obs: obs),
+        (lambda: make_cart_pole(), lambda o: o),
+        (make_cart_pole(), lambda obs: obs),
+        ([make_cart_pole()], lambda obs: obs),
+        (["CartPole-v1"] * 2, lambda obs: obs),
+        (make_cart_pole, gymnasium.spaces.Discrete(2)),
+        (arena.Relay(), {"runner": "random"}),
+        (arena.Relay, torch.nn.Linear(2, 2)),
+    ],
+    ids=plain_repr,
+)
+@pytest.mark.parametrize("make", [Collector, AsyncCollector, MultiAgentCollector])
+def test_swapped_policy_and_environment_are_named(make: Any, env: Any, policy: Any) -> None:
+    words = rf"^{make.__name__} must be given \(policy, env, buffer\), got env first and policy second$"
+    with pytest.raises(ArgumentError, match=words):
+        make(env, policy)
+
+
+class Seeded(arena.Relay):
+    """A relay that keeps the arguments of each reset and counts its pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resets: list[Any] = []
+        self.pictures = 0
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.resets.append((seed, options))
+        return super().reset(seed, options)
+
+    def render(self) -> None:
+        self.pictures += 1
+
+
+def test_collectors_of_several_agents_take_all_arguments_of_collect() -> None:
+    environments = [Seeded(), Seeded()]
+    collector = MultiAgentCollector(lambda obs: np.zeros(len(obs), int), environments, seed=1)
+    first = collector.collect(n_step=6, render=0.0)
+    assert [env.pictures for env in environments] == [3, 3]
+    assert not first.batch["runner"]["actions"].any()
+    drawn = collector.collect(40, random=True, reset_before_collect=True, gym_reset_kwargs={"seed": 7, "options": {}})
+    assert [env.resets[1] for env in environments] == [(7, {}), (8, {})]
+    assert set(drawn.batch["runner"]["actions"].tolist()) == {0, 1, 2, 3, 4}
+    assert drawn.batch["runner"]["t"].min() == 0
+    assert (collector.collect_step, collector.collect_episode > 0) == (46, True)
+    observations, infos = collector.reset()
+    assert (
+        [set(one) for one in observations] == [set(env.agents) for env in environments] == [set(one) for one in infos]
+    )
+    assert collector.collect_step == 0
+    assert not collector.collect(n_episode=1).batch["runner"]["actions"].any()
+
+
+def test_random_actions_of_several_agents_respect_masks() -> None:
+    name = "pettingzoo/classic/tictactoe_v3"
+    batch = (
+        MultiAgentCollector(lambda obs: np.zeros(len(obs), int), name, seed=1).collect(n_episode=4, random=True).batch
+    )
+    for steps in batch.policy_batches.values():
+        assert steps["obs.action_mask"][np.arange(len(steps)), steps["actions"]].all()
+
+
+class Bounded:
+    """A policy that keeps actions in [-1, 1], as Tianshou's do."""
+
+    def __call__(self, obs: Any) -> Any:
+        return np.zeros((len(obs), 1), np.float32)
+
+    def map_action(self, act: Any) -> Any:
+        return 1 + 4 * act
+
+    def map_action_inverse(self, act: Any) -> Any:
+        return (act - 1) / 4
+
+
+def test_random_actions_of_several_agents_are_kept_as_the_policy_would_give_them() -> None:
+    with MultiAgentCollector(Bounded(), SteeredTogether, seed=3) as collector:
+        given, kept = given_and_kept(collector.collect(n_step=50, random=True).batch)
+    assert -3 <= given.min() < -2.5
+    assert np.allclose(1 + 4 * kept, given, atol=1e-5)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplebatch import VectorReplayBuffer
-from samplebatch.rollout.collector import Collector
-from samplebatch.rollout.episodes import EpisodeCount, EpisodeQuota
+from samplebatch.rollout.collector import Collector, EpisodeQuota
+from samplebatch.rollout.recorder import EpisodeCount
 
 
 def stay(obs: Any) -> Any:

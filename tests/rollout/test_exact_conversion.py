@@ -295,14 +295,14 @@ AGENTS_REFUSED = [
 @pytest.mark.parametrize(("place", "value", "message"), AGENTS_REFUSED)
 def test_parallel_agents_are_checked(place: int, value: Any, message: str, policies: Any) -> None:
     stages = [arena.Relay(), OddRelay(place, value)]
-    collector = MultiAgentCollector(stages, policy=policies, seed=1)
+    collector = MultiAgentCollector(policies, stages, seed=1)
     with pytest.raises(SampleBatchError, match=f"{message}.* agent 'runner_2' from environment 1 in step 5"):
         collector.collect(n_step=40)
 
 
 @pytest.mark.parametrize(("place", "value", "message"), AGENTS_REFUSED[1:])
 def test_agents_who_take_turns_are_checked(place: int, value: Any, message: str) -> None:
-    collector = MultiAgentCollector(OddBazaar(place, value), seed=1)
+    collector = MultiAgentCollector("random", OddBazaar(place, value), seed=1)
     with pytest.raises(EnvironmentSpecError, match=f"{message}.* agent 'trader_.' from environment 0 in step 5"):
         collector.collect(n_step=40)
 
@@ -311,7 +311,7 @@ def test_agents_who_take_turns_are_checked(place: int, value: Any, message: str)
     "make", [lambda: OddRelay(0, np.zeros(3, np.float32)), lambda: OddRelay(1, None), lambda: OddBazaar(1, None)]
 )
 def test_after_a_refused_step_a_new_episode_begins(make: Callable[[], Any]) -> None:
-    collector = MultiAgentCollector(make(), seed=1)
+    collector = MultiAgentCollector("random", make(), seed=1)
     with pytest.raises(EnvironmentSpecError, match="step 5"):
         collector.collect(n_step=40)
     (rows,) = collector.collect(n_step=6).batch.policy_batches.values()
@@ -325,7 +325,7 @@ def test_after_a_refused_step_a_new_episode_begins(make: Callable[[], Any]) -> N
 
 @pytest.mark.parametrize("value", [np.zeros(3, np.float32), np.float32(1)])
 def test_observations_of_another_shape_are_refused_before_the_policy_sees_them(value: Any) -> None:
-    collector = MultiAgentCollector(OddRelay(0, value), policy=arena.steady, seed=1)
+    collector = MultiAgentCollector(arena.steady, OddRelay(0, value), seed=1)
     with pytest.raises(SampleBatchError, match=r"obs' must have rows of shape \(2,\)"):
         collector.collect(n_step=40)
 
@@ -339,7 +339,7 @@ def test_a_step_of_which_one_policy_cannot_be_recorded_is_kept_of_none() -> None
             return step
 
     policies = {"runner_0": "first", "runner_1": "second", "runner_2": "second"}
-    collector = MultiAgentCollector([arena.Relay(), Odd()], "random", policy_mapping=policies, seed=1)
+    collector = MultiAgentCollector("random", [arena.Relay(), Odd()], policy_mapping=policies, seed=1)
     with pytest.raises(SampleBatchError, match="'new_obs' must hold float32"):
         collector.collect(n_step=8)
     batch = collector.collect(n_step=6).batch
@@ -348,7 +348,7 @@ def test_a_step_of_which_one_policy_cannot_be_recorded_is_kept_of_none() -> None
 
 
 def test_numbers_that_are_flags_are_taken_for_flags() -> None:
-    batch = MultiAgentCollector(OddRelay(2, np.int8(1)), seed=1).collect(n_episode=1).batch["runner"]
+    batch = MultiAgentCollector("random", OddRelay(2, np.int8(1)), seed=1).collect(n_episode=1).batch["runner"]
     ends = batch["terminateds"] & (batch["agent_index"] == 2)
     assert batch["t"][ends].tolist() == [5]
 
@@ -399,7 +399,7 @@ def test_a_row_too_few_and_one_too_many_are_not_joined() -> None:
 def test_policies_of_several_agents_are_checked() -> None:
     policy = lambda obs: {"act": np.zeros(len(obs), int), "vf_preds": np.zeros(len(obs) + 1)}  # noqa: E731
     with pytest.raises(PolicySpecError, match="'vf_preds' must have 1 rows"):
-        MultiAgentCollector(arena.Relay(), policy=policy).collect(n_step=4)
+        MultiAgentCollector(policy, arena.Relay()).collect(n_step=4)
 
 
 class Herd:
@@ -415,18 +415,18 @@ class Herd:
 
 def work(herd: Herd, envs: int) -> RolloutWorkers:
     given = {"num_workers": 1, "backend": "inline", "max_restarts": 0}
-    return RolloutWorkers(herd, n_step=30, envs_per_worker=envs, fragment_length=30, **given)
+    return RolloutWorkers("random", herd, envs_per_worker=envs, **given)
 
 
 @pytest.mark.parametrize(("place", "value", "must"), REFUSED)
 def test_workers_tell_which_value_of_several_environments_was_refused(place: int, value: Any, must: str) -> None:
     match = f"column '{NAMES[place]}' must {must}.* from environment 1 in step 5"
     with pytest.raises(SampleBatchError, match=match), work(Herd(place, value), 3) as workers:
-        list(workers)
+        list(workers.fragments(n_step=30, fragment_length=30))
 
 
 def test_workers_keep_floats_wider_than_their_space() -> None:
     wide = np.array([0.1, 1e300, np.nan])
     with work(Herd(0, wide), 3) as workers:
-        (batch,) = list(workers)
+        (batch,) = list(workers.fragments(n_step=30, fragment_length=30))
     np.testing.assert_array_equal(batch["new_obs"][(batch["env_id"] == 1) & (batch["t"] == 4)], [wide])

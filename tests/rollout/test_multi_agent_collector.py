@@ -42,7 +42,7 @@ def trajectories(batch: SampleBatch) -> dict[tuple[int, int], SampleBatch]:
 
 
 def test_a_real_environment_step_by_step() -> None:
-    collector = MultiAgentCollector(make_environment("mpe2/simple_spread_v3"), seed=3)
+    collector = MultiAgentCollector("random", make_environment("mpe2/simple_spread_v3"), seed=3)
     fragments = [collector.collect(n_step=steps).batch for steps in (10, 40, 10)]
     assert [fragment.count for fragment in fragments] == [10, 40, 10]
     assert [np.unique(fragment["agent"]["unroll_id"]).tolist() for fragment in fragments] == [[0], [1], [2]]
@@ -82,13 +82,13 @@ def test_actions_are_those_that_were_made() -> None:
         def reset(self, seed: int | None = None, options: Any = None) -> Any:
             return super().reset(seed)
 
-    batch = MultiAgentCollector(Watched(), seed=0).collect(n_step=3).batch["runner"]
+    batch = MultiAgentCollector("random", Watched(), seed=0).collect(n_step=3).batch["runner"]
     assert batch["actions"].tolist()[:3] == made
 
 
 def test_agents_come_and_go() -> None:
     environment = arena.Relay()
-    collector = MultiAgentCollector(environment, seed=0)
+    collector = MultiAgentCollector("random", environment, seed=0)
     whole = concat_samples([collector.collect(n_step=steps).batch for steps in (3, 5, 1, 7)])
     assert whole.count == 16
     batch = whole["runner"]
@@ -108,7 +108,7 @@ def test_agents_come_and_go() -> None:
 
 
 def test_late_agents_line_up_in_lockstep() -> None:
-    batch = MultiAgentCollector(arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=8).batch
+    batch = MultiAgentCollector("random", arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=8).batch
     who_acts = [sorted(part.policy_batches) for part in batch.timeslices(1)]
     assert [[name[-1] for name in names] for names in who_acts] == [
         ["0"], ["0"], ["0", "1"], ["0", "1"], ["1", "2"], ["1", "2"], ["2"], ["2"],
@@ -116,7 +116,7 @@ def test_late_agents_line_up_in_lockstep() -> None:
 
 
 def test_observations_that_the_environment_overwrites_are_kept() -> None:
-    batch = MultiAgentCollector(arena.Nested(), seed=0).collect(n_step=8).batch["runner"]
+    batch = MultiAgentCollector("random", arena.Nested(), seed=0).collect(n_step=8).batch["runner"]
     assert batch.column_names[:4] == ("obs.where", "obs.who", "new_obs.where", "new_obs.who")
     assert (batch["obs.where"][:, 0] == batch["t"]).all()
     assert (batch["new_obs.where"][:, 0] == batch["t"] + 1).all()
@@ -137,7 +137,7 @@ def plain(batch: MultiAgentBatch) -> dict[tuple[Any, ...], list[Any]]:
 
 def test_a_seed_determines_everything_but_the_episodes_ids() -> None:
     def collect(seed: int | None) -> MultiAgentBatch:
-        return MultiAgentCollector("mpe2/simple_tag_v3", num_envs=2, seed=seed).collect(n_step=120).batch
+        return MultiAgentCollector("random", "mpe2/simple_tag_v3", num_envs=2, seed=seed).collect(n_step=120).batch
 
     one, two, other = collect(7), collect(7), collect(8)
     assert plain(one) == plain(two)
@@ -149,8 +149,8 @@ def test_a_seed_determines_everything_but_the_episodes_ids() -> None:
 
 @pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Bazaar"])
 def test_what_happens_in_an_environment_does_not_depend_on_the_others(name: str) -> None:
-    whole = MultiAgentCollector(name, num_envs=4, seed=5)
-    halves = [MultiAgentCollector(name, num_envs=2, seed=5, first_env_id=2 * half) for half in range(2)]
+    whole = MultiAgentCollector("random", name, num_envs=4, seed=5)
+    halves = [MultiAgentCollector("random", name, num_envs=2, seed=5, worker_index=half) for half in range(2)]
     one = plain(concat_samples([whole.collect(n_episode=4).batch, whole.collect(n_episode=4).batch]))
     two: dict[tuple[Any, ...], list[Any]] = {}
     for half in halves:
@@ -159,21 +159,25 @@ def test_what_happens_in_an_environment_does_not_depend_on_the_others(name: str)
 
 
 def test_agents_draw_independent_actions() -> None:
-    batch = MultiAgentCollector(make_environment("mpe2/simple_spread_v3"), seed=1).collect(n_step=100).batch["agent"]
+    batch = (
+        MultiAgentCollector("random", make_environment("mpe2/simple_spread_v3"), seed=1)
+        .collect(n_step=100)
+        .batch["agent"]
+    )
     actions = batch["actions"].reshape(3, 100)
     assert not (actions[0] == actions[1]).all()
     assert set(actions.flat) == {0, 1, 2, 3, 4}
 
 
 def test_agents_with_different_spaces_get_a_policy_each() -> None:
-    batch = MultiAgentCollector(arena.Mixed(), seed=0).collect(n_step=4).batch
+    batch = MultiAgentCollector("random", arena.Mixed(), seed=0).collect(n_step=4).batch
     assert {policy: steps["obs"].shape for policy, steps in batch.policy_batches.items()} == {
         "robot_0": (4, 2),
         "robot_1": (4, 3),
         "lamp": (8, 1),
     }
     with pytest.raises(ColumnMismatchError, match="'obs'"):
-        MultiAgentCollector(arena.Mixed(), policy_mapping=lambda agent: "all").collect(n_step=1)
+        MultiAgentCollector("random", arena.Mixed(), policy_mapping=lambda agent: "all").collect(n_step=1)
 
 
 @pytest.mark.parametrize(
@@ -182,21 +186,21 @@ def test_agents_with_different_spaces_get_a_policy_each() -> None:
 )
 def test_an_environment_that_breaks_its_word_is_named(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(EnvironmentSpecError, match=words):
-        MultiAgentCollector(make()).collect(n_step=10)
+        MultiAgentCollector("random", make()).collect(n_step=10)
 
 
 def test_an_environment_that_raises_does_so_to_the_caller() -> None:
     with pytest.raises(RuntimeError, match="baton"):
-        MultiAgentCollector(arena.Failing()).collect(n_step=40)
+        MultiAgentCollector("random", arena.Failing()).collect(n_step=40)
 
 
 def test_steps_are_shared_out_evenly_over_environments() -> None:
-    collector = MultiAgentCollector(arena.Relay, num_envs=3, seed=0, first_env_id=5)
+    collector = MultiAgentCollector("random", arena.Relay, num_envs=3, seed=0, worker_index=2)
     fragments = [collector.collect(n_step=steps).batch for steps in (4, 4, 1)]
     assert [fragment.count for fragment in fragments] == [4, 4, 1]
     steps = concat_samples(fragments)["runner"]
-    assert {env: int(steps["t"][steps["env_id"] == env].max()) for env in (5, 6, 7)} == {5: 2, 6: 2, 7: 2}
-    assert steps["unroll_id"].max() == 2
+    assert {env: int(steps["t"][steps["env_id"] == env].max()) for env in (6, 7, 8)} == {6: 2, 7: 2, 8: 2}
+    assert steps["unroll_id"].max() == (2 << 32) + 2
 
 
 class Uneven(arena.Relay):
@@ -221,7 +225,7 @@ def lengths(batch: MultiAgentBatch) -> list[tuple[int, int]]:
 
 
 def test_episodes_are_those_that_begin_first() -> None:
-    collector = MultiAgentCollector(Uneven, num_envs=2, seed=0)
+    collector = MultiAgentCollector("random", Uneven, num_envs=2, seed=0)
     batch = collector.collect(n_episode=5).batch
     # Both are at their third episode when four have ended; the fifth to begin is the first environment's.
     assert lengths(batch) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
@@ -232,7 +236,7 @@ def test_episodes_are_those_that_begin_first() -> None:
 
 
 def test_episodes_under_way_come_first() -> None:
-    collector = MultiAgentCollector(Uneven, num_envs=2, seed=0)
+    collector = MultiAgentCollector("random", Uneven, num_envs=2, seed=0)
     first = collector.collect(n_step=7).batch
     assert lengths(first) == [(0, 1), (0, 1), (0, 2), (1, 1), (1, 2)]
     rest = collector.collect(n_episode=1).batch
@@ -242,7 +246,7 @@ def test_episodes_under_way_come_first() -> None:
 
 
 def test_a_reset_begins_new_episodes() -> None:
-    collector = MultiAgentCollector(arena.Relay, num_envs=2, seed=0)
+    collector = MultiAgentCollector("random", arena.Relay, num_envs=2, seed=0)
     before = collector.collect(n_step=6).batch["runner"]
     collector.reset()
     after = collector.collect(n_step=4).batch["runner"]
@@ -252,7 +256,7 @@ def test_a_reset_begins_new_episodes() -> None:
 
 def test_a_reset_empties_the_buffer_unless_told_otherwise() -> None:
     buffer = MultiAgentReplayBuffer(1000)
-    collector = MultiAgentCollector(arena.Relay, buffer=buffer, num_envs=2, seed=0)
+    collector = MultiAgentCollector("random", arena.Relay, buffer=buffer, num_envs=2, seed=0)
     collector.collect(n_step=6)
     kept = len(buffer)
     collector.reset(reset_buffer=False)
@@ -264,7 +268,7 @@ def test_a_reset_empties_the_buffer_unless_told_otherwise() -> None:
 
 
 def test_environments_are_closed_when_asked_for() -> None:
-    collector = MultiAgentCollector(arena.Relay, num_envs=2, seed=0)
+    collector = MultiAgentCollector("random", arena.Relay, num_envs=2, seed=0)
     collector.collect(n_step=2)
     assert not any(environment.closed for environment in collector.environments)
     collector.close()
@@ -274,14 +278,14 @@ def test_environments_are_closed_when_asked_for() -> None:
 @pytest.mark.parametrize("given", [{}, {"n_step": 1, "n_episode": 1}, {"n_step": 0}, {"n_episode": -1}])
 def test_steps_or_episodes_must_be_asked_for(given: dict[str, int]) -> None:
     with pytest.raises(ArgumentError, match=r"exactly one of n_step and n_episode|must be a whole number"):
-        MultiAgentCollector(arena.Relay()).collect(**given)
+        MultiAgentCollector("random", arena.Relay()).collect(**given)
 
 
 def test_steps_go_to_a_buffer_if_there_is_one() -> None:
     buffer = MultiAgentReplayBuffer(1000)
-    with MultiAgentCollector("mpe2/simple_tag_v3", buffer=buffer, num_envs=2, seed=1) as collector:
+    with MultiAgentCollector("random", "mpe2/simple_tag_v3", buffer=buffer, num_envs=2, seed=1) as collector:
         stats = [collector.collect(n_step=30), collector.collect(n_episode=2)]
-    batches = [MultiAgentCollector("mpe2/simple_tag_v3", num_envs=2, seed=1).collect(n_step=30).batch]
+    batches = [MultiAgentCollector("random", "mpe2/simple_tag_v3", num_envs=2, seed=1).collect(n_step=30).batch]
     assert [one.batch for one in stats] == [None, None]
     assert all(own.batch is None for one in stats for own in one.policies.values())
     assert {policy: len(own) for policy, own in buffer.buffers.items()} == {
@@ -290,11 +294,11 @@ def test_steps_go_to_a_buffer_if_there_is_one() -> None:
     held = buffer.buffers["agent"][:30]
     assert sorted(map(tuple, held.obs.tolist())) == sorted(map(tuple, batches[0]["agent"]["obs"].tolist()))
     with pytest.raises(ArgumentError, match="hooks must be for batches"):
-        MultiAgentCollector(arena.Relay, buffer=buffer, hooks=[lambda trajectory, others: None])
+        MultiAgentCollector("random", arena.Relay, buffer=buffer, hooks=[lambda trajectory, others: None])
 
 
 def test_reports_have_the_episodes_of_each_policy_wherever_calls_cut_them() -> None:
-    with MultiAgentCollector("mpe2/simple_tag_v3", num_envs=2, seed=1) as collector:
+    with MultiAgentCollector("random", "mpe2/simple_tag_v3", num_envs=2, seed=1) as collector:
         stats = [collector.collect(n_step=30), collector.collect(n_step=30), collector.collect(n_episode=2)]
     whole = concat_samples([one.batch for one in stats])
     assert sum(one.n_collected_steps for one in stats) == whole.count
@@ -320,17 +324,17 @@ def test_actions_are_mapped_by_policy_and_kept_as_they_were() -> None:
 
     for how in (lambda act: act + 1, {"runner": lambda act: act + 1}):
         taken.clear()
-        with MultiAgentCollector(Watched(), arena.steady, map_action=how) as collector:
+        with MultiAgentCollector(arena.steady, Watched(), map_action=how) as collector:
             batch = collector.collect(n_step=8).batch
         assert set(taken) == {2}
         assert set(batch["runner"]["actions"].tolist()) == {1}
     with pytest.raises(PolicyNotFoundError, match="map_action must name policies, got 'walker'"):
-        MultiAgentCollector(Watched(), {"runner": arena.steady}, map_action={"walker": lambda act: act})
+        MultiAgentCollector({"runner": arena.steady}, Watched(), map_action={"walker": lambda act: act})
 
 
 def test_a_closed_collector_refuses() -> None:
     environment = arena.Relay()
-    with MultiAgentCollector(environment) as collector:
+    with MultiAgentCollector("random", environment) as collector:
         collector.collect(n_step=1)
     assert environment.closed
     with pytest.raises(EnvironmentSpecError, match="has been closed"):
@@ -339,6 +343,6 @@ def test_a_closed_collector_refuses() -> None:
 
 def test_environments_of_one_agent_belong_to_another_collector() -> None:
     with pytest.raises(EnvironmentSpecError, match="which Collector steps"):
-        MultiAgentCollector("CartPole-v1")
+        MultiAgentCollector("random", "CartPole-v1")
     with pytest.raises(ValueError, match="envs must be a whole number from 1"):
-        MultiAgentCollector("mpe2/simple_tag_v3", num_envs=0)
+        MultiAgentCollector("random", "mpe2/simple_tag_v3", num_envs=0)

@@ -8,7 +8,6 @@ from typing import Any
 import arena
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Discrete
 from mpe2 import simple_spread_v3
 
@@ -16,6 +15,7 @@ from samplebatch import Batch, MultiAgentBatch, concat_samples
 from samplebatch.env.registry import make_environment
 from samplebatch.errors import PolicyNotFoundError, PolicySpecError
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
+from tests.optional import torch
 
 
 class Counting:
@@ -32,7 +32,7 @@ class Counting:
 def test_a_policy_is_asked_once_for_all_its_agents_in_all_environments() -> None:
     adversaries, runners = Counting(), Counting()
     collector = MultiAgentCollector(
-        "mpe2/simple_tag_v3", num_envs=4, seed=0, policy={"adversary": adversaries, "agent": runners}
+        {"adversary": adversaries, "agent": runners}, "mpe2/simple_tag_v3", num_envs=4, seed=0
     )
     batch = collector.collect(n_step=40).batch
     assert adversaries.sizes == [12] * 10
@@ -43,7 +43,7 @@ def test_a_policy_is_asked_once_for_all_its_agents_in_all_environments() -> None
 
 def test_one_policy_for_all_and_agents_that_take_turns() -> None:
     everyone = Counting()
-    collector = MultiAgentCollector(arena.Relay, num_envs=2, seed=0, policy=everyone)
+    collector = MultiAgentCollector(everyone, arena.Relay, num_envs=2, seed=0)
     assert collector.collect(n_step=16).batch.agent_steps() == 24
     assert everyone.sizes == [2, 2, 4, 4, 4, 4, 2, 2]
     asked = []
@@ -52,7 +52,7 @@ def test_one_policy_for_all_and_agents_that_take_turns() -> None:
         asked.append(len(batch.obs.observation))
         return Batch(act=batch.obs.action_mask.argmax(1))
 
-    batch = MultiAgentCollector(arena.Bazaar, num_envs=3, seed=0, policy=move).collect(n_episode=3).batch
+    batch = MultiAgentCollector(move, arena.Bazaar, num_envs=3, seed=0).collect(n_episode=3).batch
     assert batch.count == 27
     assert asked == [3] * 9
 
@@ -61,18 +61,14 @@ def test_actions_follow_the_observations_of_the_agent() -> None:
     def decide(obs: np.ndarray) -> np.ndarray:
         return (obs[:, 0] + 2 * obs[:, 1]).astype(int) % 5
 
-    batch = (
-        MultiAgentCollector(arena.Relay, num_envs=3, seed=0, policy={"runner": decide})
-        .collect(n_step=48)
-        .batch["runner"]
-    )
+    batch = MultiAgentCollector({"runner": decide}, arena.Relay, num_envs=3, seed=0).collect(n_step=48).batch["runner"]
     assert batch["actions"].tolist() == decide(batch["obs"]).tolist()
 
 
 def test_a_torch_module_acts_as_it_is() -> None:
     torch.manual_seed(0)
     net = torch.nn.Linear(18, 5)
-    collector = MultiAgentCollector("mpe2/simple_spread_v3", num_envs=2, seed=0, policy={"agent": net})
+    collector = MultiAgentCollector({"agent": net}, "mpe2/simple_spread_v3", num_envs=2, seed=0)
     batch = collector.collect(n_step=30).batch["agent"]
     with torch.no_grad():
         best = net(torch.from_numpy(batch["obs"])).argmax(1)
@@ -97,7 +93,7 @@ def ages(batch: MultiAgentBatch, column: str) -> None:
 
 
 def test_every_agent_has_a_memory_of_its_own() -> None:
-    collector = MultiAgentCollector(arena.Relay, num_envs=3, seed=0, policy=Remembering())
+    collector = MultiAgentCollector(Remembering(), arena.Relay, num_envs=3, seed=0)
     ages(concat_samples([collector.collect(n_step=n).batch for n in (5, 20, 47)]), "state_in_0")
 
     def turns(batch: Batch, state: Any) -> Batch:
@@ -106,7 +102,7 @@ def test_every_agent_has_a_memory_of_its_own() -> None:
         act = batch.obs.action_mask.argmax(1)
         return Batch(act=act, state=Batch(count=count + 1, trail=trail + torch.tensor([1.0, 2.0])))
 
-    batch = MultiAgentCollector(arena.Bazaar, num_envs=2, seed=0, policy=turns).collect(n_step=60).batch
+    batch = MultiAgentCollector(turns, arena.Bazaar, num_envs=2, seed=0).collect(n_step=60).batch
     ages(batch, "state_in.count")
     trader = batch["trader"]
     assert (trader["state_in.trail"] == trader["state_in.count"][:, None] * [1, 2]).all()
@@ -124,7 +120,7 @@ class Reviving(arena.Relay):
 
 
 def test_an_agent_that_comes_back_remembers_nothing() -> None:
-    batch = MultiAgentCollector(Reviving, seed=0, policy=Remembering()).collect(n_step=8).batch["runner"]
+    batch = MultiAgentCollector(Remembering(), Reviving, seed=0).collect(n_step=8).batch["runner"]
     assert batch["state_in_0"][batch["agent_index"] == 0].tolist() == [0, 1, 0, 1]
 
 
@@ -134,7 +130,7 @@ def test_what_a_policy_says_beside_actions_is_kept() -> None:
         said = Batch(value=batch.obs[:, 0] * 2, deep=Batch(who=batch.obs[:, 1]))
         return Batch(act=np.zeros(n, int), policy=said, vf_preds=batch.obs[:, 0], unknown=np.ones(n))
 
-    batch = MultiAgentCollector(arena.Relay, num_envs=2, seed=0, policy=telling).collect(n_step=16).batch["runner"]
+    batch = MultiAgentCollector(telling, arena.Relay, num_envs=2, seed=0).collect(n_step=16).batch["runner"]
     assert batch.column_names == (
         "obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "infos", "policy.value",
         "policy.deep.who", "vf_preds", "eps_id", "env_id", "agent_index", "t", "eps_done",
@@ -169,14 +165,14 @@ def test_actions_are_kept_as_the_policy_gave_them() -> None:
             made.extend(actions.values())
             return self._env.step(actions)
 
-    batch = MultiAgentCollector(Watched, seed=0, policy=Scaled()).collect(n_step=5).batch["agent"]
+    batch = MultiAgentCollector(Scaled(), Watched, seed=0).collect(n_step=5).batch["agent"]
     assert (batch["actions"] == np.float32(-0.5)).all()
     assert (np.stack(made) == np.float32(0.25)).all()
 
 
 def test_spaces_and_the_word_random_draw_actions() -> None:
     policies = {"adversary": Discrete(2), "agent": "random"}
-    batch = MultiAgentCollector("mpe2/simple_tag_v3", seed=0, policy=policies).collect(n_step=60).batch
+    batch = MultiAgentCollector(policies, "mpe2/simple_tag_v3", seed=0).collect(n_step=60).batch
     assert set(batch["adversary"]["actions"].tolist()) == {0, 1}
     assert set(batch["agent"]["actions"].tolist()) == {0, 1, 2, 3, 4}
 
@@ -191,13 +187,13 @@ def test_a_space_that_draws_in_its_own_way_is_drawn_from() -> None:
             super().__init__()
             self._spaces = {agent: Odd(2) for agent in self.possible_agents}
 
-    batch = MultiAgentCollector(OddRelay, seed=0).collect(n_step=40).batch["runner"]
+    batch = MultiAgentCollector("random", OddRelay, seed=0).collect(n_step=40).batch["runner"]
     assert set(batch["actions"].tolist()) == {0, 2}
 
 
 def test_agents_draw_alike_in_any_number_of_environments() -> None:
     def drawn(num_envs: int, **given: Any) -> list[int]:
-        collector = MultiAgentCollector("mpe2/simple_spread_v3", num_envs=num_envs, seed=3, **given)
+        collector = MultiAgentCollector("random", "mpe2/simple_spread_v3", num_envs=num_envs, seed=3, **given)
         batch = collector.collect(n_step=100 * num_envs).batch["agent"]
         return batch[(batch["env_id"] == 0) & (batch["agent_index"] == 1)]["actions"].tolist()
 
@@ -217,7 +213,7 @@ def test_agents_draw_alike_in_any_number_of_environments() -> None:
 )
 def test_policies_that_cannot_act_are_named(options: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        MultiAgentCollector(arena.Relay, **options).collect(n_step=2)
+        MultiAgentCollector(**{"policy": "random", "env": arena.Relay} | options).collect(n_step=2)
 
 
 def test_environments_of_many_kinds_of_making() -> None:
@@ -228,10 +224,10 @@ def test_environments_of_many_kinds_of_making() -> None:
         [make_environment("mpe2/simple_spread_v3") for _ in range(2)],
     ]
     for make in makes:
-        collector = MultiAgentCollector(make, seed=0)
+        collector = MultiAgentCollector("random", make, seed=0)
         assert collector.collect(n_step=4).batch.agent_steps() == 12
         collector.close()
-    assert len(MultiAgentCollector(makes[3]).environments) == 2
+    assert len(MultiAgentCollector("random", makes[3]).environments) == 2
 
 
 class Talking(arena.Relay):
@@ -250,7 +246,7 @@ def test_agents_may_tell_different_things() -> None:
         heard.extend(batch.info)
         return Batch(act=np.zeros(len(batch.obs), int))
 
-    batch = MultiAgentCollector(Talking, num_envs=2, seed=0, policy=listen).collect(n_step=16).batch["runner"]
+    batch = MultiAgentCollector(listen, Talking, num_envs=2, seed=0).collect(n_step=16).batch["runner"]
     # A runner hears what it said itself, and nothing in its first step.
     assert sum(not info for info in heard) == 6
     assert sum(type(info.get("at")) is int for info in heard) == 6
@@ -277,7 +273,7 @@ def flipped(act: np.ndarray, batch: Batch) -> np.ndarray:
 def test_noise_is_added_for_whom_it_is_asked(envs: int) -> None:
     def acted(noise: Any) -> dict[str, set[tuple[bool, int]]]:
         collector = MultiAgentCollector(
-            "mpe2/simple_tag_v3", num_envs=envs, seed=0, policy=Exploring(), exploration_noise=noise
+            Exploring(), "mpe2/simple_tag_v3", num_envs=envs, seed=0, exploration_noise=noise
         )
         batch = collector.collect(n_step=150 * envs).batch
         return {
@@ -296,7 +292,7 @@ def test_noise_is_added_for_whom_it_is_asked(envs: int) -> None:
 def test_noise_is_for_policies_that_are_there_and_decide() -> None:
     def collector(noise: Any, **policies: Any) -> MultiAgentCollector:
         given = {"adversary": "random", "agent": Exploring()}
-        return MultiAgentCollector("mpe2/simple_tag_v3", seed=0, policy=given | policies, exploration_noise=noise)
+        return MultiAgentCollector(given | policies, "mpe2/simple_tag_v3", seed=0, exploration_noise=noise)
 
     quiet, noisy = (collector(noise).collect(n_step=50).batch for noise in (False, True))
     assert quiet["adversary"]["actions"].tolist() == noisy["adversary"]["actions"].tolist()

@@ -9,7 +9,6 @@ from typing import Any
 import arena
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,10 +22,9 @@ from samplebatch.errors import (
     PolicyNotFoundError,
     SequenceError,
 )
-from samplebatch.rollout.advantages import GAE, NStepReturns
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
-from samplebatch.rollout.postprocessing import Hook, postprocess
-from samplebatch.rollout.trajectories import Trajectory, in_order
+from samplebatch.rollout.postprocessing import GAE, Hook, NStepReturns, Trajectory, in_order, postprocess
+from tests.optional import torch
 
 GAMMA, LAMBDA = 0.9, 0.8
 
@@ -64,7 +62,7 @@ def parts(steps: SampleBatch) -> list[SampleBatch]:
 @pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Relay"])
 def test_advantages_agree_with_those_worked_out_by_hand(name: str) -> None:
     hooks = [GAE(value, gamma=GAMMA, lambda_=LAMBDA)]
-    collector = MultiAgentCollector(name, num_envs=2, seed=0, hooks=hooks)
+    collector = MultiAgentCollector("random", name, num_envs=2, seed=0, hooks=hooks)
     trajectories = 0
     # Fragments that cut episodes, end with them, and hold several.
     for env_steps in (7, 43, 100):
@@ -79,17 +77,17 @@ def test_advantages_agree_with_those_worked_out_by_hand(name: str) -> None:
 
 def test_one_step_estimates_do_not_depend_on_where_fragments_are_cut() -> None:
     def collected(*cuts: int) -> np.ndarray:
-        collector = MultiAgentCollector("arena:Relay", seed=0, hooks=[GAE(value, gamma=GAMMA, lambda_=0.0)])
+        collector = MultiAgentCollector("random", "arena:Relay", seed=0, hooks=[GAE(value, gamma=GAMMA, lambda_=0.0)])
         found = [collector.collect(n_step=cut).batch["runner"] for cut in cuts]
         keys = np.concatenate([part["agent_index"] + 10 * part["t"] for part in found])
         return np.concatenate([part["advantages"] for part in found])[np.argsort(keys)]
 
     np.testing.assert_allclose(collected(8), collected(1, 2, 1, 4), rtol=1e-12)
     assert not np.allclose(
-        MultiAgentCollector("arena:Relay", hooks=[GAE(value, lambda_=1.0)])
+        MultiAgentCollector("random", "arena:Relay", hooks=[GAE(value, lambda_=1.0)])
         .collect(n_step=8)
         .batch["runner"]["advantages"],
-        MultiAgentCollector("arena:Relay", hooks=[GAE(value, lambda_=0.0)])
+        MultiAgentCollector("random", "arena:Relay", hooks=[GAE(value, lambda_=0.0)])
         .collect(n_step=8)
         .batch["runner"]["advantages"],
     )
@@ -103,7 +101,7 @@ def test_estimates_are_asked_for_once_and_kept_in_their_dtype() -> None:
         return np.zeros((len(obs), 1), np.float32)
 
     batch = (
-        MultiAgentCollector("mpe2/simple_tag_v3", num_envs=3, seed=0, hooks=[GAE({"adversary": estimate})])
+        MultiAgentCollector("random", "mpe2/simple_tag_v3", num_envs=3, seed=0, hooks=[GAE({"adversary": estimate})])
         .collect(n_step=60)
         .batch
     )
@@ -117,9 +115,11 @@ def test_estimates_are_asked_for_once_and_kept_in_their_dtype() -> None:
 def test_estimates_for_a_policy_that_is_not_there_are_refused(given: dict[str, Any]) -> None:
     policies = {"adversary": "random", "agent": "random"}
     words = "GAE must name policies, got 'adversry'; did you mean 'adversary'"
-    for make in (MultiAgentCollector, RolloutWorkers):
-        with pytest.raises(PolicyNotFoundError, match=words):
-            make("mpe2/simple_tag_v3", policies, hooks=[GAE(**given)])
+    hooks = [GAE(**given)]
+    with pytest.raises(PolicyNotFoundError, match=words):
+        MultiAgentCollector(policies, "mpe2/simple_tag_v3", hooks=hooks)
+    with pytest.raises(PolicyNotFoundError, match=words):
+        RolloutWorkers(policies, "mpe2/simple_tag_v3", hooks=hooks)
     with pytest.raises(PolicyNotFoundError, match="got 'adversry'"):
         Collector("random", "CartPole-v1", hooks=[GAE(**given)])
     with pytest.raises(PolicyNotFoundError, match="got 'adversry'"):
@@ -134,7 +134,9 @@ def test_a_batch_may_lack_steps_of_a_policy_that_is_there() -> None:
 def test_modules_and_columns_estimate_too() -> None:
     torch.manual_seed(0)
     net = torch.nn.Linear(2, 1)
-    by_module = MultiAgentCollector("arena:Relay", seed=0, hooks=[GAE(net)]).collect(n_step=12).batch["runner"]
+    by_module = (
+        MultiAgentCollector("random", "arena:Relay", seed=0, hooks=[GAE(net)]).collect(n_step=12).batch["runner"]
+    )
 
     def plain(obs: np.ndarray) -> np.ndarray:
         with torch.no_grad():
@@ -145,22 +147,29 @@ def test_modules_and_columns_estimate_too() -> None:
         trajectory.steps["beyond"] = plain(trajectory.steps["new_obs"])[:, 0]
 
     for bootstrap in (plain, "beyond"):
-        collector = MultiAgentCollector("arena:Relay", seed=0, hooks=[with_predictions, GAE(bootstrap=bootstrap)])
+        collector = MultiAgentCollector(
+            "random", "arena:Relay", seed=0, hooks=[with_predictions, GAE(bootstrap=bootstrap)]
+        )
         by_column = collector.collect(n_step=12).batch["runner"]
         np.testing.assert_allclose(by_column["advantages"], by_module["advantages"], rtol=1e-6)
     with pytest.raises(ColumnNotFoundError, match="give GAE a bootstrap"):
-        MultiAgentCollector("arena:Relay", hooks=[with_predictions, GAE()]).collect(n_step=7)
+        MultiAgentCollector("random", "arena:Relay", hooks=[with_predictions, GAE()]).collect(n_step=7)
     # Whole episodes need none: all agents are terminated.
     assert (
-        len(MultiAgentCollector("arena:Relay", hooks=[with_predictions, GAE()]).collect(n_step=8).batch["runner"]) == 12
+        len(
+            MultiAgentCollector("random", "arena:Relay", hooks=[with_predictions, GAE()])
+            .collect(n_step=8)
+            .batch["runner"]
+        )
+        == 12
     )
     with pytest.raises(ColumnNotFoundError, match="'vf_preds'"):
-        MultiAgentCollector("arena:Relay", hooks=[GAE()]).collect(n_step=8)
+        MultiAgentCollector("random", "arena:Relay", hooks=[GAE()]).collect(n_step=8)
 
 
 def test_nested_observations_come_to_functions_as_batches() -> None:
     batch = (
-        MultiAgentCollector("arena:Nested", seed=0, hooks=[GAE(lambda obs: obs.where[:, 0] + obs.who)])
+        MultiAgentCollector("random", "arena:Nested", seed=0, hooks=[GAE(lambda obs: obs.where[:, 0] + obs.who)])
         .collect(n_step=5)
         .batch
     )
@@ -172,8 +181,10 @@ def test_nested_observations_come_to_functions_as_batches() -> None:
 
 @pytest.mark.parametrize("n_step", [1, 3, 20])
 def test_nstep_returns_agree_with_those_worked_out_by_hand(n_step: int) -> None:
-    plain = MultiAgentCollector("arena:Nested", num_envs=2, seed=0)
-    summed = MultiAgentCollector("arena:Nested", num_envs=2, seed=0, hooks=[NStepReturns(n_step, gamma=GAMMA)])
+    plain = MultiAgentCollector("random", "arena:Nested", num_envs=2, seed=0)
+    summed = MultiAgentCollector(
+        "random", "arena:Nested", num_envs=2, seed=0, hooks=[NStepReturns(n_step, gamma=GAMMA)]
+    )
     for env_steps in (5, 24, 50):
         before, after = (
             parts(plain.collect(n_step=env_steps).batch["runner"]),
@@ -205,7 +216,7 @@ def test_hooks_see_the_other_agents_of_the_episode() -> None:
         steps["team"] = steps["rewards"] + sum(other.steps["rewards"] for other in others.values())
         return steps
 
-    collector = MultiAgentCollector("mpe2/simple_tag_v3", seed=0, hooks=[team])
+    collector = MultiAgentCollector("random", "mpe2/simple_tag_v3", seed=0, hooks=[team])
     batch = collector.collect(n_step=30).batch
     everyone = {"adversary_0", "adversary_1", "adversary_2", "agent_0"}
     assert sorted(seen) == sorted(
@@ -242,7 +253,7 @@ def test_episodes_may_have_ids_of_any_kind() -> None:
 
 
 def test_ready_hooks_act_on_single_trajectories_as_well() -> None:
-    batch = MultiAgentCollector("arena:Relay", seed=0).collect(n_step=21).batch
+    batch = MultiAgentCollector("random", "arena:Relay", seed=0).collect(n_step=21).batch
     for hook in (GAE(value), NStepReturns(3)):
 
         def one_by_one(trajectory: Trajectory, others: Mapping[Any, Trajectory], hook: Hook = hook) -> Any:
@@ -252,7 +263,7 @@ def test_ready_hooks_act_on_single_trajectories_as_well() -> None:
 
 
 def test_the_batch_itself_stays_as_it_is() -> None:
-    batch = MultiAgentCollector("arena:Relay", seed=0).collect(n_step=8).batch
+    batch = MultiAgentCollector("random", "arena:Relay", seed=0).collect(n_step=8).batch
     before = batch.copy()
     done = postprocess(batch, [GAE(value), NStepReturns(3)])
     assert batch == before
@@ -307,7 +318,7 @@ def test_wrong_arguments_are_named() -> None:
 
 def test_turns_are_postprocessed_agent_by_agent() -> None:
     hooks = [GAE(lambda obs: value(obs.observation), gamma=GAMMA, lambda_=LAMBDA)]
-    batch = MultiAgentCollector(arena.Bazaar, seed=0, hooks=hooks).collect(n_step=14).batch["trader"]
+    batch = MultiAgentCollector("random", arena.Bazaar, seed=0, hooks=hooks).collect(n_step=14).batch["trader"]
     for own in parts(batch):
         flat = SampleBatch(
             {name: own[name] for name in ("rewards", "terminateds", "truncateds")},
@@ -340,6 +351,16 @@ def test_hooks_that_are_no_sequence_of_functions_are_refused(hooks: Any) -> None
     with pytest.raises(ArgumentError, match="hooks must be"):
         Collector("random", "CartPole-v1", hooks=hooks)
     with pytest.raises(ArgumentError, match="hooks must be"):
-        MultiAgentCollector("mpe2/simple_spread_v3", "random", hooks=hooks)
+        MultiAgentCollector("random", "mpe2/simple_spread_v3", hooks=hooks)
     with pytest.raises(ArgumentError, match="hooks must be"):
-        RolloutWorkers("CartPole-v1", hooks=hooks)
+        RolloutWorkers("random", "CartPole-v1", hooks=hooks)
+
+
+def test_advantages_without_values_say_what_to_give() -> None:
+    steps = SampleBatch(
+        eps_id=[1, 1], t=[0, 1], rewards=[1.0, 1.0], terminateds=[False, True], truncateds=[False, False]
+    )
+    with pytest.raises(
+        ColumnNotFoundError, match=r"must be given to GAE as a column, a function.*no column 'vf_preds'"
+    ):
+        postprocess(steps, [GAE()])

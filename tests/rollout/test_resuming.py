@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from samplebatch import AsyncCollector, Collector, MultiAgentCollector, ReplayBuffer
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, FormatError, SampleBatchError, UntrustedPickleError
-from samplebatch.rollout.resuming import Resumable
+from samplebatch.rollout.collector import BaseCollector
 from tests.malice import Mark
 
 MODES = ("NextStep", "SameStep", "Disabled")
@@ -52,11 +52,11 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "a graph": lambda: Collector(graphed, "CartPole-v1", num_envs=3, seed=5),
     **{mode: partial(lambda mode: Collector("random", vector(mode), seed=5), mode) for mode in MODES},
     **{f"as a whole, {m}": partial(lambda m: Collector("random", Wrapped(vector(m)), seed=5), m) for m in MODES},
-    "simple_spread": lambda: MultiAgentCollector("mpe2/simple_spread_v3", num_envs=2, seed=5),
-    "several states": lambda: MultiAgentCollector("mpe2/simple_spread_v3", remembering, num_envs=2, seed=5),
-    "several graphs": lambda: MultiAgentCollector("mpe2/simple_spread_v3", graphed, num_envs=2, seed=5),
-    "turns": lambda: MultiAgentCollector("pettingzoo/classic/tictactoe_v3", num_envs=2, seed=5),
-    "spaces": lambda: MultiAgentCollector("mpe2/simple_spread_v3", gymnasium.spaces.Discrete(5), seed=5),
+    "simple_spread": lambda: MultiAgentCollector("random", "mpe2/simple_spread_v3", num_envs=2, seed=5),
+    "several states": lambda: MultiAgentCollector(remembering, "mpe2/simple_spread_v3", num_envs=2, seed=5),
+    "several graphs": lambda: MultiAgentCollector(graphed, "mpe2/simple_spread_v3", num_envs=2, seed=5),
+    "turns": lambda: MultiAgentCollector("random", "pettingzoo/classic/tictactoe_v3", num_envs=2, seed=5),
+    "spaces": lambda: MultiAgentCollector(gymnasium.spaces.Discrete(5), "mpe2/simple_spread_v3", seed=5),
 }
 
 
@@ -232,4 +232,4 @@ def test_states_that_do_not_fit_are_refused() -> None:
 def test_copies_and_pickles_name_the_state(name: str, take: Any) -> None:
     with pytest.raises(SampleBatchError, match="take its state_dict"):
         take(MAKERS[name]())
-    assert isinstance(MAKERS[name](), Resumable)
+    assert isinstance(MAKERS[name](), BaseCollector)

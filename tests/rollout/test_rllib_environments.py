@@ -92,7 +92,7 @@ def test_agents_that_act_at_once() -> None:
         ],
     )
     assert environment_kind(env) == "rllib"
-    with MultiAgentCollector(env, count_up, seed=1) as collector:
+    with MultiAgentCollector(count_up, env, seed=1) as collector:
         stats = collector.collect(n_episode=2)
     batch = stats.batch
     assert batch.count == 4
@@ -118,7 +118,7 @@ def test_turns_rewards_and_agents_that_come_and_go() -> None:
         ],
         ("a_0", "a_1", "b_0"),
     )
-    with MultiAgentCollector(env, count_up) as collector:
+    with MultiAgentCollector(count_up, env) as collector:
         batch = collector.collect(n_episode=1).batch
     assert env.given == [{"a_0": 0}, {"a_1": 1}, {"a_0": 1, "b_0": 2}, {"a_1": 2}, {}]
     nothing = {"terminateds": False, "truncateds": False, "eps_done": False}
@@ -153,12 +153,12 @@ def chain(length: int) -> Any:
 
 @pytest.mark.parametrize("n_step", [1, 3, 7])
 def test_fragments_take_complete_environment_steps(n_step: int) -> None:
-    with MultiAgentCollector([chain(1), chain(6)], count_up) as collector:
+    with MultiAgentCollector(count_up, [chain(1), chain(6)]) as collector:
         batches = [collector.collect(n_step=n_step).batch for _ in range(12)]
     assert [batch.count for batch in batches] == [n_step] * 12
     steps = [set(zip(batch["a"]["eps_id"], batch["a"]["t"], strict=True)) for batch in batches if batch.policy_batches]
     assert sum(map(len, steps)) == len(set().union(*steps)) == 12 * n_step
-    single = MultiAgentCollector([chain(1), chain(6)], count_up).collect(n_step=12 * n_step).batch
+    single = MultiAgentCollector(count_up, [chain(1), chain(6)]).collect(n_step=12 * n_step).batch
     assert len(single["a"]) == sum(len(batch["a"]) for batch in batches)
 
 
@@ -167,7 +167,7 @@ def test_states_are_kept_for_agents_that_wait() -> None:
         counts = np.zeros((len(obs), 1)) if state is None else state
         return np.zeros(len(obs), int), counts + 1
 
-    with MultiAgentCollector(chain(6), recurrent) as collector:
+    with MultiAgentCollector(recurrent, chain(6)) as collector:
         steps = collector.collect(n_episode=2).batch["a"]
     counts = {
         (int(agent), int(t)): float(state[0])
@@ -189,7 +189,7 @@ def test_states_are_kept_for_agents_that_wait() -> None:
 )
 def test_values_that_do_not_fit_are_refused_and_a_new_episode_begins(script: dict[str, Any], message: str) -> None:
     env = scripted({"a_0": 0.0, "a_1": 0.0}, [{"obs": {"a_0": 1, "a_1": 1}}, script])
-    with MultiAgentCollector(env, "random", seed=1) as collector:
+    with MultiAgentCollector("random", env, seed=1) as collector:
         with pytest.raises(EnvironmentSpecError, match=f"{message}.* from environment 0 in step 1"):
             collector.collect(n_step=5)
         assert len(env.seeds) == 1
@@ -201,7 +201,7 @@ def test_environments_of_rllib_itself() -> None:
         warnings.simplefilter("ignore")
         games = importlib.import_module("ray.rllib.examples.envs.classes.multi_agent")
     carts = games.MultiAgentCartPole({"num_agents": 3})
-    with MultiAgentCollector(carts, count_up, policy_mapping=lambda agent: f"p{agent % 2}", seed=1) as collector:
+    with MultiAgentCollector(count_up, carts, policy_mapping=lambda agent: f"p{agent % 2}", seed=1) as collector:
         batch = collector.collect(n_episode=3).batch
     assert set(batch.policy_batches) == {"p0", "p1"}
     for steps in batch.policy_batches.values():
@@ -219,9 +219,9 @@ def make_chain() -> Any:
 
 @pytest.mark.parametrize("backend", ["inline", "process"])
 def test_workers_step_environments_of_rllib(backend: Any) -> None:
-    given = {"n_step": 30, "num_workers": 2, "fragment_length": 10, "seed": 1, "backend": backend}
-    with RolloutWorkers(make_chain, "random", start_method="fork", **given) as workers:
-        fragments = list(workers)
+    given = {"num_workers": 2, "seed": 1, "backend": backend}
+    with RolloutWorkers("random", make_chain, start_method="fork", **given) as workers:
+        fragments = list(workers.fragments(n_step=30, fragment_length=10))
     assert sum(fragment.count for fragment in fragments) == 30
     assert {int(env) for fragment in fragments for env in fragment["a"]["env_id"]} == {0, 1}
 
@@ -240,6 +240,6 @@ def test_takes_says_what_policies_of_several_agents_get() -> None:
         seen.extend(said)
         return np.zeros(len(s), int)
 
-    with MultiAgentCollector(chain(3), as_policy(policy, takes=("obs", "info"))) as collector:
+    with MultiAgentCollector(as_policy(policy, takes=("obs", "info")), chain(3)) as collector:
         collector.collect(n_episode=1)
     assert seen == [{"begun": True}, {"step": 1}, {"step": 1}, {"step": 2}]

@@ -9,7 +9,7 @@ import pytest
 
 from samplebatch import SampleBatch, concat_samples
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
-from samplebatch.rollout.statistics import EpisodeStatistics, OpenReturns, RunningStatistics, episode_statistics
+from samplebatch.rollout.statistics import EpisodeStatistics, RunningStatistics, episode_statistics
 
 
 def plain(statistics: EpisodeStatistics | None) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def plain(statistics: EpisodeStatistics | None) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["mpe2/simple_tag_v3", "arena:Relay", "arena:Bazaar"])
 def test_cut_episodes_count_as_whole_ones(name: str) -> None:
     rng = np.random.default_rng(0)
-    sources = [MultiAgentCollector(name, num_envs=2, seed=seed) for seed in range(2)]
+    sources = [MultiAgentCollector("random", name, num_envs=2, seed=seed) for seed in range(2)]
     running = RunningStatistics()
     fragments = []
     ended: list[EpisodeStatistics] = []
@@ -57,24 +57,24 @@ def test_fragments_that_tell_no_episodes_count_nothing() -> None:
 
 
 def test_episodes_that_were_cut_off_are_forgotten_once_their_environment_begins_another() -> None:
-    returns = OpenReturns()
+    returns = RunningStatistics()
 
     def add(env_id: list[int], eps_id: list[int], done: bool = False) -> EpisodeStatistics:
         count = len(eps_id)
         steps = SampleBatch(env_id=env_id, eps_id=eps_id, t=np.arange(count), agent_index=[0] * count)
         steps["rewards"], steps["dones"] = [1.0] * count, [done] * count
-        found = returns.add(steps)
+        found = returns.advance(steps)
         returns.forget_cut_off(steps)
         return found
 
     add([0, 1], [70, 71])
     add([0], [70])
-    assert len(returns) == 2
+    assert returns.unfinished == 2
     add([0], [80])
-    assert sorted(returns.state_dict()["episodes"]) == [71, 80]
-    again = OpenReturns()
+    assert sorted(returns.state_dict()["open"]) == [71, 80]
+    again = RunningStatistics()
     again.load_state_dict(returns.state_dict())
     returns = again
     assert add([1], [71], done=True).policies["default_policy"].returns.tolist() == [2.0]
     add([0], [90])
-    assert sorted(returns.state_dict()["episodes"]) == [90]
+    assert sorted(returns.state_dict()["open"]) == [90]

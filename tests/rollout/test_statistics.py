@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samplebatch import MultiAgentBatch, SampleBatch
-from samplebatch.rollout.collect_statistics import SequenceSummaryStats
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
-from samplebatch.rollout.statistics import episode_statistics, finished_episodes
+from samplebatch.rollout.statistics import SequenceSummaryStats, episode_statistics, finished_episodes
 
 
 def test_the_relay_adds_up() -> None:
-    batch = MultiAgentCollector(arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20).batch
+    batch = MultiAgentCollector("random", arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20).batch
     found = episode_statistics(batch)
     assert found is not None
     assert (found.episodes, found.unfinished) == (2, 1)
@@ -31,7 +30,7 @@ def test_the_relay_adds_up() -> None:
 
 
 def test_a_policy_whose_episodes_all_go_on_has_no_mean() -> None:
-    batch = MultiAgentCollector(arena.Relay(), seed=0).collect(n_step=5).batch
+    batch = MultiAgentCollector("random", arena.Relay(), seed=0).collect(n_step=5).batch
     found = episode_statistics(batch)
     assert found is not None
     assert (found.episodes, found.unfinished) == (0, 1)
@@ -124,7 +123,7 @@ def test_statistics_agree_with_plain_python(drawn: tuple[list[dict[str, Any]], i
 
 
 def test_a_report_is_printed_as_a_dict(capsys: pytest.CaptureFixture[str]) -> None:
-    report = MultiAgentCollector(arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20)
+    report = MultiAgentCollector("random", arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20)
     report.pprint_asdict(exclude_fields=["batch", "collect_time", "collect_speed"])
     shown = capsys.readouterr().out
     assert shown.startswith("CollectStats\n---")

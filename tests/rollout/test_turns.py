@@ -67,7 +67,7 @@ def collected(batch: MultiAgentBatch, agents: list[str]) -> list[dict[str, Any]]
 @pytest.mark.parametrize("cuts", [[9], [1] * 9, [3, 4, 2], [8, 1]])
 def test_turns_are_told_as_the_book_tells_them(cuts: list[int]) -> None:
     expected = watched(arena.Bazaar, lambda observation: observation["action_mask"].index(True))
-    collector = MultiAgentCollector(arena.Bazaar, seed=0)
+    collector = MultiAgentCollector("random", arena.Bazaar, seed=0)
     fragments = [collector.collect(n_step=cut).batch for cut in cuts]
     assert [fragment.count for fragment in fragments] == [fragment.agent_steps() for fragment in fragments] == cuts
     batch = concat_samples(fragments)
@@ -85,21 +85,21 @@ def test_returns_are_all_that_was_paid() -> None:
         paid[row["agent"]] = paid.get(row["agent"], 0) + row["rewards"]
     # trader_0 has two turns, of 20 and 30, and gets 1 before the first.
     assert paid["trader_0"] == 51
-    statistics = episode_statistics(MultiAgentCollector(arena.Bazaar, seed=0).collect(n_episode=2).batch)
+    statistics = episode_statistics(MultiAgentCollector("random", arena.Bazaar, seed=0).collect(n_episode=2).batch)
     assert statistics is not None
     assert sorted(statistics.policies["trader"].returns.tolist()) == sorted([*paid.values()] * 2)
     assert sorted(statistics.policies["trader"].lengths.tolist()) == [2, 2, 3, 3, 4, 4]
 
 
 def test_turns_keep_their_order_in_lockstep() -> None:
-    batch = MultiAgentCollector(arena.Bazaar, seed=0, policy_mapping=arena.whose).collect(n_step=9).batch
+    batch = MultiAgentCollector("random", arena.Bazaar, seed=0, policy_mapping=arena.whose).collect(n_step=9).batch
     order = [next(iter(part.policy_batches))[-1] for part in batch.timeslices(1)]
     assert "".join(order) == "200211212"
     assert [part.count for part in batch.timeslices(4)] == [4, 4, 1]
 
 
 def test_an_agent_that_is_long_out_of_turn_holds_steps_back_not_up() -> None:
-    collector = MultiAgentCollector(arena.Bazaar, num_envs=3, seed=0)
+    collector = MultiAgentCollector("random", arena.Bazaar, num_envs=3, seed=0)
     aggregator = Aggregator(complete_episodes=True)
     for env_steps in (1, 2, 5, 7, 12):
         aggregator.add(collector.collect(n_step=env_steps).batch)
@@ -113,7 +113,7 @@ def test_an_agent_that_is_long_out_of_turn_holds_steps_back_not_up() -> None:
 
 @pytest.mark.parametrize("name", ["pettingzoo/classic/tictactoe_v3", "pettingzoo/classic/connect_four_v3"])
 def test_games_are_played_by_the_rules(name: str) -> None:
-    batch = MultiAgentCollector(name, num_envs=2, seed=3).collect(n_episode=6).batch
+    batch = MultiAgentCollector("random", name, num_envs=2, seed=3).collect(n_episode=6).batch
     (steps,) = batch.policy_batches.values()
     masks, actions = steps["obs"]["action_mask"], steps["actions"]
     assert masks[np.arange(len(steps)), actions].all()
@@ -130,7 +130,7 @@ def test_games_are_played_by_the_rules(name: str) -> None:
 
 def test_the_same_game_by_either_interface() -> None:
     def steps_of(name: str) -> SampleBatch:
-        collector = MultiAgentCollector(make_environment(name), seed=2, policy=lambda obs: obs % 3)
+        collector = MultiAgentCollector(lambda obs: obs % 3, make_environment(name), seed=2)
         return collector.collect(n_episode=1).batch["player"]
 
     together, in_turns = steps_of("pettingzoo.classic.rps_v2:parallel_env"), steps_of("pettingzoo.classic.rps_v2:env")
@@ -156,11 +156,11 @@ class Mute(arena.Bazaar):
 )
 def test_an_environment_that_breaks_its_word_is_named(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(EnvironmentSpecError, match=words):
-        MultiAgentCollector(make(), seed=0).collect(n_step=20)
+        MultiAgentCollector("random", make(), seed=0).collect(n_step=20)
 
 
 def test_agents_who_act_together_and_in_turns_are_collected_side_by_side() -> None:
-    mixed = MultiAgentCollector([arena.Bazaar(), arena.Relay()], seed=0)
+    mixed = MultiAgentCollector("random", [arena.Bazaar(), arena.Relay()], seed=0)
     fragments = [mixed.collect(n_step=n).batch for n in (1, 5, 7, 3)]
     assert [fragment.count for fragment in fragments] == [1, 5, 7, 3]
     whole = concat_samples(fragments)
@@ -170,7 +170,7 @@ def test_agents_who_act_together_and_in_turns_are_collected_side_by_side() -> No
 
 def test_steps_from_before_a_failure_are_enough_for_a_call_that_wants_fewer() -> None:
     stages = [arena.Bazaar(), arena.Failing()]
-    collector = MultiAgentCollector(stages, seed=0)
+    collector = MultiAgentCollector("random", stages, seed=0)
     with pytest.raises(RuntimeError, match="baton"):
         collector.collect(n_step=80)
     recorded = collector._recorded

@@ -73,8 +73,8 @@ Collector(torch.nn.Linear(4, 2), make())
 def serve(client: ReplayClient) -> None:
     Collector(of_obs, make, client).reset()
     AsyncCollector(of_obs, make, client)
-    MultiAgentCollector("mpe2/simple_tag_v3", buffer=client)
-    RolloutWorkers(make, buffer=client)
+    MultiAgentCollector("random", "mpe2/simple_tag_v3", client)
+    RolloutWorkers("random", make, client)
 
 
 def steps_of(collector: Collector) -> SampleBatch:
@@ -84,17 +84,18 @@ def steps_of(collector: Collector) -> SampleBatch:
 
 
 def agents(parallel: ParallelEnv[str, Array, Array], turns: AECEnv[str, Array, Array], rllib: MultiAgentEnv) -> int:
-    MultiAgentCollector([parallel, turns, simple_spread_v3.parallel_env])
-    stats = MultiAgentCollector(rllib, {0: of_obs}, policy_mapping=lambda agent: 0).collect(n_step=5)
+    MultiAgentCollector("random", [parallel, turns, simple_spread_v3.parallel_env])
+    stats = MultiAgentCollector({0: of_obs}, rllib, policy_mapping=lambda agent: 0).collect(n_step=5)
     return stats.batch[0].count + stats.batch.count
 
 
 AsyncCollector(of_obs, [make, "CartPole-v1"], wait_num=2)
-several = MultiAgentCollector("mpe2/simple_tag_v3", {"agent": of_obs, "adversary": "random"}, num_envs=2)
+several = MultiAgentCollector({"agent": of_obs, "adversary": "random"}, "mpe2/simple_tag_v3", num_envs=2)
 reveal_type(several.collect(n_episode=2).batch)
-RolloutWorkers("mpe2/simple_tag_v3", {"agent": "module:policy", "adversary": of_obs}, MultiAgentReplayBuffer(8))
-with RolloutWorkers([make, "CartPole-v1"], load_policy("best.pt"), buffer, n_step=10) as workers:
+RolloutWorkers({"agent": "module:policy", "adversary": of_obs}, "mpe2/simple_tag_v3", MultiAgentReplayBuffer(8))
+with RolloutWorkers(load_policy("best.pt"), [make, "CartPole-v1"], buffer) as workers:
     reveal_type(workers.collect(n_step=5))
+    reveal_type(next(workers.fragments(n_step=10)))
 reveal_type(as_policy(of_obs))
 reveal_type(as_policy(of_obs)(Batch(obs=[1])))
 reveal_type(environment_kind(make_environment("CartPole-v1")))
@@ -104,19 +105,19 @@ Collector(3, make)
 Collector("randm", make)
 Collector(of_obs, 3)
 Collector(of_obs, make, MultiAgentReplayBuffer(8))
-RolloutWorkers(make, 3)
-MultiAgentCollector(make(), of_obs)
+RolloutWorkers(3, make)
+MultiAgentCollector("random", make())
 """
 
 
 @pytest.mark.long
 def test_a_script_of_a_user_under_strict_mypy(tmp_path: Path) -> None:
     revealed, errors = check_types(SOURCE, tmp_path)
-    assert len(revealed) == 7
+    assert len(revealed) == 8
     assert revealed[0] == "SampleBatch[ndarray[tuple[Any, ...], dtype[Any]]] | Any"
     assert "Any" not in revealed
     wrong = ['"takes" to "as_policy"', *('1 to "Collector"',) * 2, '2 to "Collector"', '3 to "Collector"']
-    wrong += ['2 to "RolloutWorkers"', '1 to "MultiAgentCollector"']
+    wrong += ['1 to "RolloutWorkers"', '2 to "MultiAgentCollector"']
     assert len(errors) == len(wrong), errors
     for error, argument in zip(errors, wrong, strict=True):
         assert f"Argument {argument} has incompatible type" in error

@@ -39,7 +39,7 @@ Spans = Sequence[tuple[float, float]]
 
 def queue(capacity: int) -> ReplayTable:
     """Make the queue that all write to and read from."""
-    return ReplayTable("queue", kind="fifo", capacity=capacity, max_times_sampled=1)
+    return ReplayTable("queue", kind="queue", capacity=capacity)
 
 
 def fragment(writer: int, number: int) -> SampleBatch[Any]:
@@ -57,8 +57,8 @@ def write_fragments(uri: str, folder: Path, writer: int) -> None:
     path, number, stream, streams = folder / f"writer.{writer}", 0, None, 0
     with ReplayClient(uri, "queue", writer=f"writer {writer}", reconnect_s=600.0) as client:
         while not ended.is_set():
-            if client._writer._stream is not stream:
-                stream, streams = client._writer._stream, streams + 1
+            if client._only._writer._stream is not stream:
+                stream, streams = client._only._writer._stream, streams + 1
             note(path, number + 1, client.written.fragments, streams)
             client.extend(fragment(writer, number))
             number += 1

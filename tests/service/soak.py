@@ -39,7 +39,7 @@ from tests.service.soak_accounts import STEPS, account, heard_at, note, notes, r
 
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.service.soak"
-CHECKPOINT_EVERY_S = 5.0
+CHECKPOINT_EVERY_S = 2.0
 
 
 def table(capacity: int) -> ReplayTable:
@@ -84,8 +84,8 @@ def write_steps(uri: str, folder: Path, number: int, rate: float) -> None:
         while not ended.is_set():
             steps = np.arange(step, step + STEPS)
             step += STEPS
-            if client._writer._stream is not stream:
-                stream, streams = client._writer._stream, streams + 1
+            if client._only._writer._stream is not stream:
+                stream, streams = client._only._writer._stream, streams + 1
             note(path, step, client.written.rows, streams)
             obs = np.stack([np.full(STEPS, number), steps], 1)
             client.extend(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import Any
 
@@ -39,3 +40,21 @@ def lengthened(rows: pa.RecordBatch) -> pa.RecordBatch:
         stream.write_batch(rows)
     said = sink.getvalue().to_pybytes().replace(struct.pack("<q", 321), struct.pack("<q", 1000))
     return pa.ipc.open_stream(said).read_next_batch()
+
+
+def write_stream(rows: pa.RecordBatch) -> bytes:
+    """Write a record batch as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_batch(rows)
+    return bytes(sink.getvalue())
+
+
+def samples_in(chunk: Any) -> list[pa.RecordBatch]:
+    """Read the samples in a message of a session, as the page says."""
+    told, _, streams = chunk.app_metadata.to_pybytes().partition(b"\n")
+    found, start = [], 0
+    for nbytes in json.loads(told)["streams"]:
+        found.append(pa.ipc.open_stream(streams[start : start + nbytes]).read_next_batch())
+        start += -(-nbytes // 64) * 64
+    return found

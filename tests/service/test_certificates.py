@@ -12,7 +12,7 @@ import pytest
 
 from samplebatch.errors import ArgumentError
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
-from samplebatch.service.certificates import find_expiry, read_pair
+from samplebatch.service.server import find_expiry, read_pair
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
 

@@ -6,12 +6,15 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
-from samplebatch import Batch, MultiAgentBatch, PrioritizedReplayBuffer, ReplayBuffer, SampleBatch
+from samplebatch import ActionUnit, Batch, MultiAgentBatch, PrioritizedReplayBuffer, ReplayBuffer, SampleBatch
+from samplebatch.column import RaggedColumn, RaggedTorchColumn
+from samplebatch.column.types import TORCH_NBYTES
 from samplebatch.errors import (
     AccessError,
     ArgumentError,
@@ -21,11 +24,12 @@ from samplebatch.errors import (
     ColumnTypeError,
     LimitTimeoutError,
     PriorityError,
+    RowIndexError,
     SampleBatchError,
     ServiceError,
     UntrustedPickleError,
 )
-from samplebatch.service import ReplayClient, ReplayServer, ReplayTable, ShardedReplayClient
+from samplebatch.service import RateLimiter, ReplayClient, ReplayServer, ReplayTable
 from samplebatch.service.protocol import MAX_ASKED
 from tests.service.table_rows import episode, fragment
 
@@ -35,7 +39,7 @@ def server() -> Iterator[ReplayServer]:
     tables = [
         ReplayTable("replay", capacity=1000, seed=3),
         ReplayTable("prio", kind="prioritized", capacity=1000, alpha=0.6, beta=0.4, seed=3),
-        ReplayTable("queue", kind="fifo", capacity=20, max_times_sampled=1),
+        ReplayTable("queue", kind="queue", capacity=20),
         ReplayTable("levels", kind="key", capacity=20),
     ]
     with ReplayServer(tables) as server:
@@ -103,6 +107,107 @@ def test_priorities_of_rows_that_were_written_over_are_dropped() -> None:
         client.info()
         assert client.info()["size"] == 4
     assert table._items.buffer.weight[:].max() == 1.0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fragment_steps", [1, 4])
+def test_priorities_and_fragments_reach_the_table_in_their_order(fragment_steps: int) -> None:
+    local = PrioritizedReplayBuffer(64, alpha=0.6, beta=0.4, random_seed=3)
+    table = ReplayTable("prio", kind="prioritized", capacity=64, seed=3)
+    with (
+        ReplayServer([table]) as server,
+        ReplayClient(server.uri, "prio", fragment_steps=fragment_steps) as client,
+    ):
+        for number in range(300):
+            # Most rows are written over, so that the priorities of many come late.
+            rows = episode(number, range(24))
+            for buffer in (local, client):
+                buffer.extend(rows)
+            (batch, indices), (other, places) = local.sample(16), client.sample(16)
+            assert (indices == places).all()
+            assert (batch.obs == other.obs).all()
+            assert np.allclose(batch.weight, other.weight)
+            priorities = 1.0 + batch.obs % 7
+            for buffer, generation in ((local, batch.generation), (client, other.generation)):
+                for part in range(0, 16, 4):
+                    few = slice(part, part + 4)
+                    buffer.update_weight(indices[few], priorities[few], generation=generation[few])
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+@pytest.mark.parametrize("form", ["sequence", "steps", "one"])
+@pytest.mark.parametrize("burn_in", [0, 2])
+def test_sequences_take_a_priority_each(shards: int, form: str, burn_in: int) -> None:
+    tables = [ReplayTable("prio", kind="prioritized", capacity=64, alpha=1.0, seed=3) for _ in range(max(shards, 1))]
+    local = PrioritizedReplayBuffer(64, alpha=1.0, beta=0.4)
+    with ExitStack() as stack:
+        uris = [stack.enter_context(ReplayServer([table])).uri for table in tables]
+        # With shards, the rows are those of the second.
+        made = ReplayClient(uris, "prio", shares=[1e-9, 1.0]) if shards else ReplayClient(uris[0], "prio")
+        client: Any = stack.enter_context(made)
+        for buffer in (local, client):
+            buffer.extend(episode(0, range(9)))
+        client.flush()
+        batch, indices = client.sample_sequences(6, 5, burn_in=burn_in)
+        places = np.where(indices < 0, -1, indices & 0xFFFF)
+        priorities: Any = np.arange(6) + 2.0
+        options = {"generation": batch.generation} | ({"burn_in": batch.burn_in} if burn_in else {})
+        expected = np.ones(9)
+        drawn = places[np.arange(6), batch.burn_in.sum(1)]
+        if form == "steps":
+            priorities, options = np.arange(30).reshape(6, 5) + 2.0, {}
+            for slot, priority in zip(places.ravel(), priorities.ravel(), strict=True):
+                if slot >= 0:
+                    expected[slot] = priority
+        else:
+            priorities = 5.0 if form == "one" else priorities
+            expected[drawn] = priorities
+        assert (indices < 0).any()
+        client.update_weight(indices, priorities, **options)
+        client.flush()
+        local.update_weight(places, priorities, **({"burn_in": batch.burn_in} if "burn_in" in options else {}))
+        sampler: Any = tables[-1]._items
+        assert np.allclose(sampler.buffer.weight[:][:9], expected)
+        assert np.allclose(local.weight[:][:9], expected)
+        with pytest.raises(ColumnLengthError):
+            client.update_weight(indices, np.ones(4))
+        with pytest.raises(ColumnLengthError, match="burn_in must have the shape of the indices"):
+            local.update_weight(places, np.ones(6), burn_in=np.zeros((6, 4), bool))
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_flush_and_close_wait_for_priorities(prefetch: int) -> None:
+    table = ReplayTable("prio", kind="prioritized", capacity=64, alpha=1.0, limiter=RateLimiter(8))
+    with ReplayServer([table]) as server:
+        with ReplayClient(server.uri, "prio", prefetch=prefetch) as client:
+            client.extend(episode(0, range(8)))
+            client.sample(4)
+            for number in range(200):
+                client.update_weight(np.arange(8), np.full(8, number + 2.0))
+            client.flush()
+            assert table.info()["weight"] == pytest.approx(8 * 201.0)
+            client.update_weight([99], [1.0])
+            with pytest.raises(RowIndexError):
+                client.extend(episode(1, range(3)))
+            # It was sent, though the update before it was refused.
+            assert len(client) == 11
+            client.update_weight(np.arange(11), np.full(11, 5.0))
+        assert table.info()["weight"] == pytest.approx(55.0)
+
+
+def test_a_fragment_after_priorities_is_not_held_back_by_samples_ahead() -> None:
+    limits = RateLimiter(8, samples_per_insert=1.0, error_buffer=8.0)
+    table = ReplayTable("prio", kind="prioritized", capacity=64, limiter=limits)
+    with (
+        ReplayServer([table]) as server,
+        ReplayClient(server.uri, "prio", prefetch=8) as client,
+    ):
+        client.extend(episode(0, range(8)))
+        for number in range(20):
+            _, indices = client.sample(4)
+            # The samples ahead wait for the inserts that follow.
+            client.update_weight(indices, np.full(4, 2.0))
+            client.extend(episode(number + 1, range(4)))
+            client.flush()
 
 
 def test_a_bad_update_is_told_by_the_next_method_that_looks(server: ReplayServer) -> None:
@@ -202,6 +307,21 @@ def test_columns_that_come_later_and_columns_of_objects_reach_learners(client: R
     assert set(client.sample(256)[0].word.tolist()) == {"a", "b", None}
 
 
+def test_samples_of_a_service_have_ragged_columns_as_those_of_a_local_buffer() -> None:
+    steps = episode(0, range(10))
+    steps["obs"] = steps["new_obs"] = [np.full(t % 4, float(t)) for t in range(10)]
+    ragged = ("obs", "obs_next")
+    local = ReplayBuffer(1000, random_seed=3, ragged=ragged)
+    with ReplayServer([new_table(ragged=ragged)]) as server, ReplayClient(server.uri, "replay") as remote:
+        for buffer in (remote, local):
+            buffer.extend(steps)
+        for request in ({}, {"n_step": 3, "gamma": 0.9}):
+            sample = remote.sample(16, **request)
+            assert isinstance(sample[0].obs, RaggedColumn)
+            assert isinstance(sample[0].to_torch().obs_next, RaggedTorchColumn)
+            assert_alike(sample, local.sample(16, **request))
+
+
 def test_large_samples_are_those_of_a_local_buffer_too() -> None:
     local = ReplayBuffer(1000, random_seed=3)
     rows = episode(0, range(100))
@@ -237,6 +357,41 @@ def test_weights_go_the_other_way(client: ReplayClient) -> None:
     assert found.value["step"].item() == 7
     assert client.latest(newer_than=1, name="mine") is None
     assert client.publish({"step": 8}, name="mine") == 2
+
+
+def test_weights_of_every_buildable_dtype_arrive(client: ReplayClient) -> None:
+    torch = pytest.importorskip("torch")
+    names = [name for name in TORCH_NBYTES if hasattr(torch, name)]
+    weights = {name: torch.zeros(64, dtype=torch.uint8) for name in names}
+    weights = {name: bits.view(getattr(torch, name)) for name, bits in weights.items()}
+    client.publish({**weights, "big": np.array([1.5, 2.5], ">f4")}, name="dtypes")
+    found = client.latest(name="dtypes")
+    assert found is not None
+    assert found.value.pop("big").tolist() == [1.5, 2.5]
+    for name, tensor in found.value.items():
+        assert tensor.dtype == getattr(torch, name)
+        assert tensor.view(torch.uint8).tolist() == [0] * 64
+
+
+@pytest.mark.parametrize("dtype_name", ["qint8", "quint8", "quint4x2", "quint2x4"])
+def test_quantized_weights_are_refused_by_the_publisher(client: ReplayClient, dtype_name: str) -> None:
+    torch = pytest.importorskip("torch")
+    weights = {"layer": {"w": torch.zeros(4, dtype=torch.uint8).view(getattr(torch, dtype_name))}}
+    with pytest.raises(ColumnTypeError, match=rf"column 'layer\.w' must have a dtype .* got torch\.{dtype_name}"):
+        client.publish(weights)
+
+
+def test_weights_that_are_too_deep_are_refused(client: ReplayClient) -> None:
+    weights: dict[str, Any] = {"w": np.zeros(1)}
+    for _ in range(31):
+        weights = {"a": weights}
+    client.publish(weights, name="deep")
+    assert client.latest(name="deep") is not None
+    endless: dict[str, Any] = {}
+    endless["a"] = endless
+    for refused in ({"a": weights}, endless):
+        with pytest.raises(ColumnTypeError, match=r"at most 32 dicts deep, 'a\.a"):
+            client.publish(refused)
 
 
 def test_limits_are_changed_and_who_is_held_back_is_told(client: ReplayClient, server: ReplayServer) -> None:
@@ -320,7 +475,7 @@ def test_a_client_goes_to_other_processes_by_its_address(client: ReplayClient) -
     fill(client)
     client.flush()
     with pickle.loads(pickle.dumps(client)) as other:
-        assert (other.uri, other.table, other.writer) == (client.uri, client.table, client.writer)
+        assert (other.uris, other.table, other.writer) == (client.uris, client.table, client.writer)
         assert len(other) == 120
 
 
@@ -359,9 +514,10 @@ def leave_by_an_error(client: Any) -> None:
 
 
 def test_a_client_that_is_left_by_an_error_does_not_wait_for_fragments_that_are_held_back() -> None:
-    table = ReplayTable("queue", kind="fifo", capacity=1, max_times_sampled=1)
-    with ReplayServer([table]) as server:
-        for client in (ReplayClient(server.uri, "queue"), ShardedReplayClient([server.uri], "queue")):
+    tables = [ReplayTable("queue", kind="queue", capacity=1) for _ in range(2)]
+    with ReplayServer(tables[:1]) as server, ReplayServer(tables[1:]) as unused:
+        shards = ReplayClient([server.uri, unused.uri], "queue", shares=[1.0, 1e-9])
+        for client in (ReplayClient(server.uri, "queue"), shards):
             began = time.monotonic()
             with pytest.raises(KeyError):
                 leave_by_an_error(client)
@@ -390,7 +546,7 @@ def test_closing_ends_the_wait_of_a_thread_for_a_sample(client: ReplayClient, pr
         except SampleBatchError as error:
             found.append(error)
 
-    with ReplayClient(client.uri, "replay", prefetch=prefetch) as learner:
+    with ReplayClient(client.uris, "replay", prefetch=prefetch) as learner:
         thread = threading.Thread(target=draw)
         thread.start()
         while not client.info()["held_back"]:
@@ -441,10 +597,56 @@ def test_values_of_several_environments_may_be_written_over_once_they_are_added(
     client: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = []
-    monkeypatch.setattr(client._writer, "put", lambda rows, fragment: kept.append(rows))
+    monkeypatch.setattr(client._only._writer, "put", lambda rows, fragment: kept.append(rows))
     obs = np.zeros((2, 3))
     columns = {"act": [0, 0], "rew": [0.0, 0.0], "terminated": [False, False], "truncated": [False, False]}
     client.add(obs=obs, obs_next=obs.copy(), buffer_ids=[0, 1], **columns)
     obs[:] = 7.0
     # A fragment that is lost on its way is sent again.
     assert not SampleBatch.from_arrow(kept[0])["obs"].any()
+
+
+def _pendulum_steps(scale: bool, seed: int = 0) -> SampleBatch:
+    rng = np.random.default_rng(seed)
+    steps = SampleBatch(
+        obs=rng.normal(size=(6, 3)),
+        actions=rng.uniform(-1, 1, (6, 1)),
+        rewards=np.zeros(6),
+        terminateds=np.arange(6) == 5,
+        truncateds=np.zeros(6, bool),
+        eps_id=np.full(6, seed),
+        t=np.arange(6),
+    )
+    steps.action_unit = ActionUnit("scale", -2.0, 2.0) if scale else ActionUnit()
+    return steps
+
+
+def _put(client: ReplayClient, steps: SampleBatch) -> None:
+    client.extend(steps)
+    client.flush()
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+def test_samples_of_steps_have_the_unit_of_their_actions(kind: str) -> None:
+    with (
+        ReplayServer([ReplayTable("unit", kind=kind, capacity=1000)]) as server,
+        ReplayClient(server.uri, "unit") as client,
+    ):
+        client.extend(_pendulum_steps(scale=True))
+        client.add(_pendulum_steps(scale=True, seed=1)[:1].as_batch("tianshou"), buffer_ids=[0])
+        client.flush()
+        unit = ActionUnit("scale", -2.0, 2.0)
+        assert client.sample(4)[0].action_unit == unit
+        assert client.sample_sequences(2, 3)[0].action_unit == unit
+        with pytest.raises(ColumnMismatchError, match="must be in one unit"):
+            _put(client, _pendulum_steps(scale=False, seed=2))
+
+
+def test_fragments_of_a_table_are_of_one_unit() -> None:
+    with ReplayServer([ReplayTable("unit", kind="queue", capacity=20)]) as server:
+        with ReplayClient(server.uri, "unit") as client:
+            _put(client, _pendulum_steps(scale=True))
+            with pytest.raises(ColumnMismatchError, match="must be in one unit"):
+                _put(client, _pendulum_steps(scale=False))
+        with ReplayClient(server.uri, "unit") as client:
+            assert client.sample(1)[0].action_unit == ActionUnit("scale", -2.0, 2.0)

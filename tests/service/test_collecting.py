@@ -11,7 +11,7 @@ import pytest
 
 from samplebatch import Collector, MultiAgentCollector, ReplayBuffer, RolloutWorkers, SampleBatch, VectorReplayBuffer
 from samplebatch.errors import ArgumentError
-from samplebatch.service import ReplayClient, ReplayServer, ReplayTable, ShardedReplayClient
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
 
 _STEPS = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next")
 
@@ -51,7 +51,7 @@ def test_workers_write_straight_to_the_service(backend: Any) -> None:
         for buffer in (client, local):
             options: Any = {"num_workers": 2, "envs_per_worker": 2, "seed": 3}
             kind = backend if buffer is client else "inline"
-            with RolloutWorkers("CartPole-v1", "random", buffer, backend=kind, **options) as workers:
+            with RolloutWorkers("random", "CartPole-v1", buffer, backend=kind, **options) as workers:
                 reports.append([workers.collect(n_step=80) for _ in range(2)])
         assert len(client) == len(local) == 160
     for report, wanted in zip(*reports, strict=True):
@@ -62,18 +62,16 @@ def test_workers_write_straight_to_the_service(backend: Any) -> None:
 
 
 @pytest.fixture
-def shards() -> Iterator[tuple[list[ReplayTable], ShardedReplayClient]]:
+def shards() -> Iterator[tuple[list[ReplayTable]]]:
     tables = [ReplayTable("replay", capacity=1600, streams=16, seed=seed) for seed in range(2)]
     with ExitStack() as stack:
         uris = [stack.enter_context(ReplayServer([table])).uri for table in tables]
         # By this name, some environments go to each.
-        yield tables, stack.enter_context(ShardedReplayClient(uris, "replay", writer="w", seed=0))
+        yield tables, stack.enter_context(ReplayClient(uris, "replay", writer="w", seed=0))
 
 
 @pytest.mark.parametrize("way", ["collector", "inline", "process"])
-def test_each_environment_is_collected_into_one_of_several_services(
-    way: Any, shards: tuple[list[ReplayTable], ShardedReplayClient]
-) -> None:
+def test_each_environment_is_collected_into_one_of_several_services(way: Any, shards: tuple[list[ReplayTable]]) -> None:
     tables, client = shards
     local = VectorReplayBuffer(1600, 4)
     for buffer in (client, local):
@@ -83,7 +81,7 @@ def test_each_environment_is_collected_into_one_of_several_services(
         else:
             options: Any = {"num_workers": 2, "envs_per_worker": 2, "seed": 1}
             kind = way if buffer is client else "inline"
-            with RolloutWorkers("CartPole-v1", "random", buffer, backend=kind, **options) as workers:
+            with RolloutWorkers("random", "CartPole-v1", buffer, backend=kind, **options) as workers:
                 collected = [workers.collect(n_step=80) for _ in range(2)]
         assert [(one.batch, one.n_collected_steps) for one in collected] == [(None, 80)] * 2
     assert len(client) == len(local) == 160
@@ -96,12 +94,10 @@ def test_each_environment_is_collected_into_one_of_several_services(
 
 
 def test_what_iteration_yields_has_the_columns_of_statistics_alone() -> None:
-    table = ReplayTable("queue", kind="fifo", capacity=50, max_times_sampled=1)
+    table = ReplayTable("queue", kind="queue", capacity=50)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "queue") as client:
-        with RolloutWorkers(
-            "CartPole-v1", "random", client, n_step=80, fragment_length=20, backend="inline"
-        ) as workers:
-            fragments = list(workers)
+        with RolloutWorkers("random", "CartPole-v1", client, backend="inline") as workers:
+            fragments = list(workers.fragments(n_step=80, fragment_length=20))
         assert "obs" not in fragments[0]
         assert sum(len(fragment) for fragment in fragments) == 80
         stream = client.stream(prefetch=0)
@@ -110,18 +106,16 @@ def test_what_iteration_yields_has_the_columns_of_statistics_alone() -> None:
 
 
 def test_environments_of_several_agents_are_collected_into_a_service() -> None:
-    table = ReplayTable("queue", kind="fifo", capacity=50, max_times_sampled=1)
+    table = ReplayTable("queue", kind="queue", capacity=50)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "queue") as client:
-        with MultiAgentCollector("mpe2/simple_spread_v3", policy="random", buffer=client, seed=1) as collector:
+        with MultiAgentCollector("random", "mpe2/simple_spread_v3", buffer=client, seed=1) as collector:
             collector.collect(n_step=10)
         found, _ = client.sample(1)
         assert found.env_steps() == 10
         # Workers tell the version of the weights, too.
         client.reset()
-        with RolloutWorkers(
-            "mpe2/simple_spread_v3", "random", client, n_step=20, fragment_length=10, num_workers=1, backend="inline"
-        ) as workers:
-            assert sum(fragment.env_steps() for fragment in workers) == 20
+        with RolloutWorkers("random", "mpe2/simple_spread_v3", client, num_workers=1, backend="inline") as workers:
+            assert sum(fragment.env_steps() for fragment in workers.fragments(n_step=20, fragment_length=10)) == 20
         assert [client.sample(1)[0].env_steps() for _ in range(2)] == [10, 10]
 
 
@@ -131,7 +125,7 @@ def test_infos_are_columns_of_a_table_of_steps() -> None:
         infos = [{}, {"lives": 3}]
         for part in (infos, [{}, {}]):
             rows: dict[str, Any] = {"obs": [1, 2], "actions": [0, 0], "rewards": [0.0, 0.0], "eps_id": [7, 7]}
-            client.add_fragment(SampleBatch(**rows, terminateds=[False, True], infos=np.array(part, object)))
+            client._add_fragment(SampleBatch(**rows, terminateds=[False, True], infos=np.array(part, object)))
         assert client.sample(64)[0].info.lives.max() == 3
 
 
@@ -139,5 +133,5 @@ def test_nothing_is_dropped_from_a_service_for_its_age() -> None:
     with ReplayServer([ReplayTable("replay", capacity=10)]) as server:
         client = ReplayClient(server.uri, "replay")
         with pytest.raises(ArgumentError, match="max_lag must be left out"):
-            RolloutWorkers("CartPole-v1", "random", client, max_lag=1)
+            RolloutWorkers("random", "CartPole-v1", client, max_lag=1)
         client.close()

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from samplebatch import Batch, SampleBatch
-from samplebatch.service.fragment_forms import _MAX_FORMS, FragmentDecoder, FragmentEncoder
-from samplebatch.service.fragments import as_record_batch, fragment_rows
+from samplebatch.service.fragments import _MAX_FORMS, FragmentDecoder, FragmentEncoder, as_record_batch, fragment_rows
 from tests.service.table_rows import lengthened
 
 RNG = np.random.default_rng(5)

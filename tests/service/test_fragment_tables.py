@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
@@ -11,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samplebatch import MultiAgentBatch, SampleBatch
-from samplebatch.errors import ArgumentError, ColumnMismatchError, ColumnTypeError, LimitTimeoutError, PriorityError
+from samplebatch.errors import (
+    AbandonedError,
+    ArgumentError,
+    CapacityError,
+    ColumnMismatchError,
+    ColumnTypeError,
+    EmptyBufferError,
+    LimitTimeoutError,
+    PriorityError,
+    TableClosedError,
+)
 from samplebatch.service import RateLimiter, ReplayTable
 from tests.service.table_rows import fragment
 
@@ -72,13 +83,13 @@ def test_every_sampler_and_remover_does_as_the_model(
             key = f"k{b}" if kind == "key" else None
             priority = float(a) if by_priority and b else None
             replaced = [item for item in model.items if kind == "key" and item["key"] == key]
-            full = len(model.items) == CAPACITY and not (replaced and remover != "none")
+            full = len(model.items) == CAPACITY and not replaced
             if remover == "none" and full:
                 with pytest.raises(LimitTimeoutError, match="full with 4 fragments, and none is removed"):
-                    table.insert(fragment(number), keys=key, priorities=priority, timeout=0)
+                    table.extend(fragment(number), keys=key, priorities=priority, timeout_s=0)
                 continue
             before = {item["number"] for item in model.items}
-            assert table.insert(fragment(number), keys=key, priorities=priority).indices.tolist() == [number]
+            assert table.extend(fragment(number), keys=key, priorities=priority).indices.tolist() == [number]
             model.items = [item for item in model.items if item not in replaced]
             gone = before - set(numbers_of(table)) - {item["number"] for item in replaced}
             assert len(gone) == (1 if full else 0)
@@ -99,9 +110,9 @@ def test_every_sampler_and_remover_does_as_the_model(
             options = {"key": f"k{b}"} if kind == "key" else {}
             if not model.items or (kind == "key" and not model.may_be_sampled(f"k{b}")):
                 with pytest.raises(LimitTimeoutError):
-                    table.sample(1, timeout=0, **options)
+                    table.sample(1, timeout_s=0, **options)
                 continue
-            sample = table.sample(1, timeout=0, **options)
+            sample = table.sample(1, timeout_s=0, **options)
             (found,) = sample.indices.tolist()
             allowed = model.may_be_sampled(f"k{b}")
             assert found in allowed or not allowed
@@ -123,7 +134,7 @@ def numbers_of(table: ReplayTable) -> list[int]:
 def filled(kind: Any, numbers: int = 8, **arguments: Any) -> ReplayTable:
     table = ReplayTable("t", kind=kind, items="fragments", capacity=numbers, seed=3, **arguments)
     for number in range(numbers):
-        table.insert(fragment(number), keys=f"k{number}" if kind == "key" else None)
+        table.extend(fragment(number), keys=f"k{number}" if kind == "key" else None)
     return table
 
 
@@ -156,7 +167,7 @@ def test_fifo_and_lifo_give_the_oldest_and_the_newest() -> None:
 def test_several_fragments_are_joined_and_their_lengths_told() -> None:
     table = ReplayTable("t", kind="fifo", capacity=8)
     for number, rows in enumerate((1, 3, 2)):
-        table.insert(fragment(number, rows))
+        table.extend(fragment(number, rows))
     sample = table.sample(3)
     assert sample.batch["number"].tolist() == [0, 1, 1, 1, 2, 2]
     assert sample.lengths is not None
@@ -166,24 +177,24 @@ def test_several_fragments_are_joined_and_their_lengths_told() -> None:
 def test_a_single_fragment_is_not_copied() -> None:
     rows = fragment(0)
     table = ReplayTable("t", kind="fifo", capacity=8)
-    table.insert(rows)
+    table.extend(rows)
     assert np.shares_memory(table.sample(1).batch["number"], rows["number"])
 
 
 def test_fragments_of_several_agents_come_out_as_they_went_in() -> None:
     rows = MultiAgentBatch({"p": fragment(0, 3), 1: fragment(1, 2)}, 3)
-    table = ReplayTable("t", kind="fifo", capacity=8, max_times_sampled=1)
-    assert table.insert(rows).inserted == 5
+    table = ReplayTable("t", kind="queue", capacity=8)
+    assert table.extend(rows).inserted == 5
     assert table.sample(1).batch == rows
 
 
 def test_a_key_stands_for_its_newest_fragment() -> None:
     table = filled("key")
-    table.insert(fragment(9), keys="k3")
+    table.extend(fragment(9), keys="k3")
     assert len(table) == 8
     assert table.sample(1, key="k3").indices.tolist() == [8]
     with pytest.raises(LimitTimeoutError, match="no fragment has the key 'k9'"):
-        table.sample(1, key="k9", timeout=0)
+        table.sample(1, key="k9", timeout_s=0)
 
 
 def test_the_same_seed_gives_the_same_fragments() -> None:
@@ -196,18 +207,18 @@ def test_a_fifo_table_that_is_read_once_is_a_queue() -> None:
     table = filled("fifo", 3, max_times_sampled=1)
     assert table.remover == "none"
     with pytest.raises(LimitTimeoutError, match="full with 3 fragments"):
-        table.insert(fragment(3), timeout=0)
+        table.extend(fragment(3), timeout_s=0)
     assert [table.sample(1).indices.item() for _ in range(3)] == [0, 1, 2]
     assert len(table) == 0
     with pytest.raises(LimitTimeoutError, match="sampling needs 1 items, and there are 0"):
-        table.sample(1, timeout=0)
+        table.sample(1, timeout_s=0)
 
 
 def test_draws_of_several_fragments_wait_for_all_of_them() -> None:
     table = filled("uniform", 2, max_times_sampled=2)
     assert Counter(table.sample(3).indices.tolist()).total() == 3
     with pytest.raises(LimitTimeoutError, match="2 fragments are asked for, and 1 may be sampled"):
-        table.sample(2, timeout=0)
+        table.sample(2, timeout_s=0)
 
 
 def test_a_new_limit_of_times_removes_those_that_were_sampled_as_often() -> None:
@@ -223,7 +234,7 @@ def test_the_heap_of_a_remover_stays_small() -> None:
         table.sample(1)
     remover: Any = table._items._remover  # type: ignore[attr-defined]
     assert len(remover._heap) < 100
-    table.insert(fragment(9))
+    table.extend(fragment(9))
     assert numbers_of(table) == [1, 2, 3, 4]
 
 
@@ -240,7 +251,7 @@ def test_a_table_carries_on_from_its_state(kind: Any, remover: str) -> None:
     table, key = make(), [f"k{i}" if kind == "key" else None for i in range(20)]
     options = {"key": "k3"} if kind == "key" else {}
     for number in range(5):
-        table.insert(fragment(number), keys=key[number])
+        table.extend(fragment(number), keys=key[number])
         if number > 2:
             table.sample(1, **options)
     if kind == "prioritized":
@@ -251,7 +262,7 @@ def test_a_table_carries_on_from_its_state(kind: Any, remover: str) -> None:
     for one in (table, again):
         for number in range(5, 9):
             if remover != "none" or len(one) < 6:
-                one.insert(fragment(number), keys=key[number])
+                one.extend(fragment(number), keys=key[number])
         if kind != "key":
             one.sample(3)
     assert numbers_of(again) == numbers_of(table)
@@ -268,6 +279,15 @@ def test_a_table_carries_on_from_its_state(kind: Any, remover: str) -> None:
         ({"kind": "fifo", "streams": 2}, "streams are rings of steps, and table 't' holds fragments"),
         ({"kind": "fifo", "alpha": 0.5}, "tables of fragments of kind 'fifo' take no option 'alpha'; there are none"),
         ({"kind": "prioritized", "alpa": 0.5}, "take no option 'alpa'; did you mean 'alpha'"),
+        ({"limiter": RateLimiter(samples_per_insert=2), "remover": "none"}, "must be max_times_sampled, 0, where"),
+        (
+            {"limiter": RateLimiter(samples_per_insert=2), "remover": "none", "max_times_sampled": 3},
+            "samples_per_insert must be max_times_sampled, 3, where sampling alone removes fragments, got 2: writers",
+        ),
+        (
+            {"kind": "fifo", "limiter": RateLimiter(samples_per_insert=0.5), "max_times_sampled": 1},
+            "samples_per_insert must be max_times_sampled, 1, where sampling alone removes fragments, got 0.5: writers",
+        ),
     ],
 )
 def test_tables_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -295,17 +315,17 @@ def test_inserts_that_cannot_be_are_refused(
     kind: Any, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     table = ReplayTable("t", kind=kind, items="fragments", capacity=4)
-    table.insert(fragment(0), keys="first" if kind == "key" else None)
+    table.extend(fragment(0), keys="first" if kind == "key" else None)
     with pytest.raises(error, match=message):
-        table.insert(**{"rows": fragment(1), **arguments})
+        table.extend(**{"rows": fragment(1), **arguments})
     assert numbers_of(table) == [0]
 
 
 def test_a_missing_column_is_refused() -> None:
     table = ReplayTable("t", kind="fifo", capacity=4)
-    table.insert(SampleBatch(a=[1], b=[2]))
+    table.extend(SampleBatch(a=[1], b=[2]))
     with pytest.raises(ColumnMismatchError, match="column 'b' is missing, and the fragments before have it"):
-        table.insert(SampleBatch(a=[1]))
+        table.extend(SampleBatch(a=[1]))
 
 
 @pytest.mark.parametrize(
@@ -331,3 +351,88 @@ def test_priorities_that_cannot_be_are_refused() -> None:
         table.update_weight([0, 1], [1.0, float("inf")])
     with pytest.raises(PriorityError, match="have no priorities"):
         filled("fifo", 4).update_weight([0], [1.0])
+
+
+def test_rows_of_one_shape_go_to_a_table_of_ragged_rows() -> None:
+    table = ReplayTable("t", kind="fifo", capacity=8)
+    for rows in ([[1], [2, 3]], np.array([[4, 5]]), [[], []]):
+        table.extend(SampleBatch(ids=rows))
+        table.extend(SampleBatch(ids=rows))
+    sampled = table.sample(6).batch
+    assert sampled["ids"].kind == "ragged"
+    assert sampled["ids"].dtype == np.int64
+    assert sampled["ids"].lengths.tolist() == [1, 2, 1, 2, 2, 2, 0, 0, 0, 0]
+    with pytest.raises(ColumnMismatchError, match="column 'ids' must be as in the fragments before"):
+        table.extend(SampleBatch(ids=[[0.5]]))
+
+
+def test_ragged_rows_after_rows_of_one_shape_are_refused_with_the_way_out() -> None:
+    table = ReplayTable("t", kind="fifo", capacity=8)
+    table.extend(SampleBatch(ids=[[1, 2]]))
+    with pytest.raises(ColumnMismatchError, match="rows of varying shape are declared in every fragment: ragged="):
+        table.extend(SampleBatch(ids=[[1], [2, 3]]))
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("times", [0, 3])
+@pytest.mark.parametrize("column", ["numbers", "objects", "policies"])
+def test_fragments_are_measured_before_they_are_handed_out(kind: str, times: int, column: str) -> None:
+    def rows(number: int) -> Any:
+        size = 30_000 if number == 9 else 1
+        if column == "objects":
+            return SampleBatch(text=np.array([{"a": ["x" * 8 * size]}, None], object), number=[number, number])
+        own = SampleBatch(number=np.full((2, size), number), padded=np.zeros((2, 1)))
+        if column == "numbers":
+            return SampleBatch(number=np.full(size, number))
+        return MultiAgentBatch({f"p{number // 9}": own}, 2)
+
+    options: dict[str, Any] = {"kind": kind, "max_times_sampled": times, "remover": "fifo"}
+    table = ReplayTable("t", capacity=10, items="fragments", seed=1, **options)
+    for number in range(10):
+        loaded = {"priorities": 1e6 if number == 9 else 1.0} if kind == "prioritized" else {}
+        table.extend(rows(number), keys=str(number) if kind == "key" else None, **loaded)
+    before = table.info()
+    request: dict[str, Any] = {"batch_size": 1, "key": "9"} if kind == "key" else {"batch_size": 10}
+    with pytest.raises(CapacityError, match="a sample must have at most 100000 bytes, got"):
+        # All ten drawn, the large one is among them.
+        table.sample(max_nbytes=100_000, seed=5, **request)
+    assert table.info() == before
+    counts = Counter[int]()
+    for seed in range(1000 if times else 1):
+        # None is lost: each is handed out as often as it may be.
+        if not len(table):
+            break
+        request = {"batch_size": 1, "key": str(9 - sum(counts.values()) // 3)} if kind == "key" else {"batch_size": 1}
+        counts.update(table.sample(seed=seed, **request).indices.tolist())
+    assert not times or counts == dict.fromkeys(range(10), times)
+
+
+@pytest.mark.parametrize("ending", ["close", "gone", "reset"])
+def test_others_get_the_lock_while_a_large_sample_is_drawn(ending: str) -> None:
+    table = ReplayTable("t", items="fragments", capacity=10, seed=1)
+    for number in range(10):
+        table.extend(fragment(number))
+    found: list[BaseException] = []
+    begun, left = threading.Event(), threading.Event()
+    items: Any = table._items
+    pick = items._sampler.pick
+    items._sampler.pick = lambda rng: (begun.set(), pick(rng))[1]
+
+    def draw() -> None:
+        try:
+            table.sample(50_000_000, is_cancelled=left.is_set)
+        except Exception as error:
+            found.append(error)
+
+    drawing = threading.Thread(target=draw, daemon=True)
+    drawing.start()
+    begun.wait()
+    # Both would take minutes if the draw kept the lock.
+    assert len(table) == 10
+    table.extend(fragment(10))
+    {"close": table.close, "gone": left.set, "reset": table.reset}[ending]()
+    drawing.join(30)
+    assert not drawing.is_alive()
+    kinds = {"close": TableClosedError, "gone": AbandonedError, "reset": EmptyBufferError}
+    assert [type(error) for error in found] == [kinds[ending]]
+    assert table.info()["sampled"] == 0

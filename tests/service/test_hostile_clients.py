@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +13,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from samplebatch import SampleBatch
-from samplebatch.errors import CapacityError
+from samplebatch import Collector, MultiAgentBatch, SampleBatch
+from samplebatch.errors import CapacityError, ColumnMismatchError
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
-from samplebatch.service.fragment_forms import FragmentEncoder
-from samplebatch.service.samples import read_stream, write_stream
-from samplebatch.service.weights import pack_weights
-from tests.service.table_rows import episode
+from samplebatch.service.fragments import FragmentEncoder
+from samplebatch.service.samples import read_stream
+from samplebatch.service.weights import MAX_ARRAYS, pack_weights
+from tests.service.table_rows import episode, samples_in, write_stream
 
 PATH = flight.FlightDescriptor.for_path("replay", "someone")
 ROWS = FragmentEncoder().encode(episode(0, range(8)))
@@ -25,7 +27,7 @@ ROWS = FragmentEncoder().encode(episode(0, range(8)))
 
 @pytest.fixture
 def server() -> Iterator[ReplayServer]:
-    tables = [ReplayTable("replay", capacity=100), ReplayTable("queue", kind="fifo", capacity=10, max_times_sampled=1)]
+    tables = [ReplayTable("replay", capacity=100), ReplayTable("queue", kind="queue", capacity=10)]
     with ReplayServer(tables, max_message_nbytes=1 << 16) as server, ReplayClient(server.uri, "replay") as client:
         client.extend(episode(0, range(8)))
         client.flush()
@@ -42,6 +44,66 @@ def raw(server: ReplayServer) -> Iterator[Any]:
     client = flight.connect(server.uri)
     yield client
     client.close()
+
+
+def weights_of(*rows: tuple[list[Any], str, list[Any], bytes | None], compression: str | None = None) -> bytes:
+    """Write weights of any paths, dtypes, shapes and bytes."""
+    fitting = pack_weights({"w": np.zeros(2)}, "net")
+    with pa.ipc.open_stream(fitting) as stream:
+        schema = stream.schema
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
+        columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
+        stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+UNBUILDABLE = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4", "uint4", "bits8", "nn", "float32_")
+BAD_WEIGHTS = {
+    **{name: weights_of((["w"], f"torch.{name}", [4], bytes(4))) for name in UNBUILDABLE},
+    "no elements of a quantized dtype": weights_of((["w"], "torch.qint8", [0], b"")),
+    "objects": weights_of((["w"], "|O", [1], bytes(8))),
+    "big-endian numbers": weights_of((["w"], ">f4", [1], bytes(4))),
+    "strings of no bytes": weights_of((["w"], "|S0", [1 << 60], b"")),
+    "bytes of another shape": weights_of((["w"], "<f4", [3], bytes(8))),
+    "a negative extent": weights_of((["w"], "<f4", [-1, -2], bytes(8))),
+    "an impossible shape": weights_of((["w"], "torch.float32", [0, 1 << 62, 1 << 62], b"")),
+    "too many axes": weights_of((["w"], "|u1", [1] * 33, bytes(1))),
+    "no path": weights_of(([], "|u1", [1], bytes(1))),
+    "a deep path": weights_of((["w"] * 33, "|u1", [1], bytes(1))),
+    "two arrays of one name": weights_of(*[(["w"], "|u1", [1], bytes(1))] * 2),
+    "an array as a dict": weights_of((["w"], "|u1", [1], bytes(1)), (["w", "b"], "|u1", [1], bytes(1))),
+    "a dict as an array": weights_of((["w", "b"], "|u1", [1], bytes(1)), (["w"], "|u1", [1], bytes(1))),
+    "no name": weights_of(([None], "|u1", [1], bytes(1))),
+    "no extent": weights_of((["w"], "|u1", [None], bytes(1))),
+    "no bytes": weights_of((["w"], "|u1", [1], None)),
+    "compressed bytes": weights_of((["w"], "|u1", [1 << 12], bytes(1 << 12)), compression="zstd"),
+}
+"""Weights that the service refuses, and a client of another service."""
+
+READ_WEIGHTS = """
+import json
+import os
+import sys
+
+from tests.optional import torch
+
+from samplebatch.errors import FormatError
+from samplebatch.service.weights import unpack_weights
+
+for name, raw in json.load(sys.stdin).items():
+    child = os.fork()
+    if not child:
+        try:
+            print(unpack_weights(bytes.fromhex(raw))[1]["w"].ravel()[:1], flush=True)
+        except FormatError:
+            os._exit(7)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code != 7:
+        print(f"{name}: exit status {code}", flush=True)
+"""
+"""A process that survives what its children read: torch ends the process that builds a quantized tensor from bytes."""
 
 
 def get(raw: Any, ticket: bytes) -> Any:
@@ -76,9 +138,13 @@ def put(raw: Any, rows: pa.RecordBatch, metadata: bytes | None = None, path: Any
         (b'{"table": "replay", "batch_size": 0}', "batch_size must be a whole number from 1"),
         (b'{"table": "replay", "batch_size": 1e3}', "batch_size must be a whole number from 1"),
         (b'{"table": "replay", "batch_size": null}', "batch_size must be a whole number from 1"),
-        (b'{"table": "replay", "batch_size": 1000000000}', "a sample must have at most 65536 bytes"),
+        (b'{"table": "replay", "batch_size": 1000000000}', "a sample must have at most 1048576 steps"),
+        (b'{"table": "queue", "batch_size": 65537}', "a sample must have at most 65536 fragments"),
+        (b'{"table": "replay", "batch_size": 1048576, "mode": "episodes"}', "a sample must have at most 65536 bytes"),
+        (b'{"table": "replay", "batch_size": 1048576, "n_step": 1000000}', "a sample must have at most 65536 bytes"),
         (b'{"table": "replay", "batch_size": 1100}', "a sample must have at most 65536 bytes"),
-        (b'{"table": "replay", "mode": "sequences", "length": 1000000000}', "a sample must have at most 65536 bytes"),
+        (b'{"table": "replay", "mode": "sequences", "length": 1000000000}', "a sample must have at most 1048576 steps"),
+        (b'{"table": "replay", "mode": "sequences", "length": 10000}', "a sample must have at most 65536 bytes"),
         (b'{"table": "replay", "mode": "sequences"}', "length must be given"),
         (b'{"table": "replay", "mode": "stacks"}', "mode must be one of"),
         (b'{"table": "replay", "mode": "fragments"}', "mode must be one of a table of steps"),
@@ -148,6 +214,27 @@ def test_bad_fragments(raw: Any, rows: pa.RecordBatch, why: str) -> None:
     assert "Traceback" not in str(caught.value)
 
 
+def empty_lists(rows: int) -> pa.Array:
+    """Return rows of no values, which take no bytes."""
+    return pa.Array.from_buffers(pa.list_(pa.int64(), 0), rows, [None], children=[pa.array([], pa.int64())])
+
+
+@pytest.mark.parametrize("table", ["replay", "queue"])
+def test_rows_without_bytes_are_refused(raw: Any, table: str) -> None:
+    path = flight.FlightDescriptor.for_path(table)
+    many = pa.record_batch({"obs": empty_lists(10**9)})
+    with pytest.raises(flight.FlightError, match="a fragment must have at most 65536 rows in 0 bytes, got 1000000000"):
+        put(raw, many, path=path)
+    # Nor after a fragment of the same form, which is read without Arrow.
+    writer, reader = raw.do_put(flight.FlightDescriptor.for_path("queue"), many.schema)
+    writer.write_batch(pa.record_batch({"obs": empty_lists(10)}))
+    assert json.loads(reader.read().to_pybytes())["inserted"] == 10
+    writer.write_batch(many)
+    assert reader.read() is None
+    with pytest.raises(flight.FlightError, match="got 1000000000"):
+        writer.close()
+
+
 @pytest.mark.parametrize(
     "path", [flight.FlightDescriptor.for_path(), flight.FlightDescriptor.for_path("a", "b", "c", "d"),
              flight.FlightDescriptor.for_command(b"{}"), flight.FlightDescriptor.for_path("nowhere")],
@@ -190,6 +277,7 @@ def test_names_that_a_service_does_not_keep(raw: Any, path: list[str], why: str)
         ("limits", b'{"table": "replay", "min_sise": 3}', "did you mean 'min_size'"),
         ("limits", b'{"table": "replay", "min_size": 1000}', "min_size must be at most"),
         ("limits", b'{"table": "replay", "min_size": {}}', "min_size must be"),
+        ("limits", b'{"table": "replay", "self": 1}', "a table has no limit 'self'"),
         ("update_weight", b'{"table": "replay"}', "one is missing"),
         ("update_weight", b'{"table": "replay", "indices": [1], "priorities": [1]}', "kind 'prioritized' only"),
         ("update_weight", b'{"table": "replay", "indices": [[1], 2], "priorities": [1]}', "lists of numbers"),
@@ -211,6 +299,25 @@ def test_bad_actions(raw: Any, action: str, body: bytes, why: str) -> None:
     with pytest.raises(flight.FlightError, match=why) as caught:
         list(raw.do_action(flight.Action(action, body)))
     assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", BAD_WEIGHTS)
+def test_the_service_refuses_weights_that_no_client_can_build(raw: Any, case: str) -> None:
+    with pytest.raises(flight.FlightServerError, match=r"weights must|an array of weights must"):
+        list(raw.do_action(flight.Action("publish", BAD_WEIGHTS[case])))
+
+
+def test_a_client_refuses_the_weights_of_a_hostile_service() -> None:
+    cases = json.dumps({case: weights.hex() for case, weights in BAD_WEIGHTS.items()})
+    command = [sys.executable, "-c", READ_WEIGHTS]
+    done = subprocess.run(command, input=cases, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_weights_have_a_bounded_number_of_arrays(server: ReplayServer, raw: Any) -> None:
+    many = {str(number): np.zeros(0) for number in range(MAX_ARRAYS + 1)}
+    with ReplayClient(server.uri, "replay") as client, pytest.raises(CapacityError, match="at most 65536 arrays"):
+        client.publish(many)
 
 
 def damaged(raw: bytes, old: bytes, new: bytes) -> pa.RecordBatch:
@@ -255,7 +362,7 @@ def test_a_session_goes_on_after_what_it_cannot_do(raw: Any) -> None:
         told = json.loads(reader.read_chunk().app_metadata.to_pybytes())
         assert (told["error"], told["of"]) == (error, "sample")
     writer.write_metadata(b"{}")
-    assert reader.read_chunk().data.num_rows == 2
+    assert samples_in(reader.read_chunk())[0].num_rows == 2
     reader.cancel()
 
 
@@ -264,7 +371,7 @@ def test_a_secret_that_is_guessed_shares_no_memory(raw: Any, guess: str) -> None
     command = json.dumps({"table": "replay", "batch_size": 2, "nonce": guess}).encode()
     writer, reader = raw.do_exchange(flight.FlightDescriptor.for_command(command))
     writer.write_metadata(b"{}")
-    assert reader.read_chunk().data.num_rows == 2
+    assert samples_in(reader.read_chunk())[0].num_rows == 2
     reader.cancel()
 
 
@@ -303,3 +410,114 @@ def test_a_client_too_is_told_what_is_too_large(server: ReplayServer) -> None:
         client.extend(SampleBatch(obs=np.zeros((8, 9, 1000))))
         with pytest.raises(CapacityError, match="a fragment must have at most 65536 bytes"):
             client.flush()
+
+
+STEP_COLUMNS = "obs:float64+new_obs:float64+act:int64+rewards:float64+terminateds:bool+truncateds:bool"
+SOUND = episode(0, range(8))
+STRANGE: dict[str, tuple[dict[str, Any], str]] = {
+    "another dtype": ({"obs": np.zeros(8, "f4")}, r"column 'obs' must be float64, as the table declares, got float32"),
+    "another shape": (
+        {"obs": np.zeros((8, 3))},
+        r"column 'obs' must be float64, .* got float64\[3\]",
+    ),
+    "rows of varying shape": ({"obs": [np.zeros(1 + i) for i in range(8)]}, r"column 'obs' .* got float64\[\?\]"),
+    "text": ({"obs": ["x"] * 8}, r"column 'obs' must be float64, as the table declares, got text"),
+    "a further one": ({"extra": np.zeros(8)}, r"column 'extra' must be declared by the table .* got float64"),
+    "a missing one": ({"actions": None}, r"column 'act(ions)?' must be int64, as the table declares, got none"),
+    "an id of another dtype": ({"eps_id": np.zeros(8)}, r"column 'eps_id' must be .*int64.*, got float64"),
+}
+
+
+def changed(columns: dict[str, Any]) -> SampleBatch[Any]:
+    """Return the sound steps with other columns; None removes one."""
+    values = {**{name: SOUND[name] for name in SOUND}, **columns}
+    return SampleBatch({name: value for name, value in values.items() if value is not None})
+
+
+@pytest.mark.parametrize("change", STRANGE)
+@pytest.mark.parametrize("kind", ["uniform", "fifo"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_first_fragment_of_a_stranger_does_not_fix_declared_columns(kind: Any, number: int, change: str) -> None:
+    columns, message = STRANGE[change]
+    strange: Any = changed(columns)
+    sound: Any = SOUND
+    declared: Any = STEP_COLUMNS.replace("act:", "actions:")
+    if kind == "fifo":
+        # Fragments are joined as they are, so their ids are declared like any other column.
+        declared += "+eps_id:int64+t:int64"
+    if number == 2:
+        strange, sound = (MultiAgentBatch({"left": rows, "right": SOUND}, 8) for rows in (strange, sound))
+        if kind == "fifo":
+            declared = "+".join(f"{policy}/{part}" for policy in ("left", "right") for part in declared.split("+"))
+    table = ReplayTable("t", kind=kind, capacity=64, columns=declared)
+    with ReplayServer([table]) as server:
+        with pytest.raises(ColumnMismatchError, match=message), ReplayClient(server.uri, "t") as stranger:
+            stranger.extend(strange)
+        assert len(table) == 0
+        with ReplayClient(server.uri, "t") as writer:
+            writer.extend(sound)
+            writer.extend(sound)
+            writer.flush()
+            assert len(table) == (2 if kind == "fifo" else 16 * number)
+            assert writer.info()["columns"] == table.info()["columns"]
+
+
+def test_a_table_takes_only_the_policies_that_it_declares() -> None:
+    table = ReplayTable("t", kind="fifo", capacity=4, columns={"left": {"obs": "int64"}, 1: {"obs": "float64"}})
+    rows = SampleBatch(obs=[1, 2])
+    for fragment, message in (
+        (rows, "a fragment must have policies"),
+        (MultiAgentBatch({"right": rows}, 2), "policy 'right' must be one that the table declares"),
+        (MultiAgentBatch({"1": rows}, 2), "policy '1' must be one that the table declares"),
+        (MultiAgentBatch({1: rows}, 2), "policy 1: column 'obs' must be float64"),
+    ):
+        with pytest.raises(ColumnMismatchError, match=message):
+            table.extend(fragment)
+    table.extend(MultiAgentBatch({"left": rows}, 2))
+    table.extend(MultiAgentBatch({1: SampleBatch(obs=[0.5])}, 1))
+    with pytest.raises(ColumnMismatchError, match="a fragment must be of one policy"):
+        ReplayTable("t", kind="fifo", capacity=4, columns="obs:int64").extend(MultiAgentBatch({"left": rows}, 2))
+
+
+def test_columns_of_every_kind_can_be_declared() -> None:
+    declared = "n:int32+tokens:int64[?]+prompt:text+pair:text[2]+raw:bytes+infos:object+obs.rgb:uint8[2x3]+z:complex64"
+    rows = {
+        "n": np.zeros(2, "i4"),
+        "tokens": [np.arange(2), np.arange(3)],
+        "prompt": ["a", "b"],
+        "pair": np.array([["a", "b"], ["c", "d"]]),
+        "raw": [b"a", b"b"],
+        "infos": np.array([{"lives": 3}, None], object),
+        "obs": {"rgb": np.zeros((2, 2, 3), "u1")},
+        "z": np.zeros(2, "c8"),
+    }
+    table = ReplayTable("t", kind="fifo", capacity=4, columns=declared)
+    table.extend(SampleBatch(rows))
+    # Rows that happen to have one shape are ragged where they are declared so, and text may be missing.
+    table.extend(SampleBatch({**rows, "tokens": np.zeros((2, 5), np.int64), "prompt": ["a", None]}))
+    joined = table.sample(2, timeout_s=0).batch
+    assert [len(tokens) for tokens in joined["tokens"]] == [2, 3, 5, 5]
+    assert joined["prompt"].tolist() == ["a", "b", "a", None]
+    with pytest.raises(ColumnMismatchError, match="column 'infos' must be object, as the table declares, got int64"):
+        table.extend(SampleBatch({**rows, "infos": [1, 2]}))
+
+
+def test_infos_of_steps_may_be_missing_and_are_as_declared() -> None:
+    table = ReplayTable("t", capacity=64, columns=f"{STEP_COLUMNS}+info.lives:int64")
+    table.extend(SOUND)
+    table.extend(changed({"infos": {"lives": np.full(8, 3)}}))
+    for infos in ({"lives": np.zeros(8)}, {"bonus": np.zeros(8)}):
+        with pytest.raises(ColumnMismatchError, match=r"column 'infos\.(lives|bonus)' must be"):
+            table.extend(changed({"infos": infos}))
+    assert len(table) == 16
+
+
+def test_a_collector_writes_to_a_table_that_declares_columns() -> None:
+    columns = "obs:float32[4]+obs_next:float32[4]+act:int64+rew:float64+terminated:bool+truncated:bool"
+    with (
+        ReplayServer([ReplayTable("t", capacity=100, streams=2, columns=columns)]) as server,
+        ReplayClient(server.uri, "t") as client,
+        Collector("random", "CartPole-v1", client, num_envs=2, seed=1) as collector,
+    ):
+        collector.collect(n_step=40)
+        assert len(client) == 40

@@ -12,7 +12,7 @@ import pytest
 
 from samplebatch import Batch, ReplayBuffer, VectorReplayBuffer
 from samplebatch.errors import ArgumentError, ColumnNotFoundError, SampleBatchError, ServiceError
-from samplebatch.service import ReplayClient, ReplayServer, ReplayTable, ShardedReplayClient
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
 from tests.service.table_rows import episode
 
 
@@ -201,7 +201,7 @@ def test_several_services_take_fragments_of_steps() -> None:
     with (
         ReplayServer(tables[:1]) as one,
         ReplayServer(tables[1:]) as two,
-        ShardedReplayClient([one.uri, two.uri], "replay", fragment_steps=5) as client,
+        ReplayClient([one.uri, two.uri], "replay", fragment_steps=5) as client,
     ):
         for t in range(7):
             client.add(steps(t, [False] * 6), buffer_ids=range(6))

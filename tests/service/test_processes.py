@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -33,7 +34,7 @@ table = ReplayTable("replay", capacity=1000, seed=3)
 images = np.random.default_rng(0).integers(0, 255, (400, 64, 64), np.uint8)
 flags = np.zeros(400, bool)
 if "filled" in sys.argv:
-    table.insert(SampleBatch(obs=images, new_obs=images, actions=flags, rewards=flags, terminateds=flags))
+    table.extend(SampleBatch(obs=images, new_obs=images, actions=flags, rewards=flags, terminateds=flags))
 with ReplayServer([table], port=int(sys.argv[1])) as server:
     print(server.port, flush=True)
     time.sleep(600)
@@ -42,7 +43,7 @@ with ReplayServer([table], port=int(sys.argv[1])) as server:
 QUEUE = """
 import signal, sys, threading
 from samplebatch.service import Checkpoints, ReplayServer, ReplayTable
-table = ReplayTable("queue", kind="fifo", capacity=1000, max_times_sampled=1)
+table = ReplayTable("queue", kind="queue", capacity=1000)
 checkpoints = Checkpoints(sys.argv[2])
 checkpoints.restore([table])
 ended = threading.Event()
@@ -58,7 +59,7 @@ import os, sys
 from samplebatch.service import ReplayClient
 client = ReplayClient(f"grpc://127.0.0.1:{sys.argv[1]}", "replay", shared_memory="wire" not in sys.argv)
 kept = [client.sample(256) for _ in range(2)]
-print(int(client._nonce is not None), flush=True)
+print(int(client._only._nonce is not None), flush=True)
 """
 SLEEP = "import time; time.sleep(600)"
 STREAM = """
@@ -186,7 +187,7 @@ def test_a_stream_hands_out_what_has_arrived_before_it_says_for_how_long_it_has_
         client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=0.5)
         stream = client.stream(8, prefetch=4)
         next(stream)
-        (session,) = client._streaming
+        (session,) = client._only._streaming
         wait_until(lambda: session._answers.qsize() == 4)  # type: ignore[union-attr]
         server.kill()
         server.wait()
@@ -234,7 +235,7 @@ from samplebatch.service import Checkpoints, ReplayServer, ReplayTable
 table = ReplayTable("replay", capacity=1000, seed=3)
 checkpoints = Checkpoints(sys.argv[2])
 checkpoints.restore([table])
-insert = table.insert
+insert = table.extend
 
 def take_and_die(rows, **options):
     found = insert(rows, **options)
@@ -244,7 +245,7 @@ def take_and_die(rows, **options):
     return found
 
 if "dies" in sys.argv:
-    table.insert = take_and_die
+    table.extend = take_and_die
 with ReplayServer([table], port=int(sys.argv[1])) as server:
     print(server.port, flush=True)
     time.sleep(600)
@@ -303,7 +304,7 @@ def test_memory_of_a_client_that_is_killed_is_free_again(sign: int) -> None:
 def test_a_client_that_keeps_its_samples_gets_the_others_by_wire() -> None:
     table = ReplayTable("replay", capacity=400, seed=1)
     images = np.zeros((400, 64, 64), np.uint8)
-    table.insert(
+    table.extend(
         SampleBatch(obs=images, actions=images[:, 0, 0], rewards=images[:, 0, 0], terminateds=np.zeros(400, bool))
     )
     with (
@@ -366,8 +367,118 @@ def test_a_forked_child_is_told_that_it_cannot_use_the_client() -> None:
         assert process.wait(20.0) == 0
 
 
+FORKED = """
+import json, os, signal, sys, threading, time
+from samplebatch.service import MetricsServer, ReplayClient, ReplayServer, ReplayTable
+step = {"obs": [1], "act": [0], "rew": [1.0], "terminated": [True], "truncated": [False]}
+server = ReplayServer([ReplayTable("replay", capacity=10)]).start()
+metrics = MetricsServer(server.tables.values()).__enter__()
+client = ReplayClient(sys.argv[1], "replay", prefetch=2)
+sharded = ReplayClient([sys.argv[1], server.uri], "replay")
+for one in (client, sharded):
+    one.extend(step)
+    one.flush()
+    one.sample(1)
+streams = [one.stream(1) for one in (client, sharded)]
+for stream in streams:
+    next(stream)
+client.extend(step)
+holds, ends = threading.Event(), threading.Event()
+
+def hold_locks():
+    with client._only._lock, sharded._lock:
+        holds.set()
+        ends.wait()
+
+holder = threading.Thread(target=hold_locks)
+holder.start()
+holds.wait()
+for code in json.loads(sys.argv[2]):
+    child = os.fork()
+    if not child:
+        try:
+            exec(code)
+            print(code, flush=True)
+        except Exception as error:
+            print(code, type(error).__name__, flush=True)
+        # As an interpreter ends: destructors and exit functions run.
+        sys.exit(0)
+    deadline = time.monotonic() + 30.0
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            print(code, "does not end", flush=True)
+        time.sleep(0.01)
+ends.set()
+holder.join()
+for stream in streams:
+    next(stream)
+client.sample(1)
+client.extend(step)
+print(client.info()["size"], ReplayClient(server.uri, "replay").info()["size"], flush=True)
+for one in (*streams, client, sharded, metrics, server):
+    one.close()
+"""
+
+
+def test_a_forked_child_leaves_clients_and_servers_to_its_parent() -> None:
+    expected = [
+        "client.close(); client.close()",
+        "client.__exit__(None, None, None); client.__exit__(ValueError, None, None)",
+        "sharded.close(); sharded.__exit__(ValueError, None, None)",
+        "del client, sharded, streams, server; import gc; gc.collect()",
+        "[stream.close() for stream in streams]",
+        "server.close(); metrics.close()",
+        "client.sample(1) OwnershipError",
+        "sharded.sample(1) OwnershipError",
+        "next(streams[0]) OwnershipError",
+        "next(streams[1]) OwnershipError",
+        "server.serve() OwnershipError",
+        "ReplayClient(sys.argv[1], 'replay') OwnershipError",
+        "ReplayServer([ReplayTable('replay', capacity=10)]) OwnershipError",
+        "import pickle; pickle.loads(pickle.dumps(sharded)) OwnershipError",
+    ]
+    codes = json.dumps([line.removesuffix(" OwnershipError") for line in expected])
+    with ReplayServer([ReplayTable("replay", capacity=10)]) as server:
+        ended = subprocess.run(
+            [sys.executable, "-c", FORKED, server.uri, codes], capture_output=True, text=True, timeout=240,
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    *codes_of_children, sizes = ended.stdout.splitlines() or [""]
+    assert codes_of_children == expected, ended.stderr
+    # The step of the client of two services goes to one of them, by a hash of their addresses.
+    assert sizes in ("4 0", "3 1"), ended.stderr
+    assert ended.returncode == 0
+
+
+LISTEN_AND_FORK = """
+import os, sys, time
+from samplebatch.service import ReplayServer, ReplayTable
+server = ReplayServer([ReplayTable("replay", capacity=10)]).start()
+child = os.fork()
+if not child:
+    time.sleep(60)
+print(server.port, child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_forked_child_does_not_listen_for_a_server_that_was_killed() -> None:
+    with running(LISTEN_AND_FORK) as (process, line):
+        port, child = line.split()
+        try:
+            process.kill()
+            process.wait()
+            client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=0.5)
+            with pytest.raises(ServiceError, match="must be reachable"):
+                client.info()
+            client._end()
+        finally:
+            os.kill(int(child), signal.SIGKILL)
+
+
 def test_a_sample_that_is_held_back_does_not_go_to_a_client_that_has_left() -> None:
-    table = ReplayTable("queue", kind="fifo", capacity=10, max_times_sampled=1)
+    table = ReplayTable("queue", kind="queue", capacity=10)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "queue") as client:
         with running(
             "import sys; from samplebatch.service import ReplayClient\n"
@@ -384,7 +495,7 @@ def test_a_sample_that_is_held_back_does_not_go_to_a_client_that_has_left() -> N
 
 
 def test_a_server_closes_while_clients_wait_and_streams_are_open() -> None:
-    table = ReplayTable("queue", kind="fifo", capacity=10, max_times_sampled=1)
+    table = ReplayTable("queue", kind="queue", capacity=10)
     found: list[Exception] = []
     with ReplayServer([table]) as server:
         client = ReplayClient(server.uri, "queue", reconnect_s=0.1)

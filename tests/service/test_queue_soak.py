@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.service.queue_soak import QueueSoak, account_queue
+from tests.soaks import SECONDS
 
 
 @pytest.mark.parametrize(
     ("seconds", "kill_every"),
-    [pytest.param(3.0, 10.0, id="few"), pytest.param(60.0, 7.0, id="killed", marks=pytest.mark.long)],
+    [
+        pytest.param(3.0, 10.0, id="few"),
+        pytest.param(SECONDS, min(7.0, SECONDS / 9), id="killed", marks=pytest.mark.long),
+    ],
 )
 def test_every_fragment_is_accounted_for(tmp_path: Path, seconds: float, kill_every: float) -> None:
     with QueueSoak(tmp_path, 2, 2, 16) as soak:

@@ -8,27 +8,28 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from samplebatch import Batch, SampleBatch
-from samplebatch.buffer.dense_store import DenseStore
+from samplebatch.buffer.store import DenseStore
 from samplebatch.column import memory
-from samplebatch.column.stream_layout import Bytes
 from samplebatch.errors import CapacityError, FormatError
-from samplebatch.service import ReplayClient, ReplayServer, ReplayTable, sample_streams
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable, flight_server
 from samplebatch.service.items import Sample
-from samplebatch.service.sample_streams import (
+from samplebatch.service.samples import (
     _MAX_FORMS,
+    LaidOutStream,
     RowsStream,
     SampleReader,
     SampleWriter,
     cut_inline,
     inline,
-    split_columns,
+    pack,
     split_inline,
+    unpack,
 )
-from samplebatch.service.samples import pack, unpack
 from tests.service.table_rows import episode
 
 RNG = np.random.default_rng(5)
@@ -52,7 +53,7 @@ def prioritized() -> Sample:
 
 
 def sent(writer: SampleWriter, reader: SampleReader, sample: Sample) -> Any:
-    stream = writer.prepare(sample) or RowsStream(pack(sample).batch)
+    stream, _ = writer.prepare(sample)
     told, received = cut_inline(inline([stream]))
     (only,) = split_inline(received, json.loads(told)["streams"])
     return reader.read(only)
@@ -63,7 +64,7 @@ def test_samples_of_a_form_that_came_before_are_the_same(make: Any) -> None:
     writer, reader = SampleWriter(), SampleReader()
     for turn in range(4):
         sample = make()
-        assert (writer.prepare(sample) is not None) == (turn > 0)
+        assert isinstance(writer.prepare(sample)[0], LaidOutStream) == (turn > 0)
         batch, indices = sent(writer, reader, sample)
         wanted, expected = unpack(*pack(sample))
         assert batch == wanted
@@ -110,7 +111,7 @@ def test_samples_that_arrow_must_look_at_have_no_stream_of_their_own(columns: di
     writer, reader = SampleWriter(), SampleReader()
     for _ in range(3):
         sample = Sample(Batch(rew=np.arange(rows), **columns), np.arange(rows), np.arange(rows))
-        assert writer.prepare(sample) is None
+        assert isinstance(writer.prepare(sample)[0], RowsStream)
         assert sent(writer, reader, sample).indices.tolist() == list(range(rows))
     assert not reader._forms
 
@@ -118,10 +119,10 @@ def test_samples_that_arrow_must_look_at_have_no_stream_of_their_own(columns: di
 def test_episodes_and_fragments_have_no_stream_of_their_own() -> None:
     steps, queue = ReplayTable("replay", capacity=100), ReplayTable("queue", kind="fifo", capacity=9)
     for table in (steps, queue):
-        table.insert(episode(0, range(5)))
+        table.extend(episode(0, range(5)))
     for sample in (steps.sample(2, mode="episodes"), queue.sample(1)):
         writer = SampleWriter()
-        assert [writer.prepare(sample) for _ in range(3)] == [None] * 3
+        assert all(isinstance(writer.prepare(sample)[0], RowsStream) for _ in range(3))
 
 
 def test_bytes_that_are_no_stream_are_refused() -> None:
@@ -142,8 +143,7 @@ def test_several_samples_come_in_one_message() -> None:
     writer, reader = SampleWriter(), SampleReader()
     writer.prepare(flat(3))
     samples = [flat(3) for _ in range(5)]
-    streams = [writer.prepare(sample) for sample in samples]
-    told, received = cut_inline(inline([stream for stream in streams if stream is not None]))
+    told, received = cut_inline(inline([writer.prepare(sample)[0] for sample in samples]))
     parts = split_inline(received, json.loads(told)["streams"])
     assert [reader.read(part).batch for part in parts] == [sample.batch for sample in samples]
 
@@ -151,7 +151,7 @@ def test_several_samples_come_in_one_message() -> None:
 def test_memory_that_was_in_use_before_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = SampleWriter()
     writer.prepare(flat(3))
-    streams = [stream for stream in (writer.prepare(flat(3)) for _ in range(2)) if stream is not None]
+    streams = [writer.prepare(flat(3))[0] for _ in range(2)]
 
     def sent_from(byte: int) -> bytes:
         monkeypatch.setattr(memory, "empty", lambda shape, dtype: np.full(shape, byte, dtype))
@@ -179,103 +179,49 @@ def large(rows: int = 4) -> Sample:
     return sample_of(rows, obs=obs, rew=RNG.random(rows), info=Batch(), obs_next=RNG.random((rows, 2000)))
 
 
-def in_parts(writer: SampleWriter, sample: Sample) -> tuple[list[Bytes], bytes, Bytes]:
-    """Return the bytes of the columns that are sent by themselves, and the JSON and bytes that come last."""
-    stream = writer.prepare(sample)
-    assert stream is not None
-    assert stream.has_parts
-    messages = list(stream.messages())
-    assert all(told is None for _, told in messages[:-1])
-    return [part for rows, _ in messages for part in split_columns(rows)], *cut_inline(messages[-1][1])
-
-
-def test_large_columns_are_sent_from_where_they_lie() -> None:
+def test_large_samples_are_viewed_in_their_stream() -> None:
     writer, reader = SampleWriter(), SampleReader()
     sent(writer, reader, large())
     for _ in range(3):
         sample = large()
-        parts, told, rest = in_parts(writer, sample)
-        owners = sample.batch.obs.camera, sample.batch.obs_next
-        assert [np.shares_memory(part, owner) for part, owner in zip(parts, owners, strict=True)] == [True, True]
-        assert rest.nbytes < 4096
-        drawn = reader.read_parts(parts, rest, json.loads(told))
+        stream, _ = writer.prepare(sample)
+        out = np.empty(stream.nbytes, np.uint8)
+        stream.write(out)
+        drawn = reader.read(out)
         assert drawn.batch == unpack(*pack(sample)).batch
         assert list(drawn.batch) == list(sample.batch)
         assert drawn.indices.tolist() == sample.indices.tolist()
-        assert np.shares_memory(drawn.batch.obs_next, parts[1])
+        assert isinstance(stream, LaidOutStream)
+    assert np.shares_memory(drawn.batch.obs_next, out)
 
 
-def test_a_reader_that_does_not_know_the_form_puts_the_parts_together() -> None:
+def test_a_reader_that_does_not_know_the_form_reads_the_stream() -> None:
     writer = SampleWriter()
     writer.prepare(large())
     sample = large()
-    parts, told, rest = in_parts(writer, sample)
-    drawn = SampleReader().read_parts(parts, rest, json.loads(told))
+    drawn = sent(writer, SampleReader(), sample)
     assert drawn.batch == unpack(*pack(sample)).batch
     assert not drawn.batch.rew.flags.writeable
 
 
-def test_a_sample_without_large_columns_has_no_parts() -> None:
-    writer = SampleWriter()
-    writer.prepare(flat())
-    stream = writer.prepare(flat())
-    assert stream is not None
-    assert not stream.has_parts
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda spans: None,
-        lambda spans: [],
-        lambda spans: spans[::-1],
-        lambda spans: spans[:1],
-        lambda spans: [[-8, nbytes] for _, nbytes in spans],
-        lambda spans: [[start, nbytes + 1] for start, nbytes in spans],
-        lambda spans: [[start + (1 << 40), nbytes] for start, nbytes in spans],
-        lambda spans: [[str(start), nbytes] for start, nbytes in spans],
-        lambda spans: [start for start, _ in spans],
-    ],
-)
-def test_parts_with_places_that_are_not_theirs_are_refused(damage: Any) -> None:
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_samples_by_a_layout_are_those_by_arrow(data: st.DataObject) -> None:
     writer, reader = SampleWriter(), SampleReader()
-    sent(writer, reader, large())
-    parts, told, rest = in_parts(writer, large())
-    with pytest.raises(FormatError, match="must have the places of its columns"):
-        reader.read_parts(parts, rest, {"cut": damage(json.loads(told)["cut"])})
-
-
-@pytest.mark.parametrize(
-    ("sizes", "messages"),
-    [
-        ([1 << 16] * 2, [2]),
-        ([1 << 16] * 3, [2, 1]),
-        ([3 << 20, 2 << 20], [1, 1]),
-        ([9 << 20, 1 << 15, 1 << 16], [1, 2]),
-    ],
-)
-def test_columns_go_together_up_to_a_size(sizes: list[int], messages: list[int]) -> None:
-    def made() -> Sample:
-        names = [f"column {i}" for i in range(len(sizes))]
-        columns = {
-            name: RNG.integers(0, 256, (2, size // 2), np.uint8) for name, size in zip(names, sizes, strict=True)
-        }
-        return sample_of(2, rew=RNG.random(2), **columns)
-
-    writer, reader = SampleWriter(), SampleReader()
-    sent(writer, reader, made())
-    sample = made()
-    stream = writer.prepare(sample)
-    assert stream is not None
-    assert [len(split_columns(rows)) for rows, _ in stream.messages()] == messages
-    parts, told, rest = in_parts(writer, sample)
-    assert [part.nbytes for part in parts] == sizes
-    assert reader.read_parts(parts, rest, json.loads(told)).batch == sample.batch
-
-
-def test_record_batches_without_bytes_have_no_parts() -> None:
-    foreign = pa.record_batch({"nulls": pa.nulls(3), "empty": pa.array([b""], pa.large_binary()).take([0, 0, 0])})
-    assert split_columns(foreign) == []
+    names = ["obs", "act", "rew"]
+    forms = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        rows = data.draw(st.integers(1, 4))
+        dtypes = st.sampled_from(["f4", "f8", "i8", "u1", "?", "f2", "M8[s]"])
+        shapes = st.sampled_from([(), (2,), (2, 3)])
+        forms.append([(name, (rows, *data.draw(shapes)), data.draw(dtypes)) for name in names])
+    for form in data.draw(st.lists(st.sampled_from(forms), min_size=1, max_size=8)):
+        columns = {name: RNG.integers(0, 2, shape).astype(dtype) for name, shape, dtype in form}
+        sample = sample_of(form[0][1][0], **columns, info=Batch())
+        drawn, expected = sent(writer, reader, sample), unpack(*pack(sample))
+        assert drawn.batch == expected.batch
+        assert str(drawn.batch) == str(expected.batch)
+        assert drawn.indices.tolist() == expected.indices.tolist()
 
 
 ROWS = 64
@@ -295,7 +241,6 @@ def learner() -> Iterator[ReplayClient]:
     table = ReplayTable("frames", capacity=ROWS, seed=3)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "frames", shared_memory=False) as client:
         client.extend(frames(0, ROWS))
-        # From the third one on they come in parts.
         for _ in range(3):
             client.sample(ROWS)
         yield client
@@ -305,7 +250,7 @@ def test_large_samples_are_not_torn_by_a_writer_while_they_are_sent(learner: Rep
     done = threading.Event()
 
     def write() -> None:
-        with ReplayClient(learner.uri, "frames") as writer:
+        with ReplayClient(learner.uris, "frames") as writer:
             first = ROWS
             while not done.is_set():
                 writer.extend(frames(first, ROWS // 2))
@@ -341,15 +286,14 @@ def test_an_error_in_the_second_column_is_told_and_the_session_goes_on(
     assert (batch.obs[:, 0] == indices).all()
 
 
-def test_an_error_after_the_first_part_is_told_and_the_session_goes_on(
+def test_an_error_while_a_sample_is_written_is_told_and_the_session_goes_on(
     learner: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(said: bytes, nbytes: int) -> Any:
+    def fail(streams: Any, told: Any) -> Any:
         raise CapacityError("a message must have memory, there is none")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sample_streams, "_TOGETHER_NBYTES", 0)
-        patch.setattr(sample_streams, "_begin", fail)
+        patch.setattr(flight_server, "inline", fail)
         with pytest.raises(CapacityError, match="a message must have memory"):
             learner.sample(ROWS)
     batch, indices = learner.sample(ROWS)

@@ -35,7 +35,7 @@ def stream_while_another_thread_writes(client: ReplayClient, count: int, between
 
 
 def full_queue() -> ReplayTable:
-    return ReplayTable("queue", kind="fifo", capacity=1, max_times_sampled=1)
+    return ReplayTable("queue", kind="queue", capacity=1)
 
 
 def test_a_thread_that_streams_does_not_wait_for_one_that_a_full_queue_holds_back() -> None:

@@ -15,6 +15,7 @@ from samplebatch import SampleBatch
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
 from tests.service.slow_link import SlowLink, slow_link
 from tests.service.table_rows import episode
+from tests.soaks import rounds
 
 DELAY_S = 0.03
 ROUND_TRIP_S = 2 * DELAY_S
@@ -45,7 +46,7 @@ def number_of(rows: Any) -> int:
 
 def test_a_stream_has_several_samples_under_way_in_a_round_trip() -> None:
     table = ReplayTable("replay", capacity=100)
-    table.insert(episode(0, range(20)))
+    table.extend(episode(0, range(20)))
     with (
         ReplayServer([table]) as server,
         slow_link(server.port, DELAY_S) as link,
@@ -63,7 +64,7 @@ def test_a_stream_has_several_samples_under_way_in_a_round_trip() -> None:
 def test_as_many_large_samples_are_ahead_of_a_learner_that_computes_as_it_asked_for(shared: bool) -> None:
     table = ReplayTable("replay", capacity=100)
     frames = np.zeros((8, 300, 300), np.uint8)
-    table.insert(SampleBatch(obs=frames, actions=[0] * 8, rewards=np.zeros(8), terminateds=[False] * 7 + [True]))
+    table.extend(SampleBatch(obs=frames, actions=[0] * 8, rewards=np.zeros(8), terminateds=[False] * 7 + [True]))
     with ReplayServer([table]) as server, ReplayClient(server.uri, "replay", shared_memory=shared) as client:
         stream = client.stream(4, prefetch=5)
         end = time.monotonic() + 20
@@ -150,5 +151,6 @@ def test_a_queue_goes_on_over_links_that_break_and_hands_out_whole_fragments_onc
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_a_queue_goes_on_for_long_over_links_that_break(seed: int) -> None:
-    writing, reading = carry(2000, 1e6, DELAY_S / 2, seed=10 * seed)
+    fragments = rounds(40)
+    writing, reading = carry(fragments, 500.0 * fragments, DELAY_S / 2, seed=10 * seed)
     assert min(writing.cuts, reading.cuts) >= 5

@@ -17,6 +17,8 @@ from samplebatch import (
     VectorReplayBuffer,
     concat_samples,
 )
+from samplebatch.buffer.compressed_store import CompressedStore
+from samplebatch.buffer.store import DenseStore, ObjectStore, RaggedStore
 from samplebatch.errors import (
     ArgumentError,
     CapacityError,
@@ -59,7 +61,7 @@ def both(name: str, **limits: Any) -> tuple[ReplayTable, Any]:
     options, make = BUFFERS[name]
     table, buffer = ReplayTable("replay", capacity=40, seed=3, **options, **limits), make()
     for fragment in FRAGMENTS:
-        assert table.insert(fragment, writer="w").indices.tolist() == buffer.extend(fragment).tolist()
+        assert table.extend(fragment, writer="w").indices.tolist() == buffer.extend(fragment).tolist()
     return table, buffer
 
 
@@ -81,9 +83,9 @@ def test_the_same_seed_gives_the_samples_of_the_local_buffer(name: str, options:
         if "prioritized" in name:
             assert sample.weights is not None
             np.testing.assert_array_equal(sample.weights, batch.weight)
-            np.testing.assert_array_equal(sample.generations, batch.generation)
+            np.testing.assert_array_equal(sample.generation, batch.generation)
             priorities = indices * 0.25 + 0.1
-            table.update_weight(sample.indices, priorities, sample.generations)
+            table.update_weight(sample.indices, priorities, sample.generation)
             buffer.update_weight(indices, priorities, generation=batch.generation)
         else:
             assert sample.weights is None
@@ -97,7 +99,7 @@ def test_sequences_are_those_of_the_local_buffer(name: str, padded: bool) -> Non
     batch, indices = buffer.sample_sequences(8, 4, burn_in=1, padded=padded)
     np.testing.assert_array_equal(sample.indices, indices)
     assert_same(sample.batch, batch)
-    assert sample.generations.shape == (8,)
+    assert sample.generation.shape == (8,)
 
 
 @pytest.mark.parametrize("name", BUFFERS)
@@ -114,7 +116,7 @@ def test_episodes_are_those_of_the_local_buffer(name: str, unfinished: bool) -> 
 
 def test_a_table_samples_n_step_returns_by_itself() -> None:
     table = ReplayTable("replay", capacity=40, seed=3, n_step=3, gamma=0.5)
-    table.insert(episode(0, range(9)))
+    table.extend(episode(0, range(9)))
     assert set(np.unique(table.sample(64).batch.returns)) == {1.0, 1.5, 1.75}
     assert set(np.unique(table.sample(64, n_step=1).batch.returns)) == {1.0}
 
@@ -161,16 +163,16 @@ def test_the_distribution_is_that_of_the_local_buffer(name: str) -> None:
 
 def test_priorities_of_steps_that_are_gone_are_dropped_and_not_counted() -> None:
     table = ReplayTable("prio", kind="prioritized", capacity=4, alpha=1.0, beta=1.0, seed=0)
-    table.insert(episode(0, range(4)))
+    table.extend(episode(0, range(4)))
     sample = table.sample(4)
-    table.insert(episode(1, range(2)))
+    table.extend(episode(1, range(2)))
     there = sample.indices >= 2
-    assert table.update_weight(sample.indices, np.full(4, 9.0), sample.generations) == int(there.sum())
+    assert table.update_weight(sample.indices, np.full(4, 9.0), sample.generation) == int(there.sum())
 
 
 def test_steps_are_inserted_with_priorities() -> None:
     table = ReplayTable("prio", kind="prioritized", capacity=4, alpha=1.0, beta=1.0, seed=0)
-    table.insert(episode(0, range(4)), priorities=[1.0, 0.0, 0.0, 3.0])
+    table.extend(episode(0, range(4)), priorities=[1.0, 0.0, 0.0, 3.0])
     counts = np.bincount(table.sample(4000).indices, minlength=4)
     assert counts[1] == counts[2] == 0
     assert abs(counts[3] - 3000) < 150
@@ -178,8 +180,8 @@ def test_steps_are_inserted_with_priorities() -> None:
 
 def test_one_priority_is_that_of_all_steps() -> None:
     table = ReplayTable("prio", kind="prioritized", capacity=8, alpha=1.0, beta=1.0, seed=0)
-    table.insert(episode(0, range(4)), priorities=3.0)
-    table.insert(episode(1, range(4)), priorities=1.0)
+    table.extend(episode(0, range(4)), priorities=3.0)
+    table.extend(episode(1, range(4)), priorities=1.0)
     counts = np.bincount(table.sample(8000).indices, minlength=8)
     assert abs(counts[:4].sum() - 6000) < 250
 
@@ -197,7 +199,7 @@ def test_fragments_of_each_writer_lie_in_one_piece() -> None:
                     for env in (0, 1)
                 ]
             )
-            table.insert(rows, writer=writer)
+            table.extend(rows, writer=writer)
     sample = table.sample(64, mode="episodes")
     assert sample.lengths is not None
     assert set(sample.lengths.tolist()) == {8}
@@ -207,15 +209,15 @@ def test_fragments_of_each_writer_lie_in_one_piece() -> None:
 def test_the_ring_of_the_oldest_stream_goes_to_a_new_one() -> None:
     table = ReplayTable("replay", capacity=20, streams=2, seed=0)
     for writer in ("a", "b", "a"):
-        table.insert(episode(0 if writer == "a" else 1, range(2), done=False), writer=writer)
-    assert table.insert(episode(2, range(2)), writer="c").indices.tolist() == [12, 13]
-    assert table.insert(episode(3, range(2)), writer="b").indices.tolist() == [4, 5]
+        table.extend(episode(0 if writer == "a" else 1, range(2), done=False), writer=writer)
+    assert table.extend(episode(2, range(2)), writer="c").indices.tolist() == [12, 13]
+    assert table.extend(episode(3, range(2)), writer="b").indices.tolist() == [4, 5]
 
 
 def test_fragments_of_several_agents_are_taken() -> None:
     table = ReplayTable("replay", capacity=20, seed=0)
     rows = MultiAgentBatch({"p": episode(0, range(3)), "q": episode(1, range(2))}, 3)
-    assert table.insert(rows).inserted == len(table) == 5
+    assert table.extend(rows).inserted == len(table) == 5
 
 
 # Steps that are sampled a number of times
@@ -224,22 +226,22 @@ def test_fragments_of_several_agents_are_taken() -> None:
 @pytest.mark.parametrize("kind", ["uniform", "prioritized"])
 def test_no_step_is_sampled_more_often_than_allowed(kind: Any) -> None:
     table = ReplayTable("once", kind=kind, capacity=50, max_times_sampled=3, seed=0)
-    table.insert(episode(0, range(40)))
+    table.extend(episode(0, range(40)))
     counts = np.zeros(50, int)
     for size in (50, 7, 40, 23):
-        counts += np.bincount(table.sample(size, timeout=0).indices, minlength=50)
+        counts += np.bincount(table.sample(size, timeout_s=0).indices, minlength=50)
     assert counts.tolist() == [3] * 40 + [0] * 10
     with pytest.raises(LimitTimeoutError, match="1 steps are asked for, and 0 may be sampled"):
-        table.sample(1, timeout=0)
-    table.insert(episode(1, range(2)))
-    assert sorted(table.sample(6, timeout=0).indices.tolist()) == [40, 40, 40, 41, 41, 41]
+        table.sample(1, timeout_s=0)
+    table.extend(episode(1, range(2)))
+    assert sorted(table.sample(6, timeout_s=0).indices.tolist()) == [40, 40, 40, 41, 41, 41]
 
 
 def test_draws_that_are_left_are_as_likely_as_one_after_the_other() -> None:
     first, last = np.zeros(4), np.zeros(4)
     table = ReplayTable("once", capacity=4, max_times_sampled=1, seed=0)
     for _ in range(1000):
-        table.insert(episode(0, range(4)))
+        table.extend(episode(0, range(4)))
         drawn = table.sample(3).indices
         assert len(set(drawn.tolist())) == 3
         first[drawn[0]] += 1
@@ -251,30 +253,30 @@ def test_draws_that_are_left_are_as_likely_as_one_after_the_other() -> None:
 
 def test_weights_of_the_last_draw_are_those_of_the_priorities() -> None:
     table = ReplayTable("once", kind="prioritized", capacity=2, max_times_sampled=1, alpha=1.0, beta=1.0, seed=0)
-    table.insert(episode(0, range(2)), priorities=[1.0, 4.0])
+    table.extend(episode(0, range(2)), priorities=[1.0, 4.0])
     sample = table.sample(2)
     assert sample.weights is not None
     np.testing.assert_allclose(sample.weights[np.argsort(sample.indices)], [1.0, 0.25], rtol=1e-5)
-    assert table.update_weight(sample.indices, [5.0, 5.0], sample.generations) == 0
+    assert table.update_weight(sample.indices, [5.0, 5.0], sample.generation) == 0
     with pytest.raises(LimitTimeoutError):
-        table.sample(1, timeout=0)
+        table.sample(1, timeout_s=0)
 
 
 def test_sequences_count_the_steps_that_they_are_drawn_by() -> None:
     table = ReplayTable("once", capacity=40, max_times_sampled=1, seed=0)
-    table.insert(episode(0, range(20)))
+    table.extend(episode(0, range(20)))
     sample = table.sample(20, mode="sequences", length=3)
     assert sorted(sample.indices[:, 0].tolist()) == list(range(20))
 
 
 def test_a_limit_of_times_can_change() -> None:
     table = ReplayTable("once", kind="prioritized", capacity=10, max_times_sampled=1, seed=0)
-    table.insert(episode(0, range(10)))
+    table.extend(episode(0, range(10)))
     table.sample(10)
     table.set_limits(max_times_sampled=2)
-    assert sorted(table.sample(10, timeout=0).indices.tolist()) == list(range(10))
+    assert sorted(table.sample(10, timeout_s=0).indices.tolist()) == list(range(10))
     table.set_limits(max_times_sampled=0)
-    assert len(table.sample(100, timeout=0).indices) == 100
+    assert len(table.sample(100, timeout_s=0).indices) == 100
 
 
 # Refusals
@@ -325,12 +327,12 @@ def test_tables_that_cannot_be_are_refused(arguments: dict[str, Any], error: typ
         ({"mode": "sequences"}, ArgumentError, "length must be a whole number from 1, got None"),
         ({"mode": "sequences", "length": 2, "burn_in": 2}, ArgumentError, "burn_in must leave a step of 2, got 2"),
         ({"mode": "sequences", "length": 30, "padded": False}, EmptyBufferError, "an episode of 30 steps"),
-        ({"timeout": -1}, ArgumentError, "timeout must be a number above 0, got -1"),
+        ({"timeout_s": -1}, ArgumentError, "timeout_s must be a number above 0, got -1"),
     ],
 )
 def test_samples_that_cannot_be_are_refused(request_: dict[str, Any], error: type[Exception], message: str) -> None:
     table = ReplayTable("replay", capacity=20)
-    table.insert(episode(0, range(9)))
+    table.extend(episode(0, range(9)))
     with pytest.raises(error, match=message):
         table.sample(**{"batch_size": 4, **request_})
 
@@ -357,7 +359,7 @@ def test_inserts_that_cannot_be_are_refused(
 ) -> None:
     table = ReplayTable("replay", kind=kind, capacity=20)
     with pytest.raises(error, match=message):
-        table.insert(**{"rows": episode(0, range(9)), **arguments})
+        table.extend(**{"rows": episode(0, range(9)), **arguments})
     assert len(table) == table.info()["inserted"] == 0
 
 
@@ -381,7 +383,7 @@ def test_priorities_are_for_prioritized_tables_and_rows_that_are_there() -> None
 
 def test_an_empty_fragment_is_not_inserted() -> None:
     table = ReplayTable("replay", capacity=4)
-    assert table.insert(episode(0, range(3))[:0]).inserted == 0
+    assert table.extend(episode(0, range(3))[:0]).inserted == 0
     assert len(table) == 0
 
 
@@ -399,7 +401,7 @@ def test_a_table_carries_on_from_its_state(name: str) -> None:
     more = episode(5, range(6, 9), env_id=1)
     samples: list[Sample] = []
     for one in (table, again):
-        one.insert(more, writer="w")
+        one.extend(more, writer="w")
         samples.append(one.sample(16))
     assert samples[0].indices.tolist() == samples[1].indices.tolist()
     assert_same(samples[0].batch, samples[1].batch)
@@ -407,11 +409,79 @@ def test_a_table_carries_on_from_its_state(name: str) -> None:
 
 def test_a_reset_table_is_empty_and_counts_from_the_beginning() -> None:
     table = ReplayTable("once", capacity=10, max_times_sampled=2, streams=2)
-    table.insert(episode(0, range(4)), writer="a")
+    table.extend(episode(0, range(4)), writer="a")
     table.sample(3)
     table.reset()
     assert (len(table), table.info()["inserted"], table.info()["sampled"]) == (0, 0, 0)
     with pytest.raises(LimitTimeoutError, match="sampling needs 1 items, and there are 0"):
-        table.sample(1, timeout=0)
-    table.insert(episode(1, range(4)), writer="b")
-    assert len(table.sample(8, timeout=0).indices) == 8
+        table.sample(1, timeout_s=0)
+    table.extend(episode(1, range(4)), writer="b")
+    assert len(table.sample(8, timeout_s=0).indices) == 8
+
+
+def wide(rows: int, column: str) -> SampleBatch[Any]:
+    """Return steps of one episode whose last row is large, or all are, in a column of some kind."""
+    steps = episode(0, range(rows))
+    if column == "ragged":
+        steps["obs"] = steps["new_obs"] = [np.zeros(20_000 if t == rows - 1 else 2) for t in range(rows)]
+    elif column == "object":
+        steps["text"] = np.array(["x" * (200_000 if t == rows - 1 else 2) for t in range(rows)], object)
+    else:
+        steps["obs"] = steps["new_obs"] = np.zeros((rows, 1000))
+    return steps
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+@pytest.mark.parametrize("times", [0, 1000])
+@pytest.mark.parametrize(
+    ("column", "options"),
+    [
+        ("dense", {}),
+        ("dense", {"ignore_obs_next": True}),
+        ("dense", {"stack_num": 4}),
+        ("dense", {"compress": True}),
+        ("ragged", {"ragged": ("obs", "obs_next")}),
+        ("object", {}),
+    ],
+)
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"batch_size": 300},
+        {"batch_size": 300, "n_step": 3},
+        {"batch_size": 100, "mode": "sequences", "length": 3},
+        {"batch_size": 30, "mode": "episodes"},
+    ],
+)
+def test_a_sample_is_measured_before_its_rows_are_gathered(
+    kind: str, times: int, column: str, options: dict[str, Any], request_: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if times and (request_.get("mode") == "episodes" or options.get("ragged")):
+        pytest.skip("steps of counted tables are not drawn in episodes")
+    table = ReplayTable("t", kind=kind, capacity=10, max_times_sampled=times, seed=1, **options)  # type: ignore[arg-type]
+    table.extend(wide(10, column))
+    if kind == "prioritized":
+        # The last row is drawn most of the time.
+        table.update_weight(np.arange(10), np.where(np.arange(10) == 9, 1000.0, 1.0))
+    gathered: list[int] = []
+    for store in (DenseStore, CompressedStore, RaggedStore, ObjectStore):
+
+        def take(own: Any, slots: Any, take: Any = store.take) -> Any:
+            gathered.append(own.gathered_nbytes(slots))
+            return take(own, slots)
+
+        monkeypatch.setattr(store, "take", take)
+    bound = 1 << 20
+    before = table.info()
+    with pytest.raises(CapacityError, match=f"a sample must have at most {bound} bytes, this one has"):
+        table.sample(max_nbytes=bound, **request_)
+    assert sum(gathered) <= bound
+    assert table.info() == before
+    # What fits is given, and nothing of the refused one was counted.
+    small = {**request_, "batch_size": 1}
+    assert len(table.sample(max_nbytes=bound, **small).indices)
+    if times:
+        assert table.sample(10, max_nbytes=1 << 30).batch.rew.shape == (10,)
+        items: Any = table._items
+        assert items.left.total == 10 * times - 11 == items.left.counts.sum()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from samplebatch.errors import ArgumentError, PriorityError
@@ -85,3 +86,65 @@ def test_exponents_are_refused_as_buffers_do() -> None:
 def test_a_described_table_is_the_one_that_its_arguments_make() -> None:
     described, made = parse_table("r=uniform:50,seed=3"), ReplayTable("r", capacity=50, seed=3)
     assert described.info() == made.info()
+
+
+def test_a_description_declares_columns() -> None:
+    table = parse_table("r=uniform:50,columns=obs:f4[84x84]+act:int64+ids:int32[?]+h:torch.bfloat16[2]+info.text:text")
+    assert table.info()["columns"] == {
+        "obs": "float32[84x84]",
+        "actions": "int64",
+        "ids": "int32[?]",
+        "h": "torch.bfloat16[2]",
+        "infos.text": "text",
+    }
+    made = {"obs": (np.float32, (84, 84)), "act": int, "ids": ("int32", [None]), "h": "torch.bfloat16[2]"}
+    assert ReplayTable("r", capacity=50, columns={**made, "info.text": str}).info() == table.info()
+    policies = parse_table("q=queue:4,columns=left/obs:float32[2]+right/obs:object").info()["columns"]
+    assert policies == {"left": {"obs": "float32[2]"}, "right": {"obs": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("obs", "columns must be declared as NAME:DTYPE"),
+        ("obs:", "columns must be declared as NAME:DTYPE"),
+        (":int64", "columns must be declared as NAME:DTYPE"),
+        ("obs:int64+", "columns must be declared as NAME:DTYPE"),
+        ("obs:int64+obs:float32", "column 'obs' must be declared once"),
+        ("act:int64+actions:int64", "column 'actions' must be declared once, got 'actions' as well"),
+        ("obs:int64+obs.camera:uint8", "column 'obs' must be declared as nested or not, got 'obs.camera' as well"),
+        ("left/obs:int64+act:int64", "columns must be those of one policy, or all be by policy"),
+        ("left/obs:int64", "must be declared once for all policies"),
+        ("obs:flot32", "column 'obs' must be declared as a dtype .* got 'flot32'; did you mean 'float32'"),
+        ("obs:torch.qint8", "column 'obs' must be declared as a dtype"),
+        ("obs:M8[0s]", "column 'obs' must be declared as a dtype"),
+        ("obs:>f4", "column 'obs' must be declared as a dtype"),
+        ("obs:S5", "column 'obs' must be declared as 'text' or 'bytes'"),
+        ("obs:i4[0]", "column 'obs' must have extents from 1"),
+        ("obs:i4[]", "column 'obs' must have extents from 1"),
+        ("obs:i4[" + "9" * 5000 + "]", "column 'obs' must have extents from 1"),
+        ("obs:i4[99999x99999]", "column 'obs' must have at most 2147483647 elements per row"),
+        ("obs:i4[" + "x".join("1" * 33) + "]", "column 'obs' must have a row shape of at most 32 axes"),
+        ("obs:i4[?x3]", "column 'obs' must have extents that all vary, or none"),
+        ("obs:object[3]", "column 'obs' must have rows of one shape if it is of object"),
+        ("obs:text[?]", "column 'obs' must have rows of one shape if it is of text"),
+        ("a" * 300 + ":int64", "the name of a declared column must be a string of 1 to 256 bytes"),
+        ({}, "columns must be declared with one column or more"),
+        (["obs"], "columns must be a mapping"),
+        ({"obs": None}, "column 'obs' must be declared as a dtype"),
+        ({"obs": ("f4", 3, 4)}, "column 'obs' must be declared as a dtype"),
+        ({"obs": ("f4", (-1,))}, "column 'obs' must have extents from 1"),
+        ({"obs": ("f4", (True,))}, "column 'obs' must have extents from 1"),
+        ({"obs": ("f4", 4)}, "column 'obs' must have a row shape"),
+        ({"obs": np.dtype("i4,i4")}, "column 'obs' must be declared as a dtype"),
+        ({3: "f4"}, "the name of a declared column must be a string"),
+        ({(): {"obs": "f4"}}, "must be a string or an integer"),
+        ({"left": {}}, "policy 'left': columns must be declared with one column or more"),
+    ],
+)
+def test_declarations_that_no_column_fits_are_refused(columns: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ReplayTable("r", capacity=50, columns=columns)
+    if isinstance(columns, str):
+        with pytest.raises(ArgumentError, match=message):
+            parse_table(f"r=uniform:50,columns={columns}")

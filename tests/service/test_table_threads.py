@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ import pytest
 
 from samplebatch.errors import LimitTimeoutError, TableClosedError
 from samplebatch.service import RateLimiter, ReplayTable
+from tests.service.limiter_rounds import run, settings_of
 from tests.service.table_rows import episode, fragment
+from tests.soaks import rounds
 
 
 @contextmanager
@@ -56,9 +58,9 @@ def test_a_sample_waits_until_there_are_items_and_is_told_why() -> None:
         assert (held["who"], held["action"]) == ("learner-0", "sample")
         assert held["why"] == "sampling needs 3 items, and there are 0"
         assert begun <= held["since"] <= time.time()
-        table.insert(episode(0, range(2)))
+        table.extend(episode(0, range(2)))
         assert wait_for_held(table, 1)[0]["why"] == "sampling needs 3 items, and there are 2"
-        table.insert(episode(1, range(2)))
+        table.extend(episode(1, range(2)))
         sample = sampling.result(5)
     assert len(sample.indices) == 2
     assert sample.held_s > 0
@@ -71,7 +73,7 @@ def test_inserts_and_samples_take_turns_within_the_ratio() -> None:
 
     def insert() -> None:
         for i in range(100):
-            table.insert(episode(i, range(3)), writer="w")
+            table.extend(episode(i, range(3)), writer="w")
 
     def sample() -> None:
         for _ in range(74):
@@ -90,26 +92,26 @@ def test_inserts_and_samples_take_turns_within_the_ratio() -> None:
 
 
 def test_a_full_queue_holds_writers_back_until_it_is_read() -> None:
-    table = ReplayTable("queue", kind="fifo", capacity=2, max_times_sampled=1)
+    table = ReplayTable("queue", kind="queue", capacity=2)
 
     def insert() -> None:
         for i in range(50):
-            table.insert(fragment(i), writer="worker")
+            table.extend(fragment(i), writer="worker")
 
     with running(insert) as (inserting,):
         (held,) = wait_for_held(table, 1)
         assert held["why"] == "it is full with 2 fragments, and none is removed to make room"
-        assert [table.sample(1, timeout=5).indices.item() for _ in range(50)] == list(range(50))
+        assert [table.sample(1, timeout_s=5).indices.item() for _ in range(50)] == list(range(50))
         inserting.result(5)
 
 
 def test_a_fragment_that_is_sent_again_while_it_is_held_back_is_taken_once() -> None:
-    table = ReplayTable("queue", kind="fifo", capacity=1, max_times_sampled=1)
+    table = ReplayTable("queue", kind="queue", capacity=1)
 
     def insert() -> int:
-        return table.insert(fragment(1), writer="w", stream="s", number=2, timeout=20).inserted
+        return table.extend(fragment(1), writer="w", stream="s", number=2, timeout_s=20).inserted
 
-    table.insert(fragment(0), writer="w", stream="s", number=1)
+    table.extend(fragment(0), writer="w", stream="s", number=1)
     with running(insert, insert) as calls:
         wait_for_held(table, 2)
         table.sample(1)
@@ -119,12 +121,12 @@ def test_a_fragment_that_is_sent_again_while_it_is_held_back_is_taken_once() -> 
 
 
 def test_every_fragment_of_many_writers_is_read_once() -> None:
-    table = ReplayTable("queue", kind="fifo", capacity=3, max_times_sampled=1)
+    table = ReplayTable("queue", kind="queue", capacity=3)
     seen: list[int] = []
 
     def write(start: int) -> None:
         for i in range(start, start + 100):
-            table.insert(fragment(i), writer=str(start))
+            table.extend(fragment(i), writer=str(start))
 
     def read() -> None:
         for _ in range(200):
@@ -143,10 +145,10 @@ def test_writers_are_not_held_back_by_a_ratio_while_a_learner_lacks_items() -> N
 
     def insert() -> None:
         for i in range(10):
-            table.insert(episode(i, range(2)), timeout=10)
+            table.extend(episode(i, range(2)), timeout_s=10)
 
-    with running(lambda: table.sample(20, timeout=10), lambda: table.sample(2, timeout=10), insert) as calls:
-        table.insert(episode(11, range(4)), timeout=10)
+    with running(lambda: table.sample(20, timeout_s=10), lambda: table.sample(2, timeout_s=10), insert) as calls:
+        table.extend(episode(11, range(4)), timeout_s=10)
         for call in calls:
             call.result(15)
     assert (table.info()["inserted"], table.info()["sampled"]) == (24, 22)
@@ -154,21 +156,62 @@ def test_writers_are_not_held_back_by_a_ratio_while_a_learner_lacks_items() -> N
 
 def test_two_learners_that_lack_items_do_not_wake_each_other() -> None:
     table = ReplayTable("once", capacity=40, max_times_sampled=1)
-    table.insert(episode(0, range(1)))
+    table.extend(episode(0, range(1)))
     with running(lambda: table.sample(5), lambda: table.sample(5)) as calls:
         wait_for_held(table, 2)
         before = time.thread_time(), time.process_time()
         time.sleep(0.3)
         others = (time.process_time() - before[1]) - (time.thread_time() - before[0])
-        table.insert(episode(1, range(9)))
+        table.extend(episode(1, range(9)))
         for call in calls:
             call.result(5)
     assert others < 0.15, "threads that wait are to sleep"
 
 
+@pytest.mark.parametrize(
+    ("tables", "seed"), [pytest.param(80, 0, id="few"), pytest.param(rounds(20), 1, id="many", marks=pytest.mark.long)]
+)
+def test_no_accepted_settings_stop_writers_and_readers_for_good(tables: int, seed: int) -> None:
+    outcomes = [(run(settings), settings) for settings in settings_of(tables, seed)]
+    assert not [(outcome, settings) for outcome, settings in outcomes if outcome not in ("refused", "done")]
+    assert sum(outcome == "done" for outcome, _ in outcomes) > tables / 3
+
+
+@pytest.mark.parametrize("kind", ["uniform", "fifo", "lifo", "prioritized"])
+def test_a_full_table_is_sampled_until_there_is_room_whatever_the_ratio(kind: Any) -> None:
+    limiter = RateLimiter(4, samples_per_insert=4, error_buffer=4)
+    table = ReplayTable(
+        "t", kind=kind, items="fragments", capacity=4, remover="none", max_times_sampled=4, limiter=limiter, seed=0
+    )
+    for number in range(4):
+        table.extend(fragment(number), timeout_s=0)
+    table.sample(4, timeout_s=0)
+    with pytest.raises(LimitTimeoutError, match="samples are 4 ahead and may be 4"):
+        table.sample(1, timeout_s=0)
+    assert len(table) == 4
+
+    def read() -> None:
+        while table.info()["inserted"] < 5:
+            with suppress(LimitTimeoutError):
+                table.sample(1, timeout_s=0.05)
+
+    with running(lambda: table.extend(fragment(9), timeout_s=20), read) as (inserting, reading):
+        assert inserting.result(25).inserted == 2
+        reading.result(25)
+
+
+def test_a_key_is_replaced_in_a_full_table() -> None:
+    table = ReplayTable("t", kind="key", capacity=2, remover="none")
+    for number, key in enumerate("abba"):
+        table.extend(fragment(number), keys=key, timeout_s=0)
+    assert [table.sample(1, key=key).indices.item() for key in "ab"] == [3, 2]
+    with pytest.raises(LimitTimeoutError, match="it is full with 2 fragments"):
+        table.extend(fragment(4), keys="c", timeout_s=0)
+
+
 def test_a_change_of_limits_wakes_those_who_wait() -> None:
     table = ReplayTable("replay", capacity=10, limiter=RateLimiter(8))
-    table.insert(episode(0, range(4)))
+    table.extend(episode(0, range(4)))
     with running(lambda: table.sample(2)) as (sampling,):
         wait_for_held(table, 1)
         table.set_limits(min_size=4)
@@ -177,17 +220,17 @@ def test_a_change_of_limits_wakes_those_who_wait() -> None:
 
 
 def test_closing_ends_those_who_wait_and_refuses_all_who_come() -> None:
-    table = ReplayTable("queue", kind="fifo", capacity=1, max_times_sampled=1)
+    table = ReplayTable("queue", kind="queue", capacity=1)
     other = ReplayTable("replay", capacity=4)
-    table.insert(fragment(0))
-    with running(lambda: table.insert(fragment(1)), lambda: other.sample(1)) as calls:
+    table.extend(fragment(0))
+    with running(lambda: table.extend(fragment(1)), lambda: other.sample(1)) as calls:
         wait_for_held(table, 1)
         wait_for_held(other, 1)
         for one, call in zip((table, other), calls, strict=True):
             one.close()
             with pytest.raises(TableClosedError, match=f"table {one.name!r} is closed"):
                 call.result(5)
-    for refused in (lambda: table.insert(fragment(2)), lambda: table.sample(1)):
+    for refused in (lambda: table.extend(fragment(2)), lambda: table.sample(1)):
         with pytest.raises(TableClosedError):
             refused()
     assert table.closed
@@ -200,7 +243,7 @@ def test_a_time_that_is_over_is_told_with_the_reason_and_since_when() -> None:
     with pytest.raises(
         LimitTimeoutError, match=r"table 'replay' held back the sample of 'l' for 0\.1 s: sampling"
     ) as told:
-        table.sample(1, reader="l", timeout=0.1)
+        table.sample(1, reader="l", timeout_s=0.1)
     assert time.time() - begun >= 0.1
     assert told.value.why == "sampling needs 1 items, and there are 0"
     assert begun <= told.value.since <= time.time()
@@ -229,7 +272,7 @@ def test_no_sample_is_torn_by_writers(kind: Any) -> None:
 
     def insert(writer: int) -> None:
         for i in range(100_000):
-            table.insert(episode(2 * i + writer, range(5)), writer=str(writer))
+            table.extend(episode(2 * i + writer, range(5)), writer=str(writer))
             if stop.is_set():
                 return
 
@@ -241,6 +284,6 @@ def test_no_sample_is_torn_by_writers(kind: Any) -> None:
                 np.testing.assert_array_equal(rows.obs, 100.0 * rows.eps_id + rows.t)
                 np.testing.assert_array_equal(rows.obs_next, rows.obs + 1)
                 if kind == "prioritized":
-                    table.update_weight(sample.indices, np.ones(32), sample.generations)
+                    table.update_weight(sample.indices, np.ones(32), sample.generation)
         finally:
             stop.set()

@@ -17,14 +17,14 @@ from pyarrow import flight
 from samplebatch import SampleBatch
 from samplebatch.errors import AccessError, ArgumentError, ServiceError
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
-from tests.service.table_rows import episode
+from tests.service.table_rows import episode, samples_in
 
 
 @pytest.fixture
 def uri() -> Iterator[str]:
     tables = [
         ReplayTable("prio", kind="prioritized", capacity=100, alpha=1.0, seed=1),
-        ReplayTable("queue", kind="fifo", capacity=10, max_times_sampled=1),
+        ReplayTable("queue", kind="queue", capacity=10),
     ]
     with ReplayServer(tables) as server:
         yield server.uri
@@ -106,7 +106,7 @@ def test_a_session_draws_and_takes_priorities_back(client: Any) -> None:
     command = flight.FlightDescriptor.for_command(json.dumps({"table": "prio", "batch_size": 8}).encode())
     writer, reader = client.do_exchange(command)
     writer.write_metadata(b"{}")
-    sample = reader.read_chunk().data
+    (sample,) = samples_in(reader.read_chunk())
     update = pa.record_batch(
         {
             "batch_indexes": sample.column("batch_indexes"),
@@ -120,50 +120,46 @@ def test_a_session_draws_and_takes_priorities_back(client: Any) -> None:
     priorities = {"indices": [0, 1, 3], "priorities": [1e-6, 1e-6, 1e-6]}
     assert act(client, "update_weight", table="prio", **priorities) == {"updated": 3}
     writer.write_metadata(b"{}")
-    assert set(reader.read_chunk().data.column("batch_indexes").to_pylist()) == {2}
+    assert set(samples_in(reader.read_chunk())[0].column("batch_indexes").to_pylist()) == {2}
     writer.done_writing()
     with pytest.raises(StopIteration):
         reader.read_chunk()
 
 
-def test_small_samples_come_as_streams_in_the_metadata_of_a_session_that_asks_for_it(client: Any) -> None:
+def test_samples_of_a_session_come_as_streams_in_metadata(client: Any) -> None:
     put(client, "prio")
-    request = {"table": "prio", "batch_size": 8, "inline": True}
+    request = {"table": "prio", "batch_size": 8}
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(json.dumps(request).encode()))
     found = []
-    for _ in range(3):
-        writer.write_metadata(b"{}")
+    for count in (1, 3):
+        writer.write_metadata(json.dumps({"count": count}).encode())
         chunk = reader.read_chunk()
         assert chunk.data is None
-        told, _, stream = chunk.app_metadata.to_pybytes().partition(b"\n")
-        # The one that is the first of its form is alone.
-        assert json.loads(told).keys() == ({"streams"} if found else set())
-        found.append(pa.ipc.open_stream(stream).read_all())
+        found += samples_in(chunk)
+    assert len(found) == 4
     assert all(rows.schema.equals(found[0].schema, check_metadata=True) and rows.num_rows == 8 for rows in found)
     writer.done_writing()
 
 
-def test_large_columns_come_apart_in_a_session_that_asks_for_it(client: Any, uri: str) -> None:
+def test_fragments_of_a_session_come_with_their_numbers(client: Any) -> None:
+    put(client, "queue")
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b'{"table": "queue"}'))
+    writer.write_metadata(b"{}")
+    chunk = reader.read_chunk()
+    assert json.loads(chunk.app_metadata.to_pybytes().partition(b"\n")[0])["numbers"] == [0]
+    assert samples_in(chunk)[0].to_pydict() == ROWS.to_pydict()
+    writer.done_writing()
+
+
+def test_large_samples_of_a_session_come_whole(client: Any, uri: str) -> None:
     frames = np.random.default_rng(5).integers(0, 256, (4, 300, 300), np.uint8)
     with ReplayClient(uri, "prio") as own:
         own.extend(SampleBatch(obs=frames, actions=[0, 1, 2, 3], rewards=np.zeros(4), terminateds=[False] * 3 + [True]))
-    request = {"table": "prio", "batch_size": 4, "inline": True}
+    request = {"table": "prio", "batch_size": 4}
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(json.dumps(request).encode()))
-    for turn in range(3):
+    for _ in range(3):
         writer.write_metadata(b"{}")
-        chunks = [reader.read_chunk()]
-        while chunks[-1].app_metadata is None:
-            chunks.append(reader.read_chunk())
-        told, _, rest = chunks[-1].app_metadata.to_pybytes().partition(b"\n")
-        if turn:
-            # As the page says: each column goes to its place in the stream.
-            stream = bytearray(rest)
-            columns = [value for chunk in chunks for (value,) in chunk.data.to_pydict().values() if value]
-            for column, (start, nbytes) in zip(columns, json.loads(told)["cut"], strict=True):
-                assert len(column) == nbytes
-                stream[start:start] = column
-            rest = bytes(stream)
-        found = SampleBatch.from_arrow(pa.ipc.open_stream(rest).read_all())
+        found = SampleBatch.from_arrow(samples_in(reader.read_chunk())[0])
         assert (found["obs"] == frames[found["batch_indexes"]]).all()
     writer.done_writing()
 
@@ -189,7 +185,8 @@ def test_weights_are_published_as_the_page_says(client: Any, uri: str) -> None:
             stream.write_batch(pa.RecordBatch.from_pylist([row], schema))
         return json.loads(next(client.do_action(flight.Action("publish", sink.getvalue()))).body.to_pybytes())
 
-    assert publish(pa.large_binary()) == {"version": 1}
+    told = publish(pa.large_binary())
+    assert (told["version"], len(told["epoch"])) == (1, 16)
     with ReplayClient(uri, "prio") as own:
         assert own.latest(name="policy").value["layer"]["bias"].tolist() == [1.0, 2.0]
     with pytest.raises(
@@ -202,11 +199,17 @@ def test_weights_are_rows_of_bytes(client: Any, uri: str) -> None:
     with ReplayClient(uri, "prio") as own:
         own.publish({"layer": {"bias": np.array([1.0, 2.0], np.float32)}}, name="policy")
     told, weights = client.do_action(flight.Action("latest", b'{"name": "policy"}'))
-    assert json.loads(told.body.to_pybytes()) == {"version": 1}
+    assert json.loads(told.body.to_pybytes()) == {"version": 1, "epoch": uri_epoch(client)}
     (row,) = pa.ipc.open_stream(weights.body).read_all().to_pylist()
     assert (row["path"], row["dtype"], row["shape"]) == (["layer", "bias"], "<f4", [2])
     assert np.frombuffer(row["data"], row["dtype"]).tolist() == [1.0, 2.0]
     (told,) = client.do_action(flight.Action("latest", b'{"name": "policy", "newer_than": 1}'))
+
+
+def uri_epoch(client: Any) -> str:
+    """Return the epoch of the weights `policy`."""
+    (told,) = client.do_action(flight.Action("latest", b'{"name": "policy", "version_only": true}'))
+    return str(json.loads(told.body.to_pybytes())["epoch"])
 
 
 def page_bytes(part: str) -> bytes:
@@ -228,7 +231,7 @@ def test_the_bytes_of_the_page_are_understood(client: Any) -> None:
     command = flight.FlightDescriptor.deserialize(page_bytes("descriptor of DoExchange"))
     writer, reader = client.do_exchange(command)
     writer.write_metadata(b"{}")
-    assert reader.read_chunk().data.num_rows == 2
+    assert samples_in(reader.read_chunk())[0].num_rows == 2
     writer.close()
 
 

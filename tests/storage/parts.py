@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyarrow import parquet
 
-from samplebatch.storage.commit_log import CommitLog, Part, add, begin
+from samplebatch.storage.datasets.commit_log import CommitLog, Part, add, begin, encode_schema
 
 
 def commit(path: Path) -> Path:
@@ -14,6 +14,6 @@ def commit(path: Path) -> Path:
     log = CommitLog(path.parent)
     about = parquet.read_metadata(path)
     groups = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
-    log.append(begin({"type": "SampleBatch", "schema": ""}), 0)
-    log.append(add(Part(path.name, path.stat().st_size, groups, 1000, None), []), log.read().nbytes)
+    log.append(begin({"type": "SampleBatch", "schema": encode_schema(parquet.read_schema(path))}), log.read())
+    log.append(add(Part(path.name, path.stat().st_size, groups, 1000, None), []), log.read())
     return path.parent

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from samplebatch import Batch
-from samplebatch.buffer.cached import CachedReplayBuffer
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer, PrioritizedVectorReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
-from samplebatch.buffer.vector import ReplayBufferManager, VectorReplayBuffer
-from samplebatch.storage.buffer_state import plain
+from samplebatch.buffer.vector import CachedReplayBuffer, ReplayBufferManager, VectorReplayBuffer
+from samplebatch.storage.buffers.state import plain
 
 Make = Callable[..., Any]
 

@@ -15,11 +15,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from samplebatch import MultiAgentBatch, SampleBatch, load, read_arrow, write_arrow
-from samplebatch.errors import FormatError, SampleBatchError, UntrustedPickleError
-from samplebatch.storage.arrow_file import arrow_writer, check_writable, open_arrow
-from samplebatch.storage.batch_table import to_table
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.errors import CapacityError, FormatError, SampleBatchError, UntrustedPickleError
+from samplebatch.storage.files import check_writable
+from samplebatch.storage.tables.arrow import arrow_writer, open_arrow
+from samplebatch.storage.tables.batches import to_table
 
 
 def steps(n: int = 6) -> SampleBatch:
@@ -359,3 +363,72 @@ def test_strings_that_end_before_they_begin_are_refused_by_filters(
         writer.write_table(table)
     with pytest.raises(FormatError, match=r"must be whole, and it is damaged.* out of bounds: 9 > 6"):
         load(path, filters=filters)
+
+
+def long_rows() -> SampleBatch:
+    return SampleBatch(
+        ids=[np.arange(i % 5) for i in range(40)],
+        boxes=[np.full((i % 3, 2), i, np.int16) for i in range(40)],
+        image=np.arange(40 * 6, dtype=np.uint8).reshape(40, 2, 3),
+        phase=np.arange(80).reshape(40, 2) * 1j,
+        infos=[{"at": [i] * (i % 4)} for i in range(40)],
+        t=np.arange(40),
+    )
+
+
+@pytest.mark.parametrize("limit", [6, 12, 50, 1000])
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_columns_longer_than_a_record_batch_are_written_in_several(
+    limit: int, compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("samplebatch.storage.tables.arrow.MAX_LENGTH", limit)
+    path = tmp_path / "rows.arrow"
+    for batch in (long_rows(), long_rows()[3:-2], MultiAgentBatch({"a": long_rows(), "b": long_rows()[:7]}, 40)):
+        batch.save(path, compression=compression)
+        assert load(path) == batch
+        with pa.memory_map(str(path)) as source:
+            parts = pa.ipc.open_file(source)
+            sizes = [parts.get_batch(i).num_rows for i in range(parts.num_record_batches)]
+            longest = max(len(parts.get_batch(i).column("ids").flatten()) for i in range(len(sizes)))
+        assert sum(sizes) == len(batch) if isinstance(batch, SampleBatch) else True
+        assert longest <= limit
+        assert (len(sizes) > 1) == (limit < 1000 or isinstance(batch, MultiAgentBatch))
+
+
+def test_a_row_longer_than_a_record_batch_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samplebatch.storage.tables.arrow.MAX_LENGTH", 8)
+    with pytest.raises(CapacityError, match=r"column 'ids' must have rows of at most 8 elements .*, got one of 9"):
+        SampleBatch(ids=[np.arange(9), np.arange(2)]).save(tmp_path / "rows.arrow")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.long
+def test_ragged_columns_and_arrays_of_more_than_2_31_elements_are_saved(tmp_path: Path) -> None:
+    count, path = (1 << 31) + 64, tmp_path / "rows.arrow"
+    elements = np.zeros(count, np.int8)
+    elements[-1] = 7
+    offsets = np.array([0, count // 2, count - 3, count])
+    for batch in (SampleBatch(a=RaggedColumn(elements, offsets)), SampleBatch(a=elements.reshape(64, -1))):
+        batch.save(path, durable=False)
+        read = load(path)
+        assert (read.column("a").kind, len(read)) == (batch.column("a").kind, len(batch))
+        assert read["a"][len(read) - 1].tolist()[-3:] == [0, 0, 7]
+        del read
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    n=st.integers(0, 40),
+    widths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    codec=st.sampled_from([None, "lz4"]),
+)
+def test_small_files_are_those_that_large_ones_would_be(
+    tmp_path: Path, n: int, widths: list[int], codec: str | None
+) -> None:
+    columns = {f"x{i}": np.arange(n * width).reshape(n, width) for i, width in enumerate(widths)}
+    batch = SampleBatch(columns, who=["a"] * n)
+    write_arrow(batch, tmp_path / "small.arrow", compression=codec)
+    table = to_table(batch)
+    with arrow_writer(tmp_path / "large.arrow", table.schema, codec or "none", nbytes=table.nbytes) as writer:
+        writer.write_table(table)
+    assert (tmp_path / "small.arrow").read_bytes() == (tmp_path / "large.arrow").read_bytes()

@@ -13,8 +13,8 @@ import pytest
 from samplebatch import Batch, SampleBatch, load, write_arrow
 from samplebatch.batch.arrow import METADATA_KEY
 from samplebatch.errors import ColumnNotFoundError, FormatError
-from samplebatch.storage.arrow_table import ArrowTable
-from samplebatch.storage.arrow_table import _schemas as remembered
+from samplebatch.storage.tables.arrow import ArrowTable
+from samplebatch.storage.tables.arrow import _schemas as remembered
 
 N = 5
 
@@ -29,8 +29,6 @@ def numbers() -> SampleBatch:
         when=np.arange(N).astype("M8[ms]"),
         day=np.arange(N).astype("M8[D]"),
         phase=np.arange(N) * 1j,
-        name=np.array([b"ab"] * N),
-        word=np.array(["ab"] * N),
         none=np.zeros((N, 0)),
     )
 
@@ -123,7 +121,7 @@ def test_numbers_of_the_other_byte_order_are_not_viewed(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     batch = SampleBatch(foreign=np.arange(N))
     batch.save(path)
-    with mock.patch("samplebatch.storage.arrow_table.ArrowLayout.is_native", return_value=False):
+    with mock.patch("samplebatch.storage.tables.arrow.ArrowLayout.is_native", return_value=False):
         assert load(path) == batch
         with without_tables(), pytest.raises(FormatError):
             load(path)

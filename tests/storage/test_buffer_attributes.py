@@ -22,7 +22,7 @@ from samplebatch import (
 )
 from samplebatch.batch.arrow import METADATA_KEY
 from samplebatch.errors import FormatError
-from samplebatch.storage.state_checksums import CHECKSUMS
+from samplebatch.storage.buffers.state import CHECKSUMS
 
 h5py = pytest.importorskip("h5py")
 

@@ -25,8 +25,8 @@ from samplebatch.errors import (
     SampleBatchError,
     UntrustedPickleError,
 )
-from samplebatch.storage import buffer_state
-from samplebatch.storage.untrusted_state import check_rings
+from samplebatch.storage.buffers import state as buffer_state
+from samplebatch.storage.buffers.state import check_rings
 from tests.storage import streams
 from tests.storage.streams import BUFFERS, OTHERS, assert_go_on_alike, assert_same_rows, fill, mixed, step
 
@@ -180,7 +180,7 @@ def test_compressed_rows_stay_compressed_in_pickles() -> None:
 
 
 def test_files_are_written_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from samplebatch.storage import buffer_file
+    from samplebatch.storage.buffers import file as buffer_file
 
     monkeypatch.setattr(buffer_file, "_PART_NBYTES", 1_500)
     for kind in ("vector ignoring next", "prioritized vector", "compressed"):

@@ -29,7 +29,7 @@ from samplebatch import (
 from samplebatch.column.checksum import BLOCK_NBYTES as MIB
 from samplebatch.column.checksum import block_checksums
 from samplebatch.errors import FormatError
-from samplebatch.storage.file_checksums import ARROW, PARQUET, Format, SummedFile
+from samplebatch.storage.checksums import ARROW, PARQUET, Format, SummedFile
 from tests.storage.flips import unnoticed
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -155,7 +155,7 @@ def test_a_page_that_changes_in_a_parquet_file_without_checksums_is_noticed(tmp_
 
 def test_a_byte_that_changes_in_any_part_of_a_dataset_is_noticed(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path / "parts")
-    parts = [dataset.append(steps(n)) for n in (3, 9)]
+    parts = [dataset.extend(steps(n)) for n in (3, 9)]
     whole = dataset.read()
     for part in parts:
         assert unnoticed(part, dataset.read, lambda back: back == whole, 150) == []
@@ -276,7 +276,7 @@ def test_blocks_are_summed_while_they_are_written(tmp_path: Path, nbytes: list[i
 
 def test_only_blocks_of_several_pieces_are_read_again(tmp_path: Path) -> None:
     batch = SampleBatch(obs=np.arange(1 << 20), rewards=np.arange(1 << 20) / 7)
-    with mock.patch("samplebatch.storage.file_checksums.block_checksums", wraps=block_checksums) as summed:
+    with mock.patch("samplebatch.storage.checksums.block_checksums", wraps=block_checksums) as summed:
         batch.save(tmp_path / "batch.arrow")
     _, known = summed.call_args.args
     assert len(known) >= 8

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
+import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pyarrow.dataset
 import pytest
-import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
 
 from samplebatch import (
     Batch,
@@ -29,6 +38,7 @@ from samplebatch import (
     load,
     verify,
 )
+from samplebatch.column.ragged import RaggedColumn
 from samplebatch.errors import (
     ArgumentError,
     ColumnMismatchError,
@@ -39,6 +49,9 @@ from samplebatch.errors import (
     StorageError,
     UntrustedPickleError,
 )
+from samplebatch.storage.datasets.commit_log import LOG
+from samplebatch.storage.tables.parquet import parquet_writer
+from tests.optional import torch
 
 
 def steps(start: int, n: int, *, episode: int = 10) -> SampleBatch:
@@ -55,13 +68,28 @@ def steps(start: int, n: int, *, episode: int = 10) -> SampleBatch:
 def filled(folder: Path, sizes: Any = (7, 13, 1, 20), **options: Any) -> Dataset:
     dataset, start = Dataset(folder), 0
     for n in sizes:
-        dataset.append(steps(start, n))
+        dataset.extend(steps(start, n))
         start += n
     return Dataset(folder, **options)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return filled(tmp_path_factory.mktemp("whole") / "steps")
+
+
 def ids(batch: Any) -> list[int]:
     return [int(i) for i in batch["obs"]["id"]] if isinstance(batch, Batch) else batch["obs.id"].tolist()
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(st.integers(0, 40), max_size=30)
+    | st.permutations(range(41))
+    | st.tuples(st.integers(0, 40), st.integers(0, 41)).map(lambda ends: list(range(*ends)))
+)
+def test_rows_are_those_of_all_of_it_however_they_lie(whole: Dataset, rows: list[int]) -> None:
+    assert whole.take(rows) == steps(0, 41).take(rows)
 
 
 # Appending
@@ -77,7 +105,7 @@ def test_fragments_come_back_in_order_one_by_one_or_joined(tmp_path: Path) -> No
     for half in (fragments[:7], fragments[7:]):
         dataset = Dataset(tmp_path / "steps")
         for part in half:
-            dataset.append(part)
+            dataset.extend(part)
     again = Dataset(tmp_path / "steps")
     assert list(again.fragments()) == fragments
     assert again.read() == concat_samples(fragments)
@@ -88,7 +116,7 @@ def test_fragments_come_back_in_order_one_by_one_or_joined(tmp_path: Path) -> No
 def test_nested_batches_stay_nested(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path)
     for i in range(3):
-        dataset.append(Batch(obs={"x": np.arange(4) + 4 * i}, rew=np.ones(4)))
+        dataset.extend(Batch(obs={"x": np.arange(4) + 4 * i}, rew=np.ones(4)))
     assert type(dataset.read()) is Batch
     batch, rows = dataset.sample(5)
     assert np.array_equal(batch.obs.x, rows)
@@ -98,7 +126,7 @@ def test_a_batch_is_saved_to_a_new_folder(tmp_path: Path) -> None:
     steps(0, 5).save(tmp_path / "steps")
     assert load(tmp_path / "steps") == steps(0, 5)
     assert ids(load(tmp_path / "steps", columns=["obs"], filters=[("t", ">", 2)])) == [3, 4]
-    with pytest.raises(StorageError, match="append"):
+    with pytest.raises(StorageError, match="extend"):
         steps(0, 5).save(tmp_path / "steps")
 
 
@@ -113,8 +141,8 @@ def test_batches_that_do_not_fit_are_refused_by_column(tmp_path: Path) -> None:
     ]
     for other, words in wrong:
         with pytest.raises(ColumnMismatchError, match=words):
-            dataset.append(other)
-    dataset.append(SampleBatch({**dict(batch.items()), "infos": [{"at": 1, "more": "x"}] * 3}))
+            dataset.extend(other)
+    dataset.extend(SampleBatch({**dict(batch.items()), "infos": [{"at": 1, "more": "x"}] * 3}))
     assert len(Dataset(tmp_path)) == 44
     assert len(dataset.parts()) == len([name for name in os.listdir(tmp_path) if name.startswith("part")]) == 5
 
@@ -122,7 +150,7 @@ def test_batches_that_do_not_fit_are_refused_by_column(tmp_path: Path) -> None:
 def append_some(folder: Path, who: int) -> None:
     dataset = Dataset(folder)
     for i in range(5):
-        dataset.append(SampleBatch(who=[who], i=[i]))
+        dataset.extend(SampleBatch(who=[who], i=[i]))
 
 
 def test_several_processes_append_to_one_folder(tmp_path: Path) -> None:
@@ -140,7 +168,7 @@ def test_several_processes_append_to_one_folder(tmp_path: Path) -> None:
 def test_readers_keep_their_snapshot_until_they_refresh(tmp_path: Path) -> None:
     reader = filled(tmp_path)
     writer = Dataset(tmp_path)
-    writer.append(steps(41, 4))
+    writer.extend(steps(41, 4))
     assert (len(reader), len(writer)) == (41, 45)
     assert ids(reader.read()) == list(range(41))
     assert len(reader.refresh()) == 45
@@ -175,7 +203,7 @@ def test_columns_and_rows_are_chosen(tmp_path: Path) -> None:
 def test_rows_of_several_policies_are_read_of_one(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path)
     for i in range(6):
-        dataset.append(fragment(i))
+        dataset.extend(fragment(i))
     own = Dataset(tmp_path, policy="b")
     assert len(own) == 3
     assert own.read()["t"].tolist() == [2, 6, 10]
@@ -200,12 +228,12 @@ def test_samples_follow_from_the_seed_and_cover_all_rows(tmp_path: Path) -> None
 
 def test_samples_come_as_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> None:
     flat = Dataset(tmp_path / "flat")
-    flat.append(SampleBatch(rewards=np.arange(8.0), t=np.arange(8)))
+    flat.extend(SampleBatch(rewards=np.arange(8.0), t=np.arange(8)))
     batch, rows = flat.sample(5, device="cpu", floats="float32")
     assert (batch["rewards"].dtype, batch["t"].dtype) == (torch.float32, torch.int64)
     assert batch["t"].tolist() == rows.tolist()
     nested = Dataset(tmp_path / "nested")
-    nested.append(Batch(rew=np.arange(8.0)))
+    nested.extend(Batch(rew=np.arange(8.0)))
     assert nested.sample(5, floats="float32")[0].rew.dtype == np.float32
     with pytest.raises(ArgumentError, match="floats"):
         flat.sample(5, floats="int64")
@@ -213,7 +241,7 @@ def test_samples_come_as_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> N
 
 def test_batches_and_sequences_come_as_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> None:
     flat = Dataset(tmp_path / "flat")
-    flat.append(SampleBatch(rewards=np.arange(8.0), eps_id=[0] * 8, t=np.arange(8)))
+    flat.extend(SampleBatch(rewards=np.arange(8.0), eps_id=[0] * 8, t=np.arange(8)))
     how: Any = {"device": "cpu", "floats": "float32"}
     batches = flat.iter_batches(3, **how)
     parts = [next(iter(batches)), *flat.iter_batches(3, **how)]
@@ -227,7 +255,7 @@ def test_batches_and_sequences_come_as_tensors_in_the_floats_of_a_learner(tmp_pa
     assert (sequences["rewards"].dtype, sequences["seq_lens"].tolist()) == (torch.float32, [4, 4])
     assert sequences["t"].tolist() == rows.reshape(-1).tolist()
     nested = Dataset(tmp_path / "nested")
-    nested.append(Batch(rew=np.arange(8.0)))
+    nested.extend(Batch(rew=np.arange(8.0)))
     assert nested.sample_sequences(2, 4, **how)[0].rew.shape == (2, 4)
     assert {part.rew.dtype for part in nested.iter_batches(3, floats="float32")} == {np.dtype(np.float32)}
     for ask in (flat.iter_batches, lambda n, **how: flat.sample_sequences(n, 2, **how)):
@@ -243,14 +271,14 @@ def test_batches_and_sequences_come_as_tensors_in_the_floats_of_a_learner(tmp_pa
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_batches_have_each_row_once(tmp_path: Path, shuffle: bool, size: int, memory: int) -> None:
     dataset = filled(tmp_path)
-    batches = dataset.iter_batches(size, shuffle=shuffle, memory=memory)
+    batches = dataset.iter_batches(size, shuffle=shuffle, memory_nbytes=memory)
     found = [ids(batch) for batch in batches]
     flat = [i for batch in found for i in batch]
     assert sorted(flat) == list(range(41))
     assert shuffle == (flat != list(range(41)))
     assert [len(batch) for batch in found[:-1]] == [size] * (len(found) - 1)
     assert len(found) == len(batches) == -(-41 // size)
-    whole = dataset.iter_batches(size, shuffle=shuffle, memory=memory, drop_last=True)
+    whole = dataset.iter_batches(size, shuffle=shuffle, memory_nbytes=memory, drop_last=True)
     assert [len(batch) for batch in whole] == [size] * (41 // size)
 
 
@@ -258,7 +286,7 @@ def test_the_order_follows_from_seed_and_epoch(tmp_path: Path) -> None:
     dataset = filled(tmp_path)
 
     def order(**options: Any) -> list[int]:
-        return [i for batch in dataset.iter_batches(4, shuffle=True, memory=6000, **options) for i in ids(batch)]
+        return [i for batch in dataset.iter_batches(4, shuffle=True, memory_nbytes=6000, **options) for i in ids(batch)]
 
     assert order(seed=1) == order(seed=1)
     assert len({tuple(order(seed=seed, epoch=epoch)) for seed in range(3) for epoch in range(3)}) == 9
@@ -267,7 +295,7 @@ def test_the_order_follows_from_seed_and_epoch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_iteration_goes_on_in_mid_epoch(tmp_path: Path, shuffle: bool) -> None:
     dataset = filled(tmp_path)
-    options: dict[str, Any] = {"shuffle": shuffle, "memory": 5000, "seed": 2}
+    options: dict[str, Any] = {"shuffle": shuffle, "memory_nbytes": 5000, "seed": 2}
     expected = [ids(batch) for batch in dataset.iter_batches(4, **options)]
     for stop in range(len(expected)):
         batches = dataset.iter_batches(4, **options)
@@ -281,18 +309,18 @@ def test_iteration_goes_on_in_mid_epoch(tmp_path: Path, shuffle: bool) -> None:
 
 
 def test_memory_bounds_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samplebatch.storage.parquet._GROUP_NBYTES", 1 << 16)
+    monkeypatch.setattr("samplebatch.storage.tables.parquet._GROUP_NBYTES", 1 << 16)
     dataset = Dataset(tmp_path)
     for i in range(4):
-        dataset.append(SampleBatch(obs=np.full((1000, 64), i, "f4"), t=np.arange(1000)))
+        dataset.extend(SampleBatch(obs=np.full((1000, 64), i, "f4"), t=np.arange(1000)))
     dataset = Dataset(tmp_path, cache_nbytes=0)
     most: list[int] = []
     take = dataset._rows.take
     monkeypatch.setattr(dataset._rows, "take", lambda rows: most.append(len(rows)) or take(rows))
     memory = 1 << 17
-    assert sum(len(batch) for batch in dataset.iter_batches(50, shuffle=True, memory=memory)) == 4000
+    assert sum(len(batch) for batch in dataset.iter_batches(50, shuffle=True, memory_nbytes=memory)) == 4000
     assert max(most) * dataset._rows.row_nbytes <= memory
-    assert len(set(dataset.iter_batches(50, shuffle=True, memory=memory)._windows[0][:, 0] // 1000)) > 1
+    assert len(set(dataset.iter_batches(50, shuffle=True, memory_nbytes=memory)._windows[0][:, 0] // 1000)) > 1
 
 
 @pytest.mark.parametrize("shares", [1, 2, 5])
@@ -314,8 +342,8 @@ def test_workers_of_a_loader_read_their_own_shares(tmp_path: Path, workers: int)
     from torch.utils.data import DataLoader
 
     dataset = Dataset(tmp_path)
-    dataset.append(Batch(t=np.arange(30)))
-    dataset.append(Batch(t=np.arange(30, 64)))
+    dataset.extend(Batch(t=np.arange(30)))
+    dataset.extend(Batch(t=np.arange(30, 64)))
     batches = dataset.iter_batches(5, shuffle=True, seed=1).as_torch()
     loader: Any = DataLoader(
         batches, batch_size=None, num_workers=workers, multiprocessing_context="spawn" if workers else None
@@ -332,7 +360,7 @@ def test_episodes_are_put_together_from_fragments(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path)
     whole = steps(0, 40)
     for rows in (np.r_[0:5, 10:13], np.r_[13:20, 5:8], np.r_[20:40], np.r_[8:10]):
-        dataset.append(whole.take(rows))
+        dataset.extend(whole.take(rows))
     assert dataset.episodes == 4
     assert [ids(episode) for episode in dataset.iter_episodes()] == [list(range(i, i + 10)) for i in (0, 10, 20, 30)]
 
@@ -340,7 +368,7 @@ def test_episodes_are_put_together_from_fragments(tmp_path: Path) -> None:
 def test_episodes_without_ids_end_with_flags(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path)
     for start in (0, 12):
-        dataset.append(steps(start, 12).select("obs", "terminateds"))
+        dataset.extend(steps(start, 12).select("obs", "terminateds"))
     assert [len(episode) for episode in dataset.iter_episodes()] == [10, 10, 4]
 
 
@@ -368,7 +396,7 @@ dataset = Dataset(sys.argv[1])
 i = len(dataset.parts())
 print(*dataset.dropped, flush=True)
 while True:
-    dataset.append(SampleBatch(a=np.full(5_000, i), b=np.full(5_000, i)))
+    dataset.extend(SampleBatch(a=np.full(5_000, i), b=np.full(5_000, i)))
     i += 1
     print(i, flush=True)
     if sys.argv[2:] and i % 5 == 0:
@@ -400,27 +428,33 @@ def test_writers_killed_at_any_moment_lose_nothing_that_was_committed(tmp_path: 
         assert (batch["a"] == batch["b"]).all()
         assert (batch["a"].reshape(-1, 5000) == batch["a"][::5000, None]).all()
         rows = len(batch)
-    Dataset(tmp_path).append(SampleBatch(a=np.zeros(1, int), b=np.zeros(1, int)))
+    Dataset(tmp_path).extend(SampleBatch(a=np.zeros(1, int), b=np.zeros(1, int)))
     left = [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
     assert not left
     assert len(Dataset(tmp_path)) == rows + 1
+    assert counts_by_tool(tmp_path) == dict.fromkeys(TOOLS, rows + 1)
 
 
 def test_the_next_writer_says_which_parts_it_dropped(tmp_path: Path) -> None:
     filled(tmp_path)
     (tmp_path / "part-000009-00000000.parquet").write_bytes(b"whole, but not committed")
     (tmp_path / ".part-000004-00000000.parquet.00ff.tmp").write_bytes(b"begun")
-    with open(tmp_path / "_commits", "ab") as log:
+    # Renamed by a writer that was killed before it hid the rows.
+    (tmp_path / "_dropped-7-part-000008-00000000.parquet").write_bytes(b"renamed")
+    with open(tmp_path / LOG, "ab") as log:
         log.write(b"0123abcd {")
     dataset = Dataset(tmp_path)
     assert ids(dataset.read()) == list(range(41))
-    dataset.append(steps(41, 2))
-    assert [sentence.split()[0] for sentence in dataset.dropped] == [
+    dataset.extend(steps(41, 2))
+    assert [sentence.split()[0] for sentence in dataset.dropped if "bytes" not in sentence] == [
         ".part-000004-00000000.parquet.00ff.tmp",
         "part-000009-00000000.parquet",
-        "10",
     ]
+    assert ["bytes of a commit" in sentence for sentence in dataset.dropped] == [True, False, False]
     assert ids(Dataset(tmp_path).read()) == list(range(43))
+    (dropped,) = tmp_path.glob("_dropped-24-part-000009-00000000.parquet")
+    assert dropped.read_bytes().startswith(b"whole, but not committed")
+    assert counts_by_tool(tmp_path) == dict.fromkeys(TOOLS, 43)
 
 
 def test_a_part_that_is_missing_or_cut_short_is_noticed(tmp_path: Path) -> None:
@@ -442,19 +476,180 @@ def test_a_part_that_is_missing_or_cut_short_is_noticed(tmp_path: Path) -> None:
 
 def test_a_log_that_has_changed_is_refused(tmp_path: Path) -> None:
     filled(tmp_path)
-    log = tmp_path / "_commits"
+    log = tmp_path / LOG
     whole = log.read_bytes()
-    for at in range(0, len(whole) - 1, 37):
+    lines = whole.rindex(b"}\n") + 2
+    for at in range(0, lines, 37):
         log.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(FormatError, match="_commits"):
+        with pytest.raises(FormatError, match=LOG):
             Dataset(tmp_path)
+    # The end of the last line and its newline too: the seal says that the line was written.
+    for at in (*range(lines - 12, lines), *range(4)):
+        for flip in (1, 0x80):
+            log.write_bytes(whole[:at] + bytes([whole[at] ^ flip]) + whole[at + 1 :])
+            with pytest.raises(FormatError, match=LOG):
+                Dataset(tmp_path)
+    # A line that was damaged after the writer of the next one was killed.
+    second = whole.index(b"\n") + 1
+    log.write_bytes(whole[:second] + b"0" * 8 + whole[second + 8 : lines])
+    with pytest.raises(FormatError, match="line 2"):
+        Dataset(tmp_path)
     log.unlink()
-    with pytest.raises(FormatError, match="no '_commits'"):
+    with pytest.raises(FormatError, match=r"no '_commits\.parquet'"):
         Dataset(tmp_path)
 
 
+def test_a_log_whose_footer_has_changed_is_reported_read_and_repaired(tmp_path: Path) -> None:
+    filled(tmp_path)
+    log = tmp_path / LOG
+    whole = log.read_bytes()
+    for at in range(whole.rindex(b"}\n") + 2, len(whole), 97):
+        log.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert [report.path.name for report in verify(tmp_path) if report.fault] == [LOG]
+        assert ids(Dataset(tmp_path).read()) == list(range(41))
+    assert Dataset(tmp_path).compact(1) == 0
+    assert log.read_bytes() == whole
+
+
+def test_a_log_cut_at_any_byte_of_the_last_commit_opens_as_before_or_after_it(tmp_path: Path) -> None:
+    filled(tmp_path)
+    log = tmp_path / LOG
+    before = log.read_bytes()
+    Dataset(tmp_path).extend(steps(41, 2))
+    after = log.read_bytes()
+    first = next(i for i, (old, new) in enumerate(zip(before, after, strict=False)) if old != new)
+    line = after.rindex(b"}\n") + 2
+    for at in range(first, len(after), 61):
+        # A write that ends early leaves the bytes of the footer that it was to replace.
+        for torn in (after[:at] + before[at:], after[:at], after[:at] + bytes(len(after) - at)):
+            log.write_bytes(torn)
+            assert len(Dataset(tmp_path)) == (43 if at >= line else 41)
+    # Whole lines, and the commit that was interrupted before its seal: nothing is lost.
+    for whole_lines in (after[:line], after[:line] + b"--------" + after[line + 8 :]):
+        log.write_bytes(whole_lines)
+        assert [report.path.name for report in verify(tmp_path) if report.fault] == [LOG]
+        dataset = Dataset(tmp_path)
+        assert dataset.compact(1) == 0
+        assert len(dataset) == 43
+        assert log.read_bytes() == after
+    assert dataset.dropped == ()
+    log.write_bytes(after[: line - 10] + before[line - 10 :])
+    dataset = Dataset(tmp_path)
+    dataset.extend(steps(41, 3))
+    assert "bytes of a commit" in dataset.dropped[0]
+    assert ids(Dataset(tmp_path).read()) == list(range(44))
+    assert counts_by_tool(tmp_path) == dict.fromkeys(TOOLS, 44)
+
+
+def test_a_folder_whose_first_commit_was_cut_short_is_new(tmp_path: Path) -> None:
+    filled(tmp_path / "whole", [3])
+    whole = (tmp_path / "whole" / LOG).read_bytes()
+    for at in (0, 1, 4, 5, 100, whole.index(b"\n")):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        (folder / LOG).write_bytes(whole[:at])
+        assert len(Dataset(folder)) == 0
+        Dataset(folder).extend(steps(0, 2))
+        assert ids(Dataset(folder).read()) == [0, 1]
+        assert pl.scan_parquet(folder).collect().height == 2
+
+
+def test_a_commit_on_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = filled(tmp_path)
+    whole = (tmp_path / LOG).read_bytes()
+    write, calls = os.pwritev, []
+
+    def full(fd: int, parts: Any, at: int) -> int:
+        calls.append(at)
+        if len(calls) == 1:
+            return write(fd, [parts[0][:50]], at)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "disk full")
+        return write(fd, parts, at)
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(OSError, match="disk full"):
+        dataset.extend(steps(41, 2))
+    monkeypatch.undo()
+    assert len(calls) == 3
+    assert (tmp_path / LOG).read_bytes() == whole
+    dataset.extend(steps(41, 2))
+    assert ids(Dataset(tmp_path).read()) == list(range(43))
+
+
+@pytest.mark.parametrize("refused", ["open", "link"])
+def test_parts_are_written_where_files_must_have_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    call = getattr(os, refused)
+
+    def refuse(path: Any, flags: Any, *args: Any, **kwargs: Any) -> Any:
+        if refused == "link" or flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise PermissionError(errno.EPERM, "not permitted", path)
+        return call(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, refused, refuse)
+    filled(tmp_path)
+    dataset = filled(tmp_path / "compacted", [3, 3])
+    dataset.compact()
+    (path,) = dataset.parts()
+    load(path).save(path)
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert ids(Dataset(tmp_path).read()) == list(range(41))
+    assert ids(load(path)) == list(range(6))
+
+
+def test_other_tools_read_the_folder_while_a_part_is_written(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with parquet_writer(tmp_path / "part-000004-00000000.parquet", pa.schema([("t", pa.int64())])) as writer:
+        writer.write_table(pa.table({"t": [1, 2]}))
+        assert counts_by_tool(tmp_path) == dict.fromkeys(TOOLS, 41)
+
+
+# Format version 1
+
+
+VERSION_1 = Path(__file__).parent / "dataset_version_1"
+
+
+def test_a_folder_of_version_1_is_read_and_upgraded_by_the_next_writer(tmp_path: Path) -> None:
+    folder = tmp_path / "steps"
+    shutil.copytree(VERSION_1, folder)
+    before = Dataset(folder)
+    assert before.read()["t"].tolist() == load(folder)["t"].tolist() == list(range(6))
+    assert not any(report.fault for report in verify(folder))
+    assert not (folder / LOG).exists()
+    (folder / ".part-000009-00000000.parquet.dropped").write_bytes((folder / before.parts()[0].name).read_bytes())
+    with open(folder / "_commits", "ab") as log:
+        log.write(b"0123abcd {")
+    writer = Dataset(folder)
+    writer.extend(SampleBatch(t=[6], obs=np.zeros((1, 2), np.float32), infos=[{"at": 6}]))
+    assert writer.dropped == ("10 bytes of a commit were written and not all of it",)
+    assert not (folder / "_commits").exists()
+    assert not list(folder.glob("*.dropped"))
+    assert before.read()["t"].tolist() == list(range(6))
+    assert before.refresh().read()["t"].tolist() == list(range(7))
+    assert not any(report.fault for report in verify(folder))
+    assert counts_by_tool(folder) == dict.fromkeys(TOOLS, 7)
+
+
+def test_an_upgrade_that_was_interrupted_is_completed(tmp_path: Path) -> None:
+    folder = tmp_path / "steps"
+    shutil.copytree(VERSION_1, folder)
+    Dataset(folder).compact(1)
+    upgraded = (folder / LOG).read_bytes()
+    (folder / LOG).rename(folder / "_commits")
+    assert len(Dataset(folder)) == 6
+    assert not any(report.fault for report in verify(folder))
+    Dataset(folder).compact(1)
+    assert (folder / LOG).read_bytes() == upgraded
+    (folder / "_commits").touch()
+    with pytest.raises(FormatError, match="must have one log"):
+        Dataset(folder)
+
+
 def test_pickles_need_permission(tmp_path: Path) -> None:
-    Dataset(tmp_path).append(SampleBatch(infos=[{"x": {1}}]))
+    Dataset(tmp_path).extend(SampleBatch(infos=[{"x": {1}}]))
     with pytest.raises(UntrustedPickleError, match="'infos'"):
         Dataset(tmp_path).read()
     assert list(Dataset(tmp_path, allow_pickle=True).read()["infos"]) == [{"x": {1}}]
@@ -465,7 +660,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="must be a folder"):
         Dataset(tmp_path / "file")
     with pytest.raises(FileNotFoundError, match="missing"):
-        Dataset(tmp_path / "missing" / "x").append(steps(0, 1))
+        Dataset(tmp_path / "missing" / "x").extend(steps(0, 1))
     assert len(Dataset(tmp_path / "new")) == 0
 
 
@@ -475,14 +670,14 @@ import numpy as np
 from samplebatch import Dataset, SampleBatch
 dataset = Dataset(sys.argv[1])
 for i in range(40):
-    dataset.append(SampleBatch(a=np.full(500, i), b=np.full(500, i)))
+    dataset.extend(SampleBatch(a=np.full(500, i), b=np.full(500, i)))
     if i % 8 == 7:
         dataset.compact()
 """
 
 
 def test_readers_see_whole_fragments_while_another_process_writes_and_joins(tmp_path: Path) -> None:
-    Dataset(tmp_path).append(SampleBatch(a=np.full(500, -1), b=np.full(500, -1)))
+    Dataset(tmp_path).extend(SampleBatch(a=np.full(500, -1), b=np.full(500, -1)))
     writer = subprocess.Popen([sys.executable, "-c", WHILE, str(tmp_path)])
     dataset, seen = Dataset(tmp_path, cache_nbytes=0), set()
     while writer.poll() is None or len(dataset.refresh()) < 20_500:
@@ -500,7 +695,7 @@ def test_readers_see_whole_fragments_while_another_process_writes_and_joins(tmp_
 def test_compaction_joins_small_parts_and_keeps_all_rows(tmp_path: Path) -> None:
     dataset = filled(tmp_path, [3] * 20)
     reader = Dataset(tmp_path, cache_nbytes=0)
-    iterator = iter(reader.iter_batches(7, memory=1000))
+    iterator = iter(reader.iter_batches(7, memory_nbytes=1000))
     begun = [ids(next(iterator))]
     assert dataset.compact(2000) > 10
     assert len(dataset.parts()) < 10
@@ -515,7 +710,7 @@ def test_compaction_joins_small_parts_and_keeps_all_rows(tmp_path: Path) -> None
 def test_a_reader_keeps_to_its_rows_when_later_ones_are_joined_to_them(tmp_path: Path) -> None:
     reader = filled(tmp_path, [5, 5], cache_nbytes=0)
     writer = Dataset(tmp_path)
-    writer.append(steps(10, 5))
+    writer.extend(steps(10, 5))
     assert writer.compact() == 2
     assert ids(reader.take([9, 0])) == [9, 0]
     assert len(reader) == 10
@@ -536,7 +731,7 @@ def test_all_ways_of_reading_outlast_compaction(tmp_path: Path, filters: Any, lo
     for reader in readers:
         reader._rows._open.clear()
     writer = Dataset(tmp_path)
-    writer.append(steps(10, 5))
+    writer.extend(steps(10, 5))
     assert writer.compact() == 2
     assert [way(reader) for way, reader in zip(ways, readers, strict=True)] == expected
 
@@ -548,7 +743,7 @@ def test_the_rows_of_a_policy_outlast_compaction(tmp_path: Path, filters: Any, l
 
     def append(start: int) -> None:
         parts = {"a": SampleBatch(x=[start, start + 1]), "b": SampleBatch(x=[-start, -start - 1, -start - 2])}
-        writer.append(MultiAgentBatch(parts, 3))
+        writer.extend(MultiAgentBatch(parts, 3))
 
     append(10)
     append(20)
@@ -568,17 +763,92 @@ def test_the_rows_of_a_policy_outlast_compaction(tmp_path: Path, filters: Any, l
 # Other tools
 
 
-def test_other_tools_open_the_folder_as_it_lies(tmp_path: Path) -> None:
+def count_in_datasets(folder: Path, **options: Any) -> int:
+    import datasets
+
+    with tempfile.TemporaryDirectory() as cache:
+        return len(datasets.load_dataset(**options, split="train", cache_dir=cache))
+
+
+TOOLS: dict[str, Callable[[Path], int]] = {
+    "polars": lambda folder: pl.scan_parquet(folder).collect().height,
+    "polars read": lambda folder: pl.read_parquet(folder).height,
+    "polars glob": lambda folder: pl.scan_parquet(folder / "*.parquet").collect().height,
+    "pandas": lambda folder: len(pd.read_parquet(folder)),
+    "pyarrow": lambda folder: pyarrow.dataset.dataset(folder, format="parquet").count_rows(),
+    "pyarrow table": lambda folder: parquet.read_table(folder).num_rows,
+    "duckdb": lambda folder: len(duckdb.sql(f"from read_parquet('{folder}')").fetchall()),
+    "duckdb glob": lambda folder: len(duckdb.sql(f"from '{folder}/*.parquet'").fetchall()),
+    "datasets": lambda folder: count_in_datasets(folder, path=str(folder)),
+    "datasets data_dir": lambda folder: count_in_datasets(folder, path="parquet", data_dir=str(folder)),
+    "datasets data_files": lambda folder: count_in_datasets(folder, path="parquet", data_files=f"{folder}/*.parquet"),
+}
+
+if find_spec("datasets") is None:
+    TOOLS = {tool: count for tool, count in TOOLS.items() if not tool.startswith("datasets")}
+
+
+def counts_by_tool(folder: Path) -> dict[str, int]:
+    return {tool: count(folder) for tool, count in TOOLS.items()}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_other_tools_read_the_committed_rows_of_the_folder(tmp_path: Path, tool: str) -> None:
     folder = tmp_path / "steps"
-    filled(folder)
-    table = pyarrow.dataset.dataset(folder, format="parquet").to_table()
-    assert table.num_rows == 41
-    for scanned in (pl.scan_parquet(folder / "*.parquet"), pl.scan_parquet(folder, hidden_file_prefix="_")):
-        assert scanned.filter(pl.col("terminateds")).collect().height == 4
+    dataset = filled(folder)
+    assert TOOLS[tool](folder) == 41
+    dataset.compact(1000)
+    assert TOOLS[tool](folder) == 41
+
+
+def test_other_tools_read_the_values_and_types_of_the_parts(tmp_path: Path) -> None:
+    folder = tmp_path / "steps"
+    dataset = filled(folder)
+    scanned = pl.scan_parquet(folder)
+    assert scanned.collect().equals(pl.scan_parquet(dataset.parts()).collect())
+    assert scanned.collect_schema() == pl.scan_parquet(folder / "part-*.parquet").collect_schema()
+    assert scanned.filter(pl.col("terminateds")).collect().height == 4
+    assert scanned.collect()["obs.id"].to_list() == list(range(41))
     assert duckdb.sql(f"select count(*) from '{folder}/*.parquet' where terminateds").fetchall() == [(4,)]
-    datasets = pytest.importorskip("datasets")
-    found = datasets.load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
-    assert sorted(found["obs.id"]) == list(range(41))
+
+
+COLUMNS: dict[str, Any] = {
+    "flags": np.ones((3, 2), bool),
+    "images": np.zeros((3, 2, 4, 1), np.uint8),
+    "half": np.zeros((3, 2), np.float16),
+    "objects": [{"a": {1: 2}}, {}, {"b": None}],
+    "text": np.array(["a", "bc", ""]),
+    "empty": np.zeros((3, 0), np.float32),
+    "times": np.zeros(3, "M8[s]"),
+    "ragged": RaggedColumn.from_rows([np.zeros(2), np.zeros(1), np.zeros(0)]),
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_other_tools_read_columns_of_every_kind(tmp_path: Path, column: str) -> None:
+    for _ in range(2):
+        Dataset(tmp_path).extend(SampleBatch(x=COLUMNS[column], t=np.arange(3)))
+    for tool in ("polars", "polars glob", "pandas", "pyarrow", "duckdb glob"):
+        assert TOOLS[tool](tmp_path) == 6, tool
+
+
+def test_polars_reads_a_folder_while_another_process_appends(tmp_path: Path) -> None:
+    Dataset(tmp_path).extend(SampleBatch(a=np.full(5_000, 0), b=np.full(5_000, 0)))
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    try:
+        writer.stdout.readline()
+        counts = []
+        for _ in range(20):
+            appended = int(writer.stdout.readline())
+            counts.append(pl.scan_parquet(tmp_path).select(pl.len()).collect().item())
+            assert counts[-1] >= appended * 5_000
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+    assert counts == sorted(counts)
+    assert not any(count % 5_000 for count in counts)
 
 
 def test_buffers_are_filled_with_whole_episodes(tmp_path: Path) -> None:
@@ -593,9 +863,9 @@ def test_buffers_are_filled_with_whole_episodes(tmp_path: Path) -> None:
         t=whole["t"],
     )
     for rows in (np.r_[0:5, 10:13], np.r_[13:20, 5:8], np.r_[20:40], np.r_[8:10]):
-        dataset.append(flat.take(rows))
+        dataset.extend(flat.take(rows))
     buffer = ReplayBuffer(100)
-    assert buffer.add_from(dataset) == 40
+    assert len(buffer.extend(dataset)) == 40
     assert buffer.obs[:40].tolist() == list(range(40))
     assert not buffer.truncated[:40].any()
 
@@ -608,7 +878,28 @@ def test_buffers_of_several_agents_are_filled_with_fragments(tmp_path: Path) -> 
 
     dataset = Dataset(tmp_path)
     for start in (0, 3):
-        dataset.append(MultiAgentBatch({"wolf": rows(start), "sheep": rows(start)}, 3))
+        dataset.extend(MultiAgentBatch({"wolf": rows(start), "sheep": rows(start)}, 3))
     buffer = MultiAgentReplayBuffer(10)
-    assert buffer.add_from(dataset) == 12
+    assert buffer.extend(dataset) == 12
     assert buffer.buffers["wolf"].obs[:6].tolist() == list(range(6))
+
+
+def test_rows_of_one_shape_are_appended_to_a_ragged_column(tmp_path: Path) -> None:
+    for kind in (SampleBatch, Batch):
+        dataset = Dataset(tmp_path / kind.__name__)
+        for rows in ([[1], [2, 3]], np.array([[4, 5], [6, 7]]), [[], []]):
+            batch = SampleBatch(ids=rows)
+            dataset.extend(batch if kind is SampleBatch else batch.as_batch())
+        column = dataset.read()["ids"]
+        assert column.kind == "ragged"
+        assert [row.tolist() for row in column] == [[1], [2, 3], [4, 5], [6, 7], [], []]
+        batch = SampleBatch(ids=[[0.5]])
+        with pytest.raises(ColumnMismatchError, match="column 'ids' must be large_list<item: int64>"):
+            dataset.extend(batch if kind is SampleBatch else batch.as_batch())
+
+
+def test_ragged_rows_after_rows_of_one_shape_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    dataset = Dataset(tmp_path / "rows")
+    dataset.extend(SampleBatch(ids=[[1, 2]]))
+    with pytest.raises(ColumnMismatchError, match=r"'ids' must be .* as in the dataset, .*declare it ragged in every"):
+        dataset.extend(SampleBatch(ids=[[1], [2, 3]]))

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import Batch
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.errors import ColumnTypeError, FormatError, UnstorableError, UntrustedPickleError
 from samplebatch.storage.hdf5 import from_hdf5, to_hdf5
+from tests.optional import torch
 
 h5py = pytest.importorskip("h5py")
 
@@ -209,7 +209,7 @@ def test_damaged_files_are_refused(path: Path) -> None:
             from_hdf5(file["cut"])
         with pytest.raises(ColumnTypeError, match="'/fields' has dtype"):
             from_hdf5(file["fields"])
-        with pytest.raises(FormatError, match="'/tensor' must name a dtype of torch's"):
+        with pytest.raises(FormatError, match=r"'/tensor' must name a dtype of torch: .* got 'load'"):
             from_hdf5(file["tensor"])
 
 

@@ -15,8 +15,8 @@ import pytest
 from samplebatch import Batch, ReplayBuffer
 from samplebatch.batch.arrow import METADATA_KEY
 from samplebatch.errors import CapacityError, FormatError
+from samplebatch.storage.foreign.hdf5 import check_heaps
 from samplebatch.storage.hdf5 import from_hdf5, to_hdf5
-from samplebatch.storage.hdf5_heaps import check_heaps
 
 h5py = pytest.importorskip("h5py")
 

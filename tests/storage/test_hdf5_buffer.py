@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from samplebatch import Batch
-from samplebatch.buffer.cached import CachedReplayBuffer
 from samplebatch.buffer.hindsight import HERReplayBuffer, HERVectorReplayBuffer
 from samplebatch.buffer.prioritized import (
     PrioritizedReplayBuffer,
@@ -22,7 +21,7 @@ from samplebatch.buffer.prioritized import (
     PrioritizedVectorReplayBuffer,
 )
 from samplebatch.buffer.replay import ReplayBuffer
-from samplebatch.buffer.vector import ReplayBufferManager, VectorReplayBuffer
+from samplebatch.buffer.vector import CachedReplayBuffer, ReplayBufferManager, VectorReplayBuffer
 from samplebatch.errors import FormatError, UnstorableError, UntrustedPickleError
 
 h5py = pytest.importorskip("h5py")

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import Batch, Dataset, MixedSampler, PrioritizedReplayBuffer, ReplayBuffer, SampleBatch
 from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferError, FormatError
+from tests.optional import torch
 
 
 def offline(folder: Path, n: int = 50) -> Dataset:
     dataset = Dataset(folder)
-    dataset.append(
+    dataset.extend(
         SampleBatch(
             obs=np.arange(n) + 1000.0,
             actions=np.zeros(n, int),
@@ -75,7 +75,7 @@ def test_an_info_that_is_empty_everywhere_does_not_count(tmp_path: Path, info: A
     columns = {name: np.zeros(5) for name in ("obs", "act", "rew", "obs_next")}
     flags = {name: np.zeros(5, bool) for name in ("terminated", "truncated", "done")}
     dataset = Dataset(tmp_path)
-    dataset.append(Batch(**columns, **flags, info=info).as_sample_batch(names="rllib"))
+    dataset.extend(Batch(**columns, **flags, info=info).as_sample_batch(convention="rllib"))
     batch, _ = MixedSampler({"data": dataset, "replay": online()}).sample(6)
     assert set(batch.__dict__) == {*columns, *flags}
 
@@ -84,7 +84,7 @@ def test_an_info_that_both_sources_have_stays_where_few_rows_say_anything(tmp_pa
     sources = {}
     for name, lives in (("one", {}), ("two", {"lives": 3})):
         sources[name] = Dataset(tmp_path / name)
-        sources[name].append(SampleBatch(obs=[1.0, 2.0], infos=np.array([lives, {}])))
+        sources[name].extend(SampleBatch(obs=[1.0, 2.0], infos=np.array([lives, {}])))
     batch, _ = MixedSampler(sources).sample(16)
     assert len(batch.info) == 16
 
@@ -95,14 +95,14 @@ def test_priorities_go_back_to_the_buffer_that_the_rows_came_from(tmp_path: Path
     batch, indices = sampler.sample(60)
     assert (batch.weight[indices.source == 0] == 1).all()
     given = indices.source * 10.0 + 1
-    sampler.update_weight(batch, indices, given)
+    sampler.update_weight(indices, given, generation=batch.generation)
     for number, buffer in enumerate(buffers, 1):
         rows = np.unique(indices.row[indices.source == number])
         assert buffer.weight[rows] == pytest.approx(number * 10.0 + 1)
         others = np.setdiff1d(np.arange(30), rows)
         assert (buffer.weight[others] == 1).all()
     with pytest.raises(ArgumentError, match="shape"):
-        sampler.update_weight(batch, indices, given[:3])
+        sampler.update_weight(indices, given[:3], generation=batch.generation)
 
 
 def test_rows_come_as_tensors_and_their_priorities_go_back_as_such(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_rows_come_as_tensors_and_their_priorities_go_back_as_such(tmp_path: Pat
     batch, indices = sampler.sample(20, device="cpu", floats="float32")
     assert [batch[name].dtype for name in ("obs", "act", "terminated")] == [torch.float32, torch.int64, torch.bool]
     assert isinstance(indices.source, np.ndarray)
-    sampler.update_weight(batch, indices, torch.full((20,), 9.0, requires_grad=True))
+    sampler.update_weight(indices, torch.full((20,), 9.0, requires_grad=True), generation=batch.generation)
     assert buffer.weight[np.unique(indices.row[indices.source == 1])] == pytest.approx(9.0)
     assert sampler.sample(4, floats="float32")[0].rew.dtype == np.float32
 
@@ -121,7 +121,7 @@ def test_priorities_of_rows_that_are_written_over_are_dropped() -> None:
     sampler = MixedSampler({"replay": buffer})
     batch, indices = sampler.sample(8)
     online(buffer, 8)
-    sampler.update_weight(batch, indices, np.full(8, 50.0))
+    sampler.update_weight(indices, np.full(8, 50.0), generation=batch.generation)
     assert buffer.weight[:8].max() == 1
 
 

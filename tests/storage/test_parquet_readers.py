@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from samplebatch import MultiAgentBatch, SampleBatch, read_parquet, write_parquet
+from samplebatch import MultiAgentBatch, SampleBatch, read_parquet, write_arrow, write_parquet
 from samplebatch.errors import FormatError
-from samplebatch.storage.table_file import SCHEMA_KEY
+from samplebatch.storage.tables.parquet import SCHEMA_KEY
 
 N = 6
 
@@ -136,3 +136,47 @@ def test_tensors_with_nulls_are_refused_by_name(path: Path) -> None:
     change(path, lambda table: table.set_column(1, "image", lists))
     with pytest.raises(FormatError, match="image"):
         read_parquet(path)
+
+
+WORDS = ["left", "", "naïve 漢字", None, "x" * 1000, "a"]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    batch = SampleBatch(task=WORDS, raw=[b"a\0", b"", None, b"\xff", b"b", b"c"], rewards=np.arange(6.0))
+    write_parquet(batch, tmp_path / "text.parquet")
+    write_arrow(batch, tmp_path / "text.arrow")
+    return tmp_path
+
+
+def test_every_reader_sees_text_as_text(text: Path) -> None:
+    frames = [pl.read_parquet(text / "text.parquet"), pl.read_ipc(text / "text.arrow")]
+    for frame in (*frames, pl.DataFrame(read_parquet(text / "text.parquet").to_arrow())):
+        assert frame["task"].to_list() == WORDS
+        assert frame.schema["task"] == pl.String
+        assert frame.schema["raw"] == pl.Binary
+        assert frame.filter(pl.col("task") == "left")["rewards"].to_list() == [0.0]
+    assert pd.read_parquet(text / "text.parquet")["task"].tolist() == WORDS
+    found = duckdb.sql(f"select task from '{text / 'text.parquet'}' where task like 'na%'").fetchall()
+    assert found == [("naïve 漢字",)]
+    assert parquet.read_schema(text / "text.parquet").field("task").type == pa.large_string()
+
+
+def test_hugging_face_reads_text_as_strings(text: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    loaded = datasets.Dataset.from_parquet(str(text / "text.parquet"), cache_dir=str(tmp_path / "cache"))
+    assert loaded["task"][:] == WORDS
+    assert loaded.features["task"].dtype == "large_string"
+
+
+def test_what_they_write_is_read_as_text(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"task": WORDS, "kind": pl.Series(["a", "b"] * 3, dtype=pl.Categorical)})
+    frame.write_parquet(tmp_path / "polars.parquet")
+    pd.DataFrame({"task": WORDS, "kind": ["a", "b"] * 3}).to_parquet(tmp_path / "pandas.parquet")
+    duckdb.sql("copy (select task, kind from frame) to '" + str(tmp_path / "duckdb.parquet") + "' (format parquet)")
+    for name in ("polars", "pandas", "duckdb"):
+        batch = SampleBatch.from_arrow(parquet.read_table(tmp_path / f"{name}.parquet"))
+        assert batch.column("task").kind == batch.column("kind").kind == "text"
+        assert batch["task"].tolist() == WORDS
+        assert batch["kind"].tolist() == ["a", "b"] * 3
+    assert SampleBatch.from_arrow(frame)["kind"].tolist() == ["a", "b"] * 3

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import csv, parquet
@@ -38,9 +38,12 @@ from samplebatch.errors import (
     StorageError,
     UntrustedPickleError,
 )
+from tests.optional import torch
 from tests.storage.test_parquet import recurrent, steps, tensors
 
 FILES = ("arrow", "parquet", "hdf5")
+FIXED_WIDTH_TEXT = Path(__file__).parent / "fixed_width_text"
+"""One batch in each format as an earlier version wrote it: text of fixed width, in UTF-32."""
 
 BATCHES: dict[str, Any] = {
     "flat": steps,
@@ -185,7 +188,7 @@ def test_a_buffer_of_several_agents_goes_on_as_it_would_have(tmp_path: Path, loc
     assert sorted(entry.suffix for entry in (tmp_path / "agents").iterdir()) == [".arrow", ".arrow", ".json"]
     for own in (buffer, back):
         own.add(agents(4))
-    assert back.sample(8) == buffer.sample(8)
+    assert back.sample(8).batch == buffer.sample(8).batch
     with pytest.raises(FormatError, match="folder"):
         buffer.save(tmp_path / "agents.arrow")
     next((tmp_path / "agents").glob("0-*.arrow")).unlink()
@@ -297,7 +300,7 @@ def test_rows_are_chosen_by_conditions(tmp_path: Path, name: str, form: str) -> 
 
 
 def test_row_groups_that_statistics_rule_out_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samplebatch.storage.parquet._GROUP_NBYTES", 20_000)
+    monkeypatch.setattr("samplebatch.storage.tables.parquet._GROUP_NBYTES", 20_000)
     path = tmp_path / "x.parquet"
     wide().save(path)
     with parquet.ParquetFile(path) as file:
@@ -484,3 +487,74 @@ def test_ragged_rows_whose_elements_are_no_tensor_are_refused(tmp_path: Path) ->
         file["maps"]["elements"].attrs["__data_type__"] = "ndarray"
     with pytest.raises(FormatError, match="column 'maps' must have elements in a tensor, got 'tensor'"):
         load(path, verify=False)
+
+
+@pytest.mark.parametrize("rows", [[[1, 2], [3, 4]], [[1, 2, 3]], [[], []], [], [[1], []]], ids=str)
+@pytest.mark.parametrize("suffix", FILES)
+def test_ragged_columns_stay_ragged_whatever_their_lengths(suffix: str, rows: list[list[int]], tmp_path: Path) -> None:
+    batch = SampleBatch(ids=rows, obs={"path": rows}, t=np.arange(len(rows)), ragged={"ids": "int64", "obs": "int32"})
+    path = tmp_path / f"rows.{suffix}"
+    batch.save(path)
+    read = load(path)
+    assert read == batch
+    assert {name: read.column(name).kind for name in read.column_names} == {
+        "ids": "ragged",
+        "obs.path": "ragged",
+        "t": "tensor",
+    }
+
+
+def test_arrow_lists_are_ragged_and_arrow_arrays_of_one_length_tensors() -> None:
+    lists = pa.table({"ids": pa.array([[1, 2], [3, 4]]), "box": pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2))})
+    batch = SampleBatch.from_arrow(lists)
+    assert (batch.column("ids").kind, batch.column("box").kind) == ("ragged", "tensor")
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [*FILES, "pickle"])
+def test_files_with_text_of_fixed_width_are_read(form: str) -> None:
+    path = FIXED_WIDTH_TEXT / f"batch.{form}"
+    batch = pickle.loads(path.read_bytes()) if form == "pickle" else load(path, allow_pickle=form == "hdf5")
+    assert {name: batch.column(name).to_numpy().tolist() for name in ("words", "codes", "grid", "long", "maybe")} == {
+        "words": ["left", "", "naïve 漢字", "x"],
+        "codes": [b"ab", b"", b"\x00\xff", b"c"],
+        "grid": [["a", "bc"]] * 4,
+        "long": ["a", "bb" * 20, "", "c"],
+        "maybe": ["a", None, "", "c"],
+    }
+    assert {batch.column(name).kind for name in ("words", "codes", "grid")} == {"text"}
+    assert [row.tolist() for row in batch["tokens"]] == [["a", "bc"], [], ["é"], ["x", "y", ""]]
+    assert batch["t"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_text_comes_back_with_every_character(form: str, tmp_path: Path) -> None:
+    batch = SampleBatch(
+        words=["a" * 10_000, "b", "", "漢"],
+        maybe=["a", None, "\0", ""],
+        raw=[b"\0", b"a\0", b"", b"\xff"],
+        some=[None, b"a", None, b""],
+        grid=np.array([[["a", ""], ["\u6f22", "b"]]] * 4),
+        nan=np.array(["a", np.nan, "", "b"], np.dtypes.StringDType(na_object=np.nan)),
+    )
+    for part in (batch, batch[1:3], batch[:0]):
+        part.save(tmp_path / f"batch.{form}")
+        back = load(tmp_path / f"batch.{form}")
+        assert back == part
+        assert {back.column(name).kind for name in back} == {"text"}
+    assert os.path.getsize(tmp_path / f"batch.{form}") < 40_000
+
+
+@pytest.mark.parametrize("part", ["data", "offsets", "present", "header"])
+def test_parts_of_text_that_do_not_fit_are_refused(part: str, tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    SampleBatch(tag=["a", None, "é"]).save(tmp_path / "batch.hdf5")
+    with h5py.File(tmp_path / "batch.hdf5", "r+") as file:
+        values = file["tag"].pop(part) if part == "header" else file["tag"][part][()]
+        if part != "header":
+            del file["tag"][part]
+            file["tag"][part] = {"data": values[:-1], "offsets": values[::-1], "present": values[:0]}[part]
+    with pytest.raises(FormatError):
+        load(tmp_path / "batch.hdf5", verify=False)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from samplebatch.errors import ArgumentError
-from samplebatch.storage.selection import RowFilter
+from samplebatch.storage.tables.batches import RowFilter
 
 DTYPES = [np.dtype(name) for name in ("i1", "u2", "i4", "i8", "u8", "f4", "f8")]
 SIGNS = ("==", "=", "!=", "<", ">", "<=", ">=")

@@ -66,7 +66,7 @@ def test_filters_on_flags_and_elements_of_tensors(spark: Any, tmp_path: Path) ->
 def test_a_folder_of_a_dataset_is_read_as_it_lies(spark: Any, tmp_path: Path) -> None:
     dataset = Dataset(tmp_path / "experience")
     for _ in range(3):
-        dataset.append(steps())
+        dataset.extend(steps())
     frame = spark.read.parquet(str(tmp_path / "experience"))
     assert frame.count() == 30
     assert frame.where("terminateds").agg({"rewards": "sum"}).first()[0] == 3 * (2.0 + 4.5)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import Batch, MultiAgentBatch, MultiAgentReplayBuffer, SampleBatch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.vector import VectorReplayBuffer
 from samplebatch.column.interface import Column
 from samplebatch.errors import FormatError, SampleBatchError
+from tests.optional import torch
 from tests.storage.flips import COUNT
 from tests.storage.streams import BUFFERS, OTHERS, assert_same_rows, fill, mixed, numbers
 

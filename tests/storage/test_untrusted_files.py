@@ -16,8 +16,8 @@ from pyarrow import parquet
 
 from samplebatch import Batch, Dataset, MultiAgentBatch, ReplayBuffer, SampleBatch
 from samplebatch.errors import FormatError, SampleBatchError, UntrustedPickleError
-from samplebatch.storage.arrow_file import read_arrow
-from samplebatch.storage.parquet import read_parquet
+from samplebatch.storage.tables.arrow import read_arrow
+from samplebatch.storage.tables.parquet import read_parquet
 from tests.malice import NESTINGS, ROWS, Mark, field_of, with_field
 from tests.storage.parts import commit
 

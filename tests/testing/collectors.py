@@ -114,11 +114,13 @@ class Worked:
 
     keeps_steps = False
 
-    def fragments(self, env: Any, policy: Any, **given: Any) -> tuple[BaseException | None, list[Any]]:
+    def fragments(
+        self, env: Any, policy: Any, amounts: dict[str, int], **given: Any
+    ) -> tuple[BaseException | None, list[Any]]:
         found: list[Any] = []
         try:
-            with RolloutWorkers(env, policy, num_workers=1, backend="inline", **given) as workers:
-                for fragment in workers:
+            with RolloutWorkers(policy, env, num_workers=1, backend="inline", **given) as workers:
+                for fragment in workers.fragments(**amounts):
                     found.append(fragment)
         except Exception as error:
             return error, found
@@ -147,7 +149,9 @@ class WorkersCase(Worked, CollectorContract):
         length = -(-(n_step or 0) // len(makers)) * len(makers)
         steps = {"n_step": n_step if times == 1 else times * length, "fragment_length": length}
         given = steps if n_episode is None else {"n_episode": n_episode}
-        error, found = self.fragments(policy=policy, seed=seed, hooks=hooks, **given, **self.environments(makers, mode))
+        error, found = self.fragments(
+            policy=policy, amounts=given, seed=seed, hooks=hooks, **self.environments(makers, mode)
+        )
         if error is not None:
             raise error
         return found if n_episode is None else [concat_samples(found)]
@@ -156,7 +160,7 @@ class WorkersCase(Worked, CollectorContract):
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
     ) -> tuple[BaseException, list[SampleBatch]]:
         given = {"n_step": n_step, "fragment_length": 4}
-        error, found = self.fragments(policy=policy, **given, **self.environments(makers, mode))
+        error, found = self.fragments(policy=policy, amounts=given, **self.environments(makers, mode))
         return error or AssertionError("nothing was raised"), found
 
 
@@ -166,7 +170,7 @@ class WorkersCollectCase(CollectorCase):
     keeps_steps = False
 
     def make(self, makers: Makers, policy: Any, mode: str, **given: Any) -> RolloutWorkers:
-        return RolloutWorkers(partial(vector_of, makers, mode), policy, num_workers=1, backend="inline", **given)
+        return RolloutWorkers(policy, partial(vector_of, makers, mode), num_workers=1, backend="inline", **given)
 
     def collect_after_failure(
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
@@ -177,7 +181,7 @@ class WorkersCollectCase(CollectorCase):
                 while len(found) < n_step:
                     found.append(workers.collect(n_step=4).batch)
             except Exception as error:
-                return error, [*found, *workers]
+                return error, [*found, *workers.fragments()]
         return AssertionError("nothing was raised"), found
 
 
@@ -204,13 +208,13 @@ class MultiAgentCollectorCase(MultiAgentContract):
         **n: Any,
     ) -> list[MultiAgentBatch]:
         given = {"policy_mapping": policy_mapping, "seed": seed, "hooks": hooks}
-        collector = MultiAgentCollector([make() for make in makers], policies, **given)
+        collector = MultiAgentCollector(policies, [make() for make in makers], **given)
         return [collector.collect(**n).batch for _ in range(times)]
 
     def collect_after_failure(
         self, makers: Makers, policies: Any, *, n_step: int
     ) -> tuple[BaseException, list[MultiAgentBatch]]:
-        collector = MultiAgentCollector([make() for make in makers], policy=policies, policy_mapping=everyone)
+        collector = MultiAgentCollector(policies, [make() for make in makers], policy_mapping=everyone)
         try:
             return AssertionError("nothing was raised"), [collector.collect(n_step=n_step).batch]
         except Exception as error:
@@ -249,7 +253,7 @@ class MultiAgentWorkersCase(Worked, MultiAgentContract):
             policy_mapping=policy_mapping,
             seed=seed,
             hooks=hooks,
-            **given,
+            amounts=given,
         )
         if error is not None:
             raise error
@@ -264,8 +268,7 @@ class MultiAgentWorkersCase(Worked, MultiAgentContract):
             policies,
             envs_per_worker=len(makers),
             policy_mapping=everyone,
-            n_step=n_step,
-            fragment_length=4,
+            amounts={"n_step": n_step, "fragment_length": 4},
         )
         return error or AssertionError("nothing was raised"), found
 
@@ -285,5 +288,5 @@ class MultiAgentWorkersCollectCase(MultiAgentWorkersCase):
         **n: Any,
     ) -> list[MultiAgentBatch]:
         given = {"policy_mapping": policy_mapping, "seed": seed, "hooks": hooks, "backend": "inline"}
-        with RolloutWorkers(makers[0], policies, num_workers=1, envs_per_worker=len(makers), **given) as workers:
+        with RolloutWorkers(policies, makers[0], num_workers=1, envs_per_worker=len(makers), **given) as workers:
             return [workers.collect(**n).batch for _ in range(times)]

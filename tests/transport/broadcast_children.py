@@ -12,10 +12,8 @@ import numpy as np
 
 from samplebatch import SampleBatch, broadcast
 from samplebatch.errors import EndOfStreamError, PeerDiedError, SampleBatchError
-from samplebatch.transport.publisher import Publisher
-from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import SharedCounters
-from samplebatch.transport.subscription import Subscription
+from samplebatch.transport.broadcast import Publisher, Subscription
+from samplebatch.transport.region import Region, SharedCounters
 
 TORN = 3
 

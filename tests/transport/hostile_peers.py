@@ -18,11 +18,10 @@ from zlib import crc32
 import numpy as np
 
 from samplebatch import broadcast, channel
-from samplebatch.transport.board import Board
+from samplebatch.transport.arena import pack_ident
+from samplebatch.transport.broadcast import Board, Subscription
 from samplebatch.transport.channel_end import CONSUMER, HEADER_NBYTES, PRODUCER
-from samplebatch.transport.lease import pack_ident
 from samplebatch.transport.shared_queue import SharedQueueMemory, receive
-from samplebatch.transport.subscription import Subscription
 from samplebatch.transport.wire import MESSAGE_NBYTES, Message, pack, unpack
 from tests.fuzz.mutations import mutate, mutate_tree
 from tests.transport.rewrites import BATCHES, perform, uses_of

@@ -43,7 +43,7 @@ CAPACITY = 1 << 16
 AGAIN_S = 3e-6
 """Delay of a second signal."""
 
-LIKE = {"payload": ("f8", (16,)), "number": "i8", "checksum": "i8"}
+COLUMNS = {"payload": ("f8", (16,)), "number": "i8", "checksum": "i8"}
 DELAYS_S = (20e-6, 60e-6, 200e-6, 2e-3)
 """Longest delays of a signal: an operation takes about the second, and the last is longer than any."""
 
@@ -170,8 +170,8 @@ class Stream(Struck):
         cancels = self.chance.random() < 0.2
 
         def act() -> None:
-            block = self.producer.reserve(LIKE, len(batch) + 3, timeout_s=0)
-            for name in LIKE:
+            block = self.producer.reserve(COLUMNS, len(batch) + 3, timeout_s=0)
+            for name in COLUMNS:
                 block[name][: len(batch)] = batch[name]
             if cancels:
                 block.cancel()

@@ -27,7 +27,7 @@ from samplebatch import SampleBatch
 from samplebatch.errors import PeerDiedError
 
 CAPACITY = 1 << 18
-LIKE = {"payload": ("f8", (16,)), "number": "i8", "checksum": "i8"}
+COLUMNS = {"payload": ("f8", (16,)), "number": "i8", "checksum": "i8"}
 START_S = {"fork": 0.05, "forkserver": 0.7, "spawn": 0.7}
 """Seconds that a process takes to start, about."""
 
@@ -61,7 +61,7 @@ def sends(producer: Any) -> None:
         while True:
             rows = rows_of(number)
             if number % 2:
-                with producer.reserve(LIKE, rows + number % 5) as block:
+                with producer.reserve(COLUMNS, rows + number % 5) as block:
                     fill(block, number, rows)
                     block.commit(rows)
             else:
@@ -127,7 +127,7 @@ def consumer_dies(context: Any, chance: random.Random) -> str:
     with producer:
         while ended is None:
             try:
-                with producer.reserve(LIKE, rows_of(number), timeout_s=GRACE_S) as block:
+                with producer.reserve(COLUMNS, rows_of(number), timeout_s=GRACE_S) as block:
                     fill(block, number, rows_of(number))
                     block.commit(timeout_s=GRACE_S)
                 number += 1

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from samplebatch import SampleBatch, enable_shared_pickling
-from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import SharedCounters
+from samplebatch.transport.region import Region, SharedCounters
 
 
 def echo(inbox: Any, outbox: Any) -> None:

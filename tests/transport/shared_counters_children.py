@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import SharedCounters
+from samplebatch.transport.region import Region, SharedCounters
 
 
 def answer(seen: Region, written: Region) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import Any
 
 
@@ -32,6 +33,21 @@ def look_on(*_: Any) -> None:
     """Do nothing with an end."""
 
 
+def stay(*_: Any) -> None:
+    """Wait for the signal that ends this process."""
+    signal.pause()
+
+
 def stop(*_: Any) -> None:
     """Fail without having used an end."""
     raise ValueError("no legs to stand on")
+
+
+def lose(pipe: Any, how: str) -> None:
+    """End while a local variable is the only reference to an end that came through a pipe."""
+    end = pipe.recv()
+    end.reserve({"a": "i8"}, 1).commit()
+    if how == "raise":
+        raise ValueError("no legs to stand on")
+    if how.startswith("exit"):
+        sys.exit(int(how.split()[1]))

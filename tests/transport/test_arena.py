@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samplebatch.transport.arena import SMALL_NBYTES, Arena, Blocks, block_nbytes
-from samplebatch.transport.lease import pack_ident
+from samplebatch.transport.arena import SMALL_NBYTES, Arena, Blocks, block_nbytes, pack_ident
 
 START = 1 << 14
 ARENA_NBYTES = 64 << 20

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel, concat_samples, gather
 from samplebatch.errors import (
@@ -36,6 +35,7 @@ from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.producer import Producer
 from samplebatch.transport.wire import HELLO, pack
 from tests.batch.every_kind import in_sequences, with_every_kind
+from tests.optional import torch
 from tests.transport.channel_children import (
     AnyBatch,
     consume,
@@ -771,7 +771,7 @@ def test_times_that_make_no_sense(ends: tuple[Producer, Consumer], timeout_s: fl
     block = producer.reserve({"a": "f8"}, 1)
     for use in (
         lambda: producer.send(steps(), timeout_s=timeout_s),
-        lambda: producer.reserve(steps(), 1, timeout_s=timeout_s),
+        lambda: producer.reserve({"a": "f8"}, 1, timeout_s=timeout_s),
         lambda: block.commit(timeout_s=timeout_s),
         lambda: consumer.recv(timeout_s),
         lambda: consumer.poll(timeout_s),

@@ -11,8 +11,11 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel
+from samplebatch import ActionUnit, Batch, MultiAgentBatch, SampleBatch, channel
+from samplebatch.batch.nested.node import unit_of
 from samplebatch.errors import ColumnTypeError, DeviceError, FormatError, SampleBatchError
 from samplebatch.transport.channel_end import HEADER_NBYTES
 from samplebatch.transport.consumer import Consumer
@@ -38,6 +41,40 @@ def ends() -> Iterator[tuple[Producer, Consumer]]:
     yield producer, consumer
     producer.close()
     consumer.close()
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+UNITS = [None, ActionUnit("tanh"), ActionUnit("clip", -1.0, 1.0), None, ActionUnit("tanh")]
+
+BARE = {
+    "numbers": lambda rows: {"a": np.arange(rows), "b": np.arange(rows, dtype=np.float32)},
+    "other order": lambda rows: {"b": np.arange(rows, dtype=np.float32), "a": np.arange(rows)},
+    "other dtype": lambda rows: {"a": np.arange(rows, dtype=np.int16), "b": np.arange(rows, dtype=np.float32)},
+    "rows": lambda rows: {"a": np.arange(2 * rows).reshape(rows, 2), "b": np.arange(rows, dtype=np.float32)},
+    "more columns": lambda rows: {"a": np.arange(rows), "b": np.arange(rows, dtype=np.float32), "c": np.ones(rows)},
+    "empty infos": lambda rows: {"a": np.arange(rows), "b": [{}] * rows},
+}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(BARE)), st.integers(1, 5), st.sampled_from(UNITS)), min_size=1, max_size=8
+    )
+)
+def test_batches_of_plain_arrays_have_the_frames_of_all_others(drawn: list[tuple[str, int, Any]]) -> None:
+    """The short way remembers the columns of the last batch, so it depends on what came before."""
+    short, general = Encoder(), Encoder()
+    for kind, rows, unit in drawn:
+        batch = SampleBatch(BARE[kind](rows))
+        batch.action_unit = unit
+        frame, expected = short.encode(batch), general._of_sample_batch(batch, batch._all())
+        assert frame.schema.describe() == expected.schema.describe()
+        assert (frame.rows, frame.metadata, frame.buffers) == (expected.rows, expected.metadata, expected.buffers)
+        assert [array.tobytes() for array in frame.arrays] == [array.tobytes() for array in expected.arrays]
+        assert [array.dtype for array in frame.arrays] == [array.dtype for array in expected.arrays]
 
 
 # -- schemas -----------------------------------------------------------------------------------------------------------
@@ -432,3 +469,31 @@ def test_values_of_nested_batches_arrive_as_they_were(ends: tuple[Producer, Cons
 def test_little_endian_fields_are_where_the_version_is() -> None:
     """The first bytes of a message stay where they are, so that a release can tell the messages of another."""
     assert struct.unpack_from("<4sB", pack(HELLO)) == (b"SBMS", 1)
+
+
+def unit_in(batch: Any) -> ActionUnit | None:
+    if isinstance(batch, Batch):
+        return unit_of(batch)
+    only: Any = batch.policy_batches["a"] if isinstance(batch, MultiAgentBatch) else batch
+    return only.action_unit
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda unit: SampleBatch(actions=np.zeros(2), rewards=np.ones(2), _action_unit=unit),
+        lambda unit: SampleBatch(actions=np.zeros(2), names=["a", "b"], _action_unit=unit),
+        lambda unit: SampleBatch(actions=np.zeros(2), _action_unit=unit).as_batch(),
+        lambda unit: MultiAgentBatch({"a": SampleBatch(actions=np.zeros(2), _action_unit=unit)}, 2),
+    ],
+    ids=["plain", "variable", "nested", "multi-agent"],
+)
+def test_units_of_actions_go_with_the_schema_and_may_change(make: Any) -> None:
+    producer, consumer = channel(1 << 20)
+    with producer, consumer:
+        for unit in UNITS * 2:
+            batch = make(unit)
+            producer.send(batch)
+            received = consumer.recv()
+            assert unit_in(received) == unit_in(batch) == unit
+            assert received == batch

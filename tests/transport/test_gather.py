@@ -27,8 +27,8 @@ from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.producer import Producer
 
 
-def ends(count: int, capacity_bytes: int = 1 << 16) -> tuple[list[Producer], list[Consumer]]:
-    made = [channel(capacity_bytes) for _ in range(count)]
+def ends(count: int, capacity_nbytes: int = 1 << 16) -> tuple[list[Producer], list[Consumer]]:
+    made = [channel(capacity_nbytes) for _ in range(count)]
     return [producer for producer, _ in made], [consumer for _, consumer in made]
 
 

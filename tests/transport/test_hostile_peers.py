@@ -11,8 +11,8 @@ import pytest
 from samplebatch import SampleBatch, broadcast
 from samplebatch.errors import FormatError
 from samplebatch.transport import peers
+from samplebatch.transport.broadcast import WEIGHTS
 from samplebatch.transport.peers import ProcessIdentity, ProcessWatch
-from samplebatch.transport.publisher import WEIGHTS
 from samplebatch.transport.schema import Schema
 from tests.fuzz.driver import CASES, fuzz
 

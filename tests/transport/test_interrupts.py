@@ -44,7 +44,7 @@ def test_a_batch_that_was_interrupted_on_its_way_out_is_received_next(monkeypatc
         raise Interruption
 
     for name in ("Lease", "LeaseRef", "decode"):
-        monkeypatch.setattr(f"samplebatch.transport.decoder.{name}", lambda *_, **__: interrupted(_))
+        monkeypatch.setattr(f"samplebatch.transport.decode.{name}", lambda *_, **__: interrupted(_))
         with pytest.raises(Interruption):
             consumer.recv(timeout_s=0)
         assert consumer.poll()

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel
 from samplebatch.errors import ChannelClosedError, ChannelTimeoutError, LeaseError
+from samplebatch.transport.arena import ReturnPipe
 from samplebatch.transport.consumer import Consumer
-from samplebatch.transport.lease import ReturnPipe
 from samplebatch.transport.producer import Producer
 from tests.batch.every_kind import in_sequences, with_every_kind
+from tests.optional import torch
 
 ROWS = 1000
 
@@ -299,7 +299,7 @@ def test_closed_ends_keep_no_memory() -> None:
     for n in (10, 20):
         producer.send(steps()[:n])
         consumer.recv(timeout_s=1)
-    block = producer.reserve(steps(), 10)
+    block = producer.reserve({"obs": ("f4", (8,))}, 10)
     producer.send(steps()[:30])
     batch = consumer.recv(timeout_s=1)
     assert mapped() == before + 1
@@ -312,7 +312,7 @@ def test_closed_ends_keep_no_memory() -> None:
     assert batch["obs"].shape == (30, 8)
     del batch
     assert mapped() == before
-    assert consumer.capacity_bytes == producer.capacity_bytes == 1 << 17
+    assert consumer.capacity_nbytes == producer.capacity_nbytes == 1 << 17
 
 
 class TestLease:
@@ -421,7 +421,7 @@ def test_a_signal_between_giving_back_and_writing_loses_nothing(monkeypatch: pyt
             raise KeyboardInterrupt
         return write(descriptor, data)
 
-    monkeypatch.setattr("samplebatch.transport.lease._write", interrupted)
+    monkeypatch.setattr("samplebatch.transport.arena._write", interrupted)
     returns.give(1)
     with pytest.raises(KeyboardInterrupt):
         returns.give(2)

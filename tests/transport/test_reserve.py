@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from samplebatch import Batch, MultiAgentBatch, SampleBatch, channel
+from samplebatch import SampleBatch, channel
 from samplebatch.errors import (
     CapacityError,
     ChannelClosedError,
@@ -23,7 +22,6 @@ from samplebatch.errors import (
     ColumnNotFoundError,
     ColumnTypeError,
     PeerDiedError,
-    PolicyNotFoundError,
     ReleasedError,
     RowIndexError,
     SequenceError,
@@ -31,12 +29,9 @@ from samplebatch.errors import (
 )
 from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.producer import Producer
+from tests.optional import torch
 
-LIKE = SampleBatch(
-    obs={"camera": np.zeros((0, 4, 4), np.uint8), "arm": (np.zeros((0, 2)), np.zeros(0, np.int32))},
-    rewards=np.zeros(0, np.float32),
-    when=np.zeros(0, "M8[ms]"),
-)
+COLUMNS = {"camera": (np.uint8, (4, 4)), "speed": ("f8", (2,)), "lives": np.int32, "rewards": "f4", "when": "M8[ms]"}
 
 
 @pytest.fixture
@@ -58,12 +53,12 @@ def test_what_is_filled_arrives(ends: tuple[Producer, Consumer]) -> None:
     for seed in range(3):
         rng = np.random.default_rng(seed)
         camera = rng.integers(0, 255, (50, 4, 4), np.uint8)
-        block = producer.reserve(LIKE, 50)
+        block = producer.reserve(COLUMNS, 50)
         assert block.rows == 50
-        assert list(block) == ["obs.camera", "obs.arm.0", "obs.arm.1", "rewards", "when"]
-        block["obs"]["camera"][:] = camera
-        block["obs.arm.0"][:] = seed
-        block["obs"]["arm"][1][:] = np.arange(50)
+        assert list(block) == ["camera", "speed", "lives", "rewards", "when"]
+        block["camera"][:] = camera
+        block["speed"][:] = seed
+        block["lives"][:] = np.arange(50)
         for t in range(50):
             block["rewards"][t] = t / 2
         block["when"][:] = np.datetime64("2024-01-01")
@@ -71,7 +66,9 @@ def test_what_is_filled_arrives(ends: tuple[Producer, Consumer]) -> None:
         batch = consumer.recv(timeout_s=1)
         assert isinstance(batch, SampleBatch)
         assert batch == SampleBatch(
-            obs={"camera": camera, "arm": (np.full((50, 2), float(seed)), np.arange(50, dtype=np.int32))},
+            camera=camera,
+            speed=np.full((50, 2), float(seed)),
+            lives=np.arange(50, dtype=np.int32),
             rewards=(np.arange(50) / 2).astype(np.float32),
             when=np.full(50, np.datetime64("2024-01-01"), "M8[ms]"),
         )
@@ -92,59 +89,20 @@ def test_nothing_is_copied(ends: tuple[Producer, Consumer]) -> None:
 def test_fewer_rows_may_be_used(ends: tuple[Producer, Consumer], used: int) -> None:
     producer, consumer = ends
     for _ in range(2):
-        with producer.reserve(LIKE, 50) as block:
+        with producer.reserve(COLUMNS, 50) as block:
             block["rewards"][:used] = 7
-            block["obs.arm.1"][:used] = np.arange(used)
+            block["lives"][:used] = np.arange(used)
             block.commit(used)
         batch = consumer.recv(timeout_s=1)
         assert len(batch) == used
-        assert batch["obs"]["arm"][1].tolist() == list(range(used))
+        assert batch["lives"].tolist() == list(range(used))
         assert (batch["rewards"] == 7).all()
-        assert batch["obs"]["camera"].shape == (used, 4, 4)
-
-
-def test_of_several_policies(ends: tuple[Producer, Consumer]) -> None:
-    producer, consumer = ends
-    like = MultiAgentBatch({"walker": LIKE, "guard": SampleBatch(t=np.zeros(0, int), _num_grad_updates=3)}, 0)
-    for used in ({"walker": 20, "guard": 10}, {"walker": 0, "guard": 3}):
-        with producer.reserve(like, {"walker": 20, "guard": 10}) as block:
-            assert block.rows == {"walker": 20, "guard": 10}
-            assert list(block) == ["walker", "guard"]
-            block["walker"]["rewards"][:] = 1
-            block["guard"]["t"][:] = np.arange(10)
-            block.commit(used, env_steps=12)
-        batch = consumer.recv(timeout_s=1)
-        assert isinstance(batch, MultiAgentBatch)
-        assert batch.count == 12
-        assert {policy: len(rows) for policy, rows in batch.items()} == used
-        assert batch["guard"]["t"].tolist() == list(range(used["guard"]))
-        assert batch["guard"].num_grad_updates == 3
-        assert batch["walker"].num_grad_updates is None
-    with producer.reserve(like, 5) as block:
-        block.commit(env_steps=5)
-    assert {policy: len(rows) for policy, rows in consumer.recv(timeout_s=1).items()} == {"walker": 5, "guard": 5}
-    with pytest.raises(ValueError, match="env_steps"), producer.reserve(like, 5):
-        pass
-
-
-def test_of_a_nested_batch(ends: tuple[Producer, Consumer]) -> None:
-    producer, consumer = ends
-    like = Batch(obs=Batch(camera=np.zeros((3, 2, 2)), speed=torch.zeros(3)), act=np.zeros(3, int))
-    with producer.reserve(like, 8) as block:
-        block["obs"]["camera"][:] = 3
-        block["obs"]["speed"][:] = torch.arange(8.0)
-        block["act"][:] = np.arange(8)
-        block.commit(5)
-    assert consumer.recv(timeout_s=1) == Batch(
-        obs=Batch(camera=np.full((5, 2, 2), 3.0), speed=torch.arange(5.0)), act=np.arange(5)
-    )
-    with pytest.raises(ColumnTypeError, match="rows"):
-        producer.reserve(Batch(obs=np.zeros(3), info=None), 8)
+        assert batch["camera"].shape == (used, 4, 4)
 
 
 def test_of_tensors(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
-    with producer.reserve(SampleBatch(half=torch.zeros(0, 3, dtype=torch.bfloat16)), 4) as block:
+    with producer.reserve({"half": (torch.bfloat16, (3,))}, 4) as block:
         block["half"][:] = torch.arange(12.0).reshape(4, 3)
     batch = consumer.recv(timeout_s=1)
     assert batch["half"].dtype == torch.bfloat16
@@ -154,19 +112,11 @@ def test_of_tensors(ends: tuple[Producer, Consumer]) -> None:
 def test_columns_beside_those_in_the_block(ends: tuple[Producer, Consumer]) -> None:
     """What cannot be filled in place is given at the end."""
     producer, consumer = ends
-    like = SampleBatch(
-        obs={"text": np.array(["a", "b"], object), "x": np.zeros(2)},
-        infos=[{"lives": 3}] * 2,
-        path=[np.zeros(1), np.zeros(2)],
-        state_in_0=np.zeros((1, 2)),
-        seq_lens=[2],
-    )
     for n, m in ((6, 6), (6, 4)):
-        block = producer.reserve(like, n)
-        assert list(block) == ["obs.x"]
-        block["obs.x"][:] = np.arange(n)
+        block = producer.reserve({"x": "f8"}, n)
+        block["x"][:] = np.arange(n)
         extra = {
-            "obs.text": np.array([f"row {i}" for i in range(m)], object),
+            "obs": {"text": np.array([f"row {i}" for i in range(m)], object)},
             "infos": [{"lives": i} for i in range(m)],
             "path": [np.arange(i) for i in range(m)],
             "state_in_0": np.ones((2, 2)),
@@ -175,7 +125,7 @@ def test_columns_beside_those_in_the_block(ends: tuple[Producer, Consumer]) -> N
         block.commit(m, extra=extra)
         batch = consumer.recv(timeout_s=1)
         assert isinstance(batch, SampleBatch)
-        assert batch["obs"]["x"].tolist() == list(range(m))
+        assert batch["x"].tolist() == list(range(m))
         assert batch["obs"]["text"].tolist() == [f"row {i}" for i in range(m)]
         assert batch["infos"][1] == {"lives": 1}
         assert [row.tolist() for row in batch["path"]] == [list(range(i)) for i in range(m)]
@@ -184,30 +134,6 @@ def test_columns_beside_those_in_the_block(ends: tuple[Producer, Consumer]) -> N
         assert batch["state_in_0"].shape == (2, 2)
         del batch
     assert all_free(producer)
-
-
-def test_columns_beside_those_of_policies(ends: tuple[Producer, Consumer]) -> None:
-    producer, consumer = ends
-    like = MultiAgentBatch({"a": SampleBatch(x=[1], infos=[{}]), "b": SampleBatch(y=[1])}, 1)
-    with producer.reserve(like, 3) as block:
-        block["a"]["x"][:] = 1
-        block["b"]["y"][:] = 2
-        block.commit(
-            {"a": 2, "b": 3},
-            env_steps=3,
-            extra={"a": {"infos": [{"k": 1}, {"k": 2}]}, "b": {"z": np.array([1.0, 2.0, 3.0])}},
-        )
-    assert consumer.recv(timeout_s=1) == MultiAgentBatch(
-        {
-            "a": SampleBatch(x=[1, 1], infos=[{"k": 1}, {"k": 2}]),
-            "b": SampleBatch(y=[2, 2, 2], z=[1.0, 2.0, 3.0]),
-        },
-        3,
-    )
-    with producer.reserve(like, 3) as block:
-        with pytest.raises(PolicyNotFoundError, match="'c'"):
-            block.commit(env_steps=3, extra={"c": {}})
-        block.cancel()
 
 
 def test_large_columns_beside_get_a_block_of_their_own(ends: tuple[Producer, Consumer]) -> None:
@@ -231,11 +157,10 @@ def test_large_columns_beside_get_a_block_of_their_own(ends: tuple[Producer, Con
 class TestMistakes:
     """What is refused leaves everything as it was."""
 
-    def test_columns_that_must_be_given(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_columns_beside_that_do_not_fit(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
-        block = producer.reserve(SampleBatch(x=[1.0], infos=[{}]), 3)
+        block = producer.reserve({"x": "f8"}, 3)
         for wrong, error in (
-            (None, ColumnMismatchError),
             ({"infos": [{}] * 2}, ColumnLengthError),
             ({"infos": [{}] * 3, "x": np.zeros(3)}, ColumnMismatchError),
             ({"infos": [{1}] * 3}, UntrustedPickleError),
@@ -246,39 +171,40 @@ class TestMistakes:
         block["x"][:] = 2
         block.commit(extra={"infos": [{}] * 3})
         assert consumer.recv(timeout_s=1) == SampleBatch(x=[2.0] * 3, infos=[{}] * 3)
-        with pytest.raises(ColumnTypeError, match="Batch"):
-            producer.reserve(Batch(a=np.zeros(3)), 3).commit(extra={"b": [1]})
 
     def test_rows(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
-        for rows in (-1, {"a": 3}):
-            with pytest.raises(RowIndexError):
-                producer.reserve(LIKE, rows)
-        with producer.reserve(LIKE, 3) as block:
+        for rows in (-1, {"a": 3}, 2.5, True):
+            with pytest.raises(RowIndexError, match="rows must be a whole number from 0 on"):
+                producer.reserve(COLUMNS, rows)
+        with producer.reserve(COLUMNS, 3) as block:
             for rows in (4, -1):
                 with pytest.raises(RowIndexError):
                     block.commit(rows)
             block.commit(3)
         assert len(consumer.recv(timeout_s=1)) == 3
-        with pytest.raises(RowIndexError, match="walker"):
-            producer.reserve(MultiAgentBatch({"walker": LIKE}, 0), {"guard": 3})
 
     def test_names(self, ends: tuple[Producer, Consumer]) -> None:
         producer, _ = ends
-        block = producer.reserve(LIKE, 3)
+        block = producer.reserve(COLUMNS, 3)
         with pytest.raises(ColumnNotFoundError, match="rewards"):
             block["reward"]
         block.cancel()
 
-    @pytest.mark.parametrize("like", [3, None, [1, 2]])
-    def test_likeness(self, ends: tuple[Producer, Consumer], like: Any) -> None:
-        with pytest.raises(ColumnTypeError, match="like a batch"):
-            ends[0].reserve(like, 3)
+    @pytest.mark.parametrize("columns", [3, None, [1, 2], SampleBatch(x=[1])])
+    def test_no_mapping(self, ends: tuple[Producer, Consumer], columns: Any) -> None:
+        with pytest.raises(ColumnTypeError, match="columns must be a mapping of each name to a dtype"):
+            ends[0].reserve(columns, 3)
+
+    @pytest.mark.parametrize("value", [{"camera": "f4"}, "O", "f5", 3, ("f4", "wide"), ("f4", (-1,)), None.__class__])
+    def test_columns_without_a_fixed_size(self, ends: tuple[Producer, Consumer], value: Any) -> None:
+        with pytest.raises(ColumnTypeError, match="column 'obs' must have a dtype of fixed size"):
+            ends[0].reserve({"rewards": "f4", "obs": value}, 3)
 
     def test_size(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         with pytest.raises(CapacityError, match="1048576"):
-            producer.reserve(LIKE, 1 << 20)
+            producer.reserve(COLUMNS, 1 << 20)
         block = producer.reserve({"x": "f8"}, 10)
         with pytest.raises(CapacityError, match="extra"):
             block.commit(extra={"y": np.zeros((10, 20_000))})
@@ -403,71 +329,40 @@ class TestTheLifeOfASlot:
         consumer.close()
 
 
-def test_a_spec_is_looked_up_once_and_no_other_is_taken_for_it(ends: tuple[Producer, Consumer]) -> None:
+def test_columns_that_change_are_looked_at_again(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
-    likes = [
-        SampleBatch(x=np.zeros(1), y=np.zeros(1)),
-        SampleBatch(y=np.zeros(1), x=np.zeros(1)),
-        SampleBatch(x=np.zeros(1), y=np.zeros((1, 1))),
-        SampleBatch(x=np.zeros(1), y=np.zeros(1, np.float32)),
-        SampleBatch(x=np.zeros(1), y=torch.zeros(1)),
-        SampleBatch(x=np.zeros(1), y=np.zeros(1), _is_training=True),
-        SampleBatch({"x": np.zeros(1)}),
-        SampleBatch(x={"y": np.zeros(1)}),
-        MultiAgentBatch({"x": SampleBatch(y=[1])}, 1),
-        MultiAgentBatch({"y": SampleBatch(y=[1])}, 1),
-        MultiAgentBatch({"x": SampleBatch(y=[1.0])}, 1),
+    described: list[dict[str, Any]] = [
+        {"x": "f8", "y": "f8"},
+        {"y": "f8", "x": "f8"},
+        {"x": "f8", "y": ("f8", (1,))},
+        {"x": "f8", "y": "f4"},
+        {"x": "f8", "y": torch.float64},
+        {"x": "f8"},
+        {"x": np.dtype("f8"), "y": np.float64},
     ]
-    order = np.random.default_rng(0).integers(0, len(likes), 60).tolist()
-    for i in [*range(len(likes)), *order]:
-        like = likes[i]
+    order = np.random.default_rng(0).integers(0, len(described), 60).tolist()
+    for i in [*range(len(described)), *order]:
         for _ in range(2):
-            block = producer.reserve(like, 1)
-            block.commit(env_steps=1)
-            got = consumer.recv(timeout_s=1)
-            zero = like.copy()
-            assert type(got) is type(zero)
-            if isinstance(got, MultiAgentBatch):
-                assert list(got) == list(zero)
-                parts = list(zip(got.policy_batches.values(), zero.policy_batches.values(), strict=True))
-            else:
-                parts = [(got, zero)]
-            for mine, theirs in parts:
-                assert mine.column_names == theirs.column_names
-                assert mine._nested == theirs._nested
-                assert mine._flags == theirs._flags
-                for name in mine.column_names:
-                    a, b = mine.column(name), theirs.column(name)
-                    assert (a.kind, a.dtype, a.row_shape) == (b.kind, b.dtype, b.row_shape)
+            producer.reserve(described[i], 1).commit()
+            batch = consumer.recv(timeout_s=1)
+            assert list(batch) == list(described[i])
+            for name, value in described[i].items():
+                dtype, row_shape = value if isinstance(value, tuple) else (value, ())
+                assert batch[name].shape == (1, *row_shape)
+                assert batch[name].dtype == dtype
 
 
-def test_dtypes_and_batches_take_turns(ends: tuple[Producer, Consumer]) -> None:
+def test_a_description_that_its_owner_changes_is_looked_at_again(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
-    for like in ({"x": "i4"}, SampleBatch(x=np.zeros(1)), {"x": "u1"}, Batch(x=np.zeros((1, 2)))):
-        with producer.reserve(like, 3) as reservation:
-            reservation["x"][:] = 7
-        assert consumer.recv(timeout_s=1)["x"].shape[0] == 3
-
-
-def test_a_batch_that_changes_is_looked_at_again(ends: tuple[Producer, Consumer]) -> None:
-    producer, consumer = ends
-    like = SampleBatch(x=np.zeros(1), y=np.zeros(1))
+    columns: dict[str, Any] = {"x": "f8", "y": "f8"}
     dtypes = ["f4", "i2", "u1", "f8", "c8"]
     for i in range(50):
         dtype, row_shape = dtypes[i % 5], (i % 3,)
-        like["x"] = np.zeros((1, *row_shape), dtype)
+        columns["x"] = (dtype, row_shape)
         for _ in range(2):
-            with producer.reserve(like, 2) as block:
+            with producer.reserve(columns, 2) as block:
                 assert block["x"].dtype == dtype
                 assert block["x"].shape == (2, *row_shape)
             assert consumer.recv(timeout_s=1)["x"].dtype == dtype
-    like["infos"] = [{}]
-    assert list(producer.reserve(like, 2)) == ["x", "y"]
-    with pytest.raises(ColumnMismatchError, match="'infos'"):
-        producer.reserve(like, 2).commit()
-    del like["y"]
-    assert list(producer.reserve(like, 2)) == ["x"]
-    kept = like[:0]
-    assert list(producer.reserve(kept, 2)) == ["x"]
-    del like, kept
-    assert list(producer.reserve(SampleBatch(z=[1]), 2)) == ["z"]
+    del columns["y"]
+    assert list(producer.reserve(columns, 2)) == ["x"]

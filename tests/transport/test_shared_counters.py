@@ -11,9 +11,8 @@ import time
 import pytest
 import shared_counters_children
 
-from samplebatch.transport import shared_counters
-from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import SharedCounters, fence
+from samplebatch.transport import region as region_module
+from samplebatch.transport.region import Region, SharedCounters, fence
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 """Newer Pythons warn of threads at a fork, and other tests of the session may have started some."""
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 def way(request, monkeypatch):
     """Wait with the kernel's help, and without."""
     if request.param == "naps":
-        monkeypatch.setattr(shared_counters, "_FUTEX", None)
+        monkeypatch.setattr(region_module, "_FUTEX", None)
     return request.param
 
 
@@ -107,7 +106,7 @@ def test_a_child_process_is_woken(region) -> None:
 
 
 def test_a_fork_in_the_midst_of_a_fence_leaves_the_child_its_own() -> None:
-    with shared_counters._lock:
+    with region_module._lock:
         child = os.fork()
         if not child:
             signal.alarm(20)

@@ -18,16 +18,15 @@ import leaks
 import numpy as np
 import pickling_children
 import pytest
-import torch
 from pickling_children import checked, is_whole
 
 from samplebatch import Batch, MultiAgentBatch, SampleBatch, disable_shared_pickling, enable_shared_pickling
 from samplebatch.errors import PeerDiedError
 from samplebatch.transport import shared_pickling
-from samplebatch.transport.region import Region
-from samplebatch.transport.shared_counters import SharedCounters
+from samplebatch.transport.region import Region, SharedCounters
 from samplebatch.transport.shared_queue import MAX_PARCELS
 from tests.batch.every_kind import with_every_kind
+from tests.optional import torch
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 """Newer Pythons warn of threads at a fork, and other tests of the session may have started some."""
@@ -189,6 +188,7 @@ print(b"rebuild_storage" in pickled())
 
 
 def test_torch_has_its_way_with_nested_batches_whenever_ours_is_off() -> None:
+    pytest.importorskip("torch")
     done = subprocess.run([sys.executable, "-c", TORCH_LAST], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False", "True", "False"]
 

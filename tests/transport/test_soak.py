@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak_channel import GROWTH_NBYTES, Footprint, Report
+from benchmarks.scripts.soak_channel import GROWTH_NBYTES, Footprint, Report
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_a_channel_stays_flat_for_a_second() -> None:
-    command = [sys.executable, "-W", "error", "-m", "benchmarks.soak_channel", "--seconds", "1"]
+    command = [sys.executable, "-W", "error", "-m", "benchmarks.scripts", "soak_channel", "--seconds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("messages/s") == 2

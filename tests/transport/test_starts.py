@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from samplebatch import SampleBatch, channel
 from samplebatch.errors import ChannelClosedError, EndOfStreamError, PeerDiedError, WorkerError
 from tests.transport import leaks
-from tests.transport.start_children import DiesWhenLoaded, look_on, stop
+from tests.transport.start_children import DiesWhenLoaded, look_on, lose, stay, stop
 
 METHODS = ("fork", "forkserver", "spawn")
 
@@ -60,7 +61,7 @@ def run(method: str, target: Any, *arguments: Any, kills: bool = False, keeps: b
 @pytest.mark.parametrize("method", METHODS)
 def test_one_that_is_killed_at_once_has_died(method: str, keeps: bool) -> None:
     with leaks.nothing_left():
-        assert run(method, look_on, kills=True, keeps=keeps) == [PeerDiedError, PeerDiedError]
+        assert run(method, stay, kills=True, keeps=keeps) == [PeerDiedError, PeerDiedError]
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -85,6 +86,33 @@ def test_one_that_exits_without_having_used_its_ends_has_closed_them(method: str
 @pytest.mark.parametrize("method", METHODS)
 def test_one_that_fails_without_having_used_its_ends_says_so(method: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(method, stop) == [WorkerError, ChannelClosedError]
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome"),
+    [("raise", WorkerError), ("exit 3", WorkerError), ("exit 0", EndOfStreamError), ("return", EndOfStreamError)],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_failure_is_told_of_an_end_in_a_local_variable(
+    method: str, how: str, outcome: type[Exception], capfd: pytest.CaptureFixture[str]
+) -> None:
+    context = multiprocessing.get_context(method)
+    producer, consumer = channel(1 << 14)
+    here, there = context.Pipe()
+    # The child has not imported the library before it receives the end, unless it is forked.
+    child = context.Process(target=lose, args=(there, how))
+    child.start()
+    here.send(producer)
+    assert len(consumer.recv(timeout_s=30)) == 1
+    assert outcome_of_recv(consumer) is outcome
+    child.join()
+    for end in (here, there, producer, consumer):
+        end.close()
+
+
+def test_an_earlier_error_of_the_parent_is_no_failure_of_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "last_value", ValueError("an earlier command of the session"), raising=False)
+    assert run("fork", look_on) == [EndOfStreamError, ChannelClosedError]
 
 
 def test_an_end_is_given_to_another_when_the_first_has_died() -> None:

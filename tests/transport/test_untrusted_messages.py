@@ -13,6 +13,7 @@ from samplebatch import Batch, MultiAgentBatch, SampleBatch, broadcast, channel,
 from samplebatch.column.interface import Header
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.errors import CapacityError, FormatError, UntrustedPickleError
+from samplebatch.transport.schema import Schema
 from tests.malice import NESTINGS, ROWS, MaliciousColumn
 
 
@@ -64,6 +65,24 @@ def test_what_is_committed_is_not_unpickled(mark: Path, monkeypatch: pytest.Monk
         reservation.commit(extra={"metadata": [{}] * ROWS})
         with pytest.raises(UntrustedPickleError, match="column 'metadata' holds pickled objects"):
             consumer.recv(timeout_s=5)
+
+
+@pytest.mark.parametrize(
+    ("torch_name", "refusal"),
+    [
+        ("qint8", "got 'qint8'"),
+        ("quint4x2", "got 'quint4x2'"),
+        ("nn", "got 'nn'"),
+        (3, "got '3'"),
+        ("int16", "other than 1 bytes"),
+    ],
+)
+def test_schemas_name_dtypes_that_can_be_built_from_bytes(torch_name: Any, refusal: str) -> None:
+    described = {"kind": "SampleBatch", "parts": [["", [["w", "|u1", [2], torch_name, ""]], None]]}
+    with pytest.raises(FormatError, match=refusal):
+        Schema.read(described)
+    described["parts"][0][1][0][3] = "int8"  # type: ignore[index]
+    assert Schema.read(described).describe()["kind"] == "SampleBatch"
 
 
 class BombColumn(ObjectColumn):

@@ -90,7 +90,7 @@ class BrokenLadder(gyms.Ladder):
 
 def test_the_report_is_that_of_a_collector() -> None:
     with (
-        inline("CartPole-v1", actors.lean, num_workers=1, envs_per_worker=3, seed=5) as workers,
+        inline(actors.lean, "CartPole-v1", num_workers=1, envs_per_worker=3, seed=5) as workers,
         Collector(actors.lean, "CartPole-v1", num_envs=3, seed=5) as collector,
     ):
         for amount in ({"n_step": 200}, {"n_step": 100}, {"n_episode": 4}):
@@ -109,8 +109,8 @@ def test_the_report_is_that_of_a_collector() -> None:
 
 def test_the_report_has_every_policy() -> None:
     with (
-        inline(TAG, num_workers=1, envs_per_worker=2, seed=5) as workers,
-        MultiAgentCollector(TAG, num_envs=2, seed=5) as collector,
+        inline("random", TAG, num_workers=1, envs_per_worker=2, seed=5) as workers,
+        MultiAgentCollector("random", TAG, num_envs=2, seed=5) as collector,
     ):
         for amount in ({"n_step": 60}, {"n_step": 31}, {"n_episode": 3}):
             stats, wanted = workers.collect(**amount), collector.collect(**amount)
@@ -127,7 +127,7 @@ def test_the_report_has_every_policy() -> None:
 def test_a_batch_does_not_depend_on_how_environments_are_spread(env: str) -> None:
     found = []
     for workers, envs in ((1, 4), (2, 2)):
-        with inline(env, num_workers=workers, envs_per_worker=envs, seed=3) as pool:
+        with inline("random", env, num_workers=workers, envs_per_worker=envs, seed=3) as pool:
             found.append([pool.collect(n_step=100).batch.as_multi_agent() for _ in range(2)])
     for one, other in zip(*found, strict=True):
         assert one.count == other.count == 100
@@ -139,7 +139,7 @@ def test_a_batch_does_not_depend_on_how_environments_are_spread(env: str) -> Non
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "arena:Relay"])
 def test_every_batch_has_one_version_of_the_weights(env: str) -> None:
-    with RolloutWorkers(env, "actors:Marked", seed=1, capacity_bytes=1 << 16) as workers:
+    with RolloutWorkers("actors:Marked", env, seed=1, capacity_nbytes=1 << 16) as workers:
         for version in range(4):
             if version:
                 assert workers.publish({"mark": np.array([10.0 * version])}) == version
@@ -155,7 +155,7 @@ def test_every_batch_has_one_version_of_the_weights(env: str) -> None:
 
 
 def test_publishing_waits_until_a_batch_is_complete() -> None:
-    with forked(SlowLadder, "actors:Marked", num_workers=1, seed=1) as workers:
+    with forked("actors:Marked", SlowLadder, num_workers=1, seed=1) as workers:
         workers.collect(n_step=1)
         learner = threading.Timer(0.1, workers.publish, [{"mark": np.array([1.0])}])
         learner.start()
@@ -170,7 +170,7 @@ def test_a_buffer_has_a_ring_for_each_environment_of_all_workers(kind: Any) -> N
     options = {"alpha": 0.6, "beta": 0.4} if kind is PrioritizedVectorReplayBuffer else {}
     buffer, wanted = kind(4000, 4, **options), VectorReplayBuffer(4000, 4)
     with (
-        RolloutWorkers("CartPole-v1", actors.lean, buffer, envs_per_worker=2, seed=3) as workers,
+        RolloutWorkers(actors.lean, "CartPole-v1", buffer, envs_per_worker=2, seed=3) as workers,
         Collector(actors.lean, "CartPole-v1", wanted, num_envs=4, seed=3) as collector,
     ):
         for _ in range(3):
@@ -187,8 +187,9 @@ def test_a_buffer_has_a_ring_for_each_environment_of_all_workers(kind: Any) -> N
 
 def test_iterating_fills_a_buffer_as_well() -> None:
     buffer = VectorReplayBuffer(4000, 4)
-    with forked(ladder, climb_here, buffer, n_step=402, envs_per_worker=2, fragment_length=30) as workers:
-        assert sum(len(fragment) for fragment in workers) == len(buffer) == 402
+    with forked(climb_here, ladder, buffer, envs_per_worker=2) as workers:
+        fragments = list(workers.fragments(n_step=402, fragment_length=30))
+        assert sum(map(len, fragments)) == len(buffer) == 402
         check_rings(buffer)
         # The iteration left a step of some environments out: their episodes cannot go on.
         workers.collect(n_step=100)
@@ -199,8 +200,8 @@ def test_iterating_fills_a_buffer_as_well() -> None:
 def test_a_buffer_of_several_agents_is_filled_as_a_collector_fills_it() -> None:
     buffer, wanted = MultiAgentReplayBuffer(1000), MultiAgentReplayBuffer(1000)
     with (
-        inline(TAG, "random", buffer, num_workers=1, envs_per_worker=2, seed=3) as workers,
-        MultiAgentCollector(TAG, "random", wanted, num_envs=2, seed=3) as collector,
+        inline("random", TAG, buffer, num_workers=1, envs_per_worker=2, seed=3) as workers,
+        MultiAgentCollector("random", TAG, wanted, num_envs=2, seed=3) as collector,
     ):
         for _ in range(3):
             stats = workers.collect(n_step=40)
@@ -211,35 +212,35 @@ def test_a_buffer_of_several_agents_is_filled_as_a_collector_fills_it() -> None:
             }
             collector.collect(n_step=40)
     assert len(buffer) == len(wanted) == 480
-    for policy, steps in buffer.sample(0).items():
-        check_alike(steps, wanted.sample(0)[policy])
+    for policy, steps in buffer.sample(0).batch.items():
+        check_alike(steps, wanted.sample(0).batch[policy])
 
 
 @pytest.mark.parametrize("envs", [1, 2])
 def test_a_plain_buffer_has_room_for_one_environment(envs: int) -> None:
     buffer = ReplayBuffer(100)
     if envs == 1:
-        with inline(ladder, climb_here, buffer, num_workers=1) as workers:
+        with inline(climb_here, ladder, buffer, num_workers=1) as workers:
             workers.collect(n_step=30)
         assert len(buffer) == 30
     else:
         with pytest.raises(ArgumentError, match="must have a ring for each of 2 environments, got 1"):
-            inline(ladder, climb_here, buffer, num_workers=envs)
+            inline(climb_here, ladder, buffer, num_workers=envs)
 
 
 def test_environments_that_do_not_fit_the_buffer_are_refused() -> None:
     with (
-        inline("arena:vector_of_carts", "random", VectorReplayBuffer(10, 1), num_workers=1) as workers,
+        inline("random", "arena:vector_of_carts", VectorReplayBuffer(10, 1), num_workers=1) as workers,
         pytest.raises(ArgumentError, match="a ring for each of 2 environments"),
     ):
         workers.collect(n_step=2)
     with (
-        inline(TAG, "random", VectorReplayBuffer(10, 2)) as workers,
+        inline("random", TAG, VectorReplayBuffer(10, 2)) as workers,
         pytest.raises(ArgumentError, match="must be a MultiAgentReplayBuffer for these environments"),
     ):
         workers.collect(n_step=2)
     with pytest.raises(ArgumentError, match="hooks must be for batches"):
-        inline(ladder, "random", ReplayBuffer(10), num_workers=1, hooks=[print])
+        inline("random", ladder, ReplayBuffer(10), num_workers=1, hooks=[print])
 
 
 def kill_soon(workers: RolloutWorkers, place: int, after_s: float) -> threading.Timer:
@@ -251,9 +252,7 @@ def kill_soon(workers: RolloutWorkers, place: int, after_s: float) -> threading.
 @pytest.mark.parametrize("collects", [True, False])
 def test_killed_workers_leave_rings_without_gaps_and_without_doubles(collects: bool) -> None:
     buffer = VectorReplayBuffer(8000, 4)
-    with forked(
-        SlowLadder, climb_here, buffer, n_step=1200, envs_per_worker=2, fragment_length=20, max_restarts=9
-    ) as workers:
+    with forked(climb_here, SlowLadder, buffer, envs_per_worker=2, max_restarts=9) as workers:
         if collects:
             for place in (0, 1, 0):
                 timer = kill_soon(workers, place, 0.1)
@@ -261,7 +260,7 @@ def test_killed_workers_leave_rings_without_gaps_and_without_doubles(collects: b
                 timer.join()
         else:
             timers = []
-            for number, _ in enumerate(workers):
+            for number, _ in enumerate(workers.fragments(n_step=1200, fragment_length=20)):
                 if number in (5, 15):
                     timers.append(kill_soon(workers, number % 2, 0.01))
             for timer in timers:
@@ -274,7 +273,7 @@ def test_killed_workers_leave_rings_without_gaps_and_without_doubles(collects: b
 
 
 def test_a_share_is_made_again_by_the_worker_that_replaces_another() -> None:
-    with forked("arena:slow_relay", max_restarts=1, seed=1) as workers:
+    with forked("random", "arena:slow_relay", max_restarts=1, seed=1) as workers:
         workers.collect(n_step=2)
         timer = kill_soon(workers, 0, 0.1)
         batch = workers.collect(n_step=300).batch
@@ -287,7 +286,7 @@ def test_a_share_is_made_again_by_the_worker_that_replaces_another() -> None:
 
 
 def test_a_worker_that_dies_with_nothing_to_do_is_replaced_when_it_is_asked() -> None:
-    with forked(ladder, "random", max_restarts=1) as workers:
+    with forked("random", ladder, max_restarts=1) as workers:
         workers.collect(n_step=2)
         os.kill(workers.pids[1], signal.SIGKILL)
         time.sleep(0.2)
@@ -302,21 +301,21 @@ def test_a_failure_loses_nothing_that_was_received() -> None:
         return ladder() if len(made) == 1 else BrokenLadder()
 
     made: list[None] = []
-    with inline(make, "random", num_workers=2) as workers:
+    with inline("random", make, num_workers=2) as workers:
         assert workers.collect(n_step=20).n_collected_steps == 20
         with pytest.raises(WorkerError, match=r"worker 1 .* failed after sending 0 of 6 steps: RuntimeError: the rung"):
             workers.collect(n_step=12)
         assert workers.stats.n_collected_steps == 26
         with pytest.raises(WorkerError, match="they have been stopped"):
             workers.collect(n_step=1)
-        assert [fragment["env_id"].tolist() for fragment in workers] == [[0] * 6]
+        assert [fragment["env_id"].tolist() for fragment in workers.fragments()] == [[0] * 6]
 
 
 def test_an_interrupted_call_is_finished_first_and_iteration_has_its_steps() -> None:
     def interrupt(*_: Any) -> None:
         raise TimeoutError
 
-    with forked(SlowLadder, "random") as workers:
+    with forked("random", SlowLadder) as workers:
         workers.collect(n_step=2)
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
@@ -328,7 +327,7 @@ def test_an_interrupted_call_is_finished_first_and_iteration_has_its_steps() -> 
             signal.signal(signal.SIGALRM, before)
         assert workers.collect(n_step=10).n_collected_steps == len(workers.collect(n_step=10).batch) == 10
         assert workers.stats.n_collected_steps == 2 + 1000 + 20
-        fragments = iter(workers)
+        fragments = workers.fragments()
         assert sum(len(next(fragments)) for _ in range(2)) == 1000
 
 
@@ -345,34 +344,35 @@ class ClosingLadder(gyms.Ladder):
 
 
 def test_workers_with_nothing_to_do_close_their_environments(tmp_path: Path) -> None:
-    with forked(ClosingLadder, "random", env_kwargs={"folder": str(tmp_path)}) as workers:
+    with forked("random", ClosingLadder, env_kwargs={"folder": str(tmp_path)}) as workers:
         pids = workers.pids
         workers.collect(n_step=10)
     assert {int(path.name) for path in tmp_path.iterdir()} == set(pids)
 
 
 def test_who_iterates_cannot_collect_until_the_end() -> None:
-    with inline("CartPole-v1", n_step=40, fragment_length=10) as workers:
-        fragments = iter(workers)
+    with inline("random", "CartPole-v1") as workers:
+        fragments = workers.fragments(n_step=40, fragment_length=10)
         next(fragments)
         with pytest.raises(WorkerError, match="must have come to its end before they collect"):
             workers.collect(n_step=1)
         assert sum(len(fragment) for fragment in fragments) == 30
         assert workers.collect(n_step=10).n_collected_steps == 10
         # The next iteration is another one.
-        assert sum(len(fragment) for fragment in workers) == 40
+        assert sum(len(fragment) for fragment in workers.fragments(n_step=40, fragment_length=10)) == 40
     with pytest.raises(WorkerError, match="with statement"):
-        RolloutWorkers("CartPole-v1").collect(n_step=1)
-    with inline("CartPole-v1") as workers, pytest.raises(ArgumentError, match="exactly one of n_step and n_episode"):
+        RolloutWorkers("random", "CartPole-v1").collect(n_step=1)
+    with (
+        inline("random", "CartPole-v1") as workers,
+        pytest.raises(ArgumentError, match="exactly one of n_step and n_episode"),
+    ):
         workers.collect(n_step=1, n_episode=1)
 
 
 def test_fragments_that_are_too_old_are_not_handed_out() -> None:
     versions: list[tuple[int, int]] = []
-    with forked(
-        "CartPole-v1", "actors:Marked", num_workers=1, fragment_length=20, max_lag=1, capacity_bytes=1 << 18
-    ) as workers:
-        fragments = iter(workers)
+    with forked("actors:Marked", "CartPole-v1", num_workers=1, max_lag=1, capacity_nbytes=1 << 18) as workers:
+        fragments = workers.fragments(fragment_length=20)
         next(fragments)
         newest = 0
         for _ in range(4):
@@ -392,9 +392,9 @@ def test_fragments_that_are_too_old_are_not_handed_out() -> None:
 
 def test_stale_fragments_leave_no_gap_in_a_buffer() -> None:
     buffer = VectorReplayBuffer(4000, 1)
-    given = {"num_workers": 1, "fragment_length": 20, "max_lag": 0, "capacity_bytes": 1 << 16}
-    with RolloutWorkers(SlowLadder, telling, buffer, **given) as workers:
-        for number, _ in enumerate(workers):
+    given = {"num_workers": 1, "max_lag": 0, "capacity_nbytes": 1 << 16}
+    with RolloutWorkers(telling, SlowLadder, buffer, **given) as workers:
+        for number, _ in enumerate(workers.fragments(fragment_length=20)):
             workers.publish({"mark": np.array([1.0])})
             if number == 10:
                 break
@@ -418,5 +418,47 @@ def test_noise_and_maps_of_actions_reach_environments_of_several_agents() -> Non
     def mapped(actions: Any) -> Any:
         return actions - 1
 
-    with inline(arena.Relay, arena.steady, num_workers=1, exploration_noise=noisy, map_action=mapped) as workers:
+    with inline(arena.steady, arena.Relay, num_workers=1, exploration_noise=noisy, map_action=mapped) as workers:
         assert set(workers.collect(n_step=20).batch["runner"]["actions"].tolist()) == {3}
+
+
+@pytest.mark.parametrize(
+    ("policy", "env"),
+    [("CartPole-v1", "random"), ("mpe2/simple_tag_v3", {"agent": "random"}), (["CartPole-v1"] * 2, actors.lean)],
+)
+def test_swapped_policy_and_environment_are_named(policy: Any, env: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^RolloutWorkers must be given \(policy, env, buffer\), got env first"):
+        RolloutWorkers(policy, env)
+
+
+def test_a_policy_and_an_environment_may_both_be_made_by_functions() -> None:
+    with inline(lambda: actors.lean, lambda length=3: gyms.Ladder(0, length), num_workers=1) as workers:
+        assert workers.collect(n_step=3).batch["terminated" + "s"].tolist() == [False, False, True]
+
+
+def test_random_steps_and_seeds_of_resets_are_those_of_a_collector() -> None:
+    options: dict[str, Any] = {"random": True, "reset_before_collect": True, "gym_reset_kwargs": {"seed": 7}}
+    with (
+        inline("random", TAG, num_workers=2, envs_per_worker=2, seed=5) as workers,
+        MultiAgentCollector("random", TAG, num_envs=4, seed=5) as collector,
+    ):
+        for one in (workers, collector):
+            one.collect(n_step=40)
+        workers.request(n_step=80, **options)
+        found, wanted = workers.collect(n_step=80, **options), collector.collect(n_step=80, **options)
+    for policy_id, steps in found.batch.items():
+        check_alike(steps, wanted.batch[policy_id])
+
+
+def test_workers_reset_and_draw_random_actions_apart() -> None:
+    starts = {"reset_before_collect": True, "gym_reset_kwargs": {"seed": 7}}
+    with (
+        inline(actors.lean, "CartPole-v1", envs_per_worker=2) as workers,
+        Collector(actors.lean, "CartPole-v1", num_envs=4) as collector,
+    ):
+        for one in (workers, collector):
+            one.collect(n_step=40)
+        check_alike(workers.collect(n_step=80, **starts).batch, collector.collect(n_step=80, **starts).batch)
+        drawn = workers.collect(n_step=200, random=True).batch
+    actions = [drawn["actions"][drawn["env_id"] == env_id].tolist() for env_id in (0, 2)]
+    assert actions[0] != actions[1]

@@ -50,7 +50,7 @@ def test_dtypes_that_change_between_fragments() -> None:
 
 
 def test_fragments_larger_than_the_arena_go_in_parts() -> None:
-    arrived = sent(plan("CartPole-v1"), 4, capacity_bytes=1 << 13)
+    arrived = sent(plan("CartPole-v1"), 4, capacity_nbytes=1 << 13)
     assert len(arrived) > 4
     check_same(arrived, made(plan("CartPole-v1"), 4))
 
@@ -104,7 +104,7 @@ class Growing(arena.Relay):
 
 def test_agents_that_join_and_episodes_that_grow_longer() -> None:
     check_same(sent(plan(Growing, envs=2), 6), made(plan(Growing, envs=2), 6))
-    collector = MultiAgentCollector(Growing, num_envs=2)
+    collector = MultiAgentCollector("random", Growing, num_envs=2)
     assert [len(collector.collect(n_episode=2).batch["runner"]) for _ in range(4)] == [6, 12, 36, 48]
 
 
@@ -151,7 +151,7 @@ def test_rewards_that_are_no_numbers_are_refused_by_name() -> None:
 
 def test_an_environment_that_raises_costs_no_steps_of_the_others() -> None:
     stages = [arena.Relay(), arena.Failing()]
-    collector = MultiAgentCollector(stages, seed=0)
+    collector = MultiAgentCollector("random", stages, seed=0)
     with pytest.raises(RuntimeError, match="baton"):
         collector.collect(n_step=80)
     collector.reset()

@@ -24,16 +24,16 @@ def stay(obs: Any) -> Any:
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
 def test_each_environment_has_the_env_id_of_its_place(num_workers: int, backend: Any) -> None:
     given = {"num_workers": num_workers, "envs_per_worker": 4 // num_workers, "backend": backend}
-    with RolloutWorkers(LADDERS, stay, start_method="fork", **given) as workers:
+    with RolloutWorkers(stay, LADDERS, start_method="fork", **given) as workers:
         batch = workers.collect(n_step=24).batch
     assert batch["obs"][:, 0].tolist() == batch["env_id"].tolist() == [env for env in range(4) for _ in range(6)]
 
 
 def test_agents_who_act_at_once_and_who_take_turns_are_collected_together() -> None:
     given: list[Any] = [arena.Relay, "mpe2/simple_tag_v3", arena.Bazaar]
-    with RolloutWorkers(given, num_workers=3, seed=1, backend="inline") as workers:
+    with RolloutWorkers("random", given, num_workers=3, seed=1, backend="inline") as workers:
         several = workers.collect(n_step=30).batch
-    with MultiAgentCollector([arena.Relay(), *given[1:]], policy_mapping=str, seed=1) as collector:
+    with MultiAgentCollector("random", [arena.Relay(), *given[1:]], policy_mapping=str, seed=1) as collector:
         alone = collector.collect(n_step=30).batch
     for batch, agents in ((several, {"runner", "adversary", "agent", "trader"}), (alone, None)):
         assert batch.count == 30
@@ -53,13 +53,15 @@ def test_agents_who_act_at_once_and_who_take_turns_are_collected_together() -> N
 )
 def test_lists_that_do_not_fit_are_refused(env: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        RolloutWorkers(env, num_workers=2, envs_per_worker=2)
+        RolloutWorkers("random", env, num_workers=2, envs_per_worker=2)
 
 
 def test_environments_of_a_list_must_have_equal_spaces() -> None:
     with (
         pytest.raises(WorkerError, match="column 'obs' must come from the space"),
-        RolloutWorkers([LADDERS[0], "CartPole-v1"], num_workers=1, envs_per_worker=2, backend="inline") as workers,
+        RolloutWorkers(
+            "random", [LADDERS[0], "CartPole-v1"], num_workers=1, envs_per_worker=2, backend="inline"
+        ) as workers,
     ):
         workers.collect(n_step=2)
 
@@ -70,7 +72,7 @@ def test_all_collectors_take_lists_of_names_and_functions() -> None:
         batches = [collector.collect(n_step=20).batch]
     with AsyncCollector("random", given, seed=1, start_method="fork", wait_num=2) as collector:
         batches.append(collector.collect(n_step=20).batch)
-    with RolloutWorkers(given, seed=1, backend="inline") as workers:
+    with RolloutWorkers("random", given, seed=1, backend="inline") as workers:
         batches.append(workers.collect(n_step=20).batch)
     for batch in batches:
         assert batch["obs"].tolist() == batches[0]["obs"].tolist()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,8 @@ import pytest
 from tests.workers.ray_worlds import PATHS
 
 pytest.importorskip("ray.cluster_utils")
+
+pytestmark = pytest.mark.long
 
 _CLUSTER = """
 import sys
@@ -32,8 +36,19 @@ cluster.shutdown()
 _LEARNER = """
 from samplebatch import RolloutWorkers
 
-with RolloutWorkers("CartPole-v1", backend="ray") as workers:
+with RolloutWorkers("random", "CartPole-v1", backend="ray") as workers:
     print(workers.collect(n_step=20).n_collected_steps)
+"""
+
+_LOCAL = """
+import ray
+from samplebatch import RolloutWorkers
+from samplebatch.rollout import RayOptions
+
+# The second one runs on the cluster that the first one has started.
+for _ in range(2):
+    with RolloutWorkers("random", "CartPole-v1", backend="ray", ray_options=RayOptions(address="local")) as workers:
+        print(workers.collect(n_step=20).n_collected_steps, ray.cluster_resources()["CPU"] > 0, end=" ")
 """
 
 
@@ -58,9 +73,9 @@ def running_cluster(machine: dict[str, str], mode: str) -> Iterator[str]:
         process.communicate(timeout=60)
 
 
-def learn(machine: dict[str, str], **variables: str) -> tuple[str, str]:
+def learn(machine: dict[str, str], script: str = _LEARNER, **variables: str) -> tuple[str, str]:
     """Collect some steps in a process of its own, and return what it said, and its errors."""
-    command = [sys.executable, "-c", _LEARNER]
+    command = [sys.executable, "-c", script]
     done = subprocess.run(command, env={**machine, **variables}, capture_output=True, text=True, timeout=120)
     return done.stdout.strip(), done.stderr
 
@@ -86,8 +101,34 @@ def test_a_process_that_asks_for_tokens_is_told_that_the_cluster_has_none(
     assert f"on the cluster of Ray at {cluster}, which was started without tokens, got 'token'" in errors
 
 
-@pytest.mark.long
 def test_a_cluster_with_tokens_is_found(machine: dict[str, str]) -> None:
     with running_cluster(machine, "token"):
         said, errors = learn(machine)
     assert said == "20", errors
+
+
+def test_workers_start_a_local_cluster_and_stay_on_it(machine: dict[str, str]) -> None:
+    said, errors = learn(machine, _LOCAL)
+    assert said == "20 True 20 True", errors
+
+
+def test_a_local_cluster_is_none_that_others_started(machine: dict[str, str], cluster: str) -> None:
+    connected = f"import ray\nray.init(address={cluster!r})\n"
+    _, errors = learn(machine, connected + _LOCAL, RAY_AUTH_MODE="disabled")
+    assert f"address must be of the cluster that this process is connected to, '{cluster}', got 'local'" in errors
+
+
+def test_the_file_of_a_cluster_that_has_ended_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ray" / "ray_current_cluster"
+    path.parent.mkdir()
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        path.write_text(f"127.0.0.1:{port}")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        began = time.monotonic()
+        _, errors = learn({**inherited, "PYTHONPATH": PATHS, "RAY_TMPDIR": str(tmp_path)})
+    assert time.monotonic() - began < 60
+    last = errors.splitlines()[-1]
+    assert last.startswith("samplebatch.errors.ArgumentError: the cluster of Ray that was started last on this machine")
+    assert str(path) in last

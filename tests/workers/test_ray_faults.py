@@ -64,16 +64,7 @@ def test_a_node_that_is_lost_in_mid_run_costs_its_steps_only(cluster: Any, colle
     cluster, nodes = cluster
     buffer = VectorReplayBuffer(40_000, 3)
     with RolloutWorkers(
-        SlowLadder,
-        climb_here,
-        buffer,
-        num_workers=3,
-        n_step=9000,
-        fragment_length=1500,
-        max_restarts=3,
-        backend="ray",
-        ray_options=SPREAD_OUT,
-        seed=1,
+        climb_here, SlowLadder, buffer, num_workers=3, max_restarts=3, backend="ray", ray_options=SPREAD_OUT, seed=1
     ) as workers:
         workers.collect(n_step=3)
         timer = threading.Timer(1.2, cluster.remove_node, [node_of(workers, nodes)], {"allow_graceful": False})
@@ -81,7 +72,7 @@ def test_a_node_that_is_lost_in_mid_run_costs_its_steps_only(cluster: Any, colle
         if collects:
             assert workers.collect(n_step=9000).n_collected_steps == 9000
         else:
-            assert sum(len(fragment) for fragment in workers) == 9000
+            assert sum(len(fragment) for fragment in workers.fragments(n_step=9000, fragment_length=1500)) == 9000
         timer.join()
         facts, stats = workers.worker_stats, workers.stats
     # Ray may have put more than one of the actors there.
@@ -94,19 +85,52 @@ def test_a_node_that_is_lost_in_mid_run_costs_its_steps_only(cluster: Any, colle
     check_rings(buffer)
 
 
+@pytest.mark.parametrize("collects", [False, True])
+def test_steps_of_a_worker_without_room_are_made_by_another(
+    cluster: Any, collects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, _ = cluster
+    # How long a replacement waits for room.
+    monkeypatch.setattr("samplebatch.workers.pool._PLACE_S", 5.0)
+    seats = [cluster.add_node(**ray_worlds.NODE, resources={"seat": 1}) for _ in range(2)]
+    given: Any = {"max_restarts": 3, "backend": "ray", "seed": 1}
+    options = RayOptions(resources={"seat": 1})
+    began = time.monotonic()
+    try:
+        with RolloutWorkers(climb_here, SlowLadder, ray_options=options, **given) as workers:
+            workers.collect(n_step=2)
+            timer = threading.Timer(0.5, cluster.remove_node, [node_of(workers, seats)], {"allow_graceful": False})
+            timer.start()
+            if collects:
+                assert workers.collect(n_step=3000).n_collected_steps == 3000
+                # The replacement still has no room.
+                assert workers.collect(n_step=200).n_collected_steps == 200
+            else:
+                assert sum(len(fragment) for fragment in workers.fragments(n_step=3000, fragment_length=100)) == 3000
+            timer.join()
+            failures = workers.worker_stats.failures
+    finally:
+        for seat in set(seats) & set(cluster.worker_nodes):
+            cluster.remove_node(seat, allow_graceful=False)
+    assert time.monotonic() - began < 180
+    assert failures[0].replaced
+    assert failures[0].index == 0
+    assert not failures[-1].replaced
+    assert "no machine has room for it, and worker 1 makes its steps" in failures[-1].how
+
+
 def test_fragments_that_are_lost_with_a_node_are_made_again(cluster: Any) -> None:
     cluster, nodes = cluster
     with RolloutWorkers(
+        "random",
         Pictures,
         num_workers=3,
-        n_step=1200,
-        fragment_length=50,
         max_restarts=3,
         backend="ray",
         ray_options=RayOptions(scheduling_strategy="SPREAD", in_flight=3),
         seed=1,
     ) as workers:
-        fragments = iter(workers)
+        fragments = workers.fragments(n_step=1200, fragment_length=50)
         steps = len(next(fragments))
         # Fragments of all workers lie in the stores of their nodes.
         deadline = time.monotonic() + 30
@@ -117,16 +141,17 @@ def test_fragments_that_are_lost_with_a_node_are_made_again(cluster: Any) -> Non
         facts = workers.worker_stats
     assert steps == 1200
     assert 1 <= len(facts.failures) == facts.restarts <= 3
-    assert all(failure.lost_steps in (50, 100, 150) for failure in facts.failures)
+    first = next(failure for failure in facts.failures if failure.index == 0)
+    assert first.lost_steps in (50, 100, 150), facts.failures
+    # On a busy machine Ray may give up a second node, whose worker's fragments have all been received.
+    assert all(failure.lost_steps in (0, 50, 100, 150) for failure in facts.failures), facts.failures
 
 
 def test_actors_that_are_killed_again_and_again_cost_their_fragments_only(cluster: Any) -> None:
     buffer = VectorReplayBuffer(40_000, 2)
-    with RolloutWorkers(
-        SlowLadder, climb_here, buffer, n_step=4000, fragment_length=50, max_restarts=30, backend="ray", seed=1
-    ) as workers:
+    with RolloutWorkers(climb_here, SlowLadder, buffer, max_restarts=30, backend="ray", seed=1) as workers:
         kills, at, everybody = 0, time.monotonic(), set()
-        for _ in workers:
+        for _ in workers.fragments(n_step=4000, fragment_length=50):
             everybody.update(workers.pids)
             if time.monotonic() > at and kills < 5 and workers.pids:
                 os.kill(random.choice(workers.pids), signal.SIGKILL)
@@ -151,10 +176,10 @@ class Always:
 
 if __name__ == "__main__":
     options = RayOptions(address=sys.argv[1])
-    with RolloutWorkers("CartPole-v1", Always(), backend="ray", ray_options=options) as workers:
+    with RolloutWorkers(Always(), "CartPole-v1", backend="ray", ray_options=options) as workers:
         print(set(workers.collect(n_step=100).batch["actions"].tolist()), *workers.pids, flush=True)
         if sys.argv[2] == "go on":
-            list(workers)
+            list(workers.fragments())
 """
 
 

@@ -21,7 +21,8 @@ from samplebatch.errors import ArgumentError, ChannelClosedError, ColumnTypeErro
 from samplebatch.policy.source import PickledPolicy
 from samplebatch.rollout import GAE, RayOptions
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
-from samplebatch.workers.ray_objects import StoredFragments, pack
+from samplebatch.workers.ray_actor import pack
+from samplebatch.workers.ray_backend import StoredFragments
 
 pytest.importorskip("ray.cluster_utils")
 
@@ -70,7 +71,7 @@ def check_alike(one: Any, other: Any) -> None:
 )
 def test_reports_and_batches_are_those_of_other_backends_seed_for_seed(env: str, policy: Any, backend: Any) -> None:
     given: Any = {"envs_per_worker": 2, "seed": 3}
-    with on_ray(env, policy, **given) as workers, RolloutWorkers(env, policy, backend=backend, **given) as others:
+    with on_ray(policy, env, **given) as workers, RolloutWorkers(policy, env, backend=backend, **given) as others:
         for amount in ({"n_step": 101}, {"n_episode": 3}, {"n_step": 40}):
             stats, wanted = workers.collect(**amount), others.collect(**amount)
             check_alike(stats.batch, wanted.batch)
@@ -87,8 +88,9 @@ def test_reports_and_batches_are_those_of_other_backends_seed_for_seed(env: str,
 def test_an_iteration_has_the_steps_of_any_other(amount: Any) -> None:
     found = []
     for make in (on_ray, partial(RolloutWorkers, backend="inline")):
-        with make("CartPole-v1", envs_per_worker=2, fragment_length=40, seed=1, **amount) as workers:
-            fragments = sorted(workers, key=lambda fragment: fragment["unroll_id"][0])
+        with make("random", "CartPole-v1", envs_per_worker=2, seed=1) as workers:
+            asked = workers.fragments(fragment_length=40, **amount)
+            fragments = sorted(asked, key=lambda fragment: fragment["unroll_id"][0])
         found.append((fragments, workers.stats))
     (ones, stats), (others, wanted) = found
     assert stats.n_collected_steps == wanted.n_collected_steps
@@ -124,9 +126,9 @@ def test_fragments_are_read_where_they_lie() -> None:
 
 
 def test_workers_fragments_lie_in_the_object_store_until_half_of_a_workers_memory_is_held() -> None:
-    given: Any = {"num_workers": 1, "n_step": 300, "fragment_length": 100, "capacity_bytes": 10 << 20}
-    with on_ray(Pictures, **given) as workers:
-        kept = list(workers)
+    given: Any = {"num_workers": 1, "capacity_nbytes": 10 << 20}
+    with on_ray("random", Pictures, **given) as workers:
+        kept = list(workers.fragments(n_step=300, fragment_length=100))
     lies = ["plasma" in mapping_at(address_of(fragment["obs"])) for fragment in kept]
     # Each is 5.4 MiB with its next observations, of the 5 that may be held: only the first one is.
     assert lies == [True, False, False]
@@ -136,15 +138,15 @@ def test_workers_fragments_lie_in_the_object_store_until_half_of_a_workers_memor
 
 @pytest.mark.long
 def test_a_store_is_not_flooded_by_who_keeps_all_fragments() -> None:
-    given: Any = {"n_step": 2000, "fragment_length": 100, "seed": 2}
-    with on_ray(Pictures, **given) as workers:
-        kept = list(workers)
+    with on_ray("random", Pictures, seed=2) as workers:
+        kept = list(workers.fragments(n_step=2000, fragment_length=100))
     # 54 MiB of pictures a hundred megabytes of store have room for, and twice that they have not.
     assert sum(fragment.size_bytes() for fragment in kept) > 100 << 20
     lying = sum("plasma" in mapping_at(address_of(fragment["obs"])) for fragment in kept)
     assert 2 <= lying <= 10
-    with RolloutWorkers(Pictures, backend="inline", **given) as workers:
-        wanted = sorted(workers, key=lambda fragment: fragment["unroll_id"][0])
+    with RolloutWorkers("random", Pictures, backend="inline", seed=2) as workers:
+        made = workers.fragments(n_step=2000, fragment_length=100)
+        wanted = sorted(made, key=lambda fragment: fragment["unroll_id"][0])
     for one, other in zip(sorted(kept, key=lambda fragment: fragment["unroll_id"][0]), wanted, strict=True):
         assert (one["obs"] == other["obs"]).all()
 
@@ -152,10 +154,8 @@ def test_a_store_is_not_flooded_by_who_keeps_all_fragments() -> None:
 @pytest.mark.parametrize("in_flight", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_slow_learner_has_a_bounded_number_of_fragments_waiting(in_flight: int) -> None:
     options = RayOptions(in_flight=in_flight)
-    with RolloutWorkers(
-        "CartPole-v1", num_workers=2, fragment_length=10, backend="ray", ray_options=options, seed=1
-    ) as workers:
-        fragments = iter(workers)
+    with RolloutWorkers("random", "CartPole-v1", num_workers=2, backend="ray", ray_options=options, seed=1) as workers:
+        fragments = workers.fragments(fragment_length=10)
         for _ in range(2):
             next(fragments)
             # While nobody comes for more, both workers fill what they may, and then wait.
@@ -174,7 +174,7 @@ def test_weights_are_put_once_a_version_and_arrive(monkeypatch: pytest.MonkeyPat
     puts: list[Any] = []
     put = ray.put
     monkeypatch.setattr(ray, "put", lambda *given, **options: puts.append(given) or put(*given, **options))
-    with on_ray("CartPole-v1", "actors:Marked", num_workers=3, seed=1) as workers:
+    with on_ray("actors:Marked", "CartPole-v1", num_workers=3, seed=1) as workers:
         for version in range(3):
             if version:
                 assert workers.publish({"mark": np.array([10.0 * version])}) == version
@@ -190,8 +190,8 @@ def test_weights_are_put_once_a_version_and_arrive(monkeypatch: pytest.MonkeyPat
 
 def test_weights_arrive_in_an_iteration_after_the_fragments_that_were_asked_for_before() -> None:
     seen = []
-    with on_ray("CartPole-v1", "actors:Marked", num_workers=1, fragment_length=20, n_step=120, seed=1) as workers:
-        for number, fragment in enumerate(workers):
+    with on_ray("actors:Marked", "CartPole-v1", num_workers=1, seed=1) as workers:
+        for number, fragment in enumerate(workers.fragments(fragment_length=20, n_step=120)):
             (version,) = set(fragment["weights_version"].tolist())
             seen.append(version)
             if number == 1:
@@ -205,7 +205,7 @@ def test_a_torch_module_takes_its_state_and_shares_no_memory_with_the_learner() 
     net = torch.nn.Linear(4, 2)
     torch.nn.init.zeros_(net.weight)
     net.bias.data = torch.tensor([1.0, 0.0])
-    with on_ray("CartPole-v1", net, num_workers=1) as workers:
+    with on_ray(net, "CartPole-v1", num_workers=1) as workers:
         net.bias.data = torch.tensor([0.0, 1.0])
         assert set(workers.collect(n_step=20).batch["actions"].tolist()) == {0}
         workers.publish(net.state_dict())
@@ -215,22 +215,22 @@ def test_a_torch_module_takes_its_state_and_shares_no_memory_with_the_learner() 
 @pytest.mark.long
 def test_policies_by_id_and_hooks_work_as_in_processes() -> None:
     policies = {"adversary": "actors:Marked", "agent": "random"}
-    with on_ray(TAG, policies, num_workers=1, seed=1) as workers:
+    with on_ray(policies, TAG, num_workers=1, seed=1) as workers:
         workers.publish({"adversary": {"mark": np.array([4.0])}})
         batch = workers.collect(n_step=20).batch
     assert set(batch["adversary"]["policy.mark"].tolist()) == {4.0}
     hooks = [GAE(bootstrap=actors.first, gamma=0.9, lambda_=0.8)]
     given: Any = {"seed": 3, "hooks": hooks}
     with (
-        on_ray("CartPole-v1", "actors:Marked", **given) as workers,
-        RolloutWorkers("CartPole-v1", "actors:Marked", backend="inline", **given) as others,
+        on_ray("actors:Marked", "CartPole-v1", **given) as workers,
+        RolloutWorkers("actors:Marked", "CartPole-v1", backend="inline", **given) as others,
     ):
         check_alike(workers.collect(n_step=50).batch, others.collect(n_step=50).batch)
 
 
 @pytest.mark.long
 def test_functions_that_cannot_be_imported_go_to_actors_by_value() -> None:
-    with on_ray(lambda: SlowLadder(0.0), lambda obs: np.ones(len(obs), np.int64), num_workers=1) as workers:
+    with on_ray(lambda obs: np.ones(len(obs), np.int64), lambda: SlowLadder(0.0), num_workers=1) as workers:
         assert set(workers.collect(n_step=10).batch["actions"].tolist()) == {1}
 
 
@@ -241,7 +241,7 @@ def test_buffers_are_filled_as_by_other_workers(kind: str) -> None:
         VectorReplayBuffer(4000, 4) if kind == "rings" else MultiAgentReplayBuffer(1000) for _ in range(2)
     ]
     for buffer, make in zip(buffers, (on_ray, partial(RolloutWorkers, backend="inline")), strict=True):
-        with make(env, "random", buffer, num_workers=1, envs_per_worker=2, seed=3) as workers:
+        with make("random", env, buffer, num_workers=1, envs_per_worker=2, seed=3) as workers:
             for _ in range(2):
                 assert workers.collect(n_step=40).batch is None
     one, other = (buffer.sample(0) for buffer in buffers)
@@ -250,8 +250,8 @@ def test_buffers_are_filled_as_by_other_workers(kind: str) -> None:
         for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next"):
             assert (one[0][name] == other[0][name]).all(), name
     else:
-        for policy, steps in one.items():
-            check_alike(steps, other[policy])
+        for policy, steps in one.batch.items():
+            check_alike(steps, other.batch[policy])
 
 
 @pytest.mark.long
@@ -260,7 +260,7 @@ def test_actors_write_straight_to_a_replay_service() -> None:
     local = VectorReplayBuffer(400, 4, random_seed=5)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as client:
         for buffer, backend in ((client, "ray"), (local, "inline")):
-            with RolloutWorkers("CartPole-v1", "random", buffer, envs_per_worker=2, seed=3, backend=backend) as workers:
+            with RolloutWorkers("random", "CartPole-v1", buffer, envs_per_worker=2, seed=3, backend=backend) as workers:
                 assert workers.collect(n_step=80).n_collected_steps == 80
         assert len(client) == len(local) == 80
         (found, _), (wanted, _) = client.sample(32), local.sample(32)
@@ -271,8 +271,8 @@ def test_actors_write_straight_to_a_replay_service() -> None:
 @pytest.mark.long
 def test_workers_go_on_from_a_state_of_processes_and_the_other_way_round() -> None:
     given: Any = {"seed": 5, "envs_per_worker": 2}
-    local = partial(RolloutWorkers, "CartPole-v1", ray_worlds.draw, **given, backend="process")
-    remote = partial(on_ray, "CartPole-v1", ray_worlds.draw, **given)
+    local = partial(RolloutWorkers, ray_worlds.draw, "CartPole-v1", **given, backend="process")
+    remote = partial(on_ray, ray_worlds.draw, "CartPole-v1", **given)
     with local() as first, remote() as second, remote() as third:
         first.collect(n_step=50)
         second.load_state_dict(first.state_dict(), allow_pickle=True)
@@ -285,10 +285,10 @@ def test_workers_go_on_from_a_state_of_processes_and_the_other_way_round() -> No
 
 def test_a_killed_actor_is_replaced_and_the_steps_are_made_again() -> None:
     buffer = VectorReplayBuffer(4000, 2)
-    with on_ray(SlowLadder, climb_here, buffer, max_restarts=1, n_step=600, fragment_length=100, seed=1) as workers:
+    with on_ray(climb_here, SlowLadder, buffer, max_restarts=1, seed=1) as workers:
         workers.collect(n_step=2)
         killed = workers.pids[0]
-        for number, _ in enumerate(workers):
+        for number, _ in enumerate(workers.fragments(n_step=600, fragment_length=100)):
             if number == 1:
                 os.kill(killed, signal.SIGKILL)
         facts = workers.worker_stats
@@ -303,7 +303,7 @@ def test_a_killed_actor_is_replaced_and_the_steps_are_made_again() -> None:
 
 @pytest.mark.long
 def test_lost_steps_are_counted_as_far_as_an_actor_has_told() -> None:
-    with on_ray(SlowLadder, max_restarts=1, seed=1) as workers:
+    with on_ray("random", SlowLadder, max_restarts=1, seed=1) as workers:
         workers.collect(n_step=2)
         timer = threading.Timer(0.8, os.kill, [workers.pids[1], signal.SIGKILL])
         timer.start()
@@ -319,8 +319,8 @@ def test_lost_steps_are_counted_as_far_as_an_actor_has_told() -> None:
 
 def test_an_environment_that_raises_is_reported_with_its_traceback() -> None:
     words = r"worker 0 \(process \d+\) failed after sending 24 of 100 steps: RuntimeError: the rung broke"
-    with on_ray(ray_worlds.Breaking, n_step=100, num_workers=1, fragment_length=8) as workers:
-        fragments = iter(workers)
+    with on_ray("random", ray_worlds.Breaking, num_workers=1) as workers:
+        fragments = workers.fragments(n_step=100, fragment_length=8)
         assert [len(next(fragments)) for _ in range(3)] == [8, 8, 8]
         with pytest.raises(WorkerError, match=words) as caught:
             next(fragments)
@@ -328,10 +328,10 @@ def test_an_environment_that_raises_is_reported_with_its_traceback() -> None:
 
 
 def test_an_actor_that_hangs_is_ended_and_named() -> None:
-    with on_ray(ray_worlds.Hanging, n_step=100, num_workers=1, fragment_length=8, stall_timeout_s=1) as workers:
+    with on_ray("random", ray_worlds.Hanging, num_workers=1, stall_timeout_s=1) as workers:
         found = []
         with pytest.raises(WorkerError, match=r"hangs \(it made no step for 1 s\) after sending 24 of 100"):
-            found += workers
+            found += workers.fragments(n_step=100, fragment_length=8)
     assert workers.stats.n_collected_steps == 24
 
 
@@ -339,7 +339,9 @@ def test_an_actor_that_no_node_has_room_for_is_reported(monkeypatch: pytest.Monk
     monkeypatch.setattr("samplebatch.workers.backend._START_S", 1.0)
     options = RayOptions(resources={"nowhere": 1})
     with (
-        RolloutWorkers("CartPole-v1", num_workers=1, backend="ray", ray_options=options, stall_timeout_s=1) as workers,
+        RolloutWorkers(
+            "random", "CartPole-v1", num_workers=1, backend="ray", ray_options=options, stall_timeout_s=1
+        ) as workers,
         pytest.raises(WorkerError, match=r"did not start after sending 0 .* no node may have the resources"),
     ):
         workers.collect(n_step=1)
@@ -350,7 +352,9 @@ def test_an_actor_that_is_cancelled_before_it_starts_is_replaced() -> None:
 
     busy = ray.remote(num_cpus=0, resources={"far": 8})(ray_worlds.SlowLadder).remote()
     options = RayOptions(resources={"far": 1}, runtime_env=ENVIRONMENT)
-    with RolloutWorkers("CartPole-v1", num_workers=1, max_restarts=1, backend="ray", ray_options=options) as workers:
+    with RolloutWorkers(
+        "random", "CartPole-v1", num_workers=1, max_restarts=1, backend="ray", ray_options=options
+    ) as workers:
         assert workers._pool is not None
         ray.kill(workers._pool.workers[0]._actor)  # type: ignore[attr-defined]
         ray.kill(busy)
@@ -362,25 +366,25 @@ def test_an_actor_that_is_cancelled_before_it_starts_is_replaced() -> None:
 
 @pytest.mark.long
 def test_stopping_closes_environments(tmp_path: Path) -> None:
-    with on_ray(ray_worlds.Closing, env_kwargs={"folder": str(tmp_path)}) as workers:
+    with on_ray("random", ray_worlds.Closing, env_kwargs={"folder": str(tmp_path)}) as workers:
         workers.collect(n_step=10)
         pids = workers.pids
     assert {int(path.name) for path in tmp_path.iterdir()} == set(pids)
 
 
 def test_leaving_early_gives_up_the_fragments_under_way_and_closes_environments(tmp_path: Path) -> None:
-    given: Any = {"env_kwargs": {"folder": str(tmp_path), "pause_s": 0.01}, "fragment_length": 10_000}
-    with on_ray(ray_worlds.Closing, **given) as workers:
+    given: Any = {"env_kwargs": {"folder": str(tmp_path), "pause_s": 0.01}}
+    with on_ray("random", ray_worlds.Closing, **given) as workers:
         workers.collect(n_step=10)
         pids = workers.pids
         threading.Timer(0.3, workers.request_stop).start()
-        assert list(workers) == []
+        assert list(workers.fragments(fragment_length=10_000)) == []
     assert {int(path.name) for path in tmp_path.iterdir()} == set(pids)
 
 
 def test_actors_run_where_their_resources_are(nodes: list[Any]) -> None:
     options = RayOptions(num_cpus=0.5, resources={"far": 1}, runtime_env=ENVIRONMENT)
-    with RolloutWorkers("CartPole-v1", ray_worlds.tell_node, num_workers=2, backend="ray", ray_options=options) as far:
+    with RolloutWorkers(ray_worlds.tell_node, "CartPole-v1", num_workers=2, backend="ray", ray_options=options) as far:
         found = far.collect(n_step=20).batch["policy.node"]
     assert set(found.tolist()) == {ray_worlds.node_number(nodes[1])}
 
@@ -390,7 +394,7 @@ def test_actors_are_placed_by_a_scheduling_strategy(nodes: list[Any]) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     options = RayOptions(scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[0].node_id, soft=False))
-    with RolloutWorkers("CartPole-v1", ray_worlds.tell_node, num_workers=1, backend="ray", ray_options=options) as one:
+    with RolloutWorkers(ray_worlds.tell_node, "CartPole-v1", num_workers=1, backend="ray", ray_options=options) as one:
         found = one.collect(n_step=20).batch["policy.node"]
     assert set(found.tolist()) == {ray_worlds.node_number(nodes[0])}
 
@@ -412,10 +416,10 @@ def test_options_that_stand_for_nothing_are_refused(given: Any, words: str) -> N
 
 def test_options_of_ray_are_for_ray_and_for_the_cluster_that_there_is() -> None:
     with pytest.raises(ArgumentError, match="ray_options must be None unless backend is 'ray'"):
-        RolloutWorkers("CartPole-v1", ray_options=RayOptions())
+        RolloutWorkers("random", "CartPole-v1", ray_options=RayOptions())
     with pytest.raises(ArgumentError, match="ray_options must be RayOptions, got a dict"):
-        RolloutWorkers("CartPole-v1", backend="ray", ray_options={"num_cpus": 1})
-    elsewhere = RolloutWorkers("CartPole-v1", backend="ray", ray_options=RayOptions(address="127.0.0.1:1"))
+        RolloutWorkers("random", "CartPole-v1", backend="ray", ray_options={"num_cpus": 1})
+    elsewhere = RolloutWorkers("random", "CartPole-v1", backend="ray", ray_options=RayOptions(address="127.0.0.1:1"))
     with pytest.raises(ArgumentError, match="address must be of the cluster that this process is connected to"):
         elsewhere.__enter__()
 
@@ -423,7 +427,7 @@ def test_options_of_ray_are_for_ray_and_for_the_cluster_that_there_is() -> None:
 def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"samplebatch\[ray\]"):
-        RolloutWorkers("CartPole-v1", backend="ray")
+        RolloutWorkers("random", "CartPole-v1", backend="ray")
 
 
 def test_policies_may_be_pickled_otherwise() -> None:

@@ -9,7 +9,7 @@ from samplebatch.errors import ArgumentError, WorkerError
 
 
 def workers(buffer: VectorReplayBuffer | None = None) -> RolloutWorkers:
-    return RolloutWorkers("CartPole-v1", "random", buffer, num_workers=2, seed=1, backend="inline")
+    return RolloutWorkers("random", "CartPole-v1", buffer, num_workers=2, seed=1, backend="inline")
 
 
 def test_collect_receives_what_was_requested() -> None:

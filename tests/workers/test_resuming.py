@@ -22,7 +22,7 @@ import pytest
 
 from samplebatch import RolloutWorkers, VectorReplayBuffer
 from samplebatch.errors import ArgumentError, FormatError, SampleBatchError, UntrustedPickleError, WorkerError
-from samplebatch.rollout.fragments import policies_of
+from samplebatch.rollout.aggregator import policies_of
 from tests.malice import Mark
 
 inline = partial(RolloutWorkers, backend="inline")
@@ -38,9 +38,9 @@ def drawing(obs: Any) -> Any:
 
 
 MAKERS: dict[str, Callable[..., RolloutWorkers]] = {
-    "CartPole": partial(forked, "CartPole-v1", envs_per_worker=2, seed=5),
-    "simple_spread": partial(forked, SPREAD, envs_per_worker=2, seed=5),
-    "drawing": partial(RolloutWorkers, "CartPole-v1", drawing, seed=5),
+    "CartPole": partial(forked, "random", "CartPole-v1", envs_per_worker=2, seed=5),
+    "simple_spread": partial(forked, "random", SPREAD, envs_per_worker=2, seed=5),
+    "drawing": partial(RolloutWorkers, drawing, "CartPole-v1", seed=5),
 }
 
 
@@ -102,7 +102,7 @@ def test_another_process_goes_on(name: str, tmp_path: Path) -> None:
 
 
 def test_the_episodes_under_way_keep_their_ids_and_fragments_count_on() -> None:
-    with inline("CartPole-v1", seed=1) as first, inline("CartPole-v1", seed=1) as second:
+    with inline("random", "CartPole-v1", seed=1) as first, inline("random", "CartPole-v1", seed=1) as second:
         first.collect(n_step=6)
         second.load_state_dict(first.state_dict(), allow_pickle=True)
         one, other = (workers.collect(n_step=2).batch for workers in (first, second))
@@ -113,7 +113,7 @@ def test_the_episodes_under_way_keep_their_ids_and_fragments_count_on() -> None:
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
 def test_weights_and_their_numbers_go_on(backend: Any) -> None:
-    make = partial(RolloutWorkers, "CartPole-v1", actors.Marked, backend=backend, seed=1, max_lag=1)
+    make = partial(RolloutWorkers, actors.Marked, "CartPole-v1", backend=backend, seed=1, max_lag=1)
     with make() as first, make() as second:
         for mark in (3.0, 7.0):
             first.publish({"mark": np.full(1, mark)})
@@ -128,7 +128,7 @@ def test_weights_and_their_numbers_go_on(backend: Any) -> None:
 
 
 def test_a_state_without_weights_is_loaded_before_any_are_published() -> None:
-    with inline("CartPole-v1", actors.Marked) as workers:
+    with inline(actors.Marked, "CartPole-v1") as workers:
         state = workers.state_dict()
         workers.publish({"mark": np.zeros(1)})
         with pytest.raises(ArgumentError, match="without weights must be loaded before any are published"):
@@ -147,7 +147,7 @@ class Endless(gyms.Ladder):
 
 
 def test_environments_that_cannot_be_saved_are_reset_with_other_seeds() -> None:
-    with forked(Endless, seed=3) as first, forked(Endless, seed=3) as second:
+    with forked("random", Endless, seed=3) as first, forked("random", Endless, seed=3) as second:
         before = first.collect(n_step=8).batch
         state = first.state_dict()
         assert "cannot pickle" in state["why_reset"]
@@ -158,7 +158,7 @@ def test_environments_that_cannot_be_saved_are_reset_with_other_seeds() -> None:
 
 
 def test_a_buffer_gets_the_same_steps() -> None:
-    makers = [partial(inline, "CartPole-v1", "random", seed=1) for _ in range(2)]
+    makers = [partial(inline, "random", "CartPole-v1", seed=1) for _ in range(2)]
     with makers[0](VectorReplayBuffer(200, 2)) as first, makers[1](VectorReplayBuffer(200, 2)) as second:
         first.collect(n_step=50)
         second.buffer.load_state_dict(first.buffer.state_dict())
@@ -169,9 +169,9 @@ def test_a_buffer_gets_the_same_steps() -> None:
 
 
 def test_a_ring_has_no_gap_where_environments_could_not_be_saved() -> None:
-    with inline(Endless, "random", VectorReplayBuffer(200, 2)) as first:
+    with inline("random", Endless, VectorReplayBuffer(200, 2)) as first:
         first.collect(n_step=10)
-        with inline(Endless, "random", VectorReplayBuffer(200, 2)) as second:
+        with inline("random", Endless, VectorReplayBuffer(200, 2)) as second:
             second.buffer.load_state_dict(first.buffer.state_dict())
             second.load_state_dict(first.state_dict())
             second.collect(n_step=10)
@@ -180,7 +180,7 @@ def test_a_ring_has_no_gap_where_environments_could_not_be_saved() -> None:
 
 
 def test_a_replacement_after_a_resume_repeats_nothing() -> None:
-    make = partial(forked, Endless, seed=3, num_workers=1, max_restarts=1)
+    make = partial(forked, "random", Endless, seed=3, num_workers=1, max_restarts=1)
     seen: list[list[float]] = []
     ids: list[int] = []
 
@@ -217,7 +217,7 @@ class Deadly(gyms.Ladder):
 
 
 def test_a_worker_that_dies_while_it_is_asked_is_named() -> None:
-    with forked(partial(Deadly, 0), num_workers=1) as workers:
+    with forked("random", partial(Deadly, 0), num_workers=1) as workers:
         workers.collect(n_step=4)
         with pytest.raises(WorkerError, match=r"worker 0 \(process \d+\) was killed by SIGKILL"):
             workers.state_dict()
@@ -225,7 +225,7 @@ def test_a_worker_that_dies_while_it_is_asked_is_named() -> None:
 
 
 def test_a_worker_that_died_is_replaced_when_it_is_asked() -> None:
-    with forked("CartPole-v1", max_restarts=1) as workers:
+    with forked("random", "CartPole-v1", max_restarts=1) as workers:
         workers.collect(n_step=4)
         kill(workers, 1)
         state = workers.state_dict()
@@ -244,7 +244,7 @@ class Telling(gyms.Ladder):
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
 def test_workers_that_cannot_tell_their_state_go_on(backend: Any) -> None:
-    with RolloutWorkers(partial(Telling, 0), backend=backend, infos=False) as workers:
+    with RolloutWorkers("random", partial(Telling, 0), backend=backend, infos=False) as workers:
         workers.collect(n_step=3)
         with pytest.raises(WorkerError, match="worker 0 cannot tell its state: TypeError: cannot pickle 'generator'"):
             workers.state_dict()
@@ -260,7 +260,7 @@ class Wide(gyms.Ladder):
 
 
 def test_a_state_larger_than_the_arena_comes_in_parts() -> None:
-    make = partial(forked, Wide, num_workers=1, capacity_bytes=8 << 20, seed=1)
+    make = partial(forked, "random", Wide, num_workers=1, capacity_nbytes=8 << 20, seed=1)
     with make() as first, make() as second:
         first.collect(n_step=5)
         second.load_state_dict(first.state_dict(), allow_pickle=True)
@@ -268,7 +268,7 @@ def test_a_state_larger_than_the_arena_comes_in_parts() -> None:
 
 
 def test_environments_are_not_unpickled_unasked(mark: Path) -> None:
-    with inline("CartPole-v1") as workers:
+    with inline("random", "CartPole-v1") as workers:
         state = workers.state_dict()
         state["workers"][0]["task"]["collector"]["environments"][0]["saved"]["pickles"] = [pickle.dumps(Mark(mark))]
         with pytest.raises(UntrustedPickleError, match="the state of workers holds pickled objects"):
@@ -277,13 +277,16 @@ def test_environments_are_not_unpickled_unasked(mark: Path) -> None:
 
 
 def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
-    with inline("CartPole-v1", seed=1) as workers, inline("CartPole-v1", seed=1) as same:
+    with inline("random", "CartPole-v1", seed=1) as workers, inline("random", "CartPole-v1", seed=1) as same:
         with pytest.raises(FormatError, match="the state of workers must have 'workers'"):
             workers.load_state_dict({})
-        with inline("CartPole-v1", num_workers=1) as others, pytest.raises(ArgumentError, match="of 2 workers with 1"):
+        with (
+            inline("random", "CartPole-v1", num_workers=1) as others,
+            pytest.raises(ArgumentError, match="of 2 workers with 1"),
+        ):
             workers.load_state_dict(others.state_dict(), allow_pickle=True)
         with (
-            inline(SPREAD) as others,
+            inline("random", SPREAD) as others,
             pytest.raises(ArgumentError, match="a Collector of 1 environments, got one with a MultiAgentCollector"),
         ):
             workers.load_state_dict(others.state_dict(), allow_pickle=True)
@@ -291,11 +294,11 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
 
 
 def test_who_iterates_has_no_state_until_the_end() -> None:
-    with inline("CartPole-v1", n_step=100, fragment_length=10, seed=1) as workers:
-        next(iter(workers))
+    with inline("random", "CartPole-v1", seed=1) as workers:
+        next(workers.fragments(n_step=100, fragment_length=10))
         with pytest.raises(WorkerError, match="must have come to its end before they tell their state"):
             workers.state_dict()
-        rest = list(workers)
+        rest = list(workers.fragments(n_step=100, fragment_length=10))
         assert sum(len(fragment) for fragment in rest) == 90
         assert workers.state_dict()["received"]["run"]["env_steps"] == 100
 
@@ -305,7 +308,7 @@ def test_fragments_of_a_call_that_was_interrupted_are_in_the_state() -> None:
         raise TimeoutError
 
     slow = partial(arena.Relay, 0.005)
-    with RolloutWorkers(slow, seed=1) as first, inline(slow, seed=1) as second:
+    with RolloutWorkers("random", slow, seed=1) as first, inline("random", slow, seed=1) as second:
         first.collect(n_step=2)
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
@@ -317,12 +320,12 @@ def test_fragments_of_a_call_that_was_interrupted_are_in_the_state() -> None:
             signal.signal(signal.SIGALRM, before)
         second.load_state_dict(first.state_dict(), allow_pickle=True)
         assert columns(first.collect(n_step=4).batch) == columns(second.collect(n_step=4).batch)
-        fragments = iter(second)
+        fragments = second.fragments()
         assert sum(next(fragments).count for _ in range(2)) == 100
 
 
 def test_workers_must_be_started() -> None:
-    workers = inline("CartPole-v1")
+    workers = inline("random", "CartPole-v1")
     with pytest.raises(WorkerError, match="use them in a with statement"):
         workers.state_dict()
 
@@ -330,13 +333,13 @@ def test_workers_must_be_started() -> None:
 @pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_copies_and_pickles_name_the_state(take: Any) -> None:
     with pytest.raises(SampleBatchError, match=r"a RolloutWorkers cannot be copied or pickled, .* take its state_dict"):
-        take(inline("CartPole-v1"))
+        take(inline("random", "CartPole-v1"))
 
 
 @pytest.mark.parametrize("environment", ["CartPole-v1", SPREAD])
 def test_the_state_of_a_long_run_does_not_grow_by_the_episodes_that_were_cut_off(environment: str) -> None:
-    with inline(environment, num_workers=1, envs_per_worker=2, seed=5) as workers:
+    with inline("random", environment, num_workers=1, envs_per_worker=2, seed=5) as workers:
         for _ in range(6):
             workers.collect(n_step=5)
             workers.collect(n_episode=1)
-        assert len(workers.state_dict()["received"]["open"]["episodes"]) <= 2
+        assert len(workers.state_dict()["workers"][0]["task"]["episodes"]["open"]) <= 2

@@ -21,9 +21,8 @@ import pytest
 
 from samplebatch import MultiAgentBatch, concat_samples
 from samplebatch.errors import EnvironmentSpecError, PolicySpecError, WorkerError
-from samplebatch.rollout.advantages import GAE
 from samplebatch.rollout.aggregator import Aggregator
-from samplebatch.rollout.postprocessing import postprocess
+from samplebatch.rollout.postprocessing import GAE, postprocess
 from samplebatch.rollout.statistics import episode_statistics
 from samplebatch.workers.workers import RolloutWorkers
 
@@ -64,10 +63,10 @@ def gather(fragments: Iterable[MultiAgentBatch], aggregator: Aggregator) -> None
 
 def test_the_total_is_exact_and_every_step_is_there_once() -> None:
     aggregator = Aggregator()
-    with RolloutWorkers("arena:Relay", n_step=211, num_workers=3, fragment_length=20, seed=1) as workers:
+    with RolloutWorkers("random", "arena:Relay", num_workers=3, seed=1) as workers:
         pids = workers.pids
         assert len(set(pids)) == 3
-        for fragment in workers:
+        for fragment in workers.fragments(n_step=211, fragment_length=20):
             assert 0 < fragment.count <= 20
             aggregator.add(fragment)
     assert not wait_until_gone(pids, 0.5)
@@ -103,8 +102,8 @@ def by_worker(fragments: list[MultiAgentBatch]) -> dict[int, dict[str, Any]]:
 def test_a_seed_determines_what_each_worker_sends_and_no_ids_repeat() -> None:
     runs = []
     for seed in (5, 5):
-        with RolloutWorkers(SPREAD, n_step=80, fragment_length=15, seed=seed, backend="inline") as workers:
-            runs.append(list(workers))
+        with RolloutWorkers("random", SPREAD, seed=seed, backend="inline") as workers:
+            runs.append(list(workers.fragments(n_step=80, fragment_length=15)))
     one, two = map(by_worker, runs)
     assert sorted(one) == [0, 1]
     assert one == two
@@ -118,9 +117,9 @@ def test_a_seed_determines_what_each_worker_sends_and_no_ids_repeat() -> None:
 def test_a_killed_worker_is_named_and_the_rest_is_kept() -> None:
     delay_s = random.choice([0.0, random.uniform(0.02, 0.25)])
     aggregator = Aggregator()
-    with RolloutWorkers("arena:slow_relay", n_step=100_000, num_workers=2, fragment_length=7) as workers:
+    with RolloutWorkers("random", "arena:slow_relay", num_workers=2) as workers:
         pids = workers.pids
-        fragments = iter(workers)
+        fragments = workers.fragments(n_step=100_000, fragment_length=7)
         aggregator.add(next(fragments))
         time.sleep(delay_s)
         victim = random.randrange(2)
@@ -140,10 +139,10 @@ def test_an_environment_that_raises_is_reported_with_its_traceback() -> None:
     aggregator = Aggregator()
     words = r"worker 0 .* failed after sending 24 of 100 steps: RuntimeError: the baton was dropped"
     with (
-        RolloutWorkers("arena:Failing", n_step=100, num_workers=1, fragment_length=8) as workers,
+        RolloutWorkers("random", "arena:Failing", num_workers=1) as workers,
         pytest.raises(WorkerError, match=words) as caught,
     ):
-        gather(workers, aggregator)
+        gather(workers.fragments(n_step=100, fragment_length=8), aggregator)
     assert "arena.py" in caught.value.__notes__[0]
     assert aggregator.env_steps == 24
     check_whole(aggregator.build_and_reset())
@@ -151,17 +150,17 @@ def test_an_environment_that_raises_is_reported_with_its_traceback() -> None:
 
 def test_a_worker_that_hangs_is_ended_and_named() -> None:
     aggregator = Aggregator()
-    with RolloutWorkers("arena:Hanging", n_step=100, num_workers=1, fragment_length=8, stall_timeout_s=3) as workers:
+    with RolloutWorkers("random", "arena:Hanging", num_workers=1, stall_timeout_s=3) as workers:
         pids = workers.pids
         with pytest.raises(WorkerError, match=r"worker 0 .* hangs \(it made no step for 3 s\) after sending 24 of 100"):
-            gather(workers, aggregator)
+            gather(workers.fragments(n_step=100, fragment_length=8), aggregator)
     assert not wait_until_gone(pids, 0.5)
     assert aggregator.env_steps == 24
 
 
 def test_who_takes_fragments_may_be_slow() -> None:
-    with RolloutWorkers("arena:Relay", n_step=4000, num_workers=2, fragment_length=20, stall_timeout_s=2) as workers:
-        fragments = iter(workers)
+    with RolloutWorkers("random", "arena:Relay", num_workers=2, stall_timeout_s=2) as workers:
+        fragments = workers.fragments(n_step=4000, fragment_length=20)
         counts = [next(fragments).count]
         time.sleep(2.5)
         counts += [fragment.count for fragment in fragments]
@@ -170,21 +169,21 @@ def test_who_takes_fragments_may_be_slow() -> None:
 
 def test_workers_must_be_started() -> None:
     with pytest.raises(WorkerError, match="with statement"):
-        next(iter(RolloutWorkers("arena:Relay", n_step=1)))
+        RolloutWorkers("random", "arena:Relay").fragments()
 
 
 def test_leaving_early_ends_all_workers() -> None:
-    with RolloutWorkers("arena:slow_relay", n_step=100_000, num_workers=2, fragment_length=5) as workers:
+    with RolloutWorkers("random", "arena:slow_relay", num_workers=2) as workers:
         pids = workers.pids
-        for _ in workers:
+        for _ in workers.fragments(n_step=100_000, fragment_length=5):
             break
     assert not wait_until_gone(pids, 0.5)
 
 
 def test_asking_to_stop_gives_what_was_sent_and_ends_quietly() -> None:
     aggregator = Aggregator()
-    with RolloutWorkers("arena:slow_relay", n_step=100_000, num_workers=2, fragment_length=5) as workers:
-        for fragment in workers:
+    with RolloutWorkers("random", "arena:slow_relay", num_workers=2) as workers:
+        for fragment in workers.fragments(n_step=100_000, fragment_length=5):
             aggregator.add(fragment)
             if aggregator.fragments == 3:
                 time.sleep(0.2)
@@ -195,18 +194,18 @@ def test_asking_to_stop_gives_what_was_sent_and_ends_quietly() -> None:
 
 
 def test_asking_to_stop_while_workers_start_ends_the_iteration_at_once() -> None:
-    workers = RolloutWorkers("arena:slow_relay", n_step=100_000, num_workers=2, fragment_length=5)
+    workers = RolloutWorkers("random", "arena:slow_relay", num_workers=2)
     workers.request_stop()
     with workers:
-        assert sum(fragment.env_steps() for fragment in workers) < 100_000
+        assert sum(fragment.env_steps() for fragment in workers.fragments(n_step=100_000, fragment_length=5)) < 100_000
 
 
 def test_other_ways_to_start_and_functions_with_arguments() -> None:
     environment = functools.partial(arena.Relay, pause_s=0.0)
     with RolloutWorkers(
-        environment, n_step=1, num_workers=4, policy_mapping=arena.whose, start_method="forkserver"
+        "random", environment, num_workers=4, policy_mapping=arena.whose, start_method="forkserver"
     ) as workers:
-        (fragment,) = workers
+        (fragment,) = workers.fragments(n_step=1)
     assert list(fragment.policy_batches) == ["policy of runner_0"]
 
 
@@ -233,16 +232,9 @@ def test_the_same_seed_gives_the_same_data_however_environments_are_spread(envir
     runs = []
     for workers, envs, backend in ((1, 4, "inline"), (4, 1, "inline"), (2, 2, "process")):
         with RolloutWorkers(
-            environment,
-            policy,
-            n_step=1003,
-            num_workers=workers,
-            envs_per_worker=envs,
-            fragment_length=120,
-            seed=7,
-            backend=backend,
+            policy, environment, num_workers=workers, envs_per_worker=envs, seed=7, backend=backend
         ) as pool:
-            runs.append(by_environment(pool))
+            runs.append(by_environment(pool.fragments(n_step=1003, fragment_length=120)))
         assert pool.stats.n_collected_steps == pool.worker_stats.sent_steps == 1003
     first, *others = runs
     assert {env_id for _, env_id in first} == {0, 1, 2, 3}
@@ -253,8 +245,8 @@ def test_the_same_seed_gives_the_same_data_however_environments_are_spread(envir
 def test_what_was_sent_is_what_was_received_and_aggregated() -> None:
     aggregator = Aggregator(300, "env_steps")
     trained = 0
-    with RolloutWorkers("CartPole-v1", n_step=2001, envs_per_worker=3, fragment_length=70) as workers:
-        for fragment in workers:
+    with RolloutWorkers("random", "CartPole-v1", envs_per_worker=3) as workers:
+        for fragment in workers.fragments(n_step=2001, fragment_length=70):
             aggregator.add(fragment)
             trained += sum(batch.env_steps() for batch in aggregator.batches())
     stats, facts = workers.stats, workers.worker_stats
@@ -268,8 +260,8 @@ def test_what_was_sent_is_what_was_received_and_aggregated() -> None:
 
 def test_weights_arrive_and_every_step_says_which() -> None:
     seen = []
-    with RolloutWorkers("CartPole-v1", "actors:Marked", num_workers=2, fragment_length=50, seed=1) as workers:
-        for fragment in workers:
+    with RolloutWorkers("actors:Marked", "CartPole-v1", num_workers=2, seed=1) as workers:
+        for fragment in workers.fragments(fragment_length=50):
             (version,) = np.unique(fragment["weights_version"]).tolist()
             assert fragment["weights_version"].dtype == np.int64
             assert set(fragment["policy.mark"].tolist()) == {10.0 * version}
@@ -286,11 +278,9 @@ def test_weights_arrive_and_every_step_says_which() -> None:
 
 def test_weights_go_to_the_policy_of_their_name() -> None:
     policies = {"adversary": "actors:Marked", "agent": "random"}
-    with RolloutWorkers(
-        "mpe2/simple_tag_v3", policies, n_step=60, num_workers=1, fragment_length=20, backend="inline"
-    ) as workers:
+    with RolloutWorkers(policies, "mpe2/simple_tag_v3", num_workers=1, backend="inline") as workers:
         assert workers.publish({"adversary": {"mark": np.array([4.0])}}) == 1
-        for fragment in workers:
+        for fragment in workers.fragments(n_step=60, fragment_length=20):
             assert set(fragment["adversary"]["policy.mark"].tolist()) == {4.0}
             assert set(fragment["agent"]["weights_version"].tolist()) == {1}
 
@@ -299,16 +289,10 @@ def test_weights_go_to_the_policy_of_their_name() -> None:
 def test_policies_may_be_numbered(backend: Any) -> None:
     policies = {0: "actors:Marked", "0": "random"}
     with RolloutWorkers(
-        "mpe2/simple_tag_v3",
-        policies,
-        policy_mapping=actors.numbered,
-        n_step=60,
-        num_workers=1,
-        fragment_length=20,
-        backend=backend,
+        policies, "mpe2/simple_tag_v3", policy_mapping=actors.numbered, num_workers=1, backend=backend
     ) as workers:
         assert workers.publish({0: {"mark": np.array([4.0])}}) == 1
-        fragments = [fragment.copy() for fragment in workers]
+        fragments = [fragment.copy() for fragment in workers.fragments(n_step=60, fragment_length=20)]
     for fragment in fragments:
         assert {type(policy) for policy in fragment} == {int, str}
         assert "policy.mark" not in fragment["0"]
@@ -321,8 +305,8 @@ def test_a_torch_module_takes_its_state_and_shares_no_memory_with_the_learner() 
     net = torch.nn.Linear(4, 2)
     torch.nn.init.zeros_(net.weight)
     net.bias.data = torch.tensor([1.0, 0.0])
-    with RolloutWorkers("CartPole-v1", net, num_workers=1, fragment_length=40) as workers:
-        fragments = iter(workers)
+    with RolloutWorkers(net, "CartPole-v1", num_workers=1) as workers:
+        fragments = workers.fragments(fragment_length=40)
         assert set(next(fragments)["actions"].tolist()) == {0}
         net.bias.data = torch.tensor([0.0, 1.0])
         time.sleep(0.1)
@@ -340,9 +324,9 @@ def test_workers_apply_hooks() -> None:
     plain, hooked = [], []
     for found, given in ((plain, []), (hooked, hooks)):
         with RolloutWorkers(
-            "CartPole-v1", "actors:Marked", n_step=400, num_workers=1, envs_per_worker=2, seed=3, hooks=given
+            "actors:Marked", "CartPole-v1", num_workers=1, envs_per_worker=2, seed=3, hooks=given
         ) as workers:
-            found += [fragment.copy() for fragment in workers]
+            found += [fragment.copy() for fragment in workers.fragments(n_step=400)]
     for one, other in zip(plain, hooked, strict=True):
         wanted = postprocess(one, hooks)
         assert "advantages" in other
@@ -351,16 +335,16 @@ def test_workers_apply_hooks() -> None:
 
 
 def test_fragments_may_all_be_kept_in_an_arena_that_cannot_hold_them() -> None:
-    with RolloutWorkers("CartPole-v1", n_step=6000, fragment_length=100, capacity_bytes=1 << 16, seed=2) as workers:
-        kept = list(workers)
-    with RolloutWorkers("CartPole-v1", n_step=6000, fragment_length=100, backend="inline", seed=2) as workers:
-        assert by_environment(workers) == by_environment(kept)
+    with RolloutWorkers("random", "CartPole-v1", capacity_nbytes=1 << 16, seed=2) as workers:
+        kept = list(workers.fragments(n_step=6000, fragment_length=100))
+    with RolloutWorkers("random", "CartPole-v1", backend="inline", seed=2) as workers:
+        assert by_environment(workers.fragments(n_step=6000, fragment_length=100)) == by_environment(kept)
     assert sum(fragment.size_bytes() for fragment in kept) > 4 << 16
 
 
 def test_fragments_larger_than_the_arena_come_in_parts() -> None:
-    with RolloutWorkers(SPREAD, n_step=400, num_workers=1, fragment_length=400, capacity_bytes=1 << 16) as workers:
-        counts = [fragment.count for fragment in workers]
+    with RolloutWorkers("random", SPREAD, num_workers=1, capacity_nbytes=1 << 16) as workers:
+        counts = [fragment.count for fragment in workers.fragments(n_step=400, fragment_length=400)]
     assert sum(counts) == 400
     assert len(counts) > 4
 
@@ -369,9 +353,9 @@ def test_workers_that_are_killed_again_and_again_cost_their_fragments_only() -> 
     aggregator = Aggregator(complete_episodes=True)
     before = set(os.listdir("/proc/self/fd"))
     kills, at, dropped, everybody = 0, time.monotonic(), 0, []
-    with RolloutWorkers("arena:slow_relay", num_workers=2, fragment_length=8, max_restarts=50, seed=4) as workers:
+    with RolloutWorkers("random", "arena:slow_relay", num_workers=2, max_restarts=50, seed=4) as workers:
         handled = 0
-        for fragment in workers:
+        for fragment in workers.fragments(fragment_length=8):
             assert fragment.count == 8
             aggregator.add(fragment)
             everybody += workers.pids
@@ -400,10 +384,10 @@ def test_workers_that_are_killed_again_and_again_cost_their_fragments_only() -> 
 def test_a_failing_worker_is_replaced_until_the_limit() -> None:
     fragments = []
     with (
-        RolloutWorkers("arena:Failing", n_step=100, num_workers=1, fragment_length=8, max_restarts=2) as workers,
+        RolloutWorkers("random", "arena:Failing", num_workers=1, max_restarts=2) as workers,
         pytest.raises(WorkerError, match=r"worker 0 .* failed after sending 24 of 52 steps: RuntimeError: the baton"),
     ):
-        fragments.extend(workers)
+        fragments.extend(workers.fragments(n_step=100, fragment_length=8))
     assert sum(fragment.count for fragment in fragments) == 72
     incidents = workers.worker_stats.failures
     assert [(one.index, one.env_steps, one.lost_steps, one.replaced) for one in incidents] == [
@@ -416,19 +400,17 @@ def test_a_failing_worker_is_replaced_until_the_limit() -> None:
 
 
 def test_a_replacement_makes_the_steps_that_are_missing() -> None:
-    with RolloutWorkers(
-        "arena:Failing", n_step=60, num_workers=1, fragment_length=8, max_restarts=2, backend="inline"
-    ) as workers:
-        assert sum(fragment.count for fragment in workers) == 60
+    with RolloutWorkers("random", "arena:Failing", num_workers=1, max_restarts=2, backend="inline") as workers:
+        assert sum(fragment.count for fragment in workers.fragments(n_step=60, fragment_length=8)) == 60
     assert [one.lost_steps for one in workers.worker_stats.failures] == [5, 5]
 
 
 def test_errors_have_their_cause_when_the_work_is_done_in_this_process() -> None:
     with (
-        RolloutWorkers("CartPole-v1", "actors:broken", n_step=9, num_workers=1, backend="inline") as workers,
+        RolloutWorkers("actors:broken", "CartPole-v1", num_workers=1, backend="inline") as workers,
         pytest.raises(WorkerError, match="failed after sending 0 of 9 steps: RuntimeError: the policy broke") as caught,
     ):
-        list(workers)
+        list(workers.fragments(n_step=9))
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert workers.pids == []
 
@@ -436,11 +418,11 @@ def test_errors_have_their_cause_when_the_work_is_done_in_this_process() -> None
 @pytest.mark.parametrize("environment", ["CartPole-v1", "arena:Bazaar", "arena:vector_of_carts"])
 def test_exactly_so_many_steps_or_episodes(environment: str) -> None:
     envs = 1 if "vector" in environment else 3
-    options = {"num_workers": 2, "envs_per_worker": envs, "fragment_length": 31, "backend": "inline"}
-    with RolloutWorkers(environment, n_step=100, **options) as workers:
-        assert sum(fragment.env_steps() for fragment in workers) == 100
-    with RolloutWorkers(environment, n_episode=11, **options) as workers:
-        fragments = list(workers)
+    options = {"num_workers": 2, "envs_per_worker": envs, "backend": "inline"}
+    with RolloutWorkers("random", environment, **options) as workers:
+        assert sum(fragment.env_steps() for fragment in workers.fragments(n_step=100, fragment_length=31)) == 100
+    with RolloutWorkers("random", environment, **options) as workers:
+        fragments = list(workers.fragments(n_episode=11, fragment_length=31))
     assert workers.stats.n_collected_episodes == 11
     aggregator = Aggregator(complete_episodes=True)
     for fragment in fragments:
@@ -454,8 +436,8 @@ def test_exactly_so_many_steps_or_episodes(environment: str) -> None:
 def test_processes_send_what_this_process_makes(environment: str) -> None:
     runs = []
     for backend in ("process", "inline"):
-        with RolloutWorkers(environment, n_step=90, fragment_length=20, seed=6, backend=backend) as workers:
-            runs.append(by_environment(workers))
+        with RolloutWorkers("random", environment, seed=6, backend=backend) as workers:
+            runs.append(by_environment(workers.fragments(n_step=90, fragment_length=20)))
     assert runs[0] == runs[1]
 
 
@@ -469,8 +451,8 @@ def test_processes_send_what_this_process_makes(environment: str) -> None:
     ],
 )
 def test_policies_are_named_made_or_given(policy: Any, actions: set[int]) -> None:
-    with RolloutWorkers("CartPole-v1", policy, n_step=60, num_workers=1, backend="inline") as workers:
-        (steps,) = workers
+    with RolloutWorkers(policy, "CartPole-v1", num_workers=1, backend="inline") as workers:
+        (steps,) = workers.fragments(n_step=60)
     assert set(steps["actions"].tolist()) == actions
     if actions == {0, 1}:
         assert steps["actions"].tolist() == (steps["obs"][:, 2] > 0).tolist()
@@ -487,55 +469,71 @@ def test_policies_are_named_made_or_given(policy: Any, actions: set[int]) -> Non
 )
 def test_wrong_policies_are_found_before_any_process_starts(policy: Any, words: str) -> None:
     with pytest.raises(PolicySpecError, match=words):
-        RolloutWorkers("CartPole-v1", policy, n_step=1)
+        RolloutWorkers(policy, "CartPole-v1")
 
 
 def test_policies_that_take_no_weights_say_so() -> None:
-    with RolloutWorkers("CartPole-v1", actors.lean, n_step=1, num_workers=1, backend="inline") as workers:
+    with RolloutWorkers(actors.lean, "CartPole-v1", num_workers=1, backend="inline") as workers:
         workers.publish({"mark": np.zeros(1)})
         with pytest.raises(WorkerError, match="load_state_dict or set_weights"):
-            next(iter(workers))
+            next(workers.fragments(n_step=1))
 
 
 def test_one_environment_takes_one_policy_and_vectors_come_alone() -> None:
     with (
-        RolloutWorkers("CartPole-v1", {"a": "random"}, n_step=1, backend="inline") as workers,
+        RolloutWorkers({"a": "random"}, "CartPole-v1", backend="inline") as workers,
         pytest.raises(WorkerError, match="must have one policy"),
     ):
-        next(iter(workers))
+        next(workers.fragments(n_step=1))
     with (
-        RolloutWorkers("arena:vector_of_carts", n_step=1, envs_per_worker=2, backend="inline") as workers,
+        RolloutWorkers("random", "arena:vector_of_carts", envs_per_worker=2, backend="inline") as workers,
         pytest.raises(WorkerError, match="envs_per_worker must be 1"),
     ):
-        next(iter(workers))
+        next(workers.fragments(n_step=1))
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"n_step": 1, "n_episode": 1}, "one of n_step and n_episode"),
         ({"max_restarts": -1}, "max_restarts must be a whole number from 0"),
         ({"backend": "threads"}, "backend must be one of 'process', 'inline'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        RolloutWorkers("CartPole-v1", **given)
+        RolloutWorkers("random", "CartPole-v1", **given)
 
 
-@pytest.mark.parametrize("name", ["n_step", "num_workers", "fragment_length", "stall_timeout_s"])
+def test_fragments_are_counted_in_steps_or_in_episodes() -> None:
+    with (
+        RolloutWorkers("random", "CartPole-v1", backend="inline") as workers,
+        pytest.raises(ValueError, match="one of n_step and n_episode"),
+    ):
+        workers.fragments(n_step=1, n_episode=1)
+
+
+@pytest.mark.parametrize("name", ["num_workers", "stall_timeout_s"])
 def test_numbers_must_be_positive(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be a (whole number from 1|number above 0), got 0"):
-        RolloutWorkers(SPREAD, **{"n_step": 1, name: 0})
+        RolloutWorkers("random", SPREAD, **{name: 0})
+
+
+@pytest.mark.parametrize("name", ["n_step", "n_episode", "fragment_length"])
+def test_amounts_of_fragments_must_be_positive(name: str) -> None:
+    with (
+        RolloutWorkers("random", SPREAD, backend="inline") as workers,
+        pytest.raises(ValueError, match=f"{name} must be a whole number from 1, got 0"),
+    ):
+        workers.fragments(**{name: 0})
 
 
 def test_a_wrong_environment_is_found_before_any_process_starts() -> None:
     with pytest.raises(EnvironmentSpecError, match="did you mean"):
-        RolloutWorkers("mpe2/simple_spraed_v3", n_step=1)
+        RolloutWorkers("random", "mpe2/simple_spraed_v3")
 
 
 def test_what_cannot_go_to_another_process_is_refused() -> None:
-    with pytest.raises(EnvironmentSpecError, match="importable"), RolloutWorkers(lambda: arena.Relay(), n_step=1):
+    with pytest.raises(EnvironmentSpecError, match="importable"), RolloutWorkers("random", lambda: arena.Relay()):
         pass
 
 
@@ -545,8 +543,8 @@ PARENT = """
     from samplebatch.workers.workers import RolloutWorkers
 
     if __name__ == "__main__":
-        with RolloutWorkers({environment!r}, n_step=10**7, num_workers=2, fragment_length=5) as workers:
-            fragments = iter(workers)
+        with RolloutWorkers("random", {environment!r}, num_workers=2) as workers:
+            fragments = workers.fragments(n_step=10**7, fragment_length=5)
             next(fragments)
             print(*workers.pids, flush=True)
             {then}
@@ -577,3 +575,29 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path, environment: str
     parent.wait()
     parent.stdout.close()
     assert not wait_until_gone(pids, 5)
+
+
+UNGUARDED = {
+    "workers": """
+from samplebatch import RolloutWorkers
+with RolloutWorkers("random", "CartPole-v1", num_workers=2, start_method={method!r}) as workers:
+    workers.collect(n_step=100)
+""",
+    "environments": """
+from samplebatch import AsyncCollector
+with AsyncCollector("random", "CartPole-v1", num_envs=2, start_method={method!r}) as collector:
+    collector.collect(n_step=100)
+""",
+}
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("of", UNGUARDED)
+def test_a_script_without_main_guard_ends_with_advice(tmp_path: Path, of: str, method: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED[of].format(method=method))
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1].startswith("put the statements of the main module that start processes under ")
+    assert '`if __name__ == "__main__":`' in run.stderr.splitlines()[-1]
+    assert run.stderr.count("Traceback") == 1, run.stderr

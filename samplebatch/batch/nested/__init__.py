@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING
 
 from samplebatch.exports import exports
 
-_HOMES = {"as_batch": "samplebatch.batch.nested.functions"}
-
-__all__ = [*_HOMES]
-
 if TYPE_CHECKING:
     from samplebatch.batch.nested.functions import as_batch as as_batch
 
-__getattr__, __dir__ = exports(__name__, _HOMES)
+__getattr__, __dir__, __all__ = exports(__name__)

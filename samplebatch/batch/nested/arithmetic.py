@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Self, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 
 from samplebatch.batch.nested import joining
-from samplebatch.batch.nested.node import KINDS, NODE, NUMBER, TENSOR, Node, fault, is_reserved, node
+from samplebatch.batch.nested.node import KINDS, NODE, NUMBER, RAGGED, TENSOR, Node, fault, is_reserved, node
 from samplebatch.batch.nested.rows import shape_of
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError
+
+B = TypeVar("B", bound=Node)
 
 _REDUCTIONS: Final = frozenset(
     getattr(np, name)
@@ -45,10 +47,7 @@ _OPERATORS: Final[dict[Any, Callable[..., Any]]] = {
 def _children(nodes: Sequence[Node], name: str, path: str) -> list[Any]:
     """Return the values of one name in several batches.
 
-    Raises
-    ------
-    ColumnMismatchError
-        If it is a nested batch in some of them only, unless the first only reserves the name.
+    Raises ColumnMismatchError if it is a nested batch in some of them only, unless the first only reserves the name.
     """
     found = [each.__dict__[name] for each in nodes]
     nested = [KINDS[type(child)] == NODE for child in found]
@@ -70,14 +69,9 @@ def _check_names(nodes: Sequence[Node], prefix: str) -> None:
 def map_leaves(function: Callable[..., Any], args: Sequence[Any], prefix: str = "") -> Node:
     """Apply a function to the leaves of one name in all batches among the arguments.
 
-    Other arguments are passed unchanged. Reserved names stay reserved.
-
-    Raises
-    ------
-    ColumnMismatchError
-        If the batches differ in their names; lists the names that only one has.
-    ColumnTypeError
-        If the function does not take a leaf; names it.
+    Other arguments are passed unchanged. Reserved names stay reserved. Raises ColumnMismatchError if the batches differ
+    in their names; lists the names that only one has. Raises ColumnTypeError if the function does not take a leaf;
+    names it.
     """
     places = [place for place, arg in enumerate(args) if KINDS[type(arg)] == NODE]
     nodes = [args[place] for place in places]
@@ -130,141 +124,90 @@ def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any,
         fault(prefix + name, "computed with in place", error)
 
 
-def _operand(value: Any) -> Any:
-    """Return a batch or number as an operand, None for anything else."""
+def _on_elements(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of leaves that computes with the elements of ragged columns, all of the same lengths."""
+
+    def compute(*leaves: Any) -> Any:
+        ragged = [leaf for leaf in leaves if KINDS[type(leaf)] == RAGGED]
+        if not ragged:
+            return function(*leaves)
+        first = ragged[0]
+        if len(ragged) < len(leaves) and any(KINDS[type(leaf)] not in (RAGGED, NUMBER) for leaf in leaves):
+            raise TypeError("a ragged column is computed with numbers and ragged columns")
+        if any(not np.array_equal(first.extents, other.extents) for other in ragged[1:]):
+            raise ValueError("ragged columns must have rows of the same shapes")
+        elements = function(*[leaf.flat if KINDS[type(leaf)] == RAGGED else leaf for leaf in leaves])
+        return type(first)(elements, *first.layout)
+
+    return compute
+
+
+def _operand(value: Any, rule: str = "a Batch is computed with numbers and Batches") -> Any:
+    """Return a batch or number as an operand, and refuse anything else by the rule."""
     if KINDS[type(value)] in (NODE, NUMBER):
         return value
-    return value[()] if type(value) is np.ndarray and value.ndim == 0 else None
+    if type(value) is np.ndarray and value.ndim == 0:
+        return value[()]
+    raise ColumnTypeError(f"{rule}, got {type(value).__name__}")
 
 
-def _no_operand(value: Any) -> ColumnTypeError:
-    return ColumnTypeError(f"a Batch is computed with numbers and Batches, got {type(value).__name__}")
+def operators(
+    function: Callable[[Any, Any], Any], in_place: Callable[[Any, Any], Any]
+) -> tuple[Callable[[B, Any], B], Callable[[B, Any], B], Callable[[B, Any], B]]:
+    """Make a binary operator of nested batches: with the batch on the left, on the right, and in place."""
+
+    def forward(batch: B, other: Any) -> B:
+        return cast("B", map_leaves(_on_elements(function), (batch, _operand(other))))
+
+    def reflected(batch: B, other: Any) -> B:
+        return cast("B", map_leaves(_on_elements(function), (_operand(other), batch)))
+
+    def update(batch: B, other: Any) -> B:
+        update_leaves(_on_elements(in_place), batch, _operand(other))
+        return batch
+
+    return forward, reflected, update
 
 
-class Arithmetic(Node):
-    """Operators and NumPy's two protocols, the arithmetic of `Batch`."""
+def apply(function: Callable[[Any], Any], source: Node) -> Node:
+    """Apply a function of numbers to every leaf."""
+    return map_leaves(_on_elements(function), (source,))
 
-    __slots__ = ()
 
-    def _binary(self, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Self:
-        operands = _operand(left), _operand(right)
-        if operands[0] is None or operands[1] is None:
-            raise _no_operand(right if left is self else left)
-        return cast("Self", map_leaves(function, operands))
+def apply_ufunc(source: Node, ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Apply a ufunc of NumPy's leaf by leaf, as `__array_ufunc__` does."""
+    if "out" in kwargs or ufunc.nout != 1:
+        return NotImplemented
+    if method == "reduce" and ufunc in _NAMED_REDUCTIONS:
+        return reduce_leaves(_NAMED_REDUCTIONS[ufunc], source, {"axis": 0, **kwargs})
+    if method != "__call__":
+        return NotImplemented
+    operands = [_operand(value, f"np.{ufunc.__name__} takes numbers and Batches beside a Batch") for value in inputs]
 
-    def _in_place(self, function: Callable[[Any, Any], Any], other: Any) -> Self:
-        operand = _operand(other)
-        if operand is None:
-            raise _no_operand(other)
-        update_leaves(function, self, operand)
-        return self
+    def leafwise(*leaves: Any) -> Any:
+        if TENSOR in [KINDS[type(leaf)] for leaf in leaves]:
+            return _tensor_ufunc(ufunc, leaves)
+        return ufunc(*leaves, **kwargs)
 
-    def __add__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.add, self, other)
+    return map_leaves(_on_elements(leafwise), operands)
 
-    def __radd__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.add, other, self)
 
-    def __iadd__(self, other: Any) -> Self:
-        return Arithmetic._in_place(self, operator.iadd, other)
-
-    def __sub__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.sub, self, other)
-
-    def __rsub__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.sub, other, self)
-
-    def __isub__(self, other: Any) -> Self:
-        return Arithmetic._in_place(self, operator.isub, other)
-
-    def __mul__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.mul, self, other)
-
-    def __rmul__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.mul, other, self)
-
-    def __imul__(self, other: Any) -> Self:
-        return Arithmetic._in_place(self, operator.imul, other)
-
-    def __truediv__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.truediv, self, other)
-
-    def __rtruediv__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.truediv, other, self)
-
-    def __itruediv__(self, other: Any) -> Self:
-        return Arithmetic._in_place(self, operator.itruediv, other)
-
-    def __floordiv__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.floordiv, self, other)
-
-    def __rfloordiv__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.floordiv, other, self)
-
-    def __ifloordiv__(self, other: Any) -> Self:
-        return Arithmetic._in_place(self, operator.ifloordiv, other)
-
-    def __mod__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.mod, self, other)
-
-    def __rmod__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.mod, other, self)
-
-    def __imod__(self, other: Any) -> Self:
-        return Arithmetic._in_place(self, operator.imod, other)
-
-    def __pow__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.pow, self, other)
-
-    def __rpow__(self, other: Any) -> Self:
-        return Arithmetic._binary(self, operator.pow, other, self)
-
-    def __ipow__(self, other: Any) -> Self:
-        return Arithmetic._in_place(self, operator.ipow, other)
-
-    def __neg__(self) -> Self:
-        return cast("Self", map_leaves(operator.neg, (self,)))
-
-    def __abs__(self) -> Self:
-        return cast("Self", map_leaves(abs, (self,)))
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if "out" in kwargs or ufunc.nout != 1:
-            return NotImplemented
-        if method == "reduce" and ufunc in _NAMED_REDUCTIONS:
-            return reduce_leaves(_NAMED_REDUCTIONS[ufunc], self, {"axis": 0, **kwargs})
-        if method != "__call__":
-            return NotImplemented
-        operands = [_operand(value) for value in inputs]
-        if any(operand is None for operand in operands):
-            raise ColumnTypeError(f"np.{ufunc.__name__} takes numbers and Batches beside a Batch, got another value")
-
-        def leafwise(*leaves: Any) -> Any:
-            if TENSOR in [KINDS[type(leaf)] for leaf in leaves]:
-                return _tensor_ufunc(ufunc, leaves)
-            return ufunc(*leaves, **kwargs)
-
-        return map_leaves(leafwise, operands)
-
-    def __array_function__(
-        self, function: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        if function is np.shape:
-            return tuple(shape_of(self))
-        if function is np.concatenate and kwargs.get("axis", 0) == 0 and len(args) == 1:
-            return joining.cat(type(self), args[0])
-        if function is np.stack and len(args) == 1 and kwargs.keys() <= {"axis"}:
-            return joining.stack(type(self), args[0], axis=kwargs.get("axis", 0))
-        if function in _REDUCTIONS and args[0] is self and not any(KINDS[type(arg)] == NODE for arg in args[1:]):
-            return reduce_leaves(function, self, {**dict(zip(("axis",), args[1:2], strict=False)), **kwargs})
-        if not any(KINDS[type(arg)] == NODE for arg in args) or any(
-            KINDS[type(arg)] == NODE for arg in kwargs.values()
-        ):
-            return NotImplemented
-        made = map_leaves(lambda *leaves: _call_on_arrays(function, leaves, kwargs), args)
-        if function in (np.array_equal, np.allclose):
-            return all(_leaves(made))
-        return made
+def apply_function(source: Node, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Apply a function of NumPy's leaf by leaf, as `__array_function__` does."""
+    if function is np.shape:
+        return tuple(shape_of(source))
+    if function is np.concatenate and kwargs.get("axis", 0) == 0 and len(args) == 1:
+        return joining.cat(type(source), args[0])
+    if function is np.stack and len(args) == 1 and kwargs.keys() <= {"axis"}:
+        return joining.stack(type(source), args[0], axis=kwargs.get("axis", 0))
+    if function in _REDUCTIONS and args[0] is source and not any(KINDS[type(arg)] == NODE for arg in args[1:]):
+        return reduce_leaves(function, source, {**dict(zip(("axis",), args[1:2], strict=False)), **kwargs})
+    if not any(KINDS[type(arg)] == NODE for arg in args) or any(KINDS[type(arg)] == NODE for arg in kwargs.values()):
+        return NotImplemented
+    made = map_leaves(lambda *leaves: _call_on_arrays(function, leaves, kwargs), args)
+    if function in (np.array_equal, np.allclose):
+        return all(_leaves(made))
+    return made
 
 
 def _leaves(source: Node) -> list[Any]:
@@ -278,6 +221,8 @@ def _leaves(source: Node) -> list[Any]:
 
 
 def _call_on_arrays(function: Callable[..., Any], leaves: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if RAGGED in [KINDS[type(leaf)] for leaf in leaves]:
+        raise TypeError(f"np.{function.__name__} takes no rows of varying shape; pad them first")
     if TENSOR in [KINDS[type(leaf)] for leaf in leaves]:
         raise TypeError(f"np.{function.__name__} does not take tensors; convert the batch with to_numpy first")
     return function(*leaves, **kwargs)
@@ -298,10 +243,7 @@ def _tensor_ufunc(ufunc: np.ufunc, leaves: Sequence[Any]) -> Any:
 def reduce_leaves(function: Callable[..., Any], source: Node, kwargs: Mapping[str, Any]) -> Node:
     """Apply one of NumPy's reductions to every leaf, by default over the dimensions that all leaves have.
 
-    Raises
-    ------
-    ColumnTypeError
-        If the function does not take a leaf; names it.
+    Raises ColumnTypeError if the function does not take a leaf; names it.
     """
     axis = kwargs.get("axis")
     if axis is None:
@@ -309,6 +251,8 @@ def reduce_leaves(function: Callable[..., Any], source: Node, kwargs: Mapping[st
     kwargs = {**kwargs, "axis": axis}
 
     def leafwise(leaf: Any) -> Any:
+        if KINDS[type(leaf)] == RAGGED:
+            raise TypeError(f"{function.__name__} takes no rows of varying shape; pad them first")
         if KINDS[type(leaf)] == TENSOR:
             return _reduce_tensor(function.__name__, leaf, **kwargs)
         result = function(leaf, **kwargs)

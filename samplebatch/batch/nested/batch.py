@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copyreg
-import sys
+import operator
+import os
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch.arguments import whole
-from samplebatch.batch.nested import interchange, joining
-from samplebatch.batch.nested.arithmetic import Arithmetic
-from samplebatch.batch.nested.conversions import Conversions
+from samplebatch.batch import summary
+from samplebatch.batch.action_unit import ActionUnit, common_unit
+from samplebatch.batch.delivery import ArrayTarget, Delivery, TorchTarget, tree_to, tree_to_numpy
+from samplebatch.batch.nested import conversions, interchange, joining
+from samplebatch.batch.nested.arithmetic import apply, apply_function, apply_ufunc, operators
 from samplebatch.batch.nested.joining import Missing
 from samplebatch.batch.nested.node import (
     KINDS,
@@ -25,12 +29,35 @@ from samplebatch.batch.nested.node import (
     copy_nodes,
     copy_tree,
     format_tree,
+    node,
     replace_leaves,
+    set_unit,
+    unit_of,
     values_of,
+    with_unit_of,
 )
 from samplebatch.batch.nested.rows import assign, iterate, select, shape_of, shortest, split_rows, zero
-from samplebatch.batch.nested.values import join_name, parse, parse_items, stack_rows, transform_leaves, trees_equal
+from samplebatch.batch.nested.values import (
+    any_null,
+    join_name,
+    nulls,
+    parse,
+    parse_items,
+    stack_rows,
+    transform_leaves,
+    trees_equal,
+)
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, no_such_column
+from samplebatch.names import Convention
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    import torch
+    from matplotlib.figure import Figure
+
+    from samplebatch.batch.delivery import Device, Floats
 
 _ndarray = np.ndarray
 _FIRST_OBJECT = np.dtype(object).num
@@ -43,12 +70,19 @@ class _Shape:
         return shape_of(batch) if batch is not None else []
 
 
+class _Unit:
+    """Descriptor of `Batch.action_unit`, which a column of that name hides."""
+
+    def __get__(self, batch: Any, owner: type) -> ActionUnit | None:
+        return unit_of(batch)
+
+
 def _has_leaves(source: Node) -> bool:
     """Tell whether any value is more than a nested batch of nested batches."""
     return any(KINDS[type(value)] != NODE or _has_leaves(value) for value in source.__dict__.values())
 
 
-class Batch(Conversions, Arithmetic):
+class Batch(Node):
     """Named values in a tree: arrays, tensors, distributions, objects and further batches.
 
     Every value is an attribute and an item: `b.obs` is `b["obs"]`. An integer, a slice, a mask or any other NumPy index
@@ -99,6 +133,7 @@ class Batch(Conversions, Arithmetic):
         copy: bool = False,
         **kwargs: Any,
     ) -> None:
+        set_unit(self, None)
         if batch_dict is None:
             kept = kwargs
             for name, value in kwargs.items():
@@ -109,14 +144,14 @@ class Batch(Conversions, Arithmetic):
             if kind in (MAPPING, RECORD):
                 kept = parse_items(cast("Mapping[str, Any]", values_of(batch_dict)), Batch, "")
             else:
-                kept = dict(batch_dict.__dict__ if kind == NODE else stack_rows(batch_dict, Batch).__dict__)
+                given = batch_dict if kind == NODE else stack_rows(batch_dict, Batch)
+                kept = dict(given.__dict__)
+                with_unit_of(cast("Node", given), self)
             if kwargs:
                 kept.update(parse_items(kwargs, Batch, ""))
         adopt(self, kept)
         if copy:
             adopt(self, copy_tree(self).__dict__)
-        if len(sys.modules) != interchange.modules_seen:
-            interchange.register_where_loaded(Batch)
 
     # Access by name
 
@@ -138,8 +173,6 @@ class Batch(Conversions, Arithmetic):
     def update(self, batch: Mapping[str, Any] | Batch | None = None, **kwargs: Any) -> None:
         """Set values by name, from a dict or Batch and from keywords.
 
-        Examples
-        --------
         >>> b = Batch(a=4)
         >>> b.update({"b": [5, 5]}, c=1)
         >>> b
@@ -194,8 +227,6 @@ class Batch(Conversions, Arithmetic):
     def is_empty(self, recurse: bool = False) -> bool:
         """Tell whether there are no names, or with `recurse` no values under any of them.
 
-        Examples
-        --------
         >>> Batch(a=Batch()).is_empty(), Batch(a=Batch()).is_empty(recurse=True)
         (False, True)
         """
@@ -207,6 +238,8 @@ class Batch(Conversions, Arithmetic):
         return shortest(self.__dict__) or 0
 
     shape = _Shape()
+    action_unit = _Unit()
+    """The unit of the actions, as of the buffer or the flat batch that the rows come from; None if unknown."""
 
     def __iter__(self) -> Iterator[Self]:
         return cast("Iterator[Self]", iterate(self, shortest(self.__dict__) or 0))
@@ -252,8 +285,6 @@ class Batch(Conversions, Arithmetic):
     def empty_(self, index: Any = None) -> Self:
         """Set all values, or those of some rows, to zeros and objects to None, in place.
 
-        Examples
-        --------
         >>> Batch(a=[1, 2], b=["x", "y"]).empty_(1)
         Batch(
             a: array([1, 0]),
@@ -274,6 +305,9 @@ class Batch(Conversions, Arithmetic):
     def stack(batches: Iterable[Mapping[str, Any] | Batch], axis: int = 0, *, missing: Missing = "zero") -> Batch:
         """Join n batches along a new axis: leaves of shape (...) become (n, ...) for axis 0.
 
+        Raises ColumnMismatchError if a name is a batch in one and an array in another, or names differ and may not.
+        Raises ColumnTypeError if tensors and arrays meet under one name, or tensors of different shapes.
+
         Parameters
         ----------
         batches
@@ -283,13 +317,6 @@ class Batch(Conversions, Arithmetic):
         missing
             Padding for a name that a batch lacks or only reserves: `"zero"` for zeros, False or None; `"nan"` for NaN,
             NaT or None, an error for dtypes without; `"error"` for an error.
-
-        Raises
-        ------
-        ColumnMismatchError
-            If a name is a batch in one and an array in another, or names differ and may not.
-        ColumnTypeError
-            If tensors and arrays meet under one name, or tensors of different shapes.
 
         Warns
         -----
@@ -305,16 +332,21 @@ class Batch(Conversions, Arithmetic):
             b: array([None, 'done'], dtype=object),
         )
         """
-        return cast("Batch", joining.stack(Batch, joining.list_batches(batches), axis=axis, missing=missing))
+        rows = joining.list_batches(batches)
+        return _with_common_unit(cast("Batch", joining.stack(Batch, rows, axis=axis, missing=missing)), rows)
 
     def stack_(self, batches: Iterable[Mapping[str, Any] | Batch], axis: int = 0) -> None:
         """Replace this batch by the stack of it and others; an empty batch is left out."""
         others = joining.list_batches(batches)
-        adopt(self, joining.stack(Batch, [self, *others] if self.__dict__ else others, axis=axis).__dict__)
+        rows = [self, *others] if self.__dict__ else others
+        adopt(_with_common_unit(self, rows), joining.stack(Batch, rows, axis=axis).__dict__)
 
     @staticmethod
     def cat(batches: Iterable[Mapping[str, Any] | Batch], *, missing: Missing = "zero") -> Batch:
         """Join batches one after the other: leaves of shape (n_i, ...) become (sum of n_i, ...).
+
+        Raises ColumnMismatchError if row shapes differ, a value has no rows, a name is a batch in one and an array in
+        another, or names differ and may not. Raises ColumnTypeError if tensors and arrays meet under one name.
 
         Parameters
         ----------
@@ -322,14 +354,6 @@ class Batch(Conversions, Arithmetic):
             Batches or dicts.
         missing
             As for `stack`; as many rows are padded as the batch has.
-
-        Raises
-        ------
-        ColumnMismatchError
-            If row shapes differ, a value has no rows, a name is a batch in one and an array in another, or names differ
-            and may not.
-        ColumnTypeError
-            If tensors and arrays meet under one name.
 
         Examples
         --------
@@ -342,16 +366,20 @@ class Batch(Conversions, Arithmetic):
         Traceback (most recent call last):
         samplebatch.errors.ColumnMismatchError: column 'b' must be in every batch to be concatenated, batch 0 lacks it
         """
-        return cast("Batch", joining.cat(Batch, joining.list_one_or_more(batches), missing))
+        parts = joining.list_one_or_more(batches)
+        return _with_common_unit(cast("Batch", joining.cat(Batch, parts, missing)), parts)
 
     def cat_(self, batches: Mapping[str, Any] | Batch | Iterable[Mapping[str, Any] | Batch]) -> None:
         """Replace this batch by it and others, one after the other; a single batch need not be in a list."""
-        adopt(self, joining.cat(Batch, [self, *joining.list_one_or_more(batches)]).__dict__)
+        parts = [self, *joining.list_one_or_more(batches)]
+        adopt(_with_common_unit(self, parts), joining.cat(Batch, parts).__dict__)
 
     def split(
         self, size: int, shuffle: bool = True, merge_last: bool = False, *, rng: np.random.Generator | None = None
     ) -> Iterator[Self]:
         """Yield the rows in batches of a size.
+
+        Raises ArgumentError if the size is neither a whole number from 1 on nor -1.
 
         Parameters
         ----------
@@ -363,11 +391,6 @@ class Batch(Conversions, Arithmetic):
             Whether a shorter last batch joins the one before.
         rng
             Source of the order; NumPy's global one if it is None.
-
-        Raises
-        ------
-        ArgumentError
-            If the size is neither a whole number from 1 on nor -1.
 
         Examples
         --------
@@ -406,6 +429,297 @@ class Batch(Conversions, Arithmetic):
         replace_leaves(self, changed)
         return None
 
+    # Operators
+
+    __add__, __radd__, __iadd__ = operators(operator.add, operator.iadd)
+    __sub__, __rsub__, __isub__ = operators(operator.sub, operator.isub)
+    __mul__, __rmul__, __imul__ = operators(operator.mul, operator.imul)
+    __truediv__, __rtruediv__, __itruediv__ = operators(operator.truediv, operator.itruediv)
+    __floordiv__, __rfloordiv__, __ifloordiv__ = operators(operator.floordiv, operator.ifloordiv)
+    __mod__, __rmod__, __imod__ = operators(operator.mod, operator.imod)
+    __pow__, __rpow__, __ipow__ = operators(operator.pow, operator.ipow)
+
+    def __neg__(self) -> Self:
+        return cast("Self", apply(operator.neg, self))
+
+    def __abs__(self) -> Self:
+        return cast("Self", apply(abs, self))
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return apply_ufunc(self, ufunc, method, inputs, kwargs)
+
+    def __array_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        return apply_function(self, function, args, kwargs)
+
+    # Other forms
+
+    def to_torch(
+        self,
+        dtype: torch.dtype | None = None,
+        device: Device = "cpu",
+        *,
+        floats: Floats | None = None,
+        pin_memory: bool = False,
+        non_blocking: bool = False,
+        keep_objects: bool = False,
+    ) -> Self:
+        """Return a batch of tensors, over the same memory wherever torch can use it.
+
+        Only read-only arrays, arrays in foreign byte order or with negative strides, and leaves that change device or
+        dtype are copied. None and distributions are kept. Raises ColumnTypeError if torch has no dtype for a leaf;
+        names it. Raises ArgumentError if `floats` is no floating-point dtype, or given beside `dtype`. Raises
+        DeviceError if torch cannot use the device, or memory cannot be page-locked for want of one.
+
+        Parameters
+        ----------
+        dtype
+            The dtype of all tensors; None leaves each as it is.
+        device
+            The device of all tensors.
+        floats
+            The dtype of floating-point tensors, torch's or NumPy's, or its name; integers, flags and images are left
+            alone.
+        pin_memory
+            Whether to page-lock the host memory that they lie in or are copied from.
+        non_blocking
+            Whether to return before copies to a device have ended.
+        keep_objects
+            Whether to keep strings and arrays of objects, instead of refusing them.
+
+        Examples
+        --------
+        >>> import torch
+        >>> Batch(a=np.zeros(2), b=[1, 2]).to_torch(dtype=torch.float32)
+        Batch(
+            a: tensor([0., 0.]),
+            b: tensor([1., 2.]),
+        )
+        >>> Batch(a=np.zeros(2), b=[1, 2]).to_torch(floats="float32")
+        Batch(
+            a: tensor([0., 0.]),
+            b: tensor([1, 2]),
+        )
+        """
+        how: dict[str, Any] = {"pin_memory": pin_memory, "non_blocking": non_blocking, "keep_objects": keep_objects}
+        return tree_to(self, TorchTarget(dtype, device, floats=floats, **how))
+
+    def to_torch_(
+        self,
+        dtype: torch.dtype | None = None,
+        device: Device = "cpu",
+        *,
+        floats: Floats | None = None,
+        pin_memory: bool = False,
+        non_blocking: bool = False,
+        keep_objects: bool = False,
+    ) -> None:
+        """Convert the leaves to tensors in place, in this batch and the nested ones; see `to_torch`."""
+        how: dict[str, Any] = {"pin_memory": pin_memory, "non_blocking": non_blocking, "keep_objects": keep_objects}
+        replace_leaves(self, tree_to(self, TorchTarget(dtype, device, floats=floats, **how)))
+
+    def to_numpy(self, *, floats: Floats | None = None) -> Self:
+        """Return a batch of arrays, over the tensors' memory where that is on the host.
+
+        bfloat16 becomes float32, which holds it exactly. Raises ArgumentError if `floats` is no floating-point dtype of
+        NumPy's.
+
+        Parameters
+        ----------
+        floats
+            The dtype of floating-point arrays; None for their own.
+        """
+        arrays = tree_to_numpy(self)
+        return arrays if floats is None else tree_to(arrays, ArrayTarget(floats))
+
+    def to_numpy_(self, *, floats: Floats | None = None) -> None:
+        """Convert the tensors to arrays in place, in this batch and the nested ones; see `to_numpy`."""
+        replace_leaves(self, Batch.to_numpy(self, floats=floats))
+
+    def minibatches(
+        self,
+        size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        *,
+        device: Device | None = None,
+        floats: Floats | None = None,
+        prefetch: int = 0,
+    ) -> Iterator[Self]:
+        """Yield the rows in batches of a size, every row once an epoch; see `SampleBatch.minibatches`.
+
+        Raises
+        ------
+        ArgumentError, DeviceError
+            As that does.
+
+        Examples
+        --------
+        >>> [part.a for part in Batch(a=[0.5, 1.5, 2.5]).minibatches(2, shuffle=False, device="cpu", floats="float32")]
+        [tensor([0.5000, 1.5000]), tensor([2.5000])]
+        """
+        whole("size", size, 1)
+        order = np.random.default_rng(rng)
+        passes = (split_rows(self, size, shuffle, False, order) for _ in range(whole("epochs", epochs)))
+        parts = cast("Iterator[Self]", chain.from_iterable(passes))
+        return Delivery(device, floats, prefetch).each(parts, tree_to)
+
+    def pin_memory(self, device: str | torch.device | None = None) -> Self:
+        """Return a batch with its tensors in page-locked memory, as a torch `DataLoader` asks of it."""
+        return cast("Self", conversions.pin_memory(self))
+
+    def to_dict(self, recursive: bool = True) -> dict[str, Any]:
+        """Return a dict of the values; nested batches become dicts too, unless told otherwise.
+
+        >>> Batch(a=[1, 2], b=Batch(c=[3])).to_dict()
+        {'a': array([1, 2]), 'b': {'c': array([3])}}
+        """
+        return conversions.to_dict(self) if recursive else dict(self.__dict__)
+
+    def to_list_of_dicts(self) -> list[dict[str, Any]]:
+        """Return the rows as dicts, nested batches among them included.
+
+        Raises ColumnTypeError if a leaf is a scalar; names it.
+        """
+        return [conversions.to_dict(row) for row in iterate(self, shortest(self.__dict__) or 0)]
+
+    def to_at_least_2d(self) -> Self:
+        """Return a batch of two dimensions or more: () becomes (1, 1), and (n,) becomes (1, n)."""
+        return cast("Self", conversions.to_at_least_2d(self))
+
+    def as_sample_batch(self, convention: Convention | None = None) -> SampleBatch:
+        """Return a flat batch over the same arrays and tensors; nested batches become nested columns.
+
+        C-contiguous arrays in native byte order are shared; others are copied once. Reserved names and None have no
+        rows and are left out.
+
+        Parameters
+        ----------
+        convention
+            `"rllib"` renames the columns that both libraries know: `rew` becomes `rewards`, `obs_next` becomes
+            `new_obs`. `"tianshou"` does the reverse, None keeps all names.
+
+        Raises
+        ------
+        ColumnLengthError
+            If leaves differ in length; names them.
+        ColumnTypeError
+            If a leaf is a scalar or a distribution; names it.
+        ArgumentError
+            If `convention` is another word.
+        ColumnMismatchError
+            If two columns would have one name.
+
+        Examples
+        --------
+        >>> Batch(obs={"x": [1.0, 2.0]}, rew=[0.5, 1.0]).as_sample_batch(convention="rllib").column_names
+        ('obs.x', 'rewards')
+        """
+        return conversions.as_sample_batch(self, convention)
+
+    def to_environment_actions(self) -> Self:
+        """Return the batch with its actions as the environment takes them; see `SampleBatch.to_environment_actions`.
+
+        >>> from samplebatch import ActionUnit, SampleBatch
+        >>> batch = SampleBatch(actions=np.array([[-1.0]]), _action_unit=ActionUnit("scale", -2.0, 2.0)).as_batch()
+        >>> batch.to_environment_actions().actions
+        array([[-2.]])
+        """
+        return cast("Self", conversions.to_environment_actions(self))
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table over the same memory: a column per leaf, under its dotted name."""
+        return conversions.as_sample_batch(self).to_arrow()
+
+    def save(self, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True) -> None:
+        """Write the batch to a file or folder; see `SampleBatch.save`."""
+        from samplebatch.storage import save
+
+        save(self, path, compression, durable=durable)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a data frame with a row per row, a column per leaf; see `SampleBatch.to_pandas`."""
+        return conversions.as_sample_batch(self).to_pandas()
+
+    def plot(self, *columns: str) -> Figure:
+        """Draw leaves over time, by dotted name; see `SampleBatch.plot`."""
+        return conversions.as_sample_batch(self).plot(*columns)
+
+    def _repr_html_(self) -> str:
+        return summary.as_html(type(self).__name__, conversions.summary_lines(self, ""))
+
+    def __arrow_c_schema__(self) -> Any:
+        return conversions.as_sample_batch(self).__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return conversions.as_sample_batch(self).__arrow_c_stream__(requested_schema)
+
+    def replace_empty_batches_by_none(self) -> None:
+        """Replace the values of reserved names by None, nested ones included.
+
+        >>> b = Batch(a=[1], b=Batch())
+        >>> b.replace_empty_batches_by_none()
+        >>> b.to_dict()
+        {'a': array([1]), 'b': None}
+        """
+        conversions.drop_reserved(self)
+
+    def isnull(self) -> Self:
+        """Tell for every element whether it is NaN, NaT or None: a batch of the same structure that holds bool.
+
+        >>> Batch(a=[1.0, float("nan")], b=["x", None]).isnull().to_dict()
+        {'a': array([False,  True]), 'b': array([False,  True])}
+        """
+        return cast("Self", nulls(self))
+
+    def hasnull(self) -> bool:
+        """Tell whether any element is NaN, NaT or None."""
+        return any_null(self)
+
+    def dropnull(self) -> Self:
+        """Take the rows without NaN, NaT or None. Arrays of objects that are numbers then become arrays of numbers.
+
+        Raises ColumnTypeError if a leaf is a scalar; names it.
+
+        >>> Batch(a=[1.0, float("nan"), 3.0], b=["x", "y", None]).dropnull().to_dict()
+        {'a': array([1.]), 'b': array(['x'], dtype=object)}
+        >>> Batch(a=[None, 2, 3]).dropnull().to_dict()
+        {'a': array([2, 3])}
+        """
+        length = shortest(self.__dict__)
+        return self if length is None else cast("Self", conversions.drop_null_rows(self, length))
+
+    def set_array_at_key(
+        self, arr: npt.NDArray[Any], key: str, index: Any = None, default_value: float | None = None
+    ) -> None:
+        """Set a column, or some of its rows.
+
+        Raises ColumnLengthError if no index is given and the array has not as many rows as the batch. Raises
+        ColumnMismatchError if the name is a nested batch's. Raises ColumnTypeError if the default is None and the dtype
+        has no missing value.
+
+        Parameters
+        ----------
+        arr
+            Array of shape (n, ...) for the n rows of the batch; with an index, as many rows as it selects.
+        key
+            Its name. If there is no such column yet and an index is given, the other rows hold the default.
+        index
+            An index of NumPy's; None for all rows.
+        default_value
+            Value of the other rows; None stands for NaN, False or None, as the dtype has it.
+
+        Examples
+        --------
+        >>> b = Batch(a=[1, 2, 3])
+        >>> b.set_array_at_key(np.array([4.5]), "b", index=[1], default_value=7)
+        >>> b.to_dict()
+        {'a': array([1, 2, 3]), 'b': array([7. , 4.5, 7. ])}
+        """
+        conversions.set_array(self, arr, key, index, default_value)
+
     # Copies
 
     def copy(self) -> Self:
@@ -419,4 +733,25 @@ class Batch(Conversions, Arithmetic):
         return cast("Self", copy_tree(self, memo))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return copyreg.__newobj__, (type(self),), interchange.values_to_pickle(self)  # type: ignore[attr-defined]
+        unit, values = unit_of(self), interchange.values_to_pickle(self)
+        if unit is not None:
+            return _make_with_unit, (type(self), unit), values
+        return copyreg.__newobj__, (type(self),), values  # type: ignore[attr-defined]
+
+
+def _make_with_unit(cls: type[Batch], unit: ActionUnit) -> Batch:
+    """Make an empty batch of which unpickling sets the values."""
+    made = node(cls, {})
+    set_unit(made, unit)
+    return made
+
+
+def _with_common_unit(made: Batch, parts: Sequence[Any]) -> Batch:
+    """Give a batch the unit of actions of the parts that it was joined of; raises as `common_unit`."""
+    units = [unit for part in parts if (unit := getattr(part, "_action_unit", None)) is not None]
+    if units:
+        set_unit(made, cast("ActionUnit", common_unit(units)))
+    return made
+
+
+interchange.register_where_loaded(Batch, interchange.LIBRARIES)

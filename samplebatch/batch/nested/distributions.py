@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from samplebatch.batch.nested.selection import Selection
+from samplebatch.batch.nested.node import Selection
 from samplebatch.errors import ColumnTypeError
 
 if TYPE_CHECKING:
@@ -69,10 +69,7 @@ def get_sliced_dist(dist: D, index: Any) -> D:
 def slice_distribution(dist: D, selection: Selection) -> D:
     """Take rows of a distribution.
 
-    Raises
-    ------
-    TypeError
-        If the kind of distribution does not declare its parameters as tensors.
+    Raises TypeError if the kind of distribution does not declare its parameters as tensors.
     """
     import torch
     from torch.distributions import Independent

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from samplebatch.batch.delivery import TorchTarget, array_of, tree_to, tree_to_numpy
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, OBJECT, TENSOR, node
-from samplebatch.batch.nested.tensors import array_of, tree_to, tree_to_numpy
+from samplebatch.batch.nested.node import ARRAY, FOREIGN, KINDS, NODE, NUMBER, OBJECT, TENSOR, node, set_unit
 from samplebatch.batch.nested.values import parse
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.batch.targets import TorchTarget
 from samplebatch.column.interface import Column
 from samplebatch.column.varying_rows import VaryingRows
 from samplebatch.errors import ColumnTypeError
-from samplebatch.names import Words, rename
+from samplebatch.names import Convention, rename
 
 if TYPE_CHECKING:
     import torch
@@ -122,9 +121,12 @@ def collate(rows: Sequence[Any] | Batch) -> Batch:
     return batch.to_torch(keep_objects=True)
 
 
-def as_batch(sample_batch: SampleBatch[Any], names: Words = "kept") -> Batch:
+def as_batch(sample_batch: SampleBatch[Any], convention: Convention | None = None) -> Batch:
     """Make a nested batch over the arrays and tensors of a flat one; see `SampleBatch.as_batch`."""
-    return node(Batch, rename({name: _to_nested(sample_batch[name], name) for name in sample_batch}, names))
+    made = node(Batch, rename({name: _to_nested(sample_batch[name], name) for name in sample_batch}, convention))
+    if sample_batch.action_unit is not None:
+        set_unit(made, sample_batch.action_unit)
+    return made
 
 
 def _to_nested(value: Any, path: str) -> Any:
@@ -132,9 +134,7 @@ def _to_nested(value: Any, path: str) -> Any:
         value = {str(place): item for place, item in enumerate(value)}
     if isinstance(value, Mapping):
         return node(Batch, {name: _to_nested(item, f"{path}.{name}") for name, item in value.items()})
-    if isinstance(value, VaryingRows):
-        return np.fromiter(value, object, len(value))
-    if isinstance(value, Column):
+    if isinstance(value, Column) and not isinstance(value, VaryingRows):
         raise ColumnTypeError(
             f"column {path!r} must be an array to be in a Batch, it is {value.kind}; decompress it first"
         )

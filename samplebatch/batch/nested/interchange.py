@@ -1,54 +1,113 @@
 """Interchange: nested batches in pickles, as pytrees, in torch's loaders and processes, and in Tianshou's protocol.
 
-The class is registered with each library as soon as that has been imported.
+The class is registered with each library once both are imported, in either order.
 """
 
 from __future__ import annotations
 
 import copyreg
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, cast
 
 import numpy.typing as npt
 
 from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, TENSOR, Node, node
 
-modules_seen = -1
-"""How many modules were loaded when `register_where_loaded` last looked."""
 
-_registered: set[str] = set()
+def register_where_loaded(cls: type[Any], libraries: Iterable[str]) -> None:
+    """Register a class with every library that is imported now, and with the others once they are imported.
 
-
-def register_where_loaded(cls: type[Node]) -> None:
-    """Register the class of nested batches with every imported library, once each."""
-    global modules_seen
-    modules_seen = len(sys.modules)
-    for module, register in _LIBRARIES.items():
-        if module not in _registered and module in sys.modules:
-            _registered.add(module)
-            register(cls)
-
-
-def _flatten(source: Node) -> tuple[list[Any], tuple[type[Node], tuple[str, ...]]]:
-    names = sorted(source.__dict__)
-    return [source.__dict__[name] for name in names], (type(source), tuple(names))
+    Nothing is imported for it. A registration that fails is a warning: it must not end the import of a library.
+    """
+    for module in libraries:
+        if module in sys.modules:
+            _register_with(module, cls)
+        else:
+            _registrar.waiting.setdefault(module, []).append(cls)
+    if _registrar.waiting and _registrar not in sys.meta_path:
+        # The first finder, because another one would return the module's spec before this one is asked.
+        sys.meta_path.insert(0, cast("Any", _registrar))
 
 
-def _unflatten(children: Iterable[Any], context: tuple[type[Node], tuple[str, ...]]) -> Node:
+def _register_with(module: str, cls: type[Any]) -> None:
+    try:
+        _LIBRARIES[module](cls)
+    except Exception as error:
+        warnings.warn(f"{cls.__name__} could not be registered with {module}: {error!r}", RuntimeWarning, stacklevel=2)
+
+
+class _Registrar:
+    """Import finder that finds nothing itself, and registers classes with each library after its import."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[type[Any]]] = {}
+        """Classes by the module whose import they wait for."""
+        self._searches: set[tuple[int, str]] = set()
+        """Threads and modules of the searches under way: other finders may ask this one again."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return what the other finders return for a library, with a loader that registers after it has loaded."""
+        search = (threading.get_ident(), name)
+        if name not in self.waiting or search in self._searches:
+            return None
+        self._searches.add(search)
+        try:
+            finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+            specs = (finder.find_spec(name, path, target) for finder in finders)
+            spec = next((spec for spec in specs if spec is not None), None)
+        finally:
+            self._searches.discard(search)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            self._register_after(spec.loader, name)
+        return spec
+
+    def _register_after(self, loader: Any, name: str) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            if module.__name__ != name:
+                return
+            vars(loader).pop("exec_module", None)
+            for cls in self.waiting.pop(name, ()):
+                _register_with(name, cls)
+            if not self.waiting and self in sys.meta_path:
+                sys.meta_path.remove(cast("Any", self))
+
+        # On the loader itself: a loader of another type would hide the module's source and resources.
+        with suppress(AttributeError):
+            loader.exec_module = exec_module
+
+
+_registrar = _Registrar()
+
+
+def _flatten(source: Any) -> tuple[list[Any], tuple[type[Any], tuple[str, ...]]]:
+    values = source if isinstance(source, dict) else source.__dict__
+    names = sorted(values)
+    return [values[name] for name in names], (type(source), tuple(names))
+
+
+def _unflatten(children: Iterable[Any], context: tuple[type[Any], tuple[str, ...]]) -> Any:
+    cls, names = context
+    values = dict(zip(names, children, strict=True))
     # Libraries rebuild trees around markers of their own: the children are kept unparsed.
-    return node(context[0], dict(zip(context[1], children, strict=True)))
+    return cls(values) if issubclass(cls, dict) else node(cls, values)
 
 
-def _register_torch(cls: type[Node]) -> None:
+def _register_torch(cls: type[Any]) -> None:
     from torch.utils import _pytree as torch_pytree
 
-    def with_keys(source: Node) -> tuple[list[Any], Any]:
+    def with_keys(source: Any) -> tuple[list[Any], Any]:
         leaves, context = _flatten(source)
         return [(torch_pytree.MappingKey(name), leaf) for name, leaf in zip(context[1], leaves, strict=True)], context
 
     torch_pytree.register_pytree_node(
-        cls, _flatten, _unflatten, flatten_with_keys_fn=with_keys, serialized_type_name="samplebatch.Batch"
+        cls, _flatten, _unflatten, flatten_with_keys_fn=with_keys, serialized_type_name=f"samplebatch.{cls.__name__}"
     )
 
 
@@ -76,14 +135,14 @@ def _register_loader(cls: type[Node]) -> None:
     default_collate_fn_map[cls] = collate
 
 
-def _register_optree(cls: type[Node]) -> None:
+def _register_optree(cls: type[Any]) -> None:
     import optree
 
-    def flatten(source: Node) -> tuple[list[Any], Any, tuple[str, ...]]:
+    def flatten(source: Any) -> tuple[list[Any], Any, tuple[str, ...]]:
         leaves, context = _flatten(source)
         return leaves, context, context[1]
 
-    def unflatten(context: Any, children: Iterable[Any]) -> Node:
+    def unflatten(context: Any, children: Iterable[Any]) -> Any:
         return _unflatten(children, context)
 
     namespace: Any = optree.registry.__GLOBAL_NAMESPACE
@@ -96,14 +155,14 @@ def _register_optree(cls: type[Node]) -> None:
     )
 
 
-def _register_jax(cls: type[Node]) -> None:
+def _register_jax(cls: type[Any]) -> None:
     from jax import tree_util
 
-    def with_keys(source: Node) -> tuple[list[Any], Any]:
+    def with_keys(source: Any) -> tuple[list[Any], Any]:
         leaves, context = _flatten(source)
         return [(tree_util.DictKey(name), leaf) for name, leaf in zip(context[1], leaves, strict=True)], context
 
-    def unflatten(context: Any, children: Iterable[Any]) -> Node:
+    def unflatten(context: Any, children: Iterable[Any]) -> Any:
         return _unflatten(children, context)
 
     tree_util.register_pytree_with_keys(cls, with_keys, unflatten, _flatten)
@@ -116,7 +175,10 @@ def _register_tianshou(cls: type[Node]) -> None:
     cast("Any", BatchProtocol).register(cls)
 
 
-_LIBRARIES: dict[str, Callable[[type[Node]], None]] = {
+PYTREES = frozenset({"torch.utils._pytree", "optree", "jax"})
+"""Modules of libraries that map functions over trees."""
+
+_LIBRARIES: dict[str, Callable[[type[Any]], None]] = {
     "torch.utils._pytree": _register_torch,
     "torch.multiprocessing": register_processes,
     "torch.utils.data": _register_loader,
@@ -124,7 +186,10 @@ _LIBRARIES: dict[str, Callable[[type[Node]], None]] = {
     "jax": _register_jax,
     "tianshou.data.types": _register_tianshou,
 }
-"""Module to the function that registers nested batches once it is imported."""
+"""Module to the function that registers a class once the module is imported."""
+
+LIBRARIES = frozenset(_LIBRARIES)
+"""Modules of the libraries that nested batches are registered with."""
 
 
 class _PickledTensor:

@@ -21,6 +21,7 @@ from samplebatch.batch.nested.node import (
     MAPPING,
     NODE,
     NUMBER,
+    RAGGED,
     RECORD,
     SEQUENCE,
     TENSOR,
@@ -32,6 +33,7 @@ from samplebatch.batch.nested.node import (
 from samplebatch.batch.nested.rows import shortest
 from samplebatch.batch.nested.values import join_name, object_rows, parse, settle_rows, stack_tensors
 from samplebatch.column import memory
+from samplebatch.column.convert import as_ragged
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, SampleBatchError
 
 Missing = Literal["error", "zero", "nan"]
@@ -61,12 +63,8 @@ Join = Callable[[list[Any], set[int], str], Any]
 def stack(make: type[Node], batches: Sequence[Any], prefix: str = "", axis: int = 0, missing: Missing = "zero") -> Node:
     """Join n batches or dicts along a new axis: leaves of shape (...) become (n, ...) for axis 0.
 
-    Raises
-    ------
-    ColumnMismatchError
-        If names or structures differ and cannot be padded, or tensors do in shape; names the leaf.
-    ColumnTypeError
-        If tensors and arrays meet under one name.
+    Raises ColumnMismatchError if names or structures differ and cannot be padded, or tensors do in shape; names the
+    leaf. Raises ColumnTypeError if tensors and arrays meet under one name.
     """
     _check_missing(missing)
 
@@ -90,12 +88,8 @@ def stack(make: type[Node], batches: Sequence[Any], prefix: str = "", axis: int 
 def cat(make: type[Node], batches: Sequence[Any], missing: Missing = "zero") -> Node:
     """Join batches or dicts one after the other: leaves of shape (n_i, ...) become (sum of n_i, ...).
 
-    Raises
-    ------
-    ColumnMismatchError
-        If row shapes differ, or a value has no rows; if names differ and `missing` does not allow it.
-    ColumnTypeError
-        If tensors and arrays meet under one name.
+    Raises ColumnMismatchError if row shapes differ, or a value has no rows; if names differ and `missing` does not
+    allow it. Raises ColumnTypeError if tensors and arrays meet under one name.
     """
     _check_missing(missing)
     entries = _entries_of(batches, "concatenated")
@@ -116,6 +110,9 @@ def cat(make: type[Node], batches: Sequence[Any], missing: Missing = "zero") -> 
         if not any(lacking):
             return block
         extents = [n if row is _ABSENT else len(row) for row, n in zip(rows, lengths, strict=True)]
+        if KINDS[type(block)] == RAGGED:
+            present_rows = np.repeat([row is not _ABSENT for row in rows], extents)
+            return block.spread(len(present_rows), np.flatnonzero(present_rows))
         padded = _make_padding(block, sum(extents), missing, path)
         start = taken = 0
         for row, extent in zip(rows, extents, strict=True):
@@ -131,10 +128,7 @@ def cat(make: type[Node], batches: Sequence[Any], missing: Missing = "zero") -> 
 def list_batches(batches: Iterable[Any]) -> list[Any]:
     """Return batches as a list; a Batch in place of them stands for its rows.
 
-    Raises
-    ------
-    ColumnTypeError
-        If they are in no sequence.
+    Raises ColumnTypeError if they are in no sequence.
     """
     if KINDS[type(batches)] in (MAPPING, RECORD) or not isinstance(batches, Iterable):
         raise ColumnTypeError(f"batches to be joined must be in a list, got {type(batches).__name__}")
@@ -210,6 +204,10 @@ def _join(entries: list[Mapping[str, Any]], make: type[Node], prefix: str, join:
 
 def _stack_leaves(rows: list[Any], kinds: set[int], make: type[Node], path: str, axis: int) -> Any:
     """Stack the values of one name."""
+    if RAGGED in kinds:
+        # Rows of rows that vary in shape are no ragged column.
+        rows = [row.to_numpy() if KINDS[type(row)] == RAGGED else row for row in rows]
+        kinds = kinds - {RAGGED} | {ARRAY}
     if kinds == {ARRAY, NUMBER}:
         rows, kinds = list(map(np.asarray, rows)), {ARRAY}
     if kinds == {ARRAY}:
@@ -240,6 +238,11 @@ def _stack_leaves(rows: list[Any], kinds: set[int], make: type[Node], path: str,
 
 def _concatenate_leaves(rows: list[Any], kinds: set[int], path: str) -> Any:
     """Concatenate the values of one name."""
+    if RAGGED in kinds:
+        columns: list[Any] = [as_ragged(row, path) for row in rows]
+        if len(set(map(type, columns))) > 1:
+            raise _mixed_kinds(path)
+        return type(columns[0]).concat(columns, path)
     if kinds == {ARRAY}:
         first = rows[0]
         if len(rows) > 1 and first.nbytes * len(rows) >= _POOLED_NBYTES and not first.dtype.hasobject:

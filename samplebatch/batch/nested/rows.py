@@ -12,22 +12,27 @@ from samplebatch.batch.nested.distributions import get_len_of_dist, slice_distri
 from samplebatch.batch.nested.node import (
     ARRAY,
     DISTRIBUTION,
+    EVERYTHING,
     FOREIGN,
     KINDS,
     MAPPING,
     NODE,
     NUMBER,
     OBJECT,
+    RAGGED,
     RECORD,
     SEQUENCE,
     TENSOR,
     Node,
+    Selection,
     adopt,
     fault,
     node,
+    set_unit,
+    unit_of,
     values_of,
+    with_unit_of,
 )
-from samplebatch.batch.nested.selection import EVERYTHING, Selection
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError, near_names
 
 _ndarray = np.ndarray
@@ -38,10 +43,7 @@ _new = object.__new__
 def shortest(values: Mapping[str, Any], prefix: str = "") -> int | None:
     """Return the length of the shortest leaf; None if there is none. None values and reserved names do not count.
 
-    Raises
-    ------
-    ColumnTypeError
-        If a leaf is a scalar; names it.
+    Raises ColumnTypeError if a leaf is a scalar; names it.
     """
     found = None
     name = ""
@@ -89,22 +91,18 @@ def _shapes(source: Node) -> Iterator[tuple[int, ...]]:
         if kind == NODE:
             yield from _shapes(value)
         else:
-            yield tuple(value.shape) if kind in (ARRAY, TENSOR, FOREIGN) else ()
+            yield tuple(value.shape) if kind in (ARRAY, TENSOR, FOREIGN) else (len(value),) if kind == RAGGED else ()
 
 
 def select(source: Node, index: Any) -> Node:
     """Index every leaf with a NumPy index: views for slices, copies for masks and arrays.
 
-    Raises
-    ------
-    RowIndexError
-        If the batch is empty, or a leaf has no such rows; names it.
+    Raises RowIndexError if the batch is empty, or a leaf has no such rows; names it.
     """
     if not source.__dict__:
         raise RowIndexError("an empty Batch has no rows to index")
-    if type(index) is int or type(index) is slice:
-        return _select_plain(source, index, "")
-    return _select(source, Selection(index), "")
+    plain = type(index) is int or type(index) is slice
+    return with_unit_of(source, _select_plain(source, index, "") if plain else _select(source, Selection(index), ""))
 
 
 def _select_plain(source: Node, index: Any, prefix: str) -> Node:
@@ -143,7 +141,7 @@ def _select(source: Node, selection: Selection, prefix: str) -> Node:
     try:
         for name, value in source.__dict__.items():
             kind = ARRAY if type(value) is _ndarray else KINDS[type(value)]
-            if masked >= 0 and kind in (ARRAY, TENSOR, FOREIGN) and len(value) != masked:
+            if masked >= 0 and kind in (ARRAY, TENSOR, FOREIGN, RAGGED) and len(value) != masked:
                 raise IndexError(f"the mask has {masked} rows and the column {len(value)}")
             if kind == ARRAY:
                 found = value[selection.index] if rows is None else value.take(rows, 0)
@@ -154,6 +152,9 @@ def _select(source: Node, selection: Selection, prefix: str) -> Node:
                 taken[name] = _select(value, selection, f"{prefix}{name}.")
             elif kind == TENSOR:
                 taken[name] = value[selection.of_tensor(value)]
+            elif kind == RAGGED:
+                # Indices of several dimensions give arrays of rows.
+                taken[name] = value[selection.of_rows] if selection.picks_rows else value.to_numpy()[selection.index]
             elif kind == DISTRIBUTION:
                 taken[name] = slice_distribution(value, selection)
             elif value is None or (kind == OBJECT and selection.scalar):
@@ -170,16 +171,9 @@ def _select(source: Node, selection: Selection, prefix: str) -> Node:
 def assign(target: Node, index: Any, given: Mapping[str, Any]) -> None:
     """Write values to the rows of a NumPy index in every leaf.
 
-    Names that are not given get zeros, or None for objects.
-
-    Raises
-    ------
-    ColumnMismatchError
-        If a name is given that is not there, or values do not fit.
-    ColumnTypeError
-        If a leaf cannot be written to, or not with such values.
-    RowIndexError
-        If a leaf has no such rows.
+    Names that are not given get zeros, or None for objects. Raises ColumnMismatchError if a name is given that is not
+    there, or values do not fit. Raises ColumnTypeError if a leaf cannot be written to, or not with such values. Raises
+    RowIndexError if a leaf has no such rows.
     """
     _assign(target, Selection(index), given, "")
 
@@ -216,6 +210,8 @@ def _assign(target: Node, selection: Selection, given: Mapping[str, Any], prefix
                 import torch
 
                 value[selection.of_tensor(value)] = torch.as_tensor(new, dtype=value.dtype, device=value.device)
+            elif kind == RAGGED:
+                value[selection.of_rows] = new
             elif value is not None or new is not None:
                 raise TypeError("it has no rows that could be written to")
     except Exception as error:
@@ -251,6 +247,8 @@ def _zero_rows(value: Any, kind: int, selection: Selection) -> None:
         value[selection.index] = None if value.dtype.kind == "O" else np.zeros((), value.dtype)
     elif kind == TENSOR:
         value[selection.of_tensor(value)] = 0
+    elif kind == RAGGED:
+        value[selection.of_rows] = 0
     else:
         raise TypeError("it has no rows that could be written to")
 
@@ -260,9 +258,12 @@ def iterate(source: Node, length: int) -> Iterator[Node]:
     cls = type(source)
     names = tuple(source.__dict__)
     columns = [_rows_of(value, length) for value in source.__dict__.values()]
+    unit = unit_of(source)
     for row in zip(*columns, strict=True):
         made = _new(cls)
         adopt(made, dict(zip(names, row, strict=True)))
+        if unit is not None:
+            set_unit(made, unit)
         yield made
 
 
@@ -290,8 +291,8 @@ def split_rows(
     stops = [*starts[1:], length]
     if not shuffle:
         for start, stop in zip(starts, stops, strict=False):
-            yield _select_plain(source, slice(start, stop), "")
+            yield with_unit_of(source, _select_plain(source, slice(start, stop), ""))
         return
     order = np.random.permutation(length) if rng is None else rng.permutation(length)
     for start, stop in zip(starts, stops, strict=False):
-        yield _select(source, Selection(order[start:stop]), "")
+        yield with_unit_of(source, _select(source, Selection(order[start:stop]), ""))

@@ -13,6 +13,7 @@ number                                  array of no dimension
 dict                                    batch
 named tuple, dataclass, foreign batch   batch
 batch, tensor, distribution             itself
+ragged column                           itself
 list of numbers, strings, None          array; strings and mixtures have dtype object
 list of dicts, batches and the like     one batch: they are stacked
 list of arrays of one shape             one array: they are stacked
@@ -39,6 +40,7 @@ from samplebatch.batch.nested.node import (
     MAPPING,
     NODE,
     NUMBER,
+    RAGGED,
     RECORD,
     SEQUENCE,
     TENSOR,
@@ -58,6 +60,8 @@ _FIRST_OBJECT = np.dtype(object).num
 def parse(value: Any, make: type[Node], path: str) -> Any:
     """Convert a value to the form in which a nested batch keeps it; see the table above.
 
+    Raises ColumnTypeError if no column can hold it: names that are not strings, or tensors or arrays that do not stack.
+
     Parameters
     ----------
     value
@@ -66,11 +70,6 @@ def parse(value: Any, make: type[Node], path: str) -> Any:
         The class of nested batches.
     path
         The dotted name it will stand under, for errors.
-
-    Raises
-    ------
-    ColumnTypeError
-        If no column can hold it: names that are not strings, or tensors or arrays that do not stack.
     """
     kind = KINDS[type(value)]
     if kind == ARRAY:
@@ -78,7 +77,7 @@ def parse(value: Any, make: type[Node], path: str) -> Any:
     if kind == NUMBER:
         array = np.asarray(value)
         return array if array.dtype.num < _FIRST_OBJECT or array.dtype.kind in "fmM" else value
-    if value is None or kind in (NODE, TENSOR, DISTRIBUTION, FOREIGN) or type(value) is str:
+    if value is None or kind in (NODE, TENSOR, DISTRIBUTION, FOREIGN, RAGGED) or type(value) is str:
         return value
     if kind in (MAPPING, RECORD):
         return node(make, parse_items(values_of(value) or {}, make, path + "."))
@@ -93,10 +92,7 @@ def parse(value: Any, make: type[Node], path: str) -> Any:
 def parse_items(values: Mapping[Any, Any], make: type[Node], prefix: str) -> dict[str, Any]:
     """Convert the items of a dict to the form in which a nested batch keeps them.
 
-    Raises
-    ------
-    ColumnTypeError
-        If a name is not a string, or no column can hold a value.
+    Raises ColumnTypeError if a name is not a string, or no column can hold a value.
     """
     kept: dict[str, Any] = {}
     for name, value in values.items():
@@ -112,10 +108,7 @@ def parse_items(values: Mapping[Any, Any], make: type[Node], prefix: str) -> dic
 def join_name(name: Any, prefix: str) -> str:
     """Join a prefix and a name to a dotted name.
 
-    Raises
-    ------
-    ColumnTypeError
-        If the name is not a string.
+    Raises ColumnTypeError if the name is not a string.
     """
     if isinstance(name, str):
         return prefix + name
@@ -126,10 +119,7 @@ def join_name(name: Any, prefix: str) -> str:
 def parse_sequence(values: Sequence[Any], make: type[Node], path: str) -> Any:
     """Turn a list or tuple into a column: an array, a tensor or a nested batch.
 
-    Raises
-    ------
-    ColumnTypeError
-        If tensors among them do not stack, or arrays of equal length do not.
+    Raises ColumnTypeError if tensors among them do not stack, or arrays of equal length do not.
     """
     if not values:
         return np.array([])
@@ -174,10 +164,7 @@ def object_rows(values: Sequence[Any]) -> npt.NDArray[Any]:
 def stack_tensors(tensors: Sequence[Any], path: str, axis: int) -> Any:
     """Stack tensors of one shape.
 
-    Raises
-    ------
-    ColumnTypeError
-        If shapes differ or they lie on different devices.
+    Raises ColumnTypeError if shapes differ or they lie on different devices.
     """
     import torch
 
@@ -214,10 +201,7 @@ def transform_leaves(source: Node, function: Callable[[Any], Any], make: type[No
 def stack_rows(rows: Any, make: type[Node]) -> Node:
     """Stack a sequence of dicts and batches, the rows that a Batch is constructed from.
 
-    Raises
-    ------
-    ColumnTypeError
-        If it is not a sequence of dicts and batches.
+    Raises ColumnTypeError if it is not a sequence of dicts and batches.
     """
     if (
         isinstance(rows, (str, bytes))
@@ -277,6 +261,8 @@ def _leaves_equal(value: Any, other: Any) -> bool:
         if value.dtype.kind != "O":
             return bool((value == other).all())
         return all(map(_items_equal, value.flat, other.flat))
+    if kind == RAGGED:
+        return np.array_equal(value.extents, other.extents) and _leaves_equal(value.flat, other.flat)
     if kind == DISTRIBUTION:
         return distributions_equal(value, other)
     return type(value) is type(other) and _items_equal(value, other)
@@ -312,8 +298,12 @@ _are_null = np.frompyfunc(_is_null, 1, 1)
 
 
 def leaf_nulls(value: Any) -> Any:
-    """Mark the missing elements of a leaf: an array of bool, a tensor of bool for a tensor."""
+    """Mark the missing elements of a leaf, of a ragged column the rows that have any: an array or a tensor of bool."""
     kind = KINDS[type(value)]
+    if kind == RAGGED:
+        counts = np.concatenate([[0], np.cumsum(_as_host(leaf_nulls(value.flat)))])
+        offsets, _ = value.layout
+        return counts[offsets[1:]] > counts[offsets[:-1]]
     if kind == TENSOR:
         return value.isnan()
     if kind in (ARRAY, NUMBER, FOREIGN):
@@ -328,13 +318,14 @@ def leaf_nulls(value: Any) -> Any:
     return np.asarray(_is_null(value))
 
 
+def _as_host(flags: Any) -> npt.NDArray[Any]:
+    return np.asarray(flags.cpu() if KINDS[type(flags)] == TENSOR else flags)
+
+
 def missing_value(dtype: Any, path: str) -> Any:
     """Return the value of a dtype that stands for none: NaN, False or None.
 
-    Raises
-    ------
-    ColumnTypeError
-        If the dtype has no such value; names the column.
+    Raises ColumnTypeError if the dtype has no such value; names the column.
     """
     if dtype.kind not in _MISSING:
         raise ColumnTypeError(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch.batch.nested.batch import Batch
+from tests.optional import torch
 
 
 def test_operators() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import ColumnLengthError, ColumnTypeError
+from tests.optional import torch
 
 
 def test_nested_to_flat_shares_memory() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import distributions as td
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.distributions import dist_to_atleast_2d, get_len_of_dist, get_sliced_dist
+from tests.optional import torch
 
 
 def distributions() -> list[Any]:

@@ -6,10 +6,10 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import SampleBatchError
+from tests.optional import torch
 
 
 @pytest.mark.parametrize("value", [np.arange(3), [1, 2], 3, "x", np.zeros((2, 2)), np.array(1)])

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
 from samplebatch import SampleBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import as_batch, collate, to_numpy, to_torch, to_torch_as
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError
-from samplebatch.names import Words
+from samplebatch.names import Convention
+from tests.optional import torch
 
 
 def flat() -> SampleBatch:
@@ -47,26 +47,28 @@ def test_flat_to_nested_shares_memory() -> None:
 
 
 def test_names_are_mapped_on_request() -> None:
-    batch = as_batch(flat(), names="tianshou")
+    batch = as_batch(flat(), convention="tianshou")
     assert set(batch.keys()) == {"obs", "obs_next", "act", "rew", "terminated", "truncated", "info", "logp"}
     assert set(as_batch(flat()).keys()) == set(flat())
-    back = batch.as_sample_batch(names="rllib")
+    back = batch.as_sample_batch(convention="rllib")
     assert set(back) == set(flat())
     assert back["rewards"] is batch.rew
     assert set(batch.as_sample_batch()) == set(batch.keys())
 
 
-@pytest.mark.parametrize("words", ["kept", "rllib", "tianshou"])
-def test_both_ways_take_the_same_words(words: Words) -> None:
-    for source in (flat(), flat().as_batch(names="tianshou").as_sample_batch()):
-        assert list(source.as_batch(names=words).keys()) == list(source.as_batch().as_sample_batch(names=words))
+@pytest.mark.parametrize("convention", [None, "rllib", "tianshou"])
+def test_both_ways_take_the_same_convention(convention: Convention | None) -> None:
+    for source in (flat(), flat().as_batch(convention="tianshou").as_sample_batch()):
+        assert list(source.as_batch(convention=convention).keys()) == list(
+            source.as_batch().as_sample_batch(convention=convention)
+        )
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
     with pytest.raises(ColumnMismatchError, match="'rewards' and 'rew' would both be named 'rew'; drop one"):
-        SampleBatch(rewards=[1.0], rew=[2.0]).as_batch(names="tianshou")
+        SampleBatch(rewards=[1.0], rew=[2.0]).as_batch(convention="tianshou")
     with pytest.raises(ColumnMismatchError, match="'rewards' and 'rew' would both be named 'rewards'; drop one"):
-        Batch(rewards=[1.0], rew=[2.0]).as_sample_batch(names="rllib")
+        Batch(rewards=[1.0], rew=[2.0]).as_sample_batch(convention="rllib")
 
 
 def test_columns_that_are_no_arrays_are_refused() -> None:

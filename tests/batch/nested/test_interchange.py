@@ -8,13 +8,14 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch.utils import _pytree as torch_pytree
 
 from samplebatch.batch.nested.batch import Batch
+from tests.optional import torch
 
 
 def run_python(code: str) -> str:
@@ -122,15 +123,84 @@ def test_jax() -> None:
     assert run_python(JAX).startswith("column 'b' cannot be written to so")
 
 
-def test_libraries_are_registered_with_when_they_come() -> None:
+_SAMPLE = """
+import numpy as np
+from samplebatch import ReplayBuffer, SampleBatch
+buffer = ReplayBuffer(4)
+flags = {"terminateds": [0, 1], "truncateds": [0, 0]}
+buffer.extend(SampleBatch(obs=[[1.0], [1.0]], actions=[0, 1], rewards=[0.0, 1.0], **flags))
+sample, _ = buffer.sample(2)
+"""
+_USES = {
+    "jax": "import jax; print(jax.tree_util.tree_map(lambda leaf: leaf + 1, sample).obs.tolist())",
+    "optree": "import optree; print(optree.tree_map(lambda leaf: leaf + 1, sample).obs.tolist())",
+    "torch.utils._pytree": "from torch.utils._pytree import tree_map; "
+    "print(tree_map(lambda leaf: leaf + 1, sample).obs.tolist())",
+    "torch.utils.data": "from torch.utils.data import default_collate; "
+    "print((default_collate([sample[0], sample[1]]).obs + 1).tolist())",
+    "torch.multiprocessing": "from multiprocessing.reduction import ForkingPickler; "
+    "print([[float(type(sample) in ForkingPickler._extra_reducers) + 1]] * 2)",
+    "tianshou.data.types": "from tianshou.data.batch import BatchProtocol; "
+    "print([[float(isinstance(sample, BatchProtocol)) + 1]] * 2)",
+}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "libraries first",
+        pytest.param("class first", marks=pytest.mark.long),
+        pytest.param("sample first", marks=pytest.mark.long),
+    ],
+)
+def test_samples_are_registered_whatever_is_imported_first(order: str) -> None:
+    libraries = [library for library in _USES if find_spec(library.partition(".")[0]) is not None]
+    imported = "\n".join(f"import {library}" for library in libraries)
+    steps = {
+        "libraries first": (imported, _SAMPLE),
+        "class first": ("from samplebatch import Batch", imported, _SAMPLE),
+        "sample first": (_SAMPLE, imported),
+    }[order]
+    lines = run_python("\n".join([*steps, *(_USES[library] for library in libraries)])).splitlines()
+    assert dict(zip(libraries, lines, strict=True)) == dict.fromkeys(libraries, "[[2.0], [2.0]]")
+
+
+def test_registering_leaves_imports_as_they_are() -> None:
     code = """
-import sys, numpy as np
+import sys
+import importlib.util
 from samplebatch.batch.nested.batch import Batch
 batch = Batch(a=[1, 2], n=Batch(b=[3]))
 batch[0], batch + 1, Batch.cat([batch, batch]), list(batch.split(1)), batch == batch.copy(), batch.as_sample_batch
 assert not {"torch", "optree", "jax", "pandas", "numba"} & set(sys.modules), "loaded too much"
-import torch
-batch = Batch(batch)
-print(torch.utils._pytree.tree_map(lambda leaf: leaf + 1, batch).n.b.tolist())
+assert type(importlib.util.find_spec("optree").loader).__name__ == "SourceFileLoader"
+import optree
+assert optree.__spec__.loader.get_source("optree") and "exec_module" not in vars(optree.__spec__.loader)
+print(optree.tree_map(lambda leaf: leaf + 1, batch).n.b.tolist())
 """
+    pytest.importorskip("optree")
     assert run_python(code).strip() == "[4]"
+
+
+def test_a_library_that_cannot_be_registered_with_is_imported_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "optree.py").write_text("imported = True")
+    (tmp_path / "jax.py").write_text("raise ImportError('damaged')")
+    code = f"""
+import sys, warnings
+sys.path.insert(0, {str(tmp_path)!r})
+from samplebatch import Batch
+batch = Batch(a=[1])
+with warnings.catch_warnings(record=True) as raised:
+    warnings.simplefilter("always")
+    import optree
+    print(optree.imported, *[warning.message for warning in raised])
+for _ in range(2):
+    try:
+        import jax
+    except ImportError as error:
+        print(error)
+"""
+    lines = run_python(code).splitlines()
+    assert lines[0].startswith("True ")
+    assert "Batch could not be registered with optree: AttributeError(" in lines[0]
+    assert lines[1:] == ["damaged", "damaged"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import ColumnMismatchError
+from tests.optional import torch
 
 
 def test_missing_rows_on_request() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 
 import numpy as np
-import torch
 
 from samplebatch.batch.nested.batch import Batch
+from tests.optional import torch
 
 
 def test_copies() -> None:

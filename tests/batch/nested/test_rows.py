@@ -6,10 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import Selection
+from samplebatch.batch.nested.rows import _select, select
 from samplebatch.errors import RowIndexError, SampleBatchError
+from tests.optional import torch
 
 
 def test_rows_of_different_lengths() -> None:
@@ -157,3 +161,34 @@ def test_empty() -> None:
     assert Batch.empty(Batch(d=np.array(["2020"], "M8[D]"))).d[0] == np.datetime64(0, "D")
     with pytest.raises(RowIndexError, match=r"column 'n\.h'"):
         Batch(n=Batch(h=[1])).empty_(3)
+
+
+LEAVES = {
+    "array": lambda: np.arange(12.0).reshape(6, 2),
+    "flags": lambda: np.arange(6) % 2 == 0,
+    "objects": lambda: np.array([{"a": 1}, None, "b", 2, [3], (4,)], object),
+    "words": lambda: np.array(["a", "bb", "", "c", "d", "e"], np.dtypes.StringDType()),
+    "tensor": lambda: torch.arange(18).reshape(6, 3),
+    "missing": lambda: None,
+    "reserved": lambda: Batch(),
+    "distribution": lambda: torch.distributions.Categorical(logits=torch.arange(12.0).reshape(6, 2)),
+}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from(sorted(LEAVES)), min_size=1, max_size=4, unique=True),
+    st.integers(0, 2),
+    st.one_of(st.integers(-7, 7), st.slices(6)),
+)
+def test_one_row_and_slices_are_taken_as_by_any_index(kinds: list[str], depth: int, index: Any) -> None:
+    batch = Batch({kind: LEAVES[kind]() for kind in kinds})
+    for _ in range(depth):
+        batch = Batch(inner=batch, own=np.arange(6))
+    outcomes = []
+    for taken in (lambda: select(batch, index), lambda: _select(batch, Selection(index), "")):
+        try:
+            outcomes.append(taken())
+        except SampleBatchError as error:
+            outcomes.append((type(error), str(error)))
+    assert repr(outcomes[0]) == repr(outcomes[1])

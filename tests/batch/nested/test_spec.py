@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch.batch.nested.batch import Batch
+from tests.optional import torch
 
 
 def shown(batch: Any) -> str:

@@ -6,10 +6,10 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import DeviceError
+from tests.optional import torch
 
 
 def test_to_torch_shares_memory() -> None:

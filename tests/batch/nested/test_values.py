@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.values import narrow
-from samplebatch.errors import ColumnTypeError
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.errors import ColumnMismatchError, ColumnTypeError, RowIndexError
+from tests.optional import torch
 
 
 @pytest.mark.parametrize(
@@ -174,3 +175,73 @@ def test_numbers_that_no_dtype_holds_exactly_stay_objects(items: list[Any]) -> N
 def test_numbers_beside_nan_become_numbers() -> None:
     numbers = narrow(np.array([[1, float("nan")], [2.5, 3]], object))
     np.testing.assert_array_equal(numbers, np.array([[1, np.nan], [2.5, 3]]), strict=True)
+
+
+def with_ragged() -> Batch:
+    return Batch(ids=RaggedColumn.from_rows([[1, 2], [3], [], [4, 5]]), t=np.arange(4))
+
+
+def test_ragged_columns_are_kept_by_every_selection() -> None:
+    batch = with_ragged()
+    for index, rows in (
+        (slice(1, 3), [[3], []]),
+        (slice(None, None, -2), [[4, 5], [3]]),
+        ([0, -1], [[1, 2], [4, 5]]),
+        (np.array([True, False, False, True]), [[1, 2], [4, 5]]),
+        (..., [[1, 2], [3], [], [4, 5]]),
+        ((np.array([1]),), [[3]]),
+    ):
+        part = batch[index]
+        assert isinstance(part.ids, RaggedColumn), index
+        assert [row.tolist() for row in part.ids] == rows
+    assert batch[0].ids.tolist() == [1, 2]
+    assert batch[np.array([[0, 1], [2, 3]])].ids.shape == (2, 2)
+    assert [row.ids.tolist() for row in batch] == [[1, 2], [3], [], [4, 5]]
+    assert [part.ids.lengths.tolist() for part in batch.split(3, shuffle=False)] == [[2, 1, 0], [2]]
+    with pytest.raises(RowIndexError, match="mask"):
+        batch[np.array([True, False])]
+
+
+def test_rows_of_ragged_columns_are_written_and_emptied() -> None:
+    batch = with_ragged()
+    batch[0] = Batch(ids=[7, 8], t=9)
+    batch[[1, 3]] = Batch(ids=[[6], [1, 1]], t=[0, 0])
+    assert [row.tolist() for row in batch.ids] == [[7, 8], [6], [], [1, 1]]
+    batch.empty_(0)
+    assert batch.ids[0].tolist() == [0, 0]
+    with pytest.raises(ColumnMismatchError, match=r"row 1 must keep its shape \(1,\), got \(2,\)"):
+        batch[1] = Batch(ids=[1, 2], t=0)
+
+
+def test_ragged_columns_are_joined_padded_and_compared() -> None:
+    batch = with_ragged()
+    joined = Batch.cat([batch, Batch(ids=np.array([[8, 9]]), t=[4]), Batch(t=[5, 6])])
+    assert isinstance(joined.ids, RaggedColumn)
+    assert [row.tolist() for row in joined.ids] == [[1, 2], [3], [], [4, 5], [8, 9], [], []]
+    assert batch == with_ragged() == batch.copy()
+    other = with_ragged()
+    other.ids[0][0] = 0
+    assert batch != other
+    assert batch != Batch(ids=RaggedColumn.from_rows([[1], [2, 3], [], [4, 5]]), t=np.arange(4))
+    assert batch.shape == [4]
+    assert len(batch) == 4
+
+
+def test_arithmetic_goes_through_the_elements_of_ragged_columns() -> None:
+    batch = with_ragged()
+    doubled = batch + batch
+    assert [row.tolist() for row in doubled.ids] == [[2, 4], [6], [], [8, 10]]
+    assert [row.tolist() for row in (batch * 2).ids] == [row.tolist() for row in np.negative(-2 * batch).ids]
+    batch += 1
+    assert batch.ids[0].tolist() == [2, 3]
+    with pytest.raises(ColumnMismatchError, match="same shapes"):
+        batch + Batch(ids=batch.ids[::-1], t=batch.t)
+    with pytest.raises(ColumnTypeError, match=r"column 'ids' .*pad them first"):
+        np.sum(batch)
+
+
+def test_missing_values_of_ragged_columns_are_counted_by_row() -> None:
+    batch = Batch(x=RaggedColumn.from_rows([[1.0], [np.nan, 2.0], []]), t=[0, 1, 2])
+    assert batch.isnull().x.tolist() == [False, True, False]
+    assert batch.hasnull()
+    assert batch.dropnull().t.tolist() == [0, 2]

@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 
-from samplebatch.storage.buffer_folder.folder import BufferFolder
+from samplebatch.storage.buffers.folder import BufferFolder
 from tests.storage.buffer_folder.nursery import payload, started
 
 SLOTS = 64

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 
 from samplebatch import Batch
-from samplebatch.buffer.cached import CachedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
-from samplebatch.buffer.vector import ReplayBufferManager, VectorReplayBuffer
+from samplebatch.buffer.vector import CachedReplayBuffer, ReplayBufferManager, VectorReplayBuffer
 from samplebatch.errors import ColumnTypeError, FormatError, SampleBatchError, StorageError
-from samplebatch.storage.buffer_folder.folder import BufferFolder
+from samplebatch.storage.buffers.folder import BufferFolder
 from tests.storage import streams
 from tests.storage.buffer_folder.buffer_writer import steps_in
 from tests.storage.buffer_folder.nursery import ROOT, forked, nursery

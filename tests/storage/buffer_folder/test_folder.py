@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from samplebatch.errors import FormatError, StorageError
-from samplebatch.storage.buffer_folder.folder import BufferFolder
+from samplebatch.storage.buffers.folder import BufferFolder
 from tests.storage.buffer_folder.folder_writer import SLOTS, WIDTHS, create
 from tests.storage.buffer_folder.nursery import ROOT, forked, nursery, payload
 
@@ -270,12 +270,12 @@ def test_a_folder_that_is_garbage_is_unlocked(path: Path) -> None:
 
 def test_another_process_is_refused_until_the_first_is_gone(path: Path) -> None:
     create(str(path))
-    imported = "from samplebatch.storage.buffer_folder.folder import BufferFolder"
+    imported = "from samplebatch.storage.buffers.folder import BufferFolder"
     code = f"{imported}\nBufferFolder.open({str(path)!r})\nprint('opened')\n"
     with nursery("tests.storage.buffer_folder.folder_writer") as children:
         pid = children.start("write", str(path))
         other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-        assert "must not be open elsewhere, and another buffer has it open" in other.stderr
+        assert f"must not be open elsewhere, and process {pid} has it open" in other.stderr
         assert children.kill(pid) == 9
     BufferFolder.open(path).close()
 
@@ -361,7 +361,7 @@ def test_a_full_disk_is_an_error_and_nothing_is_left(path: Path, monkeypatch: py
 def test_a_file_larger_than_allowed_is_an_error_and_no_signal(path: Path) -> None:
     code = (
         "import resource, signal, sys, numpy as np\n"
-        "from samplebatch.storage.buffer_folder.folder import BufferFolder\n"
+        "from samplebatch.storage.buffers.folder import BufferFolder\n"
         f"folder = BufferFolder.create({str(path)!r}, {{}}, b'')\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
@@ -400,7 +400,7 @@ def test_columns_take_no_memory_of_the_process(path: Path) -> None:
     """A process that may have 300 MB of its own writes to columns of 512 MB."""
     code = (
         "import resource, numpy as np\n"
-        "from samplebatch.storage.buffer_folder.folder import BufferFolder\n"
+        "from samplebatch.storage.buffers.folder import BufferFolder\n"
         f"folder = BufferFolder.create({str(path)!r}, {{}}, b'')\n"
         "limit = 300 << 20\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"

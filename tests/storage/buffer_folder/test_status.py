@@ -17,9 +17,9 @@ import pytest
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.column.checksum import BLOCK_NBYTES
 from samplebatch.errors import FormatError, SampleBatchError
-from samplebatch.storage.buffer_folder import status
-from samplebatch.storage.buffer_folder.folder import BufferFolder
-from samplebatch.storage.buffer_folder.status import STATUS
+from samplebatch.storage.buffers import status
+from samplebatch.storage.buffers.folder import BufferFolder
+from samplebatch.storage.buffers.status import STATUS
 from tests.storage.buffer_folder.folder_writer import SLOTS, WIDTHS, create
 from tests.storage.buffer_folder.nursery import nursery, payload
 from tests.storage.flips import COUNT

@@ -1,0 +1,397 @@
+"""`tokens.*`: token rollouts of 512 rows beside jagged tensors of TensorDict, padded ones of torch, plain Python."""
+
+from __future__ import annotations
+
+import heapq
+import pickle
+from collections import defaultdict
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Row, Way, row
+
+ROWS_OF_BATCH, LONGEST, PARTS, RANKS, BUDGET = 512, 8192, 16, 8, 8192
+FLOATS = ("old_logp", "ref_logp", "rewards")
+NAMES = ("ids", *FLOATS, "mask")
+
+
+@cache
+def lengths() -> Any:
+    """Draw lengths as rollouts have them: most are short, a few as long as can be."""
+    drawn = np.random.default_rng(0).lognormal(6.95, 0.95, ROWS_OF_BATCH).astype(int)
+    return np.clip(drawn, 8, LONGEST)
+
+
+@cache
+def lists() -> dict[str, Any]:
+    """Make columns of a row each: lists of arrays without zeros, so that padding can be told from data."""
+    rng = np.random.default_rng(1)
+    made: dict[str, Any] = {"ids": [rng.integers(1, 32_000, n) for n in lengths()]}
+    for name in FLOATS:
+        made[name] = [rng.random(n, np.float32) + np.float32(0.5) for n in lengths()]
+    made["mask"] = [rng.random(n) < 0.7 for n in lengths()]
+    return made
+
+
+def order() -> Any:
+    return np.random.default_rng(2).permutation(ROWS_OF_BATCH)
+
+
+def flat(result: Any) -> Any:
+    """Return the values of a result's columns without zeros, so without padding."""
+    if isinstance(result, np.ndarray):
+        # The sum of a few thousand estimates in float32 and in float64 differs in the last digits.
+        numbers = result.astype(np.float64)
+        return {"": np.round([numbers.mean() + 1 / 7, numbers.std() + 1 / 7], 2)}
+    columns = {}
+    for name in [one for one in result.keys() if one != "mask"]:  # noqa: SIM118 - a TensorDict iterates over rows
+        values = result[name]
+        if hasattr(values, "elements"):
+            values = values.flat
+        elif getattr(values, "is_nested", False):
+            values = values.values()
+        values = np.asarray(values)
+        columns[name] = np.round(values[values != 0].astype(np.float64), 2)
+    return columns
+
+
+# What each contestant holds
+
+
+def our_batch(lib: Any, data: Any) -> Any:
+    return lib.SampleBatch(data)
+
+
+def jagged(lib: Any, data: Any) -> Any:
+    torch = lib.torch
+    counts = torch.tensor([len(one) for one in next(iter(data.values()))])
+    bounds = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    columns = {
+        name: torch.nested.nested_tensor_from_jagged(torch.cat([torch.from_numpy(a) for a in own]), bounds)
+        for name, own in data.items()
+    }
+    return lib.TensorDict(columns, batch_size=[len(counts)])
+
+
+def padded(lib: Any, data: Any) -> Any:
+    pad = lib.torch.nn.utils.rnn.pad_sequence
+    return {name: pad([lib.torch.from_numpy(a) for a in own], batch_first=True) for name, own in data.items()}
+
+
+def bare_flat(_: Any, data: Any) -> Any:
+    return {name: np.concatenate(own) for name, own in data.items()}
+
+
+def starts() -> Any:
+    return np.concatenate([[0], np.cumsum(lengths())])
+
+
+BUILD = {
+    "ours": Way(lambda lib, data: partial(our_batch, lib, data)),
+    "tensordict": Way(lambda lib, data: partial(jagged, lib, data)),
+    "torch padded": Way(lambda lib, data: partial(padded, lib, data)),
+    "bare": Way(lambda lib, data: partial(bare_flat, lib, data)),
+}
+
+
+# Reorder, join, pad
+
+
+def take_jagged(lib: Any, data: Any) -> Any:
+    held, rows = jagged(lib, data), order().tolist()
+
+    def call() -> Any:
+        columns = {}
+        for name in NAMES:
+            parts = held[name].unbind()
+            columns[name] = lib.torch.nested.as_nested_tensor([parts[i] for i in rows], layout=lib.torch.jagged)
+        return lib.TensorDict(columns, batch_size=held.batch_size)
+
+    return call
+
+
+def take_padded(lib: Any, data: Any) -> Any:
+    held, rows = padded(lib, data), lib.torch.from_numpy(order())
+    return lambda: {name: own[rows] for name, own in held.items()}
+
+
+def take_bare(_: Any, data: Any) -> Any:
+    held, rows, edges = bare_flat(None, data), order().tolist(), starts().tolist()
+    out = {name: np.empty_like(own) for name, own in held.items()}
+
+    def call() -> Any:
+        for name, own in held.items():
+            np.concatenate([own[edges[i] : edges[i + 1]] for i in rows], out=out[name])
+        return out
+
+    return call
+
+
+def in_parts(data: Any) -> list[dict[str, Any]]:
+    size = ROWS_OF_BATCH // PARTS
+    return [{name: own[i * size : (i + 1) * size] for name, own in data.items()} for i in range(PARTS)]
+
+
+def concat_ours(lib: Any, data: Any) -> Any:
+    return partial(lib.concat_samples, [our_batch(lib, part) for part in in_parts(data)])
+
+
+def concat_jagged(lib: Any, data: Any) -> Any:
+    parts, torch = [jagged(lib, part) for part in in_parts(data)], lib.torch
+
+    def call() -> Any:
+        columns = {}
+        for name in NAMES:
+            values = torch.cat([part[name].values() for part in parts])
+            counts = torch.cat([part[name].offsets().diff() for part in parts])
+            bounds = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+            columns[name] = torch.nested.nested_tensor_from_jagged(values, bounds)
+        return lib.TensorDict(columns, batch_size=[ROWS_OF_BATCH])
+
+    return call
+
+
+def concat_padded(lib: Any, data: Any) -> Any:
+    parts, torch = [padded(lib, part) for part in in_parts(data)], lib.torch
+    widest = max(part["ids"].shape[1] for part in parts)
+
+    def call() -> Any:
+        pad = torch.nn.functional.pad
+        return {n: torch.cat([pad(part[n], (0, widest - part[n].shape[1])) for part in parts]) for n in NAMES}
+
+    return call
+
+
+def concat_bare(_: Any, data: Any) -> Any:
+    parts = [bare_flat(None, part) for part in in_parts(data)]
+    out = {name: np.empty_like(own) for name, own in bare_flat(None, data).items()}
+
+    def call() -> Any:
+        for name, own in out.items():
+            np.concatenate([part[name] for part in parts], out=own)
+        return out
+
+    return call
+
+
+def pad_ours(lib: Any, data: Any) -> Any:
+    held = our_batch(lib, data)
+    return lambda: {name: held[name].pad() for name in NAMES}
+
+
+def pad_jagged(lib: Any, data: Any) -> Any:
+    held = jagged(lib, data)
+    # There is no kernel for flags.
+    numbers = {name: held[name].byte() if name == "mask" else held[name] for name in NAMES}
+
+    def call() -> Any:
+        return {name: lib.torch.nested.to_padded_tensor(own, 0) for name, own in numbers.items()}
+
+    return call
+
+
+def pad_bare(_: Any, data: Any) -> Any:
+    width = int(lengths().max())
+    out = {name: np.ones((ROWS_OF_BATCH, width), own[0].dtype) for name, own in data.items()}
+
+    def call() -> Any:
+        for name, target in out.items():
+            target.fill(0)
+            for to, own in zip(target, data[name], strict=True):
+                to[: len(own)] = own
+        return out
+
+    return call
+
+
+def round_trip(held: Any) -> Any:
+    return pickle.loads(pickle.dumps(held, 5))
+
+
+# Figures of rows
+
+
+def mean_ours(lib: Any, data: Any) -> Any:
+    held = our_batch(lib, data)
+    return lambda: held["old_logp"].mean(mask=held["mask"])
+
+
+def mean_jagged(lib: Any, data: Any) -> Any:
+    held = jagged(lib, data)
+    logp, mask = held["old_logp"], held["mask"].float()
+    return lambda: ((logp * mask).sum(1) / mask.sum(1)).numpy()
+
+
+def mean_padded(lib: Any, data: Any) -> Any:
+    held = padded(lib, data)
+    return lambda: ((held["old_logp"] * held["mask"]).sum(1) / held["mask"].sum(1)).numpy()
+
+
+def mean_bare(_: Any, data: Any) -> Any:
+    held, first = bare_flat(None, data), starts()[:-1]
+
+    def call() -> Any:
+        sums = np.add.reduceat(held["old_logp"] * held["mask"], first)
+        return sums / np.add.reduceat(held["mask"], first, dtype=np.int64)
+
+    return call
+
+
+def gae_ours(lib: Any, data: Any) -> Any:
+    from samplebatch.returns import gae_of_rows
+
+    held = our_batch(lib, data)
+    return lambda: gae_of_rows(held["rewards"], held["old_logp"], gamma=0.99, gae_lambda=0.95)[1].flat
+
+
+def gae_padded(lib: Any, data: Any) -> Any:
+    held, torch = padded(lib, data), lib.torch
+    rewards, values = held["rewards"].double(), held["old_logp"].double()
+    inside = torch.arange(rewards.shape[1]) < torch.from_numpy(lengths())[:, None]
+
+    def call() -> Any:
+        advantage, following, found = torch.zeros(ROWS_OF_BATCH).double(), torch.zeros(ROWS_OF_BATCH).double(), []
+        for t in range(rewards.shape[1] - 1, -1, -1):
+            delta = rewards[:, t] + 0.99 * following - values[:, t]
+            advantage = torch.where(inside[:, t], delta + 0.99 * 0.95 * advantage, 0.0)
+            following = values[:, t]
+            found.append(advantage)
+        return torch.stack(found[::-1], 1)[inside].numpy()
+
+    return call
+
+
+# Packing, balancing, groups
+
+
+def pack_python(_: Any, data: Any) -> Any:
+    counts, edges = lengths().tolist(), starts().tolist()
+    held = bare_flat(None, data)
+
+    def call() -> Any:
+        bins: list[list[int]] = []
+        room: list[int] = []
+        for i in sorted(range(len(counts)), key=lambda i: -counts[i]):
+            for number, left in enumerate(room):
+                if left >= counts[i]:
+                    bins[number].append(i)
+                    room[number] -= counts[i]
+                    break
+            else:
+                bins.append([i])
+                room.append(BUDGET - counts[i])
+        packed: dict[str, list[Any]] = {name: [] for name in (*NAMES, "position_ids")}
+        for own in map(sorted, bins):
+            for name in NAMES:
+                packed[name].append(np.concatenate([held[name][edges[i] : edges[i + 1]] for i in own]))
+            packed["position_ids"].append(np.concatenate([np.arange(counts[i]) for i in own]))
+        return packed["ids"]
+
+    return call
+
+
+def pack_ours(lib: Any, data: Any) -> Any:
+    held = our_batch(lib, data)
+    return lambda: list(held.pack(BUDGET).batch["ids"])
+
+
+def balance_python(_: Any, __: Any) -> Any:
+    """Set up the largest differencing method of Karmarkar and Karp, as training frameworks have it in Python."""
+    counts = lengths().tolist()
+
+    def call() -> Any:
+        heap: list[Any] = []
+        for i, count in enumerate(counts):
+            sets = [(count, [i]), *((0, []) for _ in range(RANKS - 1))]
+            heapq.heappush(heap, (-count, i, sets))
+        serial = len(counts)
+        while len(heap) > 1:
+            first, second = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
+            merged = [(a + b, [*mine, *others]) for (a, mine), (b, others) in zip(first, second[::-1], strict=True)]
+            merged.sort(key=lambda one: -one[0])
+            heapq.heappush(heap, (merged[-1][0] - merged[0][0], serial, merged))
+            serial += 1
+        return [own for _, own in heap[0][2]]
+
+    return call
+
+
+def balance_ours(lib: Any, _: Any) -> Any:
+    held = lib.SampleBatch(tokens=lengths())
+    return lambda: held.balance(RANKS, "tokens").rows
+
+
+def scores() -> tuple[Any, Any]:
+    rng = np.random.default_rng(3)
+    return np.repeat([f"prompt-{i}" for i in range(ROWS_OF_BATCH // 8)], 8).astype(object), rng.random(ROWS_OF_BATCH)
+
+
+def group_ours(lib: Any, _: Any) -> Any:
+    uid, rewards = scores()
+    held = lib.SampleBatch(uid=uid.tolist(), score=rewards)
+    return lambda: held.group_by("uid").normalize("score")
+
+
+def group_python(_: Any, __: Any) -> Any:
+    uid, rewards = scores()
+
+    def call() -> Any:
+        members: dict[str, list[float]] = defaultdict(list)
+        for key, reward in zip(uid, rewards, strict=True):
+            members[key].append(reward)
+        figures = {key: (np.mean(own), np.std(own)) for key, own in members.items()}
+        return np.array([(r - figures[k][0]) / (figures[k][1] + 1e-6) for k, r in zip(uid, rewards, strict=True)])
+
+    return call
+
+
+def tokens(name: str, *, view: Any = flat, traffic: bool = True, **ways: Way) -> Row:
+    """Declare a row of work on the rollouts."""
+    named = {who.replace("_", " "): way for who, way in ways.items()}
+    return row(f"tokens.{name}", lists, traffic=traffic, view=view, bar=2.5, **named)
+
+
+ROWS = [
+    row("tokens.build", lists, traffic=True, view=flat, bar=2.5, **BUILD),
+    tokens(
+        "take",
+        ours=Way(lambda lib, data: partial(our_batch(lib, data).take, order())),
+        tensordict=Way(take_jagged),
+        torch_padded=Way(take_padded),
+        bare=Way(take_bare),
+    ),
+    tokens(
+        "concat16",
+        ours=Way(concat_ours),
+        tensordict=Way(concat_jagged),
+        torch_padded=Way(concat_padded),
+        bare=Way(concat_bare),
+    ),
+    tokens(
+        "pad",
+        ours=Way(pad_ours),
+        tensordict=Way(pad_jagged),
+        torch_padded=Way(lambda lib, data: partial(padded, lib, data)),
+        bare=Way(pad_bare),
+    ),
+    tokens(
+        "pickle5",
+        ours=Way(our_batch, round_trip),
+        tensordict=Way(jagged, round_trip),
+        torch_padded=Way(padded, round_trip),
+        bare=Way(bare_flat, round_trip),
+    ),
+    tokens(
+        "masked_mean",
+        ours=Way(mean_ours),
+        tensordict=Way(mean_jagged),
+        torch_padded=Way(mean_padded),
+        bare=Way(mean_bare),
+    ),
+    tokens("gae", ours=Way(gae_ours), torch_padded=Way(gae_padded)),
+    tokens("pack", view=None, ours=Way(pack_ours), python=Way(pack_python)),
+    tokens("balance8", view=None, traffic=False, ours=Way(balance_ours), python=Way(balance_python)),
+    tokens("group_normalize", traffic=False, ours=Way(group_ours), python=Way(group_python)),
+]

@@ -1,0 +1,239 @@
+"""Learning curves and environment steps a second, end to end: ours, Tianshou's and Stable-Baselines3's own loops.
+
+Each run is a process of its own with one thread of torch's; a run learns for a fixed number of environment steps, and
+its policy is tried without exploration afterwards. Contestants take turns, so that a busy machine slows all of them:
+
+    python -m benchmarks.scripts learning_curves --seeds 3 --plot curves.png
+    python -m benchmarks.scripts learning_curves ppo sac --only ours,sb3
+
+A long run may be done in parts, whose outcomes are put together afterwards:
+
+    python -m benchmarks.scripts learning_curves ppo --json ppo.json
+    python -m benchmarks.scripts learning_curves dqn --json dqn.json
+    python -m benchmarks.scripts learning_curves --merge ppo.json dqn.json --plot curves.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks.training.tasks import TASKS, Act, Curve, Task, play
+
+CONTESTANTS = {"ours": "ours", "tianshou": "Tianshou", "sb3": "Stable-Baselines3"}
+LAST = 20
+"""Training episodes at the end of a run whose returns are averaged."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Figures of a run."""
+
+    who: str
+    task: str
+    seed: int
+    steps: int
+    seconds: float
+    trained: float
+    """Mean return of the last training episodes."""
+    tried: float
+    """Mean return of the trained policy, without exploration."""
+    curve: list[tuple[int, float]]
+
+
+def runs_of(who: str) -> dict[str, Any]:
+    """Return the tasks that a contestant runs."""
+    found: dict[str, Any] = importlib.import_module(f"benchmarks.training.{who}").RUNS
+    return found
+
+
+def run(who: str, name: str, seed: int, scale: float, data: str | None) -> Outcome:
+    """Learn a task here, for a part of its budget, and maybe from the data in a file."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    task = replace(TASKS[name], steps=int(TASKS[name].steps * scale))
+    if data is not None:
+        task = replace(task, options={**task.options, "data": data})
+    curve = Curve()
+    learn = runs_of(who)[name](task, curve, seed)
+    start = perf_counter()
+    act = learn()
+    seconds = perf_counter() - start
+    trained = float(np.mean([found for _, found in curve.points[-LAST:]])) if curve.points else float("nan")
+    tried = float(np.mean(_play(task, act)))
+    return Outcome(who, name, seed, curve.steps, seconds, trained, tried, curve.points)
+
+
+def _play(task: Task, act: Act) -> list[float]:
+    if task.agents == 1:
+        return play(task.make, act, task.episodes)
+    from benchmarks.training.team import play_team
+
+    return play_team(task.make, act, task.episodes)
+
+
+def run_in_process(who: str, name: str, seed: int, scale: float, data: Path | None) -> Outcome | None:
+    """Learn a task in a process of its own; None if the contestant is not installed or does not have the task."""
+    code = "from benchmarks.scripts.learning_curves import child; child()"
+    asked = json.dumps([who, name, seed, scale, None if data is None else str(data)])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, asked],
+        capture_output=True, text=True, env={**os.environ, "TQDM_DISABLE": "1"},
+    )  # fmt: skip
+    if done.returncode == _ABSENT:
+        return None
+    if done.returncode:
+        raise RuntimeError(f"{who} did not learn {name}: {done.stderr[-2000:]}")
+    return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+
+
+_ABSENT = 3
+
+
+def child() -> None:
+    """Run what the command line asks for, and print the outcome on the last line."""
+    who, name, *options = json.loads(sys.argv[-1])
+    with redirect_stdout(sys.stderr), redirect_stderr(open(os.devnull, "w")):
+        try:
+            missing = name not in runs_of(who)
+            outcome = None if missing else run(who, name, *options)
+        except ModuleNotFoundError:
+            sys.exit(_ABSENT)
+    if outcome is None:
+        sys.exit(_ABSENT)
+    print(json.dumps(asdict(outcome)))
+
+
+def smooth(curve: Sequence[tuple[int, float]], at: Any) -> Any:
+    """Return the mean return of the last training episodes at given environment steps."""
+    steps, returns = np.array(curve).T
+    sums = np.concatenate([[0.0], np.cumsum(returns)])
+    ends = np.maximum(np.searchsorted(steps, at, side="right"), 1)
+    starts = np.maximum(ends - LAST, 0)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def merge(paths: Sequence[Path]) -> list[Outcome]:
+    """Read the outcomes of some files; the last file that has a run counts."""
+    runs = [Outcome(**found) for path in paths for found in json.loads(path.read_text())]
+    return list({(one.who, one.task, one.seed): one for one in runs}.values())
+
+
+def draw(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Draw the learning curves: the mean of the seeds, and from the lowest to the highest."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = [name for name in TASKS if any(found.task == name and found.curve for found in outcomes)]
+    figure, all_axes = pyplot.subplots(1, len(names), figsize=(4 * len(names), 3), squeeze=False)
+    for axes, name in zip(all_axes[0], names, strict=True):
+        at = np.linspace(0, TASKS[name].steps, 60)[1:]
+        for who, shown in CONTESTANTS.items():
+            runs = [smooth(found.curve, at) for found in outcomes if (found.task, found.who) == (name, who)]
+            if runs:
+                (line,) = axes.plot(at, np.mean(runs, 0), label=shown)
+                axes.fill_between(at, np.min(runs, 0), np.max(runs, 0), alpha=0.2, color=line.get_color())
+        axes.set(title=name, xlabel="environment steps")
+    all_axes[0][0].set_ylabel("return of training episodes")
+    all_axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Write a line for each task and contestant: returns over the seeds, steps a second, and ours as a ratio of it."""
+    lines = [
+        f"{'task':10} {'contestant':18} {'training return':>20} {'policy tried':>20} {'steps/s':>8} {'ours/it':>8}"
+    ]
+    for name in TASKS:
+        rates = {}
+        for who in CONTESTANTS:
+            found = [one for one in outcomes if (one.task, one.who) == (name, who)]
+            if not found:
+                continue
+            rates[who] = float(np.median([one.steps / one.seconds for one in found]))
+            spreads = []
+            for values in ([one.trained for one in found], [one.tried for one in found]):
+                # Learning from data has no training episodes.
+                spreads.append("-" if np.isnan(values).all() else f"{np.mean(values):9.1f} +- {np.std(values):7.1f}")
+            ratio = f"{rates['ours'] / rates[who]:8.2f}" if "ours" in rates and who != "ours" else ""
+            lines.append(f"{name:10} {CONTESTANTS[who]:18} {spreads[0]:>20} {spreads[1]:>20} {rates[who]:8.0f} {ratio}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts learning_curves")
+    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; all if none")
+    parser.add_argument("--only", default=",".join(CONTESTANTS), help="contestants, with commas between")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the budgets of environment steps")
+    parser.add_argument("--plot", type=Path, help="a picture of the curves to write")
+    parser.add_argument(
+        "--json", type=Path, help="a file to keep the outcomes in; runs that are there are not done again"
+    )
+    parser.add_argument(
+        "--data", type=Path, help="a folder to keep the data in that tasks learn from; those that are there are taken"
+    )
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="JSON", help="run nothing; put the outcomes of these files together"
+    )
+    asked = parser.parse_args()
+    outcomes = merge(asked.merge) if asked.merge else learn_all(asked)
+    print(table(outcomes))
+    if asked.plot:
+        draw(outcomes, asked.plot)
+
+
+def learn_all(asked: argparse.Namespace) -> list[Outcome]:
+    """Do the runs that the command line asks for and its file of outcomes lacks; write each to the file."""
+    outcomes = merge([asked.json]) if asked.json and asked.json.exists() else []
+    with tempfile.TemporaryDirectory(prefix="samplebatch-learning-") as folder:
+        learn_rest(asked, outcomes, asked.data or Path(folder))
+    return outcomes
+
+
+def learn_rest(asked: argparse.Namespace, outcomes: list[Outcome], folder: Path) -> None:
+    """Add the runs that outcomes lack to them, with data in a folder."""
+    for seed in range(asked.seeds):
+        for name in asked.tasks or TASKS:
+            for who in asked.only.split(","):
+                if any((one.who, one.task, one.seed) == (who, name, seed) for one in outcomes):
+                    continue
+                found = run_in_process(who, name, seed, asked.scale, write_data(name, folder))
+                if found is None:
+                    continue
+                outcomes.append(found)
+                print(f"{name} {who} {seed}: {found.trained:.1f}, {found.seconds:.0f} s", file=sys.stderr, flush=True)
+                if asked.json:
+                    asked.json.write_text(json.dumps([asdict(one) for one in outcomes]))
+
+
+def write_data(name: str, folder: Path) -> Path | None:
+    """Write the data that a task learns from, if it does and they are not there yet, and return their file."""
+    from benchmarks.training.data import WRITERS
+
+    if name not in WRITERS:
+        return None
+    path = folder / f"{name}.parquet"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        WRITERS[name](path)
+    return path

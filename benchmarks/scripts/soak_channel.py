@@ -1,0 +1,212 @@
+"""A channel for a long time: small messages, then mixed sizes, in order and whole, with memory that stays flat.
+
+    python -m benchmarks.scripts soak_channel --seconds 5
+    python -m benchmarks.scripts soak_channel --messages 10000000 --seconds 3600
+
+A child process produces, this one consumes, and holds on to some batches for a while, so that blocks do not come back
+in order. Private memory and descriptors of both are taken after a tenth of each phase, and at its end; the exit status
+is 1 if they have grown. The arena is reserved when the channel is made and is no part of private memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samplebatch import SampleBatch, channel
+
+SMALL_ROWS = (6,)
+MIXED_ROWS = (6, 40, 400, 6, 4_000, 23_000, 100, 6, 90_000, 1_000)
+"""From 1 KB to 16 MB."""
+
+CAPACITY_NBYTES = 96 << 20
+MOST_HELD = 7
+GROWTH_NBYTES = 8 << 20
+"""What private memory may grow by: allocators keep some of what they were given."""
+
+LOOK_EVERY = 64
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a process holds on to."""
+
+    private_nbytes: int
+    shared_nbytes: int
+    descriptors: int
+
+    @classmethod
+    def own(cls) -> Footprint:
+        """Measure the calling process."""
+        lines = Path("/proc/self/status").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines)
+        private, shared = (int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem"))
+        return cls(private, shared, len(os.listdir("/proc/self/fd")))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.private_nbytes / 1e6:.1f} MB private, {self.shared_nbytes / 1e6:.1f} MB shared, "
+            f"{self.descriptors} descriptors"
+        )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Messages of some sizes, until there were so many or the time is over."""
+
+    name: str
+    rows: tuple[int, ...]
+    messages: float
+    seconds: float
+
+    def is_over(self, sent: int, begun: float, part: float = 1.0) -> bool:
+        """Tell whether some part of it is done."""
+        return sent >= part * self.messages or time.monotonic() - begun >= part * self.seconds
+
+
+@dataclass
+class Report:
+    """How a process fared in a phase: its footprint after a tenth of it, and at its end."""
+
+    early: Footprint
+    late: Footprint
+    messages: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether it holds on to more than before."""
+        return (
+            self.late.private_nbytes > self.early.private_nbytes + GROWTH_NBYTES
+            or self.late.descriptors > self.early.descriptors
+        )
+
+
+def _columns(rows: int) -> dict[str, Any]:
+    return {
+        "number": np.zeros(rows, np.int64),
+        "obs": np.zeros((rows, 17), np.float32),
+        "actions": np.zeros((rows, 6), np.float32),
+        "new_obs": np.zeros((rows, 17), np.float32),
+        "rewards": np.zeros(rows, np.float32),
+    }
+
+
+def _produce(producer: Any, phases: list[Phase], reports: Connection) -> None:
+    """Run in the child: send numbered batches, every fourth in place."""
+    with producer:
+        number = 0
+        for phase in phases:
+            batches = [SampleBatch(_columns(rows)) for rows in phase.rows]
+            first, begun, early = number, time.monotonic(), None
+            while not phase.is_over(number - first, begun):
+                for _ in range(LOOK_EVERY):
+                    batch = batches[number % len(batches)]
+                    if number % 4:
+                        batch["number"][:] = number
+                        batch["rewards"][-1] = number % 1000
+                        producer.send(batch)
+                    else:
+                        columns = {name: (values.dtype, values.shape[1:]) for name, values in batch.items()}
+                        with producer.reserve(columns, len(batch)) as block:
+                            block["number"][:] = number
+                            block["rewards"][-1] = number % 1000
+                    number += 1
+                if early is None and phase.is_over(number - first, begun, 0.1):
+                    early = Footprint.own()
+            late = Footprint.own()
+            reports.send(Report(early or late, late, number - first))
+            # An empty batch ends the phase.
+            producer.send(batches[0][:0])
+
+
+def _consume(consumer: Any, phases: list[Phase]) -> Iterator[Report]:
+    """Receive and look at every batch; hold on to some."""
+    number = 0
+    random = np.random.default_rng(1)
+    for phase in phases:
+        held: deque[Any] = deque()
+        report: Report | None = None
+        first, begun, nbytes = number, time.monotonic(), 0
+        while len(batch := consumer.recv(timeout_s=60)):
+            numbers = batch["number"]
+            if not numbers[0] == numbers[-1] == number or batch["rewards"][-1] != number % 1000:
+                raise AssertionError(f"message {number} is torn or missing")
+            nbytes += batch.size_bytes()
+            held.append(batch)
+            if len(held) > MOST_HELD:
+                held.rotate(int(random.integers(MOST_HELD)))
+                held.popleft()
+            del batch, numbers
+            number += 1
+            if report is None and number % LOOK_EVERY == 0 and phase.is_over(number - first, begun, 0.1):
+                report = Report(Footprint.own(), Footprint.own())
+        held.clear()
+        late = Footprint.own()
+        early = report.early if report else late
+        yield Report(early, late, number - first, nbytes, time.monotonic() - begun)
+
+
+def soak(phases: list[Phase]) -> bool:
+    """Run the phases, print how both processes fared, and tell whether memory stayed flat."""
+    context = multiprocessing.get_context("spawn")
+    producer, consumer = channel(CAPACITY_NBYTES)
+    reports, there = context.Pipe(duplex=False)
+    child = context.Process(target=_produce, args=(producer, phases, there))
+    child.start()
+    producer.close()
+    there.close()
+    try:
+        flat = _report(phases, consumer, reports)
+        child.join()
+        return flat and child.exitcode == 0
+    finally:
+        child.kill()
+        child.join()
+        consumer.close()
+
+
+def _report(phases: list[Phase], consumer: Any, reports: Connection) -> bool:
+    flat = True
+    for phase, own in zip(phases, _consume(consumer, phases), strict=True):
+        other: Report = reports.recv()
+        print(
+            f"{phase.name}: {own.messages} messages in {own.seconds:.1f} s, "
+            f"{own.messages / own.seconds:.0f} messages/s, {own.nbytes / own.seconds / 1e6:.0f} MB/s"
+        )
+        for name, report in (("consumer", own), ("producer", other)):
+            print(f"  {name} early: {report.early}")
+            print(f"  {name} late:  {report.late}{'  GROWN' if report.has_grown else ''}", flush=True)
+            flat = flat and not report.has_grown
+    return flat
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Soak a channel, and return 0 if all went well."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scripts soak_channel", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of both phases together, at the most")
+    parser.add_argument(
+        "--messages", type=float, default=float("inf"), help="small messages, at the most; mixed, a hundredth"
+    )
+    options = parser.parse_args(arguments)
+    half = options.seconds / 2
+    phases = [
+        Phase("small", SMALL_ROWS, options.messages, half),
+        Phase("mixed", MIXED_ROWS, options.messages / 100, half),
+    ]
+    flat = soak(phases)
+    print("memory is flat" if flat else "memory is not flat")
+    return 0 if flat else 1

@@ -1,0 +1,281 @@
+"""Our runs in the learning benchmark: `samplebatch.learn` over our collectors and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+# Loaded before the clock starts, as peers load all that they import.
+import samplebatch.kernels  # noqa: F401
+from benchmarks.training.tasks import Act, Curve, Task, reached
+from samplebatch import (
+    Batch,
+    HERVectorReplayBuffer,
+    MultiAgentCollector,
+    MultiAgentReplayBuffer,
+    ReplayBuffer,
+    VectorReplayBuffer,
+    load,
+)
+from samplebatch.learn import (
+    CQL,
+    DQN,
+    MAPPO,
+    MLP,
+    PPO,
+    SAC,
+    TD3,
+    AdamOptimizerFactory,
+    AutoAlpha,
+    BehaviourCloning,
+    ContinuousActorDeterministic,
+    ContinuousActorProbabilistic,
+    ContinuousCritic,
+    ContinuousDeterministicPolicy,
+    DiscreteActor,
+    DiscreteActorPolicy,
+    DiscreteCritic,
+    DiscreteQLearningPolicy,
+    GaussianNoise,
+    ImitationPolicy,
+    JointCritic,
+    LinearSchedule,
+    OfflineTrainerParams,
+    OffPolicyTrainerParams,
+    OnPolicyTrainerParams,
+    Recurrent,
+    SACPolicy,
+    ValueCritic,
+)
+from samplebatch.rollout import Collector
+
+Run = Callable[[], Act]
+
+
+def _factories(task: Task, curve: Curve) -> list[Any]:
+    return [curve.watch(task.make)] * task.envs
+
+
+def _acting(policy: Any) -> Act:
+    policy.eval()
+
+    def act(obs: Any, state: Any) -> Any:
+        with torch.no_grad():
+            found = policy(Batch.stack([Batch(obs=obs)]), state)
+        return policy.map_action(found.act)[0], found.get("state")
+
+    return act
+
+
+def _acting_in_team(policy: Any) -> Act:
+    policy.eval()
+
+    def act(obs: Any, state: Any) -> Any:
+        with torch.no_grad():
+            found = policy(Batch(obs=obs), None)
+        return policy.map_action(found.act), None
+
+    return act
+
+
+def _buffer(task: Task, seed: int) -> Any:
+    return VectorReplayBuffer(task.options["size"], task.envs, random_seed=seed)
+
+
+def _off_policy(task: Task, curve: Curve, seed: int, algorithm: Any, buffer: Any, *, noise: bool) -> Run:
+    options = task.options
+    collector = Collector(
+        algorithm.policy, _factories(task, curve), buffer=buffer, seed=seed, exploration_noise=noise, infos=False
+    )
+
+    def run() -> Act:
+        collector.collect(n_step=options["start"], random=True)
+        algorithm.run_training(
+            OffPolicyTrainerParams(
+                training_collector=collector,
+                max_epochs=1,
+                epoch_num_steps=task.steps - options["start"],
+                collection_step_num_env_steps=options["every"],
+                batch_size=options["batch"],
+                update_step_num_gradient_steps_per_sample=options["updates"] / options["every"],
+                verbose=False,
+                show_progress=False,
+            )
+        )
+        collector.close()
+        return _acting(algorithm.policy)
+
+    return run
+
+
+def _q_learning(task: Task, curve: Curve, seed: int, buffer: Any) -> Run:
+    env, options = task.make(), task.options
+    explore = LinearSchedule(1.0, options["epsilon"], int(options["fraction"] * task.steps))
+    body = MLP(env.observation_space, task.hidden)
+    policy = DiscreteQLearningPolicy(
+        model=DiscreteCritic(body, env.action_space), action_space=env.action_space,
+        observation_space=env.observation_space, eps_training=explore,
+    )  # fmt: skip
+    algorithm = DQN(
+        policy=policy, optim=AdamOptimizerFactory(task.lr), gamma=task.gamma, target_update_freq=options["target"],
+        is_double=False, huber_loss_delta=1.0,
+    )  # fmt: skip
+    return _off_policy(task, curve, seed, algorithm, buffer, noise=True)
+
+
+def dqn(task: Task, curve: Curve, seed: int) -> Run:
+    return _q_learning(task, curve, seed, _buffer(task, seed))
+
+
+def her(task: Task, curve: Curve, seed: int) -> Run:
+    options = task.options
+    buffer = HERVectorReplayBuffer(
+        options["size"], task.envs, compute_reward_fn=reached, horizon=options["horizon"], future_k=4,
+        random_seed=seed,
+    )  # fmt: skip
+    return _q_learning(task, curve, seed, buffer)
+
+
+def _critic(task: Task, env: Any) -> Any:
+    return ContinuousCritic(env.observation_space, env.action_space, task.hidden)
+
+
+def _soft(task: Task, kind: Any, **options: Any) -> Any:
+    env, optim = task.make(), AdamOptimizerFactory(task.lr)
+    actor = ContinuousActorProbabilistic(
+        MLP(env.observation_space, task.hidden), env.action_space, conditioned_sigma=True
+    )
+    return kind(
+        policy=SACPolicy(actor=actor, action_space=env.action_space, observation_space=env.observation_space),
+        policy_optim=optim, critic=_critic(task, env), critic2=_critic(task, env), critic_optim=optim,
+        tau=task.options["tau"], gamma=task.gamma, alpha=AutoAlpha(-1.0, 0.0, optim), **options,
+    )  # fmt: skip
+
+
+def sac(task: Task, curve: Curve, seed: int, buffer: Any = None) -> Run:
+    rows = _buffer(task, seed) if buffer is None else buffer
+    return _off_policy(task, curve, seed, _soft(task, SAC), rows, noise=False)
+
+
+def td3(task: Task, curve: Curve, seed: int) -> Run:
+    env, optim = task.make(), AdamOptimizerFactory(task.lr)
+    policy = ContinuousDeterministicPolicy(
+        actor=ContinuousActorDeterministic(MLP(env.observation_space, task.hidden), env.action_space),
+        exploration_noise=GaussianNoise(sigma=task.options["noise"]), action_space=env.action_space,
+        observation_space=env.observation_space,
+    )  # fmt: skip
+    algorithm = TD3(
+        policy=policy, policy_optim=optim, critic=_critic(task, env), critic2=_critic(task, env), critic_optim=optim,
+        tau=task.options["tau"], gamma=task.gamma,
+    )  # fmt: skip
+    return _off_policy(task, curve, seed, algorithm, _buffer(task, seed), noise=True)
+
+
+def _on_policy_params(task: Task, collector: Any) -> OnPolicyTrainerParams:
+    return OnPolicyTrainerParams(
+        training_collector=collector, max_epochs=1, epoch_num_steps=task.steps,
+        collection_step_num_env_steps=task.envs * task.options["n_steps"],
+        update_step_num_repetitions=task.options["epochs"], batch_size=task.options["batch"], verbose=False,
+        show_progress=False,
+    )  # fmt: skip
+
+
+def _on_policy(task: Task, curve: Curve, seed: int, actor_body: Any, critic_body: Any) -> Run:
+    env, options = task.make(), task.options
+    policy = DiscreteActorPolicy(
+        actor=DiscreteActor(actor_body, env.action_space), action_space=env.action_space,
+        observation_space=env.observation_space, deterministic_eval=True,
+    )  # fmt: skip
+    algorithm = PPO(
+        policy=policy, critic=ValueCritic(critic_body), optim=AdamOptimizerFactory(task.lr), eps_clip=options["clip"],
+        ent_coef=options["entropy"], gamma=task.gamma, gae_lambda=options["lambda"], max_grad_norm=options["norm"],
+    )  # fmt: skip
+    step = task.envs * options["n_steps"]
+    collector = Collector(
+        policy, _factories(task, curve), buffer=VectorReplayBuffer(step, task.envs), seed=seed, infos=False
+    )
+    params = _on_policy_params(task, collector)
+
+    def run() -> Act:
+        algorithm.run_training(params)
+        collector.close()
+        return _acting(policy)
+
+    return run
+
+
+def ppo(task: Task, curve: Curve, seed: int) -> Run:
+    space = task.make().observation_space
+    return _on_policy(task, curve, seed, MLP(space, task.hidden, nn.Tanh), MLP(space, task.hidden, nn.Tanh))
+
+
+def recurrent(task: Task, curve: Curve, seed: int) -> Run:
+    space = task.make().observation_space
+    body = Recurrent(space, task.options["state"], "lstm")
+    # A body of its own, as the critic's large errors would drown the actor's gradients in a shared one.
+    return _on_policy(task, curve, seed, body, MLP(space, task.hidden))
+
+
+def mappo(task: Task, curve: Curve, seed: int) -> Run:
+    from benchmarks.training.team import WatchedTeam
+
+    env, options = task.make(), task.options
+    spaces = [env.observation_space(agent) for agent in env.possible_agents]
+    moves = env.action_space(env.possible_agents[0])
+    actor = DiscreteActor(MLP(spaces[0], task.hidden, nn.Tanh), moves)
+    policy = DiscreteActorPolicy(actor=actor, action_space=moves, deterministic_eval=True)
+    algorithm = MAPPO(
+        policies={"agent": policy}, critic=JointCritic(spaces, task.hidden), optim=AdamOptimizerFactory(task.lr),
+        eps_clip=options["clip"], ent_coef=options["entropy"], gamma=task.gamma, gae_lambda=options["lambda"],
+        max_grad_norm=options["norm"],
+    )  # fmt: skip
+    step = task.envs * options["n_steps"]
+    collector = MultiAgentCollector(
+        algorithm.policy, lambda: WatchedTeam(task.make(), curve), MultiAgentReplayBuffer(step * task.agents),
+        num_envs=task.envs, seed=seed, infos=False,
+    )  # fmt: skip
+    params = _on_policy_params(task, collector)
+
+    def run() -> Act:
+        algorithm.run_training(params)
+        collector.close()
+        return _acting_in_team(policy)
+
+    return run
+
+
+def _offline(task: Task, curve: Curve, algorithm: Any) -> Run:
+    rows = load(task.options["data"])
+    buffer = ReplayBuffer(rows.count)
+    buffer.extend(rows)
+    params = OfflineTrainerParams(
+        buffer=buffer, max_epochs=1, epoch_num_steps=task.steps, batch_size=task.options["batch"], verbose=False,
+        show_progress=False,
+    )  # fmt: skip
+
+    def run() -> Act:
+        algorithm.run_training(params)
+        curve.steps = task.steps
+        return _acting(algorithm.policy)
+
+    return run
+
+
+def bc(task: Task, curve: Curve, seed: int) -> Run:
+    env = task.make()
+    actor = DiscreteActor(MLP(env.observation_space, task.hidden), env.action_space)
+    policy = ImitationPolicy(actor=actor, action_space=env.action_space, observation_space=env.observation_space)
+    return _offline(task, curve, BehaviourCloning(policy=policy, optim=AdamOptimizerFactory(task.lr)))
+
+
+def cql(task: Task, curve: Curve, seed: int) -> Run:
+    return _offline(task, curve, _soft(task, CQL, cql_weight=task.options["weight"], with_lagrange=False))
+
+
+RUNS = {
+    "ppo": ppo, "recurrent": recurrent, "mappo": mappo, "dqn": dqn, "her": her, "sac": sac, "td3": td3, "bc": bc,
+    "cql": cql,
+}  # fmt: skip

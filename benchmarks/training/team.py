@@ -1,0 +1,90 @@
+"""Tasks of several agents in the learning benchmark: their curve, their trial, and agents as single environments.
+
+Learners of single agents train one policy for all agents of a team: each agent is an environment of their own vector,
+which steps once all agents of the team have acted, as PettingZoo's tutorials have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from pettingzoo.utils import BaseParallelWrapper
+
+from benchmarks.training.tasks import Act, Curve, Task
+
+
+class WatchedTeam(BaseParallelWrapper):  # type: ignore[misc, type-arg]
+    """A parallel environment whose steps, and returns of an agent, are counted into a curve."""
+
+    def __init__(self, env: Any, curve: Curve) -> None:
+        super().__init__(env)
+        self._curve, self._return = curve, 0.0
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self._return = 0.0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> Any:
+        found = self.env.step(actions)
+        self._curve.steps += 1
+        self._return += float(np.mean([*found[1].values()]))
+        if not self.env.agents:
+            self._curve.points.append((self._curve.steps, self._return))
+        return found
+
+
+def play_team(make: Callable[[], Any], act: Act, episodes: int, seed: int = 10_000) -> list[float]:
+    """Return the returns of an agent in whole episodes of a new environment; a policy gets a row for each agent."""
+    env, found = make(), []
+    for number in range(episodes):
+        obs, _ = env.reset(seed=seed + number)
+        total = 0.0
+        while env.agents:
+            agents = list(env.agents)
+            actions, _ = act(np.stack([obs[agent] for agent in agents]), None)
+            obs, rewards, *_ = env.step({agent: int(action) for agent, action in zip(agents, actions, strict=True)})
+            total += float(np.mean([*rewards.values()]))
+        found.append(total)
+    env.close()
+    return found
+
+
+class Seat(gymnasium.Env[Any, Any]):
+    """An agent of a team as an environment, for vectors of environments that send to all before they receive."""
+
+    def __init__(self, env: Any, agent: str, sent: dict[str, Any], received: dict[str, Any]) -> None:
+        self.observation_space, self.action_space = env.observation_space(agent), env.action_space(agent)
+        self._team, self._agent, self._sent, self._received = env, agent, sent, received
+
+    def send(self, action: Any) -> None:
+        """Act, or ask for a reset where the action is None; the team steps when all its agents have sent."""
+        self._sent[self._agent] = action
+        if len(self._sent) < len(self._team.possible_agents):
+            return
+        actions = dict(self._sent)
+        self._sent.clear()
+        if action is None:
+            obs, _ = self._team.reset()
+            self._received.update({agent: (obs[agent], {}) for agent in obs})
+            return
+        obs, rewards, over, cut, _ = self._team.step(actions)
+        self._received.update({agent: (obs[agent], rewards[agent], over[agent], cut[agent], {}) for agent in obs})
+
+    def receive(self) -> Any:
+        """Return the result of the step or reset."""
+        return self._received.pop(self._agent)
+
+
+def seats(task: Task, curve: Curve, seed: int) -> list[Seat]:
+    """Make the agents of a task's teams, whose environments are seeded one after the other."""
+    made = []
+    for number in range(task.envs):
+        env = WatchedTeam(task.make(), curve)
+        env.reset(seed=seed + number)
+        sent: dict[str, Any] = {}
+        received: dict[str, Any] = {}
+        made += [Seat(env, agent, sent, received) for agent in env.possible_agents]
+    return made

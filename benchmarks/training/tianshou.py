@@ -1,0 +1,277 @@
+"""Tianshou's runs in the learning benchmark: its collectors, buffers, algorithms and trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.training.tasks import Act, Curve, Task, reached
+from benchmarks.training.team import seats
+from benchmarks.training.tianshou_setup import (
+    discrete_actor,
+    network,
+    optimizer,
+    pair_values,
+    q_policy,
+    soft_policy,
+    state_values,
+)
+
+Run = Callable[[], Act]
+
+
+def _vector(task: Task, curve: Curve, seed: int) -> Any:
+    from tianshou.env import DummyVectorEnv
+
+    envs = DummyVectorEnv([curve.watch(task.make)] * task.envs)
+    envs.seed(seed)
+    return envs
+
+
+def _acting(policy: Any, wrap: Callable[[Any], Any], row: Any = 0) -> Act:
+    from tianshou.data import Batch
+
+    def act(obs: Any, state: Any) -> Any:
+        policy.eval()
+        with torch.no_grad():
+            found = policy(Batch(obs=wrap(obs), info=Batch()), state)
+        action = found.act[row].numpy() if isinstance(found.act, torch.Tensor) else found.act[row]
+        return policy.map_action(action), found.get("state")
+
+    return act
+
+
+def _rows(obs: Any) -> Any:
+    return obs[None]
+
+
+def _team_vector(task: Task, curve: Curve, seed: int) -> Any:
+    """Make a vector with an environment for each agent.
+
+    Its own class of several agents gives a reward to the agent that acted last: here they all act before rewards come.
+    """
+    from tianshou.env import BaseVectorEnv
+    from tianshou.env.worker import DummyEnvWorker
+
+    class Worker(DummyEnvWorker):  # type: ignore[misc]
+        def get_env_attr(self, key: str) -> Any:
+            return getattr(self.env, key)
+
+        def send(self, action: Any, **options: Any) -> None:
+            self.env.send(action)
+
+        def recv(self) -> Any:
+            return self.env.receive()
+
+    return BaseVectorEnv([lambda own=own: own for own in seats(task, curve, seed)], Worker)
+
+
+def ppo(task: Task, curve: Curve, seed: int) -> Run:
+    return _on_policy(task, _vector(task, curve, seed), _rows)
+
+
+def mappo(task: Task, curve: Curve, seed: int) -> Run:
+    """Learn with PPO, one policy for all agents."""
+    envs, count = _team_vector(task, curve, seed), task.agents
+    options = task.options | {"batch": task.options["batch"] * count}
+    return _on_policy(
+        replace(task, envs=task.envs * count, steps=task.steps * count, options=options),
+        envs,
+        lambda obs: obs,
+        slice(None),
+    )
+
+
+def _on_policy(task: Task, envs: Any, wrap: Any, row: Any = 0) -> Run:
+    from tianshou.algorithm.modelfree.ppo import PPO
+    from tianshou.data import Collector, VectorReplayBuffer
+    from tianshou.trainer import OnPolicyTrainerParams
+
+    options = task.options
+    step = task.envs * options["n_steps"]
+    activation = {"activation": torch.nn.Tanh}
+    algorithm = PPO(
+        policy=discrete_actor(envs, task.hidden, **activation), critic=state_values(envs, task.hidden, **activation),
+        optim=optimizer(task.lr), eps_clip=options["clip"], ent_coef=options["entropy"], gamma=task.gamma,
+        max_grad_norm=options["norm"], gae_lambda=options["lambda"],
+    )  # fmt: skip
+    collector = Collector(algorithm, envs, VectorReplayBuffer(step, task.envs))
+    params = OnPolicyTrainerParams(
+        training_collector=collector, max_epochs=1, epoch_num_steps=task.steps, collection_step_num_env_steps=step,
+        update_step_num_repetitions=options["epochs"], batch_size=options["batch"], test_step_num_episodes=0,
+        show_progress=False, verbose=False,
+    )  # fmt: skip
+
+    def run() -> Act:
+        algorithm.run_training(params)
+        return _acting(algorithm.policy, wrap, row)
+
+    return run
+
+
+def _off_policy(task: Task, algorithm: Any, envs: Any, buffer: Any, wrap: Any, *, noise: bool, **params: Any) -> Run:
+    from tianshou.data import Collector
+    from tianshou.trainer import OffPolicyTrainerParams
+
+    options = task.options
+    collector = Collector(algorithm, envs, buffer, exploration_noise=noise)
+
+    def run() -> Act:
+        collector.reset()
+        collector.collect(n_step=options["start"], random=True)
+        algorithm.run_training(
+            OffPolicyTrainerParams(
+                training_collector=collector,
+                max_epochs=1,
+                epoch_num_steps=task.steps - options["start"],
+                collection_step_num_env_steps=options["every"],
+                batch_size=options["batch"],
+                update_step_num_gradient_steps_per_sample=options["updates"] / options["every"],
+                test_step_num_episodes=0,
+                show_progress=False,
+                verbose=False,
+                **params,
+            )
+        )
+        return _acting(algorithm.policy, wrap)
+
+    return run
+
+
+def _q_learning(task: Task, envs: Any, net: Any, buffer: Any, wrap: Any) -> Run:
+    from tianshou.algorithm.modelfree.dqn import DQN
+
+    options = task.options
+    policy = q_policy(envs, net)
+    policy.set_eps_inference(0.0)
+    algorithm = DQN(
+        policy=policy, optim=optimizer(task.lr), gamma=task.gamma, target_update_freq=max(options["target"], 1),
+        is_double=False, huber_loss_delta=1.0,
+    )  # fmt: skip
+    until = options["fraction"] * task.steps
+
+    def explore(epoch: int, step: int) -> None:
+        policy.set_eps_training(1 + (options["epsilon"] - 1) * min(step / until, 1.0))
+
+    return _off_policy(task, algorithm, envs, buffer, wrap, noise=True, training_fn=explore)
+
+
+def dqn(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.data import VectorReplayBuffer
+
+    envs = _vector(task, curve, seed)
+    return _q_learning(task, envs, network(envs, task.hidden), VectorReplayBuffer(task.options["size"], 1), _rows)
+
+
+class _GoalNetwork(torch.nn.Module):
+    """A network of observation and desired goal, put together."""
+
+    def __init__(self, width: int, actions: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        from tianshou.utils.net.common import Net
+
+        self.net = Net(state_shape=2 * width, action_shape=actions, hidden_sizes=hidden)
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:
+        joined = np.concatenate([obs.observation, obs.desired_goal], -1)
+        return self.net(joined, state)
+
+
+def her(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.data import Batch, HERVectorReplayBuffer
+
+    envs = _vector(task, curve, seed)
+    bits = envs.action_space[0].n
+    buffer = HERVectorReplayBuffer(
+        task.options["size"], 1, compute_reward_fn=reached, horizon=task.options["horizon"], future_k=4
+    )
+    net = _GoalNetwork(bits, int(bits), task.hidden)
+    return _q_learning(task, envs, net, buffer, lambda obs: Batch({name: value[None] for name, value in obs.items()}))
+
+
+def _soft(task: Task, envs: Any, kind: Any, **options: Any) -> Any:
+    from tianshou.algorithm.modelfree.sac import AutoAlpha
+
+    return kind(
+        policy=soft_policy(envs, task.hidden), policy_optim=optimizer(task.lr), critic=pair_values(envs, task.hidden),
+        critic_optim=optimizer(task.lr), tau=task.options["tau"], gamma=task.gamma,
+        alpha=AutoAlpha(-1.0, 0.0, optimizer(task.lr)), **options,
+    )  # fmt: skip
+
+
+def sac(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.algorithm.modelfree.sac import SAC
+    from tianshou.data import VectorReplayBuffer
+
+    envs = _vector(task, curve, seed)
+    buffer = VectorReplayBuffer(task.options["size"], 1)
+    return _off_policy(task, _soft(task, envs, SAC), envs, buffer, _rows, noise=False)
+
+
+def td3(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.algorithm.modelfree.ddpg import ContinuousDeterministicPolicy
+    from tianshou.algorithm.modelfree.td3 import TD3
+    from tianshou.data import VectorReplayBuffer
+    from tianshou.exploration import GaussianNoise
+    from tianshou.utils.net.continuous import ContinuousActorDeterministic
+
+    envs = _vector(task, curve, seed)
+    space = envs.action_space[0]
+    actor = ContinuousActorDeterministic(
+        preprocess_net=network(envs, task.hidden, actions=False), action_shape=space.shape, max_action=1.0
+    )
+    policy = ContinuousDeterministicPolicy(
+        actor=actor, exploration_noise=GaussianNoise(sigma=task.options["noise"]), action_space=space
+    )
+    algorithm = TD3(
+        policy=policy, policy_optim=optimizer(task.lr), critic=pair_values(envs, task.hidden),
+        critic_optim=optimizer(task.lr), tau=task.options["tau"], gamma=task.gamma,
+    )  # fmt: skip
+    return _off_policy(task, algorithm, envs, VectorReplayBuffer(task.options["size"], 1), _rows, noise=True)
+
+
+def _offline(task: Task, curve: Curve, algorithm: Any) -> Run:
+    from tianshou.data import ReplayBuffer
+    from tianshou.trainer import OfflineTrainerParams
+
+    from samplebatch import load
+
+    rows = load(task.options["data"]).as_batch("tianshou")
+    columns = {name: rows[name] for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next")}
+    buffer = ReplayBuffer.from_data(**columns, done=rows.terminated | rows.truncated)
+    params = OfflineTrainerParams(
+        buffer=buffer, max_epochs=1, epoch_num_steps=task.steps, batch_size=task.options["batch"],
+        test_step_num_episodes=0, show_progress=False, verbose=False,
+    )  # fmt: skip
+
+    def run() -> Act:
+        algorithm.run_training(params)
+        curve.steps = task.steps
+        return _acting(algorithm.policy, _rows)
+
+    return run
+
+
+def bc(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.algorithm.imitation.imitation_base import ImitationPolicy, OfflineImitationLearning
+
+    envs = _vector(replace(task, envs=1), curve, seed)
+    actor = discrete_actor(envs, task.hidden).actor
+    policy = ImitationPolicy(actor=actor, action_space=envs.action_space[0])
+    return _offline(task, curve, OfflineImitationLearning(policy=policy, optim=optimizer(task.lr)))
+
+
+def cql(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.algorithm.imitation.cql import CQL
+
+    options = {"cql_weight": task.options["weight"], "with_lagrange": False}
+    envs = _vector(replace(task, envs=1), curve, seed)
+    return _offline(task, curve, _soft(task, envs, CQL, **options))
+
+
+RUNS = {"ppo": ppo, "mappo": mappo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "bc": bc, "cql": cql}
+"""Its recurrent policies learn from stacked observations only, and not with PPO."""

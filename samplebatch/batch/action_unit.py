@@ -1,0 +1,317 @@
+"""ActionUnit: the unit that a batch's actions are in, the environment's or a policy's."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.errors import ColumnMismatchError
+
+ActionMapping = Literal["clip", "limit", "scale", "tanh", "shift", "function"]
+"""How actions of a policy become the environment's; see `ActionUnit`."""
+
+_MAPPINGS: Final = get_args(ActionMapping)
+_WITHOUT_BOUNDS: Final = ("function",)
+_TINY: Final = float(np.finfo(np.float32).eps)
+_MAX_BOUNDS: Final = 1 << 20
+"""Bounds in a description: no space of actions has as many numbers."""
+
+
+class ActionUnit:
+    """Unit of the actions of a batch: the environment's, or a policy's with its mapping to the environment's.
+
+    Units are values: equal ones may be compared, hashed and pickled, and none changes.
+
+    Parameters
+    ----------
+    mapping
+        How the environment's actions are made from those that are stored; None if these are the environment's.
+
+        - `"scale"`: clipped to [-1, 1], then scaled to `low` and `high`;
+        - `"tanh"`: squashed by the hyperbolic tangent, then scaled to `low` and `high` if there are any;
+        - `"clip"`: clipped to `low` and `high`, the bounds of the action space;
+        - `"limit"`: clipped to `low` and `high`, which are narrower than the action space;
+        - `"shift"`: `low` is added, the number of the first action of a `Discrete` space;
+        - `"function"`: by a function, which is not recorded, so that nobody else can convert these actions.
+    low, high
+        The bounds: numbers, or arrays of the shape of an action.
+
+    Attributes
+    ----------
+    mapping
+        As given.
+    low, high
+        Read-only arrays; of shape () if all bounds are the same; None if there are none.
+
+    Raises
+    ------
+    ValueError
+        If there is no such mapping, or it lacks bounds.
+
+    Examples
+    --------
+    >>> unit = ActionUnit("scale", np.float32(-2), np.float32(2))
+    >>> unit, unit.to_environment(np.array([[-1.0], [0.5]], np.float32)).tolist()
+    (ActionUnit('scale', low=-2.0, high=2.0), [[-2.0], [1.0]])
+    """
+
+    __slots__ = ("_key", "high", "low", "mapping")
+
+    mapping: ActionMapping | None
+    low: npt.NDArray[Any] | None
+    high: npt.NDArray[Any] | None
+
+    def __init__(
+        self, mapping: ActionMapping | None = None, low: npt.ArrayLike | None = None, high: npt.ArrayLike | None = None
+    ) -> None:
+        if mapping is not None and mapping not in _MAPPINGS:
+            raise ValueError(f"mapping must be one of {', '.join(map(repr, _MAPPINGS))} or None, got {mapping!r}")
+        unbounded = mapping is None or mapping in _WITHOUT_BOUNDS or (mapping == "tanh" and low is None)
+        if unbounded:
+            low = high = None
+        elif low is None or (high is None and mapping != "shift"):
+            raise ValueError(f"mapping {mapping!r} must have bounds, got none")
+        self.mapping = mapping
+        self.low, self.high = _as_bound(low), _as_bound(None if mapping == "shift" else high)
+        self._key = (mapping, _key_of(self.low), _key_of(self.high))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, ActionUnit) and self._key == other._key)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActionUnit, (self.mapping, self.low, self.high)
+
+    def __copy__(self) -> ActionUnit:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ActionUnit:
+        return self
+
+    def __repr__(self) -> str:
+        if self.mapping is None:
+            return "ActionUnit()"
+        bounds = {name: bound for name in ("low", "high") if (bound := getattr(self, name)) is not None}
+        shown = "".join(f", {name}={bound.tolist()}" for name, bound in bounds.items())
+        return f"ActionUnit({self.mapping!r}{shown})"
+
+    def __str__(self) -> str:
+        return "the environment's" if self.mapping is None else f"a policy's ({self.mapping})"
+
+    @property
+    def is_environment(self) -> bool:
+        """Whether actions are as the environment takes them."""
+        return self.mapping is None
+
+    def to_environment(self, actions: Any) -> Any:
+        """Map actions to the environment's, as they were mapped when they were taken.
+
+        Raises ColumnMismatchError if they were mapped by a function, which is not recorded; or the bounds do not fit
+        their shape.
+
+        Parameters
+        ----------
+        actions
+            An array or tensor of actions of this unit, shape (n, ...).
+        """
+        if self.mapping is None:
+            return actions
+        low, high = self._bounds_for(
+            actions,
+            "must be converted by that function; assign its results to the column, and set action_unit to ActionUnit()",
+        )
+        if self.mapping == "shift":
+            return actions + low
+        if self.mapping in ("clip", "limit"):
+            return actions.clip(low, high)
+        if self.mapping == "tanh":
+            squashed = np.tanh(actions) if isinstance(actions, np.ndarray | np.generic) else actions.tanh()
+            return squashed if low is None else (low + (squashed + 1.0) * ((high - low) / 2.0)).clip(low, high)
+        return (low + (actions.clip(-1.0, 1.0) + 1.0) * ((high - low) / 2.0)).clip(low, high)
+
+    def from_environment(self, actions: Any) -> Any:
+        """Map actions of the environment to this unit, the inverse of `to_environment`.
+
+        Actions at a bound, which a tangent never reaches, become large, not infinite.
+
+        Parameters
+        ----------
+        actions
+            An array or tensor of the environment's actions, shape (n, ...).
+
+        Raises
+        ------
+        ColumnMismatchError
+            As `to_environment` does.
+
+        Examples
+        --------
+        >>> ActionUnit("scale", -2.0, 2.0).from_environment(np.array([[1.0], [2.0]])).tolist()
+        [[0.5], [1.0]]
+        """
+        if self.mapping in (None, "clip", "limit"):
+            return actions
+        low, high = self._bounds_for(
+            actions, "cannot be made from these; use map_action='scale' or 'clip', whose inverse is known"
+        )
+        if self.mapping == "shift":
+            return actions - low
+        is_array = isinstance(actions, np.ndarray | np.generic)
+        if low is not None:
+            width = np.maximum(high - low, _TINY) if is_array else (high - low).clamp(min=_TINY)
+            actions = ((actions - low) * 2.0 / width - 1.0).clip(-1.0, 1.0)
+        if self.mapping == "tanh":
+            inner = actions.clip(_TINY - 1.0, 1.0 - _TINY)
+            actions = np.arctanh(inner) if is_array else inner.arctanh()
+        return actions
+
+    def _bounds_for(self, actions: Any, rule: str) -> tuple[Any, Any]:
+        """Return the bounds as arrays, or as tensors beside tensors, after checking that they fit the actions.
+
+        `rule` says what to do with actions of a function, which is not recorded.
+        """
+        if self.mapping == "function":
+            raise ColumnMismatchError(f"actions that a function maps to the environment's {rule}")
+        low, high = self.low, self.high
+        for bound in (low, high):
+            if bound is not None and bound.ndim and tuple(actions.shape[1:]) != bound.shape:
+                raise ColumnMismatchError(
+                    f"column 'actions' must have rows of shape {bound.shape}, as the bounds of its unit, "
+                    f"got {tuple(actions.shape[1:])}"
+                )
+        if isinstance(actions, np.ndarray | np.generic):
+            return low, high
+        torch = sys.modules["torch"]
+        kind = {"device": actions.device, "dtype": actions.dtype}
+        return tuple(None if bound is None else torch.tensor(bound.tolist(), **kind) for bound in (low, high))  # type: ignore[return-value]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the unit as plain values, which JSON can carry, for `from_description`; infinite bounds are None."""
+        found: dict[str, Any] = {"mapping": self.mapping}
+        if self.low is not None:
+            found |= {"dtype": self.low.dtype.name, "low": _plain(self.low)}
+        if self.high is not None:
+            found["high"] = _plain(self.high)
+        return found
+
+    @classmethod
+    def from_description(cls, plain: Any) -> ActionUnit:
+        """Make a unit from plain values that may come from a file or another process.
+
+        Raises ValueError, TypeError if they are no description of a unit.
+
+        >>> ActionUnit.from_description(ActionUnit("clip", [-1.0, 0.0], [1.0, np.inf]).describe())
+        ActionUnit('clip', low=[-1.0, 0.0], high=[1.0, inf])
+        """
+        if not isinstance(plain, Mapping) or not plain.keys() <= {"mapping", "dtype", "low", "high"}:
+            raise ValueError("the unit of actions must be a mapping and its bounds")
+        mapping = plain.get("mapping")
+        if mapping is None:
+            return ENVIRONMENT
+        if mapping not in _MAPPINGS:
+            raise ValueError("the unit of actions must have a mapping that this version knows")
+        if "low" not in plain:
+            return cls(mapping)
+        name = plain.get("dtype")
+        if not isinstance(name, str) or name not in _DTYPES:
+            raise ValueError("the bounds of actions must be numbers of a dtype that actions have")
+        low = _read_bound(plain["low"], np.dtype(name), -math.inf)
+        high = _read_bound(plain["high"], np.dtype(name), math.inf) if "high" in plain else None
+        if high is not None and low.ndim and high.ndim and low.shape != high.shape:
+            raise ValueError("the bounds of actions must be of one shape")
+        return cls(mapping, low, high)
+
+
+_DTYPES: Final = frozenset(
+    ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+)
+
+
+def common_unit(units: Iterable[ActionUnit | None]) -> ActionUnit | None:
+    """Return the unit of rows that are put together; None if none of them has one.
+
+    Rows without a unit are taken to be in that of the others. Rows of the environment's unit may be among ones that are
+    clipped to its bounds.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If they are in different units.
+
+    Examples
+    --------
+    >>> common_unit([None, ActionUnit(), ActionUnit("clip", -1.0, 1.0)])
+    ActionUnit('clip', low=-1.0, high=1.0)
+    >>> common_unit([ActionUnit(), ActionUnit("scale", -2.0, 2.0)])
+    Traceback (most recent call last):
+        ...
+    samplebatch.errors.ColumnMismatchError: column 'actions' must be in one unit to be put together, got the \
+environment's and a policy's (scale); call to_environment_actions() first
+    """
+    found: ActionUnit | None = None
+    for unit in units:
+        if unit is None or unit is found:
+            continue
+        if found is None or (found.mapping is None and unit.mapping == "clip"):
+            found = unit
+        elif unit != found and not (unit.mapping is None and found.mapping == "clip"):
+            bounds = " of other bounds" if unit.mapping == found.mapping else ""
+            raise ColumnMismatchError(
+                f"column 'actions' must be in one unit to be put together, got {found} and {unit}{bounds}; "
+                "call to_environment_actions() first"
+            )
+    return found
+
+
+def _as_bound(bound: npt.ArrayLike | None) -> npt.NDArray[Any] | None:
+    """Return a bound as a read-only array of its own, of shape () if all of its numbers are one."""
+    if bound is None:
+        return None
+    array = np.array(bound)
+    if array.dtype.kind not in "iuf" or not array.size or np.isnan(array).any():
+        raise ValueError(f"the bounds of actions must be numbers, got {array.dtype} of shape {array.shape}")
+    if array.ndim and (array == array.flat[0]).all():
+        array = np.array(array.flat[0])
+    array.flags.writeable = False
+    return array
+
+
+def _key_of(bound: npt.NDArray[Any] | None) -> tuple[Any, ...] | None:
+    return None if bound is None else (bound.dtype.str, bound.shape, bound.tobytes())
+
+
+def _plain(bound: npt.NDArray[Any]) -> Any:
+    """Return a bound as nested lists or one number, with None for infinity."""
+    return bound.tolist() if np.isfinite(bound).all() else np.where(np.isinf(bound), np.array(None), bound).tolist()
+
+
+def _read_bound(plain: Any, dtype: np.dtype[Any], infinity: float) -> npt.NDArray[Any]:
+    """Read a bound that `_plain` wrote; raises ValueError or TypeError."""
+    shape: list[int] = []
+    inner = plain
+    while isinstance(inner, list):
+        if not inner or len(shape) == 32 or len(inner) * math.prod(shape) > _MAX_BOUNDS:
+            raise ValueError("the bounds of actions must be as many as the numbers of an action")
+        shape.append(len(inner))
+        inner = inner[0]
+    flat: list[Any] = [plain]
+    for _ in shape:
+        flat = [number for part in flat for number in part]
+    if len(flat) != math.prod(shape) or not all(type(number) in (int, float, type(None)) for number in flat):
+        raise ValueError("the bounds of actions must be numbers")
+    filled = [infinity if number is None else number for number in flat]
+    try:
+        return np.array(filled, dtype).reshape(shape)
+    except OverflowError as error:
+        raise ValueError("the bounds of actions must fit their dtype") from error
+
+
+ENVIRONMENT: Final = ActionUnit()
+"""The unit of actions as the environment takes them."""

@@ -1,0 +1,228 @@
+"""Episodes in rings, and sequences of steps within them: their slots, random draws of them, and their rows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch import names
+from samplebatch.arguments import whole
+from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, node
+from samplebatch.buffer.gather import check_gathered_rows, rows_at
+from samplebatch.buffer.ring import Flags, Ints, Rings
+from samplebatch.buffer.table import Table
+from samplebatch.errors import ColumnMismatchError, EmptyBufferError, SequenceError
+
+
+class Episodes(NamedTuple):
+    """First slots and lengths of the episodes in rings: ring by ring, in time order."""
+
+    first: Ints
+    """The slot of each one's first step that is there."""
+    length: Ints
+    """How many of its steps are there, from that slot on, in its ring."""
+    finished: Flags
+    """Whether its last step has been added: the newest episode of a ring may run on."""
+    whole: Flags
+    """Whether its first step is there: the oldest episode of a ring may have been written over in part."""
+
+    def slots(self, rings: Rings, chosen: Ints) -> tuple[Ints, Ints]:
+        """Return the slots of the steps of some episodes, one after the other, and where each begins among them.
+
+        Returns
+        -------
+        tuple
+            Slots, shape (sum of lengths,), and the running sum of the lengths, from 0 on, shape (k + 1,).
+        """
+        lengths = self.length[chosen]
+        ends = np.concatenate([np.zeros(1, np.intp), np.cumsum(lengths)])
+        steps = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
+        return shift_slots(rings, np.repeat(self.first[chosen], lengths), steps), ends
+
+
+def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episodes:
+    """Find the episodes of one ring, or of all.
+
+    Of the oldest one in a ring whose first rows have been written over, nothing tells whether it is whole: it counts
+    as cut.
+
+    Examples
+    --------
+    >>> rings, done = Rings([5]), np.array([False, False, True, False, True])
+    >>> for end in (False, True, True, False, True, False, False, True):
+    ...     added = rings.advance(None, np.array([end]), np.zeros(1))
+    >>> find_episodes(rings, done)
+    Episodes(first=array([3, 0]), length=array([2, 3]), finished=array([ True,  True]), whole=array([False,  True]))
+    """
+    bases, sizes = rings.bases, rings.sizes_of_all()
+    oldest = np.where(sizes == rings.maxsizes, rings.cursors_of_all(), 0)
+    low, high = (0, rings.capacity) if ring is None else (int(bases[ring]), int(rings.edges[ring + 1]))
+    ends = np.flatnonzero(done[low:high]) + low
+    of = rings.ring_of(ends)
+    ends, of = (part[ends - bases[of] < sizes[of]] for part in (ends, of))
+    # The newest step of a ring is the last of its episode that is there, ended or not.
+    newest = rings.unfinished(done)
+    newest = newest[(newest >= low) & (newest < high)]
+    finished = np.arange(len(ends) + len(newest)) < len(ends)
+    ends = np.concatenate([ends, newest])
+    of = np.concatenate([of, rings.ring_of(newest)])
+    age = (ends - bases[of] - oldest[of]) % np.maximum(rings.maxsizes[of], 1)
+    order = np.argsort(bases[of] + age)
+    ends, of, age, finished = ends[order], of[order], age[order], finished[order]
+    leads = np.ones(len(ends), np.bool_)
+    leads[1:] = of[1:] != of[:-1]
+    began = np.zeros(len(ends), np.intp)
+    began[1:] = np.where(leads[1:], 0, age[:-1] + 1)
+    length = age - began + 1
+    whole = ~leads | ~rings.overwritten()[of]
+    return Episodes(shift_slots(rings, ends, 1 - length), length, finished, whole)
+
+
+_FIRST_LOOK = 32
+"""Steps that are looked at first; each further look takes twice as many, of those whose episode runs on."""
+
+
+def steps_after(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
+    """Count the steps that follow each in its episode, as far as the ring has them.
+
+    Examples
+    --------
+    >>> rings, done = Rings([4]), np.array([False, True, False, False])
+    >>> for end in (0, 1, 0, 0, 0):
+    ...     added = rings.advance(None, np.array([end]), np.zeros(1))
+    >>> steps_after(rings, np.array([False, True, False, False]), np.array([1, 2, 3, 0]), 9)
+    array([0, 2, 1, 0])
+    """
+    return _run(rings, done, slots, limit, forward=True)
+
+
+def steps_before(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
+    """Count the steps that come before each in its episode, as far as the ring has them; see `steps_after`."""
+    return _run(rings, done, slots, limit, forward=False)
+
+
+def shift_slots(rings: Rings, slots: Ints, by: Ints) -> Ints:
+    """Return the slots `by` steps later in their rings, or earlier for negative numbers.
+
+    Shapes are broadcast. The rings must have rows there.
+    """
+    ring = rings.ring_of(slots)
+    base, size = rings.bases[ring], rings.sizes_of_all()[ring]
+    moved: Ints = base + (slots - base + by) % size
+    return moved
+
+
+def _run(rings: Rings, done: Flags, slots: Ints, limit: int, *, forward: bool) -> Ints:
+    ring = rings.ring_of(slots)
+    base, size = rings.bases[ring], rings.sizes_of_all()[ring]
+    place, last = slots - base, rings.last_index[ring] - base
+    found = np.full(len(slots), limit, np.intp)
+    left = np.arange(len(slots))
+    seen, width = 0, _FIRST_LOOK
+    while len(left) and seen < limit:
+        steps = np.arange(seen, min(seen + width, limit))
+        at = place[left, None] + (steps if forward else -1 - steps)
+        at %= size[left, None]
+        # True at an episode's last step, where it ends forward, and where the next episode ends backward.
+        over = done[at + base[left, None]] | (at == last[left, None])
+        ended = over.any(1)
+        found[left[ended]] = seen + over[ended].argmax(1)
+        left = left[~ended]
+        seen, width = seen + len(steps), 2 * width
+    return found
+
+
+# Draws
+
+
+def draw_episodes(
+    table: Table, ring: int | None, n: int | None, rng: np.random.Generator, *, unfinished: bool
+) -> tuple[Ints, Ints]:
+    """Draw episodes; return the slots of their steps, and where each episode begins among them, shape (k + 1,)."""
+    if "obs" not in table.columns.tree:
+        candidates = np.zeros(0, np.intp)
+    else:
+        found = find_episodes(table.rings, table.done, ring)
+        candidates = np.flatnonzero(found.whole if unfinished else found.whole & found.finished)
+    chosen = candidates[:0]
+    if n is None:
+        chosen = rng.permutation(candidates)
+    elif n == 0:
+        chosen = candidates
+    elif n > 0:
+        if not len(candidates):
+            raise EmptyBufferError("a buffer must have a whole episode to draw from, it has none; add more steps")
+        chosen = candidates[rng.integers(0, len(candidates), n)]
+    if not len(chosen):
+        return chosen, chosen
+    check_gathered_rows(table, int(found.length[chosen].sum()))
+    return found.slots(table.rings, chosen)
+
+
+def draw_stretches(
+    table: Table, ring: int | None, count: int, length: int, burn_in: int, rng: np.random.Generator
+) -> Ints:
+    """Draw stretches of `length` steps within episodes, and return the slots of their first steps after burn-in."""
+    total = 0
+    if "obs" in table.columns.tree:
+        episodes = find_episodes(table.rings, table.done, ring)
+        stretches = np.cumsum(np.maximum(episodes.length - length + 1, 0))
+        total = int(stretches[-1]) if len(stretches) else 0
+    if not total:
+        raise EmptyBufferError(
+            f"a buffer must have an episode of {length} steps to draw from, it has none; add more, or allow padding"
+        )
+    picked = rng.integers(0, total, count)
+    episode = np.searchsorted(stretches, picked, "right")
+    offset = picked - stretches[episode] + episodes.length[episode] - length + 1
+    return shift_slots(table.rings, episodes.first[episode], offset + burn_in)
+
+
+# Rows
+
+
+def sequence_rows(table: Table, given: Ints, length: int, burn_in: int, stack: int) -> tuple[dict[str, Any], Ints]:
+    """Gather the sequences of the steps in given slots, shape (n,); see `ReplayBuffer.get_sequences`.
+
+    Returns
+    -------
+    tuple
+        The columns, with `mask` and `burn_in`, and the slots of the steps, shape (n, length), -1 for padding.
+    """
+    rings, done = table.rings, table.done
+    before = steps_before(rings, done, given, burn_in) if burn_in and len(given) else np.zeros(len(given), np.intp)
+    after = steps_after(rings, done, given, length - 1) if len(given) else before
+    count = np.minimum(before + 1 + after, length)[:, None]
+    steps = np.arange(length)
+    mask = steps < count
+    offsets = np.minimum(steps, count - 1) - before[:, None]
+    slots = shift_slots(rings, given[:, None], offsets) if len(given) else offsets
+    columns = rows_at(table, slots, stack)
+    padding = ~mask
+    if padding.any():
+        columns = {name: _blank_out(value, padding) for name, value in columns.items()}
+    columns |= {names.MASK: mask, names.BURN_IN: steps < before[:, None]}
+    return columns, np.where(mask, slots, -1)
+
+
+def check_sequences(table: Table, length: int, burn_in: int) -> None:
+    """Check the arguments of sequences, and that rows have no column of the names that sequences add."""
+    if whole("burn_in", burn_in) >= whole("length", length, 1):
+        raise SequenceError(f"burn_in must leave a step of a sequence of length {length}, got {burn_in}")
+    for name in (names.MASK, names.BURN_IN):
+        if name in table.columns.tree:
+            raise ColumnMismatchError(f"sequences have a column {name!r} of their own; rename that of the rows")
+
+
+def _blank_out(value: Any, where: npt.NDArray[np.bool_]) -> Any:
+    """Overwrite some rows with zeros, or None for objects."""
+    kind = KINDS[type(value)]
+    if kind == NODE:
+        return node(type(value), {name: _blank_out(inner, where) for name, inner in value.__dict__.items()})
+    if kind == TENSOR:
+        value[np.nonzero(where)] = 0
+    else:
+        value[where] = None if value.dtype.kind == "O" else np.zeros((), value.dtype)
+    return value

@@ -1,0 +1,184 @@
+"""The terminal of the command: tables, sentences, numbers for people, exit statuses and signals."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf, isnan
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
+
+from samplebatch.names import for_rich, for_terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from samplebatch.batch.multi_agent import MultiAgentBatch
+    from samplebatch.batch.sample_batch import SampleBatch
+    from samplebatch.rollout.statistics import EpisodeStatistics
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+"""Exit statuses: the work failed, the arguments were wrong, Ctrl-C (`Interruption` has that of SIGTERM)."""
+
+EPISODE_HEADINGS = ("policy", "episodes", "agent episodes", "mean return", "std", "min", "max", "mean length")
+_MAX_LINE = 4000
+"""Characters of a line of a message."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOOK_S = 0.2
+"""Seconds after which a command that waits looks whether a signal has come."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Make a console on standard output, or on standard error."""
+    from rich.console import Console
+
+    return Console(stderr=stderr)
+
+
+def complain(sentence: str) -> None:
+    """Print an error as one sentence on standard error."""
+    from rich.text import Text
+
+    console(stderr=True).print(Text.assemble(("Error: ", "bold red"), _printable(sentence)), soft_wrap=True)
+
+
+def say(sentence: str, *, stderr: bool = False) -> None:
+    """Print a sentence of any length as it is."""
+    console(stderr=stderr).print(_printable(sentence), highlight=False, markup=False, soft_wrap=True)
+
+
+def _printable(sentence: str) -> str:
+    """Escape what names in a message may contain; line breaks remain."""
+    return "\n".join(for_terminal(line.replace("\t", "    "), _MAX_LINE) for line in sentence.split("\n"))
+
+
+def show_table(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", *, right: Sequence[str] = ()
+) -> None:
+    """Print a table whose cells are escaped; the columns in `right` are aligned to the right."""
+    from rich.table import Table
+
+    table = Table(title=for_rich(title, 200) if title else None, title_justify="left", title_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(for_rich, row))
+    console().print(table)
+
+
+def show_columns(batch: SampleBatch | MultiAgentBatch) -> None:
+    """Print each policy's columns."""
+    from samplebatch.batch.summary import HEADINGS, describe
+
+    for title, steps in titled_steps(batch):
+        lines = describe({name: steps.column(name) for name in steps.column_names})
+        cells = [[getattr(line, heading) for heading in HEADINGS] for line in lines]
+        show_table(HEADINGS, cells, title, right=("min", "max", "mean"))
+
+
+def titled_steps(batch: SampleBatch | MultiAgentBatch) -> Iterator[tuple[str, SampleBatch]]:
+    """Yield the steps of each policy under a title, which names the policy if there may be several."""
+    from samplebatch.batch.sample_batch import SampleBatch
+
+    flat = isinstance(batch, SampleBatch)
+    for policy, steps in batch.as_multi_agent().policy_batches.items():
+        yield f"{len(steps)} steps" if flat else f"policy {for_terminal(policy)}: {len(steps)} agent steps", steps
+
+
+def show_episodes(statistics: EpisodeStatistics | None) -> None:
+    """Print how episodes went, if the batch has the columns of episodes."""
+    if statistics is not None:
+        show_table(EPISODE_HEADINGS, episode_cells(statistics), episodes_of(statistics), right=EPISODE_HEADINGS[1:])
+
+
+def episodes_of(statistics: EpisodeStatistics) -> str:
+    """Word the number of episodes."""
+    return f"{statistics.episodes} episodes ended, {statistics.unfinished} did not"
+
+
+def episode_cells(statistics: EpisodeStatistics) -> list[list[str]]:
+    """List the cells of `EPISODE_HEADINGS` for each policy."""
+    rows = []
+    for policy, found in statistics.policies.items():
+        returns = found.returns
+        spread = (returns.std(), returns.min(), returns.max()) if returns.size else (float("nan"),) * 3
+        numbers = [number(float(value)) for value in (found.mean_return, *spread, found.mean_length)]
+        rows.append([str(policy), str(found.episodes), str(len(found.lengths)), *numbers])
+    return rows
+
+
+def number(value: float) -> str:
+    """Write a number with four digits, and NaN as a dash.
+
+    >>> number(12.3456), number(float("nan"))
+    ('12.35', '-')
+    """
+    return "-" if isnan(value) else f"{value:.4g}"
+
+
+def megabytes(nbytes: int) -> str:
+    """Write a size.
+
+    >>> megabytes(1_234_567)
+    '1.23 MB'
+    """
+    return f"{nbytes / 1e6:.2f} MB"
+
+
+class Interruption:
+    """Signals that end a command early.
+
+    Within a `with` block the first Ctrl-C or SIGTERM asks the work to stop, so that it is saved. A Ctrl-C after that
+    ends the program. Another SIGTERM does nothing more: `timeout`, and a batch system that signals a process and its
+    group, send two.
+
+    Parameters
+    ----------
+    request_stop
+        Called by the first signal, in the middle of whatever the main thread does: it must not take a lock.
+
+    Attributes
+    ----------
+    status
+        Exit status for the first signal, 128 and its number; 0 if there was none.
+
+    Examples
+    --------
+    >>> with Interruption(lambda: print("stopping")) as interruption:
+    ...     signal.raise_signal(signal.SIGTERM)
+    stopping
+    >>> interruption.status
+    143
+    """
+
+    def __init__(self, request_stop: Callable[[], Any] | None = None) -> None:
+        self.status = 0
+        self._request_stop = request_stop
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._handlers = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for a signal, and return whether there was one; None waits without end.
+
+        An event would not do: its lock may be taken when the signal comes, and a signal that comes between a check
+        and the wait would wake nobody.
+        """
+        deadline = inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self.status and (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(_LOOK_S, left_s))
+        return bool(self.status)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.status:
+            self.status = 128 + number
+            if self._request_stop is not None:
+                self._request_stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)

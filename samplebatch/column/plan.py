@@ -1,0 +1,344 @@
+"""Plan: where the columns of numbers of one Arrow schema lie, for files, fragments and samples.
+
+Arrow makes an array for each column and each level of lists in it, and looks at each type anew; for some rows that
+takes longer than copying them. A plan looks at the fields of a schema once. It takes only what the library itself
+writes: whatever is otherwise is left to Arrow, with its checks and its errors.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from math import prod
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch import names
+from samplebatch.column import memory
+from samplebatch.column.arrow import FieldReader, Recent
+from samplebatch.column.arrow_bodies import Body
+from samplebatch.column.threads import copy_all
+
+Arrays = dict[str, npt.NDArray[Any]]
+Bytes = npt.NDArray[np.uint8]
+
+_ALIGNED: Final = 7
+"""Bits of an offset at which not every dtype can be read."""
+_PREFIX: Final = struct.Struct("<Ii")
+"""At the beginning of a message: the mark that one follows, and the bytes that describe it."""
+_CONTINUED: Final = 0xFFFFFFFF
+_MAX_HEAD_NBYTES: Final = 1 << 16
+_BLANK_NBYTES: Final = 1 << 13
+"""Bytes of a stream up to which one copy costs less than those of its pieces."""
+
+_from_buffers = pa.Array.from_buffers
+_ndarray = np.ndarray
+
+
+class _Column(NamedTuple):
+    """A column of a plan: its array's dtype and row shape, its buffer among those of a body, and its Arrow type."""
+
+    dtype: np.dtype[Any]
+    row_shape: tuple[int, ...]
+    row_nbytes: int
+    buffer: int
+    arrow: pa.DataType
+
+
+class Plan:
+    """Plan by which columns of one schema, all of them numbers without nulls, become arrays and Arrow data.
+
+    Attributes
+    ----------
+    schema
+        The schema, with its metadata.
+
+    Examples
+    --------
+    >>> rows = pa.record_batch({"a": np.zeros(2), "b": np.arange(2)})
+    >>> plan = Plan.of(rows.schema)
+    >>> plan.read(rows)["b"]
+    array([0, 1])
+    >>> plan.write({"a": np.ones(3), "b": np.arange(3)}).to_pydict()
+    {'a': [1.0, 1.0, 1.0], 'b': [0, 1, 2]}
+    """
+
+    __slots__ = ("_columns", "_has_bytes", "_values", "schema")
+
+    def __init__(self, schema: pa.Schema, columns: dict[str, _Column], values: list[int]) -> None:
+        self.schema = schema
+        self._columns, self._values = columns, values
+        self._has_bytes = all(column.row_nbytes for column in columns.values())
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> Plan | None:
+        """Return the plan of a schema, which is remembered; None if a column is read in another way than as a view."""
+        key = schema.serialize().to_pybytes()
+        return _plans.get(key, lambda: cls._make(schema)) if len(key) <= _MAX_HEAD_NBYTES else cls._make(schema)
+
+    @classmethod
+    def _make(cls, schema: pa.Schema) -> Plan | None:
+        columns: dict[str, _Column] = {}
+        values: list[int] = []
+        buffers = 0
+        for field in schema:
+            # Where sequences begin must be copied before it is checked.
+            rows = None if field.name == names.SEQ_LENS else FieldReader(field).fixed_rows()
+            if rows is None or field.name in columns:
+                return None
+            # Each array has a buffer of nulls, which none of them uses, and the innermost one of data behind it.
+            buffers += len(rows.values) + 1
+            row_nbytes = rows.dtype.itemsize * prod(rows.row_shape)
+            columns[field.name] = _Column(rows.dtype, rows.row_shape, row_nbytes, buffers - 1, field.type)
+            values += rows.values
+        return cls(schema, columns, values)
+
+    # Reading
+
+    def view(self, data: pa.Buffer, body: Body, chosen: list[str]) -> Arrays | None:
+        """View columns of a record batch in the bytes of a file; None if it lies otherwise than the library writes it.
+
+        Raises
+        ------
+        FormatError
+            If there are rows without bytes, more than any batch has.
+        """
+        rows, nodes, buffers, start, nbytes = body
+        if rows <= 0 or nodes != [(rows * count, 0) for count in self._values]:
+            return None
+        memory.check_rows(rows, nbytes, "a table")
+        arrays: Arrays = {}
+        for name in chosen:
+            dtype, row_shape, row_nbytes, buffer, _ = self._columns[name]
+            offset, buffer_nbytes = buffers[buffer]
+            needed = rows * row_nbytes
+            if offset < 0 or needed > buffer_nbytes or offset + needed > nbytes or start + offset & _ALIGNED:
+                return None
+            arrays[name] = _ndarray((rows, *row_shape), dtype, data, start + offset)
+        return arrays
+
+    def read(self, rows: pa.RecordBatch) -> Arrays | None:
+        """View the columns of a record batch; None if it has another schema, nulls, or too few bytes for its rows.
+
+        Arrays at an address where their dtype cannot be read are copied. The others are read-only.
+        """
+        count = rows.num_rows
+        if not (count and self._has_bytes and rows.schema.equals(self.schema, check_metadata=True)):
+            return None
+        arrays: Arrays = {}
+        for (name, column), array in zip(self._columns.items(), rows.columns, strict=True):
+            *others, last = array.buffers()
+            if any(buffer is not None for buffer in others) or array.offset or last is None:
+                return None
+            if last.size < count * column.row_nbytes:
+                return None
+            values = _ndarray((count, *column.row_shape), column.dtype, last)
+            arrays[name] = values if values.flags.aligned else memory.copy_of(values)
+        return arrays
+
+    # Writing
+
+    def fits(self, columns: Mapping[str, npt.NDArray[Any]]) -> bool:
+        """Tell whether arrays are the columns of such a record batch: all of them, in their order, of one length."""
+        if len(columns) != len(self._columns):
+            return False
+        count = -1
+        for (own, column), (name, values) in zip(self._columns.items(), columns.items(), strict=True):
+            if name != own or values.shape[1:] != column.row_shape or values.dtype != column.dtype:
+                return False
+            if not values.flags.c_contiguous or (len(values) != count and count >= 0):
+                return False
+            count = len(values)
+        return count > 0 and self._has_bytes
+
+    def write(self, columns: Mapping[str, npt.NDArray[Any]]) -> pa.RecordBatch:
+        """View arrays that `fits` is true of as a record batch."""
+        pairs = zip(self._columns.values(), columns.values(), strict=True)
+        arrays = [_encode(column.arrow, len(values), memory.as_buffer(values)) for column, values in pairs]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+_plans = Recent[bytes, Plan | None](limit=64)
+"""Plans of the schemas that were seen last, by all bytes of a schema."""
+
+
+def _encode(arrow: pa.DataType, count: int, values: pa.Buffer) -> pa.Array:
+    """View the bytes of values as an Arrow array of a number of rows."""
+    if isinstance(arrow, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(arrow, _encode(arrow.storage_type, count, values))
+    if isinstance(arrow, pa.FixedSizeListType):
+        inner = _encode(arrow.value_type, count * arrow.list_size, values)
+        return _from_buffers(arrow, count, [None], children=[inner])
+    return _from_buffers(arrow, count, [None, values])
+
+
+class Place(NamedTuple):
+    """First byte of a column in a stream, and the dtype and shape of its array."""
+
+    start: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the column."""
+        return self.dtype.itemsize * prod(self.shape)
+
+
+class StreamLayout:
+    """Layout of Arrow streams of one record batch, of one plan and one number of rows, for many samples of one form.
+
+    A stream is its head, which has the schema and says where the buffers of the record batch lie, and these buffers. A
+    stream that has the same bytes beside its columns as one that Arrow read is viewed as that one.
+
+    Parameters
+    ----------
+    places
+        The columns, by their names.
+    stream
+        A stream of this form, shape (nbytes,).
+    head
+        The bytes that it begins with, up to the buffers.
+
+    Attributes
+    ----------
+    places, head
+        As given.
+    nbytes
+        Bytes of a stream.
+
+    Examples
+    --------
+    >>> rows = pa.record_batch({"a": np.arange(3), "b": np.zeros(3)})
+    >>> sink = pa.BufferOutputStream()
+    >>> with pa.ipc.new_stream(sink, rows.schema) as writer:
+    ...     writer.write_batch(rows)
+    >>> stream = np.frombuffer(sink.getvalue(), np.uint8)
+    >>> layout = StreamLayout.find(stream, pa.ipc.open_stream(stream).read_next_batch())
+    >>> out = np.empty(layout.nbytes, np.uint8)
+    >>> layout.write({"a": np.array([4, 5, 6]), "b": np.ones(3)}, out)
+    >>> pa.ipc.open_stream(out).read_next_batch().to_pydict()
+    {'a': [4, 5, 6], 'b': [1.0, 1.0, 1.0]}
+    >>> layout.matches(out), layout.read(out)["a"]
+    (True, array([4, 5, 6]))
+    """
+
+    __slots__ = ("_beside", "_blank", "head", "nbytes", "places")
+
+    def __init__(self, places: Mapping[str, Place], stream: Bytes, head: bytes) -> None:
+        self.head = head
+        self.nbytes = stream.nbytes
+        self.places: Mapping[str, Place] = dict(places)
+        self._beside = _bytes_beside(self.places, stream, len(head))
+        """Bytes after the head that are no column's, and where they begin: paddings, and the end."""
+        self._blank = stream.tobytes() if stream.nbytes <= _BLANK_NBYTES else None
+        """A stream that is small, to be copied at once and written over."""
+
+    @classmethod
+    def find(cls, stream: Bytes, rows: pa.RecordBatch) -> Self | None:
+        """Find the layout of a stream, shape (nbytes,), that Arrow has read.
+
+        Returns
+        -------
+        The layout; None if the schema has no plan, or Arrow has a column elsewhere than in these bytes.
+        """
+        head, plan = head_of(stream), Plan.of(rows.schema)
+        arrays = None if head is None or plan is None else plan.read(rows)
+        if head is None or arrays is None:
+            return None
+        places = {}
+        for name, values in arrays.items():
+            start = values.ctypes.data - stream.ctypes.data
+            if start < len(head) or start + values.nbytes > stream.nbytes:
+                return None
+            places[name] = Place(start, values.dtype, values.shape)
+        return cls(places, stream, head)
+
+    # Writing
+
+    def fits(self, columns: Mapping[str, npt.NDArray[Any]]) -> bool:
+        """Tell whether arrays are the columns of such a stream: all of them, in their order, and no others."""
+        if len(columns) != len(self.places):
+            return False
+        for (own, (_, dtype, shape)), (name, values) in zip(self.places.items(), columns.items(), strict=True):
+            if name != own or values.shape != shape or values.dtype != dtype:
+                return False
+        return True
+
+    def write(self, columns: Mapping[str, npt.NDArray[Any]], out: Bytes) -> None:
+        """Write a stream.
+
+        Parameters
+        ----------
+        columns
+            Arrays that `fits` is true of.
+        out
+            Memory for it, shape (nbytes,).
+        """
+        self._write_beside(out)
+        targets = [_ndarray(shape, dtype, out, start) for start, dtype, shape in self.places.values()]
+        copy_all(targets, list(columns.values()), self.nbytes)
+
+    def _write_beside(self, out: Bytes) -> None:
+        """Write all bytes of a stream but those of its columns into memory, shape (nbytes,)."""
+        view = out.data
+        if self._blank is not None:
+            view[:] = self._blank
+            return
+        view[: len(self.head)] = self.head
+        for start, part in self._beside:
+            view[start : start + len(part)] = part
+
+    # Reading
+
+    def matches(self, stream: Bytes) -> bool:
+        """Tell whether a stream that begins with `head` has the same bytes beside its columns, shape (m,)."""
+        if stream.nbytes < self.nbytes:
+            return False
+        return all(stream[start : start + len(part)].tobytes() == part for start, part in self._beside)
+
+    def read(self, stream: Bytes) -> dict[str, npt.NDArray[Any]]:
+        """View the columns of a stream that `matches` is true of.
+
+        Arrays at an address where their dtype cannot be read are copied. The others are read-only if `stream` is.
+        """
+        found = {}
+        for name, (start, dtype, shape) in self.places.items():
+            values = _ndarray(shape, dtype, stream, start)
+            found[name] = values if values.flags.aligned else memory.copy_of(values)
+        return found
+
+
+def _bytes_beside(places: Mapping[str, Place], stream: Bytes, start: int) -> list[tuple[int, bytes]]:
+    """Copy the bytes of a stream from a place on that are no column's, each run with the place where it begins."""
+    spans = sorted((place.start, place.start + place.nbytes) for place in places.values())
+    found = []
+    for first, stop in [*spans, (stream.nbytes, stream.nbytes)]:
+        if first > start:
+            found.append((start, stream[start:first].tobytes()))
+        start = max(start, stop)
+    return found
+
+
+def head_of(stream: Bytes) -> bytes | None:
+    """Return the bytes of a stream up to the buffers of its second message; None if it is no such stream.
+
+    The first message is the schema, and the second one the record batch.
+
+    Examples
+    --------
+    >>> head_of(np.zeros(8, np.uint8)) is None
+    True
+    """
+    stop, most = 0, min(stream.nbytes, _MAX_HEAD_NBYTES)
+    for _ in range(2):
+        if stop + _PREFIX.size > most:
+            return None
+        mark, described = _PREFIX.unpack_from(stream.data, stop)
+        stop += _PREFIX.size + described
+        if mark != _CONTINUED or described <= 0 or stop > most:
+            return None
+    return stream[:stop].tobytes()

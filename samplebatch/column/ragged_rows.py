@@ -1,0 +1,599 @@
+"""RaggedRows: padding, arithmetic and cuts of ragged columns."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.arguments import choice
+from samplebatch.column import ragged_math, ragged_padding
+from samplebatch.column.ragged_padding import SIDES, Side
+from samplebatch.column.varying_rows import VaryingRows, gather, offsets_of
+from samplebatch.errors import ArgumentError, ColumnLengthError, ColumnTypeError, RowIndexError
+
+if TYPE_CHECKING:
+    import torch
+
+_MAX_INT32 = np.iinfo(np.int32).max
+
+
+def _binary(function: Callable[[Any, Any], Any], *, reflected: bool = False) -> Any:
+    def apply(self: RaggedRows, other: Any) -> Any:
+        if isinstance(other, str | bytes | dict | None):
+            return NotImplemented
+        flat, aligned = self.flat, ragged_math.operand(self, other)
+        return ragged_math.with_elements(self, function(aligned, flat) if reflected else function(flat, aligned))
+
+    return apply
+
+
+def _unary(function: Callable[[Any], Any]) -> Any:
+    return lambda self: ragged_math.with_elements(self, function(self.flat))
+
+
+class RaggedRows(VaryingRows):
+    """Rows of varying length with the verbs of sequences: padding, masks, reductions, arithmetic, cuts.
+
+    Operators and comparisons work by element. The other operand is a ragged column of the same lengths, an array of
+    one value per row, or a number. Results are new columns. NumPy's functions of elements take columns of arrays;
+    `map` applies any other function.
+
+    Reductions return one value per row, shape (n,), an array or a tensor. They cover all elements of a row, whatever
+    its dimensions. `mask`, a ragged column of flags, restricts them.
+
+    Examples
+    --------
+    >>> from samplebatch.column import RaggedColumn
+    >>> logp = RaggedColumn.from_rows([[-1.0, -2.0], [-0.5]], "logp")
+    >>> list(logp * 2 + np.array([10, 20]))
+    [array([8., 6.]), array([19.])]
+    >>> logp.sum(), (logp > -1).any(), np.exp(logp)[1].round(2)
+    (array([-3. , -0.5]), array([False,  True]), array([0.61]))
+    """
+
+    __slots__ = ()
+
+    # -- sizes ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def seq_lens(self) -> npt.NDArray[np.int64]:
+        """The first extent of each row, shape (n,): its number of tokens or steps."""
+        return self.extents[:, 0]
+
+    @property
+    def max_seqlen(self) -> int:
+        """The first extent of the longest row; 0 without rows."""
+        return int(self.seq_lens.max(initial=0))
+
+    @property
+    def cu_seqlens(self) -> Any:
+        """Where rows begin and end in `flat`, int32, shape (n + 1,), as FlashAttention takes them.
+
+        An array, or a tensor on the device of the elements. Raises ColumnLengthError if there are 2**31 elements or
+        more.
+
+        >>> from samplebatch.column import RaggedColumn
+        >>> RaggedColumn.from_rows([[1, 2], [], [3]], "ids").cu_seqlens
+        array([0, 2, 2, 3], dtype=int32)
+        """
+        offsets = offsets_of(self.seq_lens)
+        if offsets[-1] > _MAX_INT32:
+            raise ColumnLengthError(f"cu_seqlens must fit 32 bits, got {offsets[-1]} elements; split the batch")
+        return self._beside(offsets.astype(np.int32))
+
+    def _beside(self, array: npt.NDArray[Any]) -> Any:
+        """Return an array as it is, or as a tensor on the device of the elements."""
+        if isinstance(self.elements, np.ndarray):
+            return array
+        import torch
+
+        return torch.from_numpy(array).to(self.elements.device)
+
+    @classmethod
+    def from_lengths(cls, values: Any, lengths: Any) -> Self:
+        """View an array or tensor as rows of the given lengths.
+
+        Raises ColumnLengthError if lengths are negative, or their sum is not m. Raises ColumnTypeError if values have
+        no dimension.
+
+        Parameters
+        ----------
+        values
+            The rows end to end, shape (m, ...). C-contiguous values are not copied.
+        lengths
+            The length of each row, shape (n,).
+
+        Examples
+        --------
+        >>> from samplebatch.column import RaggedColumn
+        >>> list(RaggedColumn.from_lengths(np.arange(3), [2, 0, 1]))
+        [array([0, 1]), array([], dtype=int64), array([2])]
+        """
+        values = values.contiguous() if hasattr(values, "detach") else np.asarray(values, order="C")
+        counts = np.asarray(lengths.cpu() if hasattr(lengths, "cpu") else lengths)
+        counts = counts.astype(np.int64) if counts.size else counts.reshape(-1).astype(np.int64)
+        if not values.ndim:
+            raise ColumnTypeError("values must have one dimension or more, got a single number")
+        if counts.ndim != 1 or counts.min(initial=0) < 0 or counts.sum() != len(values):
+            found = f"shape {counts.shape}" if counts.ndim != 1 else f"a sum of {counts.sum()}"
+            if counts.ndim == 1 and counts.min(initial=0) < 0:
+                found = f"{counts.min()} in row {int(counts.argmin())}"
+            raise ColumnLengthError(f"lengths must be numbers from 0 with a sum of {len(values)}, got {found}")
+        trailing = tuple(values.shape[1:])
+        shapes = None
+        if trailing:
+            shapes = np.empty((len(counts), values.ndim), np.int64)
+            shapes[:, 0], shapes[:, 1:] = counts, trailing
+        return cls(values.reshape(-1), offsets_of(counts * int(np.prod(trailing, dtype=np.int64))), shapes)
+
+    # -- padding -------------------------------------------------------------------------------------------------------
+
+    def pad(
+        self,
+        value: Any = 0,
+        *,
+        side: Side = "right",
+        length: int | None = None,
+        multiple_of: int | None = None,
+        out: Any = None,
+    ) -> Any:
+        """Return the rows in one array or tensor, shape (n, width, ...), each filled up with a value.
+
+        Extents after the first are filled up on the right, to the largest ones.
+
+        Parameters
+        ----------
+        value
+            What fills up the rows.
+        side
+            Where the padding is: `"right"` or `"left"`.
+        length
+            The width; by default that of the longest row, or of `out`.
+        multiple_of
+            Round the width up to a multiple of this.
+        out
+            An array or a tensor to write to, of the rows' dtype.
+
+        Raises
+        ------
+        ArgumentError
+            If `side`, `length` or `multiple_of` is none.
+        ColumnLengthError
+            If a row is longer than `length`.
+        ColumnMismatchError
+            If `out` has another shape or dtype.
+        OverflowError, RuntimeError
+            If the dtype does not hold the value.
+
+        Examples
+        --------
+        >>> from samplebatch.column import RaggedColumn
+        >>> ids = RaggedColumn.from_rows([[1, 2], [3], []], "ids")
+        >>> ids.pad(-1).tolist()
+        [[1, 2], [3, -1], [-1, -1]]
+        >>> ids.pad(side="left", multiple_of=4).tolist()
+        [[0, 0, 1, 2], [0, 0, 0, 3], [0, 0, 0, 0]]
+        """
+        return ragged_padding.pad(self, value, side, length, multiple_of, out)
+
+    def mask(self, *, side: Side = "right", length: int | None = None, multiple_of: int | None = None) -> Any:
+        """Return which elements of the padded rows are no padding, bool, shape (n, width); arguments as in `pad`.
+
+        >>> from samplebatch.column import RaggedColumn
+        >>> RaggedColumn.from_rows([[1, 2], [3]], "ids").mask(side="left").tolist()
+        [[True, True], [False, True]]
+        """
+        return ragged_padding.mask(self, side, length, multiple_of)
+
+    def positions(self, *, side: Side = "right", length: int | None = None, multiple_of: int | None = None) -> Any:
+        """Return the position of each element in its row, shape (n, width), 0 for padding; arguments as in `pad`.
+
+        >>> from samplebatch.column import RaggedColumn
+        >>> RaggedColumn.from_rows([[7, 8], [9]], "ids").positions(length=3).tolist()
+        [[0, 1, 0], [0, 0, 0]]
+        """
+        return ragged_padding.positions(self, side, length, multiple_of)
+
+    def to_nested(self) -> torch.Tensor:
+        """Return the rows as a nested tensor in torch's jagged layout; another name for `to_torch`.
+
+        >>> from samplebatch.column import RaggedColumn
+        >>> RaggedColumn.from_rows([[1, 2], [3]], "ids").to_nested().values()
+        tensor([1, 2, 3])
+        """
+        return self.to_torch()
+
+    # -- reductions ----------------------------------------------------------------------------------------------------
+
+    def sum(self, *, mask: Self | None = None) -> Any:
+        """Add up the elements of each row; 0 for rows without elements. Integers and flags add up in 64 bits.
+
+        >>> from samplebatch.column import RaggedColumn
+        >>> ids = RaggedColumn.from_rows([[1, 2], [], [4]], "ids")
+        >>> ids.sum(), ids.sum(mask=ids > 1)
+        (array([3, 0, 4]), array([2, 0, 4]))
+        """
+        return ragged_math.reduce("sum", self if mask is None else self._blank(mask))
+
+    def mean(self, *, mask: Self | None = None) -> Any:
+        """Average the elements of each row; NaN for rows without elements.
+
+        >>> from samplebatch.column import RaggedColumn
+        >>> RaggedColumn.from_rows([[1, 2], [4]], "ids").mean()
+        array([1.5, 4. ])
+        """
+        if mask is None:
+            return ragged_math.mean(self, self.lengths)
+        counts = ragged_math.reduce("sum", self._flags(mask))
+        return ragged_math.mean(self._blank(mask), counts)
+
+    def min(self, *, initial: Any = None, mask: Self | None = None) -> Any:
+        """Return the smallest element of each row.
+
+        Raises ArgumentError if a row has no elements, and there is no `initial`; names the row.
+
+        Parameters
+        ----------
+        initial
+            The result for rows without elements.
+        mask
+            Flags of the elements that count.
+        """
+        return ragged_math.reduce("min", self._where(mask), initial)
+
+    def max(self, *, initial: Any = None, mask: Self | None = None) -> Any:
+        """Return the largest element of each row; see `min`.
+
+        >>> from samplebatch.column import RaggedColumn
+        >>> RaggedColumn.from_rows([[1, 2], []], "ids").max(initial=-1)
+        array([ 2, -1])
+        """
+        return ragged_math.reduce("max", self._where(mask), initial)
+
+    def any(self, *, mask: Self | None = None) -> Any:
+        """Tell for each row whether an element is not zero; False for rows without elements."""
+        return ragged_math.reduce("any", self._where(mask))
+
+    def all(self, *, mask: Self | None = None) -> Any:
+        """Tell for each row whether no element is zero; True for rows without elements."""
+        return ragged_math.reduce("all", self._where(mask))
+
+    def argmax(self, *, mask: Self | None = None) -> Any:
+        """Return the position of the first largest element of each row, of those of a mask if there is one.
+
+        Raises ArgumentError if a row has no elements.
+
+        >>> from samplebatch.column import RaggedColumn
+        >>> RaggedColumn.from_rows([[1, 5, 5], [4]], "ids").argmax()
+        array([1, 0])
+        """
+        if mask is None:
+            return ragged_math.argmax(self)
+        chosen = self._where(mask)
+        among = ragged_math.argmax(chosen)
+        inside = ragged_math.with_elements(self, ragged_padding.places_of(self))
+        return inside._where(mask).gather(among)
+
+    def cumsum(self, *, reverse: bool = False) -> Self:
+        """Add up each row to every element, or from every element on.
+
+        Floats keep their dtype and add up in 64 bits; integers become 64-bit ones.
+
+        Parameters
+        ----------
+        reverse
+            Whether sums run from the end of each row: the returns to go without a discount.
+
+        Examples
+        --------
+        >>> from samplebatch.column import RaggedColumn
+        >>> rewards = RaggedColumn.from_rows([[1.0, 2.0, 3.0], [4.0]], "rewards")
+        >>> rewards.cumsum()[0], rewards.cumsum(reverse=True)[0]
+        (array([1., 3., 6.]), array([6., 5., 3.]))
+        """
+        return cast("Self", ragged_math.with_elements(self, ragged_math.accumulate(self, reverse=reverse)))
+
+    # -- by element ----------------------------------------------------------------------------------------------------
+
+    def clip(self, low: Any = None, high: Any = None) -> Self:
+        """Limit the elements to bounds: numbers, arrays of one value per row, or ragged columns.
+
+        >>> from samplebatch.column import RaggedColumn
+        >>> list(RaggedColumn.from_rows([[1, 2], [5]], "ids").clip(2, np.array([3, 4])))
+        [array([2, 2]), array([4])]
+        """
+        if low is None and high is None:
+            raise ArgumentError("one of low and high must be given, got none")
+        flat = self.flat
+        # One after the other: torch's takes no number beside a tensor.
+        if low is not None:
+            flat = flat.clip(ragged_math.operand(self, low), None)
+        if high is not None:
+            flat = flat.clip(None, ragged_math.operand(self, high))
+        return cast("Self", ragged_math.with_elements(self, flat))
+
+    def map(self, function: Callable[[Any], Any]) -> Self:
+        """Apply a function that takes and returns one array or tensor, shape (m,), to the elements of all rows.
+
+        Raises ColumnLengthError if the function returns another number of elements.
+
+        >>> from samplebatch.column import RaggedColumn
+        >>> RaggedColumn.from_rows([[1, 2], [3]], "ids").map(lambda ids: ids % 2)[0]
+        array([1, 0])
+        """
+        return cast("Self", ragged_math.map_elements(self, function))
+
+    def astype(self, dtype: Any) -> Self:
+        """Convert the elements to a dtype of NumPy's or torch's, with its rules of rounding."""
+        flat = self.flat
+        return cast(
+            "Self", ragged_math.with_elements(self, flat.to(dtype) if hasattr(flat, "to") else flat.astype(dtype))
+        )
+
+    def filter(self, mask: Self) -> Self:
+        """Keep the elements that a ragged column of flags marks; rows of one dimension.
+
+        >>> from samplebatch.column import RaggedColumn
+        >>> ids = RaggedColumn.from_rows([[1, 2, 3], [4]], "ids")
+        >>> list(ids.filter(ids > 2))
+        [array([3]), array([4])]
+        """
+        if self.ndim > 1:
+            raise ColumnTypeError(f"rows must have one dimension to be filtered, got {self.ndim}")
+        return self._where(mask)
+
+    def _flags(self, mask: Self) -> VaryingRows:
+        """Check a mask; return it as a column of flags."""
+        if not isinstance(mask, VaryingRows):
+            raise ColumnTypeError(f"mask must be a ragged column of flags, got {type(mask).__name__}")
+        ragged_math.check_alike(self, mask, "mask")
+        if str(mask.dtype).removeprefix("torch.") == "bool":
+            return mask
+        return cast("VaryingRows", ragged_math.with_elements(mask, mask.flat != 0))
+
+    def _where(self, mask: Self | None) -> Self:
+        """Keep the elements of a mask, if there is one, in rows of one dimension."""
+        if mask is None:
+            return self
+        flags = self._flags(mask)
+        counts = ragged_math.reduce("sum", flags)
+        return type(self)(
+            self.flat[flags.flat], offsets_of(np.asarray(counts.cpu() if hasattr(counts, "cpu") else counts))
+        )
+
+    def _blank(self, mask: Self) -> Self:
+        """Set the elements outside a mask to 0."""
+        flags = self._flags(mask)
+        if isinstance(self.elements, np.ndarray):
+            flat: Any = np.where(flags.flat, self.flat, self.dtype.type(0))
+        else:
+            flat = self.flat.masked_fill(~flags.flat, 0)
+        return cast("Self", ragged_math.with_elements(self, flat))
+
+    # -- cuts ----------------------------------------------------------------------------------------------------------
+
+    def join(self, *others: Self) -> Self:
+        """Join the rows of several columns: row i of the result is row i of each, one after the other.
+
+        Raises ColumnLengthError if a column has another number of rows. Raises ColumnMismatchError if dtypes, numbers
+        of dimensions or extents after the first do not fit.
+
+        >>> from samplebatch.column import RaggedColumn
+        >>> prompts, answers = RaggedColumn.from_rows([[1], [2, 3]], "p"), RaggedColumn.from_rows([[7, 8], [9]], "a")
+        >>> list(prompts.join(answers))
+        [array([1, 7, 8]), array([2, 3, 9])]
+        """
+        parts = [self, *others]
+        n, count = len(self), len(parts)
+        for part in others:
+            if type(part) is not type(self):
+                raise ColumnTypeError(f"rows must be joined with a {self.kind} column, got {type(part).__name__}")
+            if len(part) != n:
+                raise ColumnLengthError(f"rows must be joined with as many, {n}, got {len(part)}")
+        if not n:
+            return self.copy()
+        stacked = type(self).concat(parts, "rows")
+        rows: Any = stacked.take(np.arange(n * count).reshape(count, n).T.reshape(-1))
+        return cast("Self", rows.merge(np.full(n, count)))
+
+    def merge(self, counts: Any) -> Self:
+        """Put runs of consecutive rows together, each to one row; the elements are shared.
+
+        Raises ColumnLengthError if the sum of `counts` is not the number of rows, or extents after the first differ
+        within a run.
+
+        Parameters
+        ----------
+        counts
+            How many rows are put together for each row of the result, shape (k,).
+
+        Examples
+        --------
+        >>> from samplebatch.column import RaggedColumn
+        >>> list(RaggedColumn.from_rows([[1], [2, 3], [4]], "ids").merge([2, 0, 1]))
+        [array([1, 2, 3]), array([], dtype=int64), array([4])]
+        """
+        edges = offsets_of(_host(counts).astype(np.int64))
+        if edges[-1] != len(self) or (edges[1:] < edges[:-1]).any():
+            raise ColumnLengthError(
+                f"counts must be numbers from 0 with a sum of {len(self)}, got a sum of {edges[-1]}"
+            )
+        shapes = None
+        if self.shapes is not None:
+            runs = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+            shapes = np.zeros((len(edges) - 1, self.ndim), np.int64)
+            np.add.at(shapes[:, 0], runs, self.shapes[:, 0])
+            # Rows without elements fit any extents, and determine those of runs without elements only.
+            telling = (self.shapes[:, :1] > 0) | (shapes[runs, :1] == 0)
+            np.maximum.at(shapes[:, 1:], runs, np.where(telling, self.shapes[:, 1:], 0))
+            differs = ((self.shapes[:, 1:] != shapes[runs, 1:]).any(1)) & (self.shapes[:, 0] > 0)
+            if differs.any():
+                raise ColumnLengthError(
+                    "rows must have the same extents after the first to be put together, got others in row "
+                    f"{int(runs[differs.argmax()])}"
+                )
+        return type(self)(self.elements, np.ascontiguousarray(self.offsets[edges]), shapes)
+
+    def split(self, positions: Any) -> tuple[Self, Self]:
+        """Split each row at a position: the inverse of `join`.
+
+        Raises RowIndexError if a position lies outside its row; names the row.
+
+        Parameters
+        ----------
+        positions
+            The number of elements of the first parts: a number, or one for each row; negative ones count from the end.
+
+        Examples
+        --------
+        >>> from samplebatch.column import RaggedColumn
+        >>> prompts, answers = RaggedColumn.from_rows([[1, 7, 8], [2, 3, 9]], "ids").split([1, 2])
+        >>> list(prompts), list(answers)
+        ([array([1]), array([2, 3])], [array([7, 8]), array([9])])
+        """
+        lengths = self.seq_lens
+        cuts = self._per_row("positions", positions)
+        cuts = np.where(cuts < 0, cuts + lengths, cuts)
+        outside = np.flatnonzero((cuts < 0) | (cuts > lengths))
+        if len(outside):
+            row = int(outside[0])
+            raise RowIndexError(f"positions must lie within the rows, got {cuts[row]} of {lengths[row]} in row {row}")
+        return self._part(np.zeros_like(cuts), cuts), self._part(cuts, lengths - cuts)
+
+    def truncate(self, length: Any, side: Side = "right") -> Self:
+        """Cut off what exceeds a length, on one side; the column itself if no row is longer.
+
+        Raises ArgumentError if a length is negative, or `side` is none.
+
+        Parameters
+        ----------
+        length
+            The most elements to keep: a number, or one for each row.
+        side
+            Which side is cut.
+
+        Examples
+        --------
+        >>> from samplebatch.column import RaggedColumn
+        >>> list(RaggedColumn.from_rows([[1, 2, 3], [4]], "ids").truncate(2, side="left"))
+        [array([2, 3]), array([4])]
+        """
+        choice("side", side, SIDES)
+        limits = self._per_row("length", length)
+        if limits.min(initial=0) < 0:
+            raise ArgumentError(f"length must be a whole number from 0, got {limits.min()}")
+        lengths = self.seq_lens
+        if (lengths <= limits).all():
+            return self
+        counts = np.minimum(lengths, limits)
+        return self._part(lengths - counts if side == "left" else np.zeros_like(counts), counts)
+
+    def gather(self, positions: Any) -> Any:
+        """Return the elements at positions of each row.
+
+        Raises RowIndexError if a position lies outside its row; names the row. Raises ColumnLengthError if there are
+        positions for another number of rows.
+
+        Parameters
+        ----------
+        positions
+            A number; an array of shape (n,) or (n, k); or a ragged column with any number of positions per row.
+            Negative ones count from the end of the row.
+
+        Returns
+        -------
+        ndarray, tensor or column
+            Shape (n, ...) for a number or shape (n,), (n, k, ...) for shape (n, k); a ragged column for a ragged one.
+
+        Examples
+        --------
+        >>> from samplebatch.column import RaggedColumn
+        >>> ids = RaggedColumn.from_rows([[1, 2, 3], [4]], "ids")
+        >>> ids.gather(-1), ids.gather([[0, 1], [0, 0]]).tolist()
+        (array([3, 4]), [[1, 2], [4, 4]])
+        """
+        extents = self.extents
+        if self.ndim > 1 and len(self) and (extents[:, 1:] != extents[0, 1:]).any():
+            raise ColumnTypeError("rows must have the same extents after the first to gather positions, got others")
+        wanted = positions.layout if isinstance(positions, VaryingRows) else None
+        if isinstance(positions, VaryingRows):
+            given = _host(positions.flat)
+            counts = positions.lengths
+        else:
+            given = _host(positions)
+            given = np.broadcast_to(given, len(self)) if not given.ndim else given
+            counts = np.full(len(given), int(np.prod(given.shape[1:], dtype=np.int64)))
+        if given.dtype.kind not in "iu" and given.size:
+            raise ArgumentError(f"positions must be whole numbers, got dtype {given.dtype}")
+        if len(counts) != len(self):
+            raise ColumnLengthError(f"positions must have {len(self)} rows, got {len(counts)}")
+        lengths = np.repeat(self.seq_lens, counts)
+        places = given.reshape(-1).astype(np.int64)
+        places = np.where(places < 0, places + lengths, places)
+        outside = np.flatnonzero((places < 0) | (places >= lengths))
+        if len(outside):
+            row = int(np.repeat(np.arange(len(self)), counts)[outside[0]])
+            found, length = given.reshape(-1)[outside[0]], self.seq_lens[row]
+            raise RowIndexError(f"positions must lie within the rows, got {found} of {length} in row {row}")
+        places += np.repeat(offsets_of(self.seq_lens)[:-1], counts)
+        trailing = tuple(extents[0, 1:].tolist()) if len(self) else (0,) * (self.ndim - 1)
+        flat = self.flat.reshape(int(self.seq_lens.sum()), *trailing)
+        values = flat[places] if isinstance(flat, np.ndarray) else flat[self._beside(places)]
+        if wanted is None:
+            return values.reshape(*given.shape, *trailing)
+        return type(self).from_lengths(values, counts)
+
+    def _per_row(self, name: str, values: Any) -> npt.NDArray[np.int64]:
+        """Return a whole number for each row."""
+        numbers = _host(values)
+        if numbers.dtype.kind not in "iu" and numbers.size:
+            raise ArgumentError(f"{name} must be whole numbers, got dtype {numbers.dtype}")
+        if numbers.ndim and numbers.shape != (len(self),):
+            raise ColumnLengthError(f"{name} must be a number or have {len(self)} rows, got shape {numbers.shape}")
+        return np.broadcast_to(numbers, len(self)).astype(np.int64)
+
+    def _part(self, firsts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Self:
+        """Copy `counts` elements of each row along its first axis, from `firsts` on."""
+        extents = self.extents
+        sizes = extents[:, 1:].prod(1)
+        shapes = None if self.shapes is None else np.concatenate([counts[:, None], extents[:, 1:]], 1)
+        starts = self.offsets[:-1] + firsts * sizes
+        if isinstance(self.elements, np.ndarray):
+            return type(self)(*gather(self.elements, starts, counts * sizes), shapes)
+        offsets = offsets_of(counts * sizes)
+        places = np.repeat(starts - offsets[:-1], counts * sizes) + np.arange(offsets[-1])
+        return type(self)(self.elements[self._beside(places)], offsets, shapes)
+
+    # -- operators -----------------------------------------------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        """Refuse to be a condition: the result of a comparison has many flags."""
+        raise ArgumentError(
+            "a ragged column has no truth value, got one as a condition; use .any() or .all() for each row, equals() "
+            "for whole columns, or len()"
+        )
+
+    __hash__ = object.__hash__
+
+    __add__, __radd__ = _binary(operator.add), _binary(operator.add, reflected=True)
+    __sub__, __rsub__ = _binary(operator.sub), _binary(operator.sub, reflected=True)
+    __mul__, __rmul__ = _binary(operator.mul), _binary(operator.mul, reflected=True)
+    __truediv__, __rtruediv__ = _binary(operator.truediv), _binary(operator.truediv, reflected=True)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _binary(operator.floordiv, reflected=True)
+    __mod__, __rmod__ = _binary(operator.mod), _binary(operator.mod, reflected=True)
+    __pow__, __rpow__ = _binary(operator.pow), _binary(operator.pow, reflected=True)
+    __and__, __rand__ = _binary(operator.and_), _binary(operator.and_, reflected=True)
+    __or__, __ror__ = _binary(operator.or_), _binary(operator.or_, reflected=True)
+    __xor__, __rxor__ = _binary(operator.xor), _binary(operator.xor, reflected=True)
+    __lt__, __le__, __gt__, __ge__ = (_binary(f) for f in (operator.lt, operator.le, operator.gt, operator.ge))
+    __eq__, __ne__ = _binary(operator.eq), _binary(operator.ne)
+    __neg__, __abs__, __invert__ = _unary(operator.neg), _unary(abs), _unary(operator.invert)
+
+
+def _host(values: Any) -> npt.NDArray[Any]:
+    """Return a number, a list, an array or a tensor as an array."""
+    return np.asarray(values.cpu() if hasattr(values, "cpu") else values)

@@ -1,0 +1,446 @@
+"""Steps of any source, episode by episode: the form between the library's types and those of other libraries.
+
+Sources are batches, buffers and fragments, or paths of datasets and of Parquet files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch import names
+from samplebatch.batch.action_unit import ActionUnit
+from samplebatch.batch.concat import concat_samples, join
+from samplebatch.batch.episodes import by_stream, run_starts
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node, values_of
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.sequences import unpadded
+from samplebatch.buffer.gather import rows_at
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.sequences import find_episodes
+from samplebatch.buffer.writing import drop_empty
+from samplebatch.column.casting import as_flags
+from samplebatch.column.memory import MemoryBound
+from samplebatch.column.varying_rows import VaryingRows
+from samplebatch.errors import (
+    ArgumentError,
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    ColumnTypeError,
+    EmptyBufferError,
+    FormatError,
+    SequenceError,
+    near_names,
+)
+from samplebatch.storage.datasets.commit_log import CommitLog
+from samplebatch.storage.datasets.dataset import Dataset
+from samplebatch.storage.tables.parquet import open_parquet
+
+Flags = npt.NDArray[np.bool_]
+Source = SampleBatch | MultiAgentBatch | Batch | ReplayBuffer | Mapping[str, Any] | Iterable[Any]
+"""Experience that can be converted: a batch, a buffer, columns by name, or an iterable of fragments."""
+
+
+class Steps(NamedTuple):
+    """Steps for a conversion, episode by episode, each in time order.
+
+    An episode is a trajectory of one agent: steps with the same `eps_id`, `env_id` and `agent_index`.
+
+    Attributes
+    ----------
+    batch
+        The rows, under RLlib's names.
+    bounds
+        Where each episode begins, and the number of rows, shape (k + 1,).
+    """
+
+    batch: SampleBatch
+    bounds: npt.NDArray[np.intp]
+
+    def episodes(self) -> Iterator[SampleBatch]:
+        """Yield the rows of each episode, as a view."""
+        for start, stop in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
+            yield self.batch.slice(start, stop)
+
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """Return the number of each row's episode, shape (n,)."""
+        return np.repeat(np.arange(len(self.bounds) - 1), np.diff(self.bounds))
+
+    def times(self) -> npt.NDArray[np.int64]:
+        """Return the place of each row in its episode, shape (n,)."""
+        return np.arange(self.batch.count) - np.repeat(self.bounds[:-1], np.diff(self.bounds))
+
+
+def as_steps(source: Source) -> Steps:
+    """Return the steps of a source, episode by episode, without sequences and padding, in environment units.
+
+    Rows that lie so already are not copied; actions that a policy maps to the environment's are mapped. Without ids of
+    episodes, flags that end one tell them apart.
+
+    Raises
+    ------
+    ColumnNotFoundError
+        If nothing tells episodes apart: neither `eps_id` nor flags.
+    ColumnTypeError
+        If a MultiAgentBatch has several policies, or the source is no experience.
+    ColumnMismatchError
+        If actions were mapped by a function, which is not recorded.
+    SequenceError
+        If rows are time-major, or steps of an episode are missing.
+    EmptyBufferError
+        If there are no steps.
+    """
+    batch, bounds = steps_as_recorded(source)
+    return Steps(batch.to_environment_actions(), bounds)
+
+
+def steps_as_recorded(source: Source) -> Steps:
+    """Return steps as `as_steps` does, with the actions of a policy as they were recorded."""
+    batch = _flat(source)
+    streams = [np.asarray(batch[name]) for name in (names.ENV_ID, names.AGENT_INDEX) if name in batch]
+    if names.EPS_ID in batch:
+        keys = [np.asarray(batch[names.EPS_ID]), *streams]
+    else:
+        if streams and np.any((stream := _number_in_order(streams))[1:] < stream[:-1]):
+            order = by_stream(stream)
+            batch, streams = batch.take(order), [key[order] for key in streams]
+        done = np.logical_or(*flags_of(batch))
+        keys = [np.cumsum(done) - done, *streams]
+    number = _number_in_order(keys)
+    t = np.asarray(batch[names.T]) if names.T in batch else None
+    if np.any(number[1:] < number[:-1]) or (t is not None and np.any((number[1:] == number[:-1]) & (t[1:] < t[:-1]))):
+        order = by_stream(number, t=t)
+        batch, number, t = batch.take(order), number[order], None if t is None else t[order]
+    if t is not None and np.any((number[1:] == number[:-1]) & (t[1:] != t[:-1] + 1)):
+        raise SequenceError(f"column {names.T!r} must count the steps of each episode one by one, some are missing")
+    return Steps(batch, np.append(run_starts(number), batch.count))
+
+
+def _number_in_order(keys: list[npt.NDArray[Any]]) -> npt.NDArray[np.intp]:
+    """Number rows by their keys, in the order in which these come first, shape (n,)."""
+    starts = run_starts(*keys)
+    code = np.zeros(len(starts), np.intp)
+    for key in keys:
+        own = np.unique(key[starts], return_inverse=True)[1].reshape(-1)
+        # Numbered again after each key, so that codes stay below the square of the number of runs.
+        code = np.unique(code * len(starts) + own, return_inverse=True)[1].reshape(-1)
+    first, run = np.unique(code, return_index=True, return_inverse=True)[1:]
+    rank = np.empty(len(first), np.intp)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return np.repeat(rank[run.reshape(-1)], np.diff(np.append(starts, len(keys[0]))))
+
+
+def _steps_in(buffer: ReplayBuffer) -> SampleBatch:
+    """Return the steps of a buffer in time order, with the number of their episode and of their ring."""
+    table = buffer._table
+    with table.lock:
+        if not len(buffer):
+            return SampleBatch()
+        found = find_episodes(table.rings, table.done, buffer._ring)
+        slots, bounds = found.slots(table.rings, np.arange(len(found.first)))
+        rows = drop_empty(rows_at(table, slots, 1))
+    batch = node(Batch, rows).as_sample_batch("rllib")
+    batch.action_unit = buffer.action_unit
+    batch[names.EPS_ID] = np.repeat(np.arange(len(found.first)), np.diff(bounds))
+    if table.rings.n > 1 and names.ENV_ID not in batch:
+        batch[names.ENV_ID] = table.rings.ring_of(slots)
+    return batch
+
+
+def as_flat(source: Source) -> SampleBatch:
+    """Return the steps of a source in the order in which they lie, under RLlib's names, without sequences.
+
+    Actions are the environment's; raises as `as_steps` does.
+    """
+    return _flat(source).to_environment_actions()
+
+
+def _flat(source: Source) -> SampleBatch:
+    """Return the steps of a source as they lie, actions as they were recorded."""
+    batch = _without_sequences(_steps_in(source) if isinstance(source, ReplayBuffer) else _join(source))
+    if not batch.count:
+        raise EmptyBufferError("experience must have steps to be converted, it has none")
+    return batch
+
+
+def fragments_of(source: Source) -> Iterator[SampleBatch | MultiAgentBatch]:
+    """Yield the parts of an iterable one after the other, or the source itself; raises as `as_flat`.
+
+    A MultiAgentBatch may have any number of policies.
+    """
+    single = isinstance(source, MultiAgentBatch | ReplayBuffer) or values_of(source) is not None
+    for part in [source] if single or not isinstance(source, Iterable) else source:
+        yield part if isinstance(part, MultiAgentBatch) else as_flat(part)
+
+
+def _join(source: Any) -> SampleBatch:
+    if isinstance(source, SampleBatch):
+        return source
+    if isinstance(source, Batch):
+        return source.as_sample_batch("rllib")
+    if isinstance(source, MultiAgentBatch):
+        if len(source.policy_batches) != 1:
+            listed = ", ".join(map(repr, source.policy_batches)) or "none"
+            raise ColumnTypeError(f"experience must be of one policy to be converted, got {listed}; convert each alone")
+        return next(iter(source.policy_batches.values()))
+    if values_of(source) is not None:
+        return SampleBatch(source)
+    if isinstance(source, Iterable) and not isinstance(source, str | bytes):
+        joined = concat_samples([_join(part) for part in source])
+        assert isinstance(joined, SampleBatch)
+        return joined
+    raise ColumnTypeError(f"experience must be a batch, a buffer or columns by name, got a {type(source).__name__}")
+
+
+def _without_sequences(batch: SampleBatch) -> SampleBatch:
+    if names.SEQ_LENS not in batch:
+        return batch
+    if batch.time_major:
+        raise SequenceError("experience must be batch-major to be converted; call to_batch_major() first")
+    batch = unpadded(batch)
+    return batch.drop(*(name for name in batch if names.is_per_sequence(name)))
+
+
+def flags_of(batch: SampleBatch) -> tuple[Flags, Flags]:
+    """Return which steps end their episode by termination, and which by truncation, shape (n,) each."""
+    given = names.TERMINATEDS if names.TERMINATEDS in batch else names.DONES
+    require_columns(batch, names.TERMINATEDS if given not in batch else given)
+    truncated = np.asarray(batch[names.TRUNCATEDS]) if names.TRUNCATEDS in batch else np.zeros(batch.count, np.bool_)
+    return as_flags(np.asarray(batch[given]), given), as_flags(truncated, names.TRUNCATEDS)
+
+
+def require_columns(batch: SampleBatch, *wanted: str) -> None:
+    """Raise ColumnNotFoundError with near names if a column is missing."""
+    for name in wanted:
+        if name not in batch:
+            raise ColumnNotFoundError(
+                f"column {name!r} must be there to be converted; {near_names(name, batch.column_names)}"
+            )
+
+
+def arrays_of(batch: SampleBatch, name: str) -> Any:
+    """Return a column as an array or a tree of arrays, without a copy where possible; rejects rows of varying shape."""
+    return map_leaves(lambda path, _: _array_of(batch, path), batch[name], name)
+
+
+def _array_of(batch: SampleBatch, path: str) -> npt.NDArray[Any]:
+    column = batch.column(path)
+    if isinstance(column, VaryingRows):
+        raise ColumnTypeError(f"column {path!r} must have rows of one shape to be converted, they vary; pad it first")
+    return column.to_numpy()
+
+
+def observations_of(episode: SampleBatch) -> Any:
+    """Return the observations of an episode, and the final one: arrays of shape (n + 1, ...).
+
+    They are copied once, unless `obs` and `new_obs` are views of the same ones, as `make_episode` lays them.
+    """
+    require_columns(episode, names.OBS, names.NEXT_OBS)
+    return map_leaves(
+        lambda path, _: _with_final(_array_of(episode, names.OBS + path), _array_of(episode, names.NEXT_OBS + path)),
+        episode[names.OBS],
+        "",
+    )
+
+
+def _with_final(obs: npt.NDArray[Any], following: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    alike = obs.dtype == following.dtype and obs.strides == following.strides and obs.dtype.kind != "O"
+    if alike and obs.shape == following.shape and following.ctypes.data == obs.ctypes.data + obs.strides[0]:
+        # The last row of the one is the row behind the last of the other.
+        return np.lib.stride_tricks.as_strided(obs, (len(obs) + 1, *obs.shape[1:]), obs.strides)
+    return np.concatenate([obs, following[-1:]])
+
+
+def make_episode(
+    number: int,
+    observations: Any,
+    columns: Mapping[str, Any],
+    *,
+    terminated: bool,
+    truncated: bool,
+    action_unit: ActionUnit | None = None,
+) -> SampleBatch:
+    """Make a batch of an episode: `obs` and `new_obs` are views of the same observations.
+
+    Parameters
+    ----------
+    number
+        Its `eps_id`.
+    observations
+        Arrays of shape (n + 1, ...), which may be nested: the final one included.
+    columns
+        The other columns of its n steps.
+    terminated, truncated
+        How its last step ends it.
+    action_unit
+        The unit of its actions.
+
+    Raises
+    ------
+    ColumnLengthError
+        If columns differ in length; names one.
+    """
+    batch = SampleBatch(
+        {
+            names.OBS: map_leaves(lambda _, leaf: leaf[:-1], observations, ""),
+            names.NEXT_OBS: map_leaves(lambda _, leaf: leaf[1:], observations, ""),
+            **columns,
+        }
+    )
+    ends = np.arange(batch.count) == batch.count - 1
+    batch[names.TERMINATEDS], batch[names.TRUNCATEDS] = ends & terminated, ends & truncated
+    batch[names.EPS_ID], batch[names.T] = np.full(batch.count, number), np.arange(batch.count)
+    batch.action_unit = action_unit
+    return batch
+
+
+def number_episodes(done: Flags) -> dict[str, npt.NDArray[np.int64]]:
+    """Number the steps of episodes by `eps_id` and `t`, shape (n,) each, where flags tell the last step of each.
+
+    >>> number_episodes(np.array([False, True, False]))
+    {'eps_id': array([0, 0, 1]), 't': array([0, 1, 0])}
+    """
+    number: npt.NDArray[np.int64] = np.cumsum(done) - done
+    if not len(done):
+        return {names.EPS_ID: number, names.T: number}
+    starts = run_starts(number)
+    return {names.EPS_ID: number, names.T: np.arange(len(done)) - starts[number]}
+
+
+def join_episodes(episodes: list[SampleBatch]) -> SampleBatch:
+    """Join episodes with one copy; a single one is returned itself."""
+    return episodes[0] if len(episodes) == 1 else join(episodes)
+
+
+def stack_steps(steps: list[Any], path: str) -> Any:
+    """Stack values of steps, each of which may be a tree, into one array or a tree of arrays.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If they are nested in different ways; names the column.
+    ColumnTypeError
+        If they vary in shape; names the column.
+
+    >>> stack_steps([{"x": 1.0, "arm": (2, 3)}, {"x": 4.0, "arm": (5, 6)}], "obs")
+    {'x': array([1., 4.]), 'arm': (array([2, 5]), array([3, 6]))}
+    """
+    return map_leaves(_stack_leaf, gather_leaves(steps, path), path)
+
+
+def _stack_leaf(path: str, rows: list[Any]) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(rows)
+    except ValueError as error:
+        raise ColumnTypeError(f"column {path!r} must have rows of one shape to be converted, they vary") from error
+
+
+def gather_leaves(steps: list[Any], path: str) -> Any:
+    """Convert one tree per step into one tree of lists with a value per step.
+
+    >>> gather_leaves([{"x": 1.0, "arm": (2, 3)}, {"x": 4.0, "arm": (5, 6)}], "obs")
+    {'x': [1.0, 4.0], 'arm': ([2, 5], [3, 6])}
+    """
+    first = steps[0] if steps else None
+    if isinstance(first, Mapping):
+        if all(isinstance(step, Mapping) and step.keys() == first.keys() for step in steps):
+            return {key: gather_leaves([step[key] for step in steps], f"{path}.{key}") for key in first}
+    elif isinstance(first, tuple):
+        if all(isinstance(step, tuple) and len(step) == len(first) for step in steps):
+            return tuple(gather_leaves([step[i] for step in steps], f"{path}.{i}") for i in range(len(first)))
+    else:
+        return steps
+    raise ColumnMismatchError(f"column {path!r} must be nested in the same way in all rows, and is not")
+
+
+def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any:
+    """Apply a function to the dotted name and the value of each leaf of nested dicts and tuples.
+
+    >>> map_leaves(lambda path, leaf: f"{path}={leaf}", {"x": 1, "arm": (2, 3)}, "obs")
+    {'x': 'obs.x=1', 'arm': ('obs.arm.0=2', 'obs.arm.1=3')}
+    """
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(function, item, f"{path}.{key}") for key, item in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_leaves(function, item, f"{path}.{i}") for i, item in enumerate(tree))
+    return function(path, tree)
+
+
+def open_source(source: Any) -> Any:
+    """Open the rows that a path names; others are returned as they are.
+
+    Parameters
+    ----------
+    source
+        The path of a dataset's folder; or of Parquet files that another library wrote, under the names of RLlib or
+        Tianshou, whose rows a replay buffer then takes. A replay buffer, `Dataset` or `MixedSampler`.
+
+    Raises
+    ------
+    ArgumentError
+        If it is neither a path nor a thing with `sample`.
+    FormatError
+        If a folder has no Parquet files, or one is damaged.
+    SampleBatchError
+        As `ReplayBuffer.extend` does.
+    OSError
+        If there is no such path, or a file cannot be read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from samplebatch import SampleBatch
+    >>> folder = tempfile.mkdtemp() + "/steps"
+    >>> path = Dataset(folder).extend(SampleBatch(obs=[0.0, 1.0], actions=[0, 1]))
+    >>> len(open_source(folder))
+    2
+    """
+    if not isinstance(source, str | os.PathLike):
+        if not callable(getattr(source, "sample", None)):
+            raise ArgumentError(
+                f"rows to learn from must be in a buffer, a dataset or files, got {type(source).__name__}"
+            )
+        return source
+    if CommitLog(Path(source)).path is not None:
+        return Dataset(source)
+    tables = [table for table, _ in read_tables(source)]
+    buffer = ReplayBuffer(sum(map(len, tables)))
+    for table in tables:
+        buffer.extend(table)
+    return buffer
+
+
+def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> Iterator[tuple[pa.Table, MemoryBound]]:
+    """Read a Parquet file, or those of a folder and the folders in it by name, with the bound of each."""
+    for place in files_in(path, ".parquet"):
+        file, bound = open_parquet(place, max_nbytes=max_nbytes)
+        names = file.schema.names
+        again = next((name for name in names if names.count(name) > 1), None)
+        if again is not None:
+            raise FormatError(f"{str(place)!r} must have column {again!r} once, it is there again")
+        table = file.read(range(file.num_groups), names, bound)
+        try:
+            table.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise FormatError(f"{str(place)!r} must hold valid values, it is damaged: {error}") from error
+        yield table, bound
+
+
+def files_in(path: str | os.PathLike[str], suffix: str) -> list[Path]:
+    """List a file, or all files with a suffix below a folder, by name; raises FormatError if there are none."""
+    place = Path(path)
+    if not place.is_dir():
+        place.stat()
+        return [place]
+    found = sorted(file for file in place.rglob(f"*{suffix}") if file.is_file())
+    if not found:
+        raise FormatError(f"{str(place)!r} must be a folder with {suffix} files, it has none")
+    return found

@@ -1,0 +1,176 @@
+"""verl's `DataProto`: padded tensors of prompts and responses, from and to ragged columns.
+
+The class is recognised by its attributes `batch`, `non_tensor_batch` and `meta_info`; verl itself is not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.convert import unpad
+from samplebatch.column.ragged_rows import RaggedRows
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.torch_tensor import TorchColumn
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
+
+_TOKENS: Final = ("input_ids", "prompts", "responses")
+"""Columns that are padded with the token of padding; others are padded with 0."""
+
+
+def from_verl(data: Any, *, padded: bool = False) -> SampleBatch:
+    """Return the rows of a `DataProto` with ragged columns in place of padded ones.
+
+    Tensors as wide as `attention_mask`, `prompts` or `responses` lose their padding; the mask itself is left out, as
+    lengths replace it. Other tensors and non-tensor columns stay as they are. `data.meta_info` is not a column.
+
+    Parameters
+    ----------
+    data
+        A `DataProto`, or any object with its attributes `batch` and `non_tensor_batch`.
+    padded
+        Whether to keep all tensors as they are, over the same memory, with the mask.
+
+    Raises
+    ------
+    ColumnTypeError
+        If `data` lacks the attributes.
+    ColumnMismatchError
+        If `responses` are wider than `attention_mask`, or a name is of a tensor and a non-tensor column.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> tensors = {"responses": torch.tensor([[5, 6], [7, 0]]), "attention_mask": torch.tensor([[1, 1], [1, 0]])}
+    >>> batch = from_verl(SimpleNamespace(batch=tensors, non_tensor_batch={"uid": np.array(["a", "b"], object)}))
+    >>> batch["responses"][1], batch["uid"].tolist()
+    (tensor([7]), ['a', 'b'])
+    """
+    for name in ("batch", "non_tensor_batch"):
+        if not hasattr(data, name):
+            raise ColumnTypeError(
+                f"data must have the attributes of a DataProto, got {type(data).__name__} without {name!r}"
+            )
+    tensors = dict(data.batch.items()) if data.batch is not None else {}
+    others = dict(data.non_tensor_batch or {})
+    for name in tensors.keys() & others.keys():
+        raise ColumnMismatchError(f"column {name!r} must be one of tensors or another one, got both")
+    mask = tensors.get("attention_mask")
+    if mask is None or padded:
+        return SampleBatch(tensors | others)
+    del tensors["attention_mask"]
+    kept = mask.bool().cpu().numpy()
+    width = kept.shape[1]
+    answer = tensors["responses"].shape[1] if "responses" in tensors else width
+    if answer > width:
+        raise ColumnMismatchError(f"'responses' must be no wider than 'attention_mask', {width}, got {answer}")
+    masks = {width - answer: kept[:, : width - answer], answer: kept[:, width - answer :], width: kept}
+    columns: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        is_sequence = tensor.ndim == 2 and not tensor.is_nested and tensor.shape[1] in masks
+        if name == "prompts":
+            columns[name] = unpad(tensor, mask=kept[:, : tensor.shape[1]])
+        else:
+            columns[name] = unpad(tensor, mask=masks[tensor.shape[1]]) if is_sequence and tensor.shape[1] else tensor
+    return SampleBatch(columns | others)
+
+
+def to_verl(
+    batch: SampleBatch[Any],
+    data_proto: Any,
+    *,
+    meta_info: Mapping[str, Any] | None = None,
+    pad_token_id: int = 0,
+    prompt_length: int | None = None,
+    response_length: int | None = None,
+) -> Any:
+    """Return a batch as a `DataProto`, with ragged columns padded as verl has them.
+
+    Prompts are padded on the left, responses on the right, and columns as long as both together on both sides.
+    `attention_mask` and `position_ids` are added, and `input_ids` if there are prompts and responses. Columns of
+    strings and objects become non-tensor columns.
+
+    Parameters
+    ----------
+    batch
+        A batch with the ragged columns `prompts` and `responses`, or with others of one length, which are padded on the
+        right.
+    data_proto
+        The class `verl.DataProto`; any class with its method `from_dict`.
+    meta_info
+        What the `DataProto` knows beside its columns.
+    pad_token_id
+        The token of padding; columns of other values than tokens are padded with 0.
+    prompt_length, response_length
+        The padded widths; by default those of the longest rows.
+
+    Raises
+    ------
+    ColumnLengthError
+        If a ragged column is neither as long as the prompts, the responses nor both together; names it. If a row is
+        longer than a width that is given.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> made = SimpleNamespace(from_dict=lambda tensors, non_tensors, meta_info: tensors)
+    >>> tensors = to_verl(SampleBatch(prompts=[[1], [2, 3]], responses=[[4, 5], [6]]), made)
+    >>> tensors["input_ids"].tolist(), tensors["attention_mask"].tolist()
+    ([[0, 1, 4, 5], [2, 3, 6, 0]], [[0, 1, 1, 1], [1, 1, 1, 0]])
+    """
+    import torch
+
+    moved = batch.to_torch()
+    columns = {name: moved.column(name) for name in moved.column_names}
+    ragged: dict[str, Any] = {name: own for name, own in columns.items() if isinstance(own, RaggedRows)}
+    prompts, responses = ragged.get("prompts"), ragged.get("responses")
+    if responses is None and ragged:
+        responses = ragged.get("input_ids", next(iter(ragged.values())))
+        prompts = None
+    tensors: dict[str, Any] = {}
+    before = np.zeros(len(batch), np.int64) if prompts is None else prompts.seq_lens
+    after = before if responses is None else responses.seq_lens
+    if responses is not None and prompts is not None and "input_ids" not in ragged:
+        ragged["input_ids"] = prompts.join(responses)
+    left = 0 if prompts is None else _width(prompts, prompt_length, "prompt_length")
+    right = 0 if responses is None else _width(responses, response_length, "response_length")
+    for name, column in ragged.items():
+        value = pad_token_id if name in _TOKENS else 0
+        lengths = column.seq_lens
+        if prompts is not None and name == "prompts":
+            tensors[name] = column.pad(value, side="left", length=left)
+        elif np.array_equal(lengths, after) and name != "input_ids":
+            tensors[name] = column.pad(value, length=right)
+        elif np.array_equal(lengths, before + after):
+            first, second = column.split(before)
+            tensors[name] = torch.cat([first.pad(value, side="left", length=left), second.pad(value, length=right)], 1)
+        elif np.array_equal(lengths, before):
+            tensors[name] = column.pad(value, side="left", length=left)
+        else:
+            raise ColumnLengthError(
+                f"column {name!r} must have rows as long as the prompts, the responses or both together, got others"
+            )
+    if responses is not None:
+        masks = [] if prompts is None else [prompts.mask(side="left", length=left)]
+        mask = torch.cat([*masks, responses.mask(length=right)], 1).long()
+        tensors["attention_mask"] = mask
+        tensors["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    others: dict[str, Any] = {}
+    for name, column in columns.items():
+        if isinstance(column, TorchColumn):
+            tensors[name] = column.values
+        elif isinstance(column, TensorColumn) or not isinstance(column, RaggedRows):
+            rows = np.empty(len(column), object)
+            rows[:] = column.to_numpy().tolist()
+            others[name] = rows
+    return data_proto.from_dict(tensors=tensors, non_tensors=others, meta_info=dict(meta_info or {}))
+
+
+def _width(column: RaggedRows, length: int | None, argument: str) -> int:
+    if length is not None and length < column.max_seqlen:
+        raise ColumnLengthError(f"{argument} must be at least {column.max_seqlen}, the longest row, got {length}")
+    return column.max_seqlen if length is None else length

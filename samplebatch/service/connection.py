@@ -1,0 +1,574 @@
+"""TableConnection: the streams, requests and pending fragments of a client at one service."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+
+from samplebatch import names
+from samplebatch.arguments import positive, whole
+from samplebatch.batch.concat import join
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.buffer.sampling import Sample
+from samplebatch.errors import (
+    ArgumentError,
+    FormatError,
+    OwnershipError,
+    SampleBatchError,
+    ServiceError,
+)
+from samplebatch.service.flight_process import flight_process
+from samplebatch.service.fragments import FragmentEncoder, step_rows, with_info_columns
+from samplebatch.service.protocol import Draw, Fragment, LostError, read_json, text, write_json
+from samplebatch.service.samples import read_secret
+from samplebatch.service.streams import FragmentWriter, SampleSession, WriteCounts
+from samplebatch.service.weights import pack_weights, unpack_weights
+from samplebatch.transport.broadcast import Publication
+
+if TYPE_CHECKING:
+    from samplebatch.service.link import Link, Patience
+
+
+Environment = int | None
+"""The number of an environment; None where there is but one, without a number."""
+
+
+class OpenSteps:
+    """The steps that a client was given one by one, until those of an environment are enough for a fragment.
+
+    Parameters
+    ----------
+    count
+        The steps of an environment that make a fragment; fewer do at the end of an episode.
+
+    Examples
+    --------
+    >>> steps = OpenSteps(3)
+    >>> for t in range(3):
+    ...     steps.add(SampleBatch(obs=[t, -t], dones=[False, t == 1], env_id=[0, 1]))
+    >>> steps.complete(), steps.join([0])["obs"]
+    ([0, 1], array([0, 1, 2]))
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._rows: dict[Environment, list[SampleBatch]] = {}
+        self._form: Any = None
+        self._added: list[Environment] = []
+        """The environments of the step that was added last."""
+        self._ended: set[Environment] = set()
+        """Those whose episodes have ended."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rows.values()))
+
+    def fits(self, rows: SampleBatch) -> bool:
+        """Tell whether rows have the columns of those that are there, with the same dtypes and shapes."""
+        return not self._rows or self._form == _form_of(rows)
+
+    def add(self, rows: SampleBatch) -> None:
+        """Add a step, a row for each of some environments; the rows are kept, not copied."""
+        self._form = _form_of(rows)
+        numbered = names.ENV_ID in rows
+        self._added = rows[names.ENV_ID].tolist() if numbered else [None]
+        ended = rows[names.DONES].tolist()
+        for place, (environment, over) in enumerate(zip(self._added, ended, strict=True)):
+            self._rows.setdefault(environment, []).append(rows[place : place + 1])
+            if over:
+                self._ended.add(environment)
+
+    def undo(self) -> None:
+        """Take back the step that was added last, if it is still there."""
+        for environment in reversed(self._added):
+            rows = self._rows.get(environment, [])
+            if rows:
+                rows.pop()
+            if not rows:
+                self._rows.pop(environment, None)
+            self._ended.discard(environment)
+        self._added = []
+
+    def complete(self) -> list[Environment]:
+        """Return the environments with a complete fragment: enough steps, or the end of an episode."""
+        full = [one for one, rows in self._rows.items() if len(rows) >= self._count]
+        return sorted({*full, *self._ended}, key=str)
+
+    def groups(self) -> list[list[Environment]]:
+        """Group all environments by the fragments that their steps go into."""
+        single: list[Environment] = [None] if None in self._rows else []
+        numbered: list[Environment] = [environment for environment in self._rows if environment is not None]
+        return [group for group in (single, numbered) if group]
+
+    def join(self, environments: list[Environment]) -> SampleBatch:
+        """Join the steps of environments, those of each in their order."""
+        return join([row for environment in environments for row in self._rows[environment]])
+
+    def drop(self, environments: list[Environment]) -> None:
+        """Forget the steps of environments, which are sent."""
+        for environment in environments:
+            del self._rows[environment]
+            self._ended.discard(environment)
+        self._added = []
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self.drop(list(self._rows))
+
+
+def _form_of(rows: SampleBatch) -> Any:
+    """Describe the columns of rows, and how nested ones are put together."""
+    columns = [(name, column.kind, column.dtype, column.row_shape) for name, column in rows._all().items()]
+    return columns, rows._nested
+
+
+T = TypeVar("T")
+
+_MAX_DRAWS: Final = 64
+"""Requests that a client remembers to have checked."""
+
+_MAX_SESSIONS: Final = 4
+"""Kinds of samples that a client has streams of at once."""
+_END_S: Final = 1.0
+"""Seconds that ending waits for other threads."""
+
+
+class TableConnection:
+    """Connection of a `ReplayClient` to the table of one service; arguments as of that class. Threads may share it."""
+
+    def __init__(
+        self,
+        uri: str,
+        table: str,
+        *,
+        writer: str,
+        token: str | None = None,
+        tls_root_certs: str | os.PathLike[str] | None = None,
+        prefetch: int = 0,
+        max_unacknowledged: int = 8,
+        timeout_s: float | None = None,
+        reconnect_s: float = 60.0,
+        fragment_steps: int = 1,
+        shared_memory: bool = True,
+    ) -> None:
+        self.uri, self.table = uri, table
+        self._prefetch = whole("prefetch", prefetch)
+        self._timeout_s = None if timeout_s is None else positive("timeout_s", timeout_s)
+        self._reconnect_s = positive("reconnect_s", reconnect_s)
+        self._fragment_steps = whole("fragment_steps", fragment_steps, 1)
+        self._shared_memory = shared_memory
+        self._token = token
+        self._certificates = None
+        if tls_root_certs is not None:
+            with open(tls_root_certs, "rb") as file:
+                self._certificates = file.read()
+        self._lock = threading.RLock()
+        self._draws: dict[Any, Draw] = {}
+        """Requests that were checked, by what was asked for."""
+        self._known_weights: dict[str, tuple[int, str]] = {}
+        """Version and epoch of the last weights that were received or published, by name."""
+        self._closed = self._ended = False
+        self._process = os.getpid()
+        flight_process.register_client(self)
+        self._link = self._new_link()
+        self._writer = FragmentWriter(self._link, table, writer, whole("max_unacknowledged", max_unacknowledged, 1))
+        self._encoder = FragmentEncoder()
+        self._open_steps = OpenSteps(self._fragment_steps)
+        self._sessions: OrderedDict[Draw, SampleSession] = OrderedDict()
+        """Sessions by what is asked for, the one that was used last at the end."""
+        self._streaming: set[SampleSession] = set()
+        """The sessions of streams, which their readers use without the lock."""
+        self._nonce: str | None = None
+        self._has_asked = not shared_memory
+        self._holds_steps: bool | None = None
+
+    def _new_link(self) -> Link:
+        from samplebatch.service.link import Link
+
+        return Link(self.uri, self._token, self._certificates, self._reconnect_s)
+
+    def check_open(self) -> None:
+        """Check that the client is not closed, and in the process that created it."""
+        if self._closed:
+            raise ServiceError("the client must be open to be used, it has been closed")
+        self._check_process()
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            # The threads of gRPC are not there in a forked child, which would wait for them for ever.
+            raise OwnershipError(
+                "a client of a service cannot be used in a forked child; start processes by 'spawn' or 'forkserver', "
+                "which pickle it"
+            )
+
+    @property
+    def _is_forked(self) -> bool:
+        return self._process != os.getpid()
+
+    # Closing
+
+    def close(self) -> None:
+        """Wait until all fragments are acknowledged, and close the connection; raises as `flush` does."""
+        if self._ended or self._is_forked:
+            return
+        self.cancel_draws(idle=False)
+        try:
+            if not self._lock.acquire(timeout=_END_S):
+                # A thread asked for a sample meanwhile.
+                self.cancel_draws()
+                self._lock.acquire()
+            try:
+                self._flush()
+                self._settle_updates()
+            finally:
+                self._lock.release()
+        finally:
+            self.end()
+
+    def cancel_draws(self, *, idle: bool = True) -> None:
+        """Close the client for new calls, and let threads that wait for a sample raise, so that they release the lock.
+
+        Parameters
+        ----------
+        idle
+            Whether to cancel sessions, too, that nobody waits for; updates that are on their way are lost then.
+        """
+        if self._is_forked:
+            return
+        self._closed = True
+        for session in (*list(self._sessions.values()), *list(self._streaming)):
+            if idle or session.is_waiting:
+                session.cancel()
+
+    def end(self) -> None:
+        """Close the connection, and forget the fragments that are not acknowledged."""
+        if self._is_forked:
+            return
+        self.cancel_draws()
+        if self._lock.acquire(timeout=_END_S):
+            try:
+                self._hang_up()
+            finally:
+                self._lock.release()
+        else:
+            # A thread waits until its fragments are taken, which limits may hold back for ever.
+            threading.Thread(target=self._hang_up, name="samplebatch-end", daemon=True).start()
+
+    def _hang_up(self) -> None:
+        """Close all streams and the connection, once no thread uses them."""
+        with self._lock:
+            self._ended = True
+            self._open_steps.clear()
+            self._writer.close()
+            self._close_sessions()
+            self._link.close()
+
+    def _close_sessions(self) -> None:
+        while self._sessions:
+            self._sessions.popitem()[1].close()
+
+    # Writing
+
+    @property
+    def written(self) -> WriteCounts:
+        """Counts of the fragments that were sent."""
+        return self._writer.counts
+
+    def add(self, batch: Any, buffer_ids: Any, columns: dict[str, Any]) -> None:
+        """Send a step, or keep it until there are enough for a fragment."""
+        rows = step_rows(batch, buffer_ids, columns)
+        # A copy, as the values may be written over before it is acknowledged.
+        rows = rows if buffer_ids is None else rows.copy()
+        if self._fragment_steps == 1:
+            self._put(self._encoder.encode(rows), Fragment())
+            return
+        with self._lock:
+            self.check_open()
+            if not self._open_steps.fits(rows):
+                self._send_steps(self._open_steps.groups())
+            self._open_steps.add(rows)
+            complete = self._open_steps.complete()
+            try:
+                self._send_steps([complete] if complete else [])
+            except BaseException:
+                self._open_steps.undo()
+                raise
+
+    def extend(self, batch: Any, priorities: Any = None, key: str | None = None) -> None:
+        """Send all steps of a batch as one fragment."""
+        single = None if priorities is None or np.ndim(priorities) else float(priorities)
+        rows = self._encoder.encode(batch, priorities if single is None else None)
+        self._put(rows, Fragment(key=key, priority=single))
+
+    def add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
+        """Send a fragment of a collector; in tables of steps the infos become columns of their own."""
+        with self._lock:
+            if self._holds_steps is None:
+                self._holds_steps = self.table_info()["items"] == "steps"
+            rows = with_info_columns(fragment) if self._holds_steps else fragment
+            self._put(self._encoder.encode(rows), Fragment())
+
+    def _put(self, rows: Any, fragment: Fragment) -> None:
+        with self._lock:
+            self.check_open()
+            if self._open_steps:
+                self._send_steps(self._open_steps.groups())
+            if rows.num_rows:
+                self._send(rows, Fragment(0, self._timeout_s, fragment.key, fragment.priority))
+
+    def _send_steps(self, groups: list[list[Environment]]) -> None:
+        """Send the steps that are kept of some environments, a fragment for each list of them."""
+        for environments in groups:
+            rows = self._encoder.encode(self._open_steps.join(environments))
+            sent = self._writer.counts.sent
+            try:
+                self._send(rows, Fragment(timeout_s=self._timeout_s))
+            finally:
+                # An error may be that of an earlier fragment, and this one on its way.
+                if self._writer.counts.sent > sent:
+                    self._open_steps.drop(environments)
+
+    def _send(self, rows: Any, fragment: Fragment) -> None:
+        """Send a fragment once earlier updates have been carried out; one that was refused is raised afterwards."""
+        try:
+            self._settle_updates()
+        except ServiceError:
+            raise
+        except SampleBatchError:
+            self._writer.put(rows, fragment)
+            raise
+        self._writer.put(rows, fragment)
+
+    def flush(self) -> None:
+        """Wait until all fragments and updates of this client have been carried out."""
+        with self._lock:
+            self.check_open()
+            self._flush()
+            self._settle_updates()
+
+    def _flush(self) -> None:
+        if self._open_steps:
+            self._send_steps(self._open_steps.groups())
+        if self._writer.is_pending:
+            self._writer.flush()
+
+    # Sampling
+
+    def _find_draw(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Draw:
+        """Make a request for samples, and check it as the service does, once for all that are alike."""
+        # With their types: True is equal to 1, and refused.
+        asked = batch_size, type(batch_size), mode, *options.items(), *map(type, options.values())
+        try:
+            return self._draws[asked]
+        except (TypeError, KeyError) as error:
+            draw = Draw(self.table, batch_size, mode, timeout_s=self._timeout_s, **options)
+            checked = Draw.read(draw.write(), "the request")
+            if isinstance(error, KeyError):
+                if len(self._draws) >= _MAX_DRAWS:
+                    self._draws.clear()
+                self._draws[asked] = checked
+            return checked
+
+    def sample(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Sample[Any, Any]:
+        """Return the next sample of a kind, on a stream that is opened when it is first asked for."""
+        draw = self._find_draw(batch_size, mode, options)
+        with self._lock:
+            self.check_open()
+            return self._link.retry(lambda: self._session(draw).next(), self._drop_sessions)
+
+    def update_weight(self, indices: Any, priorities: Any, generations: Any) -> None:
+        """Send new priorities after the last sample that was drawn.
+
+        Limits may hold back samples that were asked for ahead, and the next insert waits for the update: it goes by a
+        session without samples then.
+        """
+        with self._lock:
+            self.check_open()
+            draw = Draw(self.table, ahead=False) if self._prefetch else next(reversed(self._sessions), Draw(self.table))
+            self._link.retry(lambda: self._session(draw).update(indices, priorities, generations), self._drop_sessions)
+
+    def _session(self, draw: Draw) -> SampleSession:
+        """Return the open session of a kind of samples, once fragments and other updates are in the table."""
+        self._flush()
+        sessions = self._sessions
+        if not self._prefetch:
+            for asked, other in sessions.items():
+                if asked != draw and other.has_updates:
+                    other.settle()
+        session = sessions.get(draw)
+        if session is None:
+            session = SampleSession(self._link, draw, 0 if draw.ahead is False else self._prefetch, self._find_nonce())
+            while len(sessions) >= _MAX_SESSIONS:
+                oldest = sessions.pop(next(iter(sessions)))
+                oldest.settle()
+                oldest.close()
+            sessions[draw] = session
+        else:
+            sessions.move_to_end(draw)
+        if self._closed:
+            # Closing cancels the sessions that it finds.
+            self.check_open()
+        return session
+
+    def _drop_sessions(self) -> None:
+        """Close the sessions of a lost connection, and forget the secret: the service may have been restarted."""
+        self._close_sessions()
+        self._has_asked = not self._shared_memory
+        self._nonce = None
+
+    def _settle_updates(self) -> None:
+        """Wait until the service has carried out all updates; those on a lost connection are dropped."""
+        if any(session.has_updates for session in self._sessions.values()):
+            self._link.retry(self._settle_sessions, self._drop_sessions)
+
+    def _settle_sessions(self) -> None:
+        refusals: list[SampleBatchError] = []
+        for session in list(self._sessions.values()):
+            while session.has_updates:
+                try:
+                    session.settle()
+                except LostError:
+                    raise
+                except SampleBatchError as error:
+                    refusals.append(error)
+        if refusals:
+            raise refusals[0]
+
+    def stream(
+        self, batch_size: int, mode: str | None, options: Mapping[str, Any], prefetch: int
+    ) -> Generator[Sample[Any, Any], None, None]:
+        """Yield samples of a session of their own; where its connection is lost, go on with another one.
+
+        Its connection is its own, too: the lock may be held by a thread whose fragments wait for this one to read.
+        """
+        draw = self._find_draw(batch_size, mode, options)
+        self.check_open()
+        link = self._new_link()
+        session: SampleSession | None = None
+        patience: Patience | None = None
+        try:
+            while True:
+                self._check_process()
+                try:
+                    if session is None:
+                        session = self._open_stream(link, draw, prefetch)
+                    drawn = session.next()
+                except LostError as error:
+                    self._close_stream(session)
+                    session = None
+                    patience = patience or link.patience()
+                    patience.wait(error)
+                    continue
+                patience = None
+                yield drawn
+                del drawn
+        finally:
+            self._close_stream(session)
+            link.close()
+
+    def _open_stream(self, link: Link, draw: Draw, ahead: int) -> SampleSession:
+        """Open the session of a stream, once the service can be reached."""
+        self.check_open()
+        # A session opens though nobody is there; and another service has another secret.
+        link.retry(lambda: link.act("info", write_json({"table": self.table})))
+        nonce = _read_nonce(link) if self._shared_memory else None
+        session = link.retry(lambda: SampleSession(link, draw, ahead, nonce))
+        self._streaming.add(session)
+        self.check_open()  # closing cancels the sessions that it finds
+        return session
+
+    def _close_stream(self, session: SampleSession | None) -> None:
+        if session is not None and not self._is_forked:
+            self._streaming.discard(session)
+            session.close()
+
+    def _find_nonce(self) -> str | None:
+        """Return the secret by which the service knows that this process is on its machine, if it is."""
+        if not self._has_asked:
+            self._nonce = _read_nonce(self._link)
+            self._has_asked = True
+        return self._nonce
+
+    # Weights
+
+    def publish(self, weights: Mapping[str, Any], name: str) -> int:
+        """Publish weights, and return their version."""
+        with self._lock:
+            return self.publish_packed(pack_weights(weights, name, self._known_weights.get(name, (0, ""))[0]), name)
+
+    def publish_packed(self, packed: Any, name: str) -> int:
+        """Publish what `pack_weights` returned."""
+        with self._lock:
+            self._known_weights[name] = known = _read_version(self._act("publish", packed))
+        return known[0]
+
+    def weights_version(self, name: str) -> int:
+        """Return the version of the newest weights that the service has; 0 if it has none."""
+        return _read_version(self._act("latest", write_json({"name": name, "version_only": True})))[0]
+
+    def latest(self, newer_than: int, name: str) -> Publication | None:
+        """Return the newest weights, if they are newer than a version."""
+        with self._lock:
+            self.check_open()
+            request = {"name": name, "newer_than": whole("newer_than", newer_than)}
+            version, epoch = self._known_weights.get(name, (0, ""))
+            if version == request["newer_than"] and epoch:
+                request["epoch"] = epoch
+            body = write_json(request)
+            answer, *weights = self._link.retry(lambda: self._link.act("latest", body))
+            newest = _read_version(read_json(answer, "an answer"))
+            if not weights:
+                return None
+            self._known_weights[name] = newest
+        return Publication(newest[0], unpack_weights(weights[0])[1])
+
+    # The table
+
+    def info(self) -> dict[str, Any]:
+        """Return the state of the table, once the fragments of this client are in it."""
+        self.flush()
+        return self.table_info()
+
+    def table_info(self) -> dict[str, Any]:
+        """Return the state of the table at once, also while other calls of this client wait."""
+        return self._act("info", write_json({"table": self.table}))
+
+    def reset(self) -> None:
+        """Empty the table."""
+        self.flush()
+        self._act("reset", write_json({"table": self.table}))
+
+    def set_limits(self, limits: Mapping[str, Any]) -> dict[str, Any]:
+        """Change limits of the table, and return its state."""
+        return self._act("limits", write_json({"table": self.table, **limits}))
+
+    def checkpoint(self) -> str:
+        """Let the service write all tables to the disk, and return where."""
+        self.flush()
+        return str(self._act("checkpoint")["path"])
+
+    def _act(self, action: str, body: Any = b"") -> dict[str, Any]:
+        """Carry out an action with one result, and return it."""
+        with self._lock:
+            self.check_open()
+            (raw,) = self._link.retry(lambda: self._link.act(action, body))
+        return read_json(raw, "an answer")
+
+
+def _read_version(answer: Mapping[str, Any]) -> tuple[int, str]:
+    """Read the version and the epoch of weights; raises FormatError if there are none."""
+    try:
+        return whole("version", answer.get("version")), text("epoch", answer.get("epoch", ""))
+    except ArgumentError as error:
+        raise FormatError(f"an answer must have the version of weights: {error}") from error
+
+
+def _read_nonce(link: Link) -> str | None:
+    """Ask a service for the place of its secret, and read that; None if it is on another machine."""
+    (raw,) = link.retry(lambda: link.act("attach"))
+    return read_secret(read_json(raw, "an answer"))

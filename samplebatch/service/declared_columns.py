@@ -1,0 +1,453 @@
+"""DeclaredColumns: the columns that a replay table declares, and the check of fragments against them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from samplebatch import names
+from samplebatch.batch.flags import DEFAULT
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.convert import match_ragged
+from samplebatch.column.interface import Column
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.text import TEXT, TextColumn
+from samplebatch.column.torch_tensor import RaggedTorchColumn
+from samplebatch.column.types import NUMBERS, check_torch_name, named_dtype, named_torch_dtype
+from samplebatch.errors import ArgumentError, ColumnMismatchError, ColumnTypeError, near_names
+
+_MAX_AXES: Final = 32
+_MAX_ELEMENTS: Final = 2**31 - 1
+_MAX_NAME_NBYTES: Final = 256
+_WORDS: Final[dict[Any, str]] = {
+    **dict.fromkeys((str, "str", "text"), "text"),
+    **dict.fromkeys((bytes, "bytes"), "bytes"),
+    **dict.fromkeys((object, "object"), "object"),
+}
+_KNOWN: Final = (*sorted(str(dtype) for dtype in NUMBERS), "text", "bytes", "object")
+_FORM: Final = re.compile(r"(?P<dtype>.+?)(?:\[(?P<shape>[0-9?x, ]*)\])?", re.DOTALL)
+_MUST: Final = (
+    "must be declared as a dtype such as 'float32', as a dtype and a row shape such as 'float32[4]' or "
+    "('float32', (4,)), or as 'text', 'bytes' or 'object'"
+)
+
+_IDS: Final = {
+    **dict.fromkeys(
+        (names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.T, names.UNROLL_ID, names.WEIGHTS_VERSION), "int64"
+    ),
+    names.EPS_DONE: "bool",
+}
+"""Columns that a step may have without a declaration, and their dtypes, which no writer can choose."""
+
+_BUFFER_FLAGS: Final = (names.TERMINATEDS, names.TRUNCATEDS, names.DONES)
+_FRAMES: Final = (names.OBS, names.NEXT_OBS)
+
+Forms = dict[str, str]
+"""The dtype and row shape of each column, as text."""
+
+
+class DeclaredColumns:
+    """The columns that fragments of a replay table must have, for `ReplayTable`.
+
+    Parameters
+    ----------
+    columns
+        The dtype of each column by its name, or a pair of dtype and row shape: `"float32"`, `("float32", (4,))`, or
+        both as text, `"float32[4]"`, `"uint8[84x84x3]"`. `"torch.float32[4]"` is a column of torch, `"float32[?]"` one
+        whose rows vary in shape, with one `?` per axis. `"text"`, `"bytes"` and `"object"`, or `str`, `bytes` and
+        `object`, are columns of these. Nested columns have names with dots. For fragments of several policies a mapping
+        of each policy to such a mapping. As text, `NAME:DTYPE[SHAPE]` joined by `+`, `POLICY/NAME:DTYPE[SHAPE]` for
+        several policies.
+
+    Raises
+    ------
+    ArgumentError
+        If a dtype is unknown, a shape is none that a row can have, or a name is declared twice; names the column.
+
+    Examples
+    --------
+    >>> declared = DeclaredColumns({"obs": ("float32", (4,)), "actions": int, "prompt": "text"})
+    >>> print(declared)
+    obs:float32[4]+actions:int64+prompt:text
+    >>> declared == DeclaredColumns("obs:float32[4]+actions:int64+prompt:text")
+    True
+    >>> declared.match_fragment(SampleBatch(obs=[1.0]))
+    Traceback (most recent call last):
+    samplebatch.errors.ColumnMismatchError: column 'obs' must be float32[4], as the table declares, got float64
+    """
+
+    def __init__(self, columns: Mapping[Any, Any] | str) -> None:
+        pairs = _split_text(columns) if isinstance(columns, str) else columns
+        if isinstance(pairs, SampleBatch) or not isinstance(pairs, Mapping) or not pairs:
+            raise ArgumentError(
+                f"columns must be a mapping of names to dtypes, or NAME:DTYPE[SHAPE]+..., got {type(columns).__name__}"
+                if pairs or not isinstance(pairs, Mapping)
+                else "columns must be declared with one column or more, got none; leave them out to declare none"
+            )
+        has_policies = {isinstance(value, Mapping) for value in pairs.values()}
+        if len(has_policies) > 1:
+            raise ArgumentError(
+                "columns must be those of one policy, or all be by policy, got some of each; nested columns have names "
+                "with dots, such as 'obs.camera'"
+            )
+        self._policies: dict[Any, Forms] = (
+            {policy: _forms_of(part, policy) for policy, part in pairs.items()}
+            if has_policies == {True}
+            else {None: _forms_of(pairs)}
+        )
+
+    @classmethod
+    def from_state(cls, state: Any) -> DeclaredColumns | None:
+        """Return the columns that `state` described; None for none.
+
+        Raises
+        ------
+        ArgumentError, TypeError, ValueError
+            If it describes no columns.
+        """
+        if state is None:
+            return None
+        pairs = {policy: dict(forms) for policy, forms in state}
+        return cls(pairs[None] if list(pairs) == [None] else pairs)
+
+    def state(self) -> list[Any]:
+        """Return plain values, from which `from_state` makes the same columns."""
+        return [[policy, [list(pair) for pair in forms.items()]] for policy, forms in self._policies.items()]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the form of each column by name, or by policy and name, for `ReplayTable.info`."""
+        return {str(policy): dict(forms) for policy, forms in self._policies.items()} if self.by_policy else self.flat
+
+    @property
+    def by_policy(self) -> bool:
+        """Whether fragments have several policies."""
+        return list(self._policies) != [None]
+
+    @property
+    def flat(self) -> Forms:
+        """The form of each column by name, of fragments without policies."""
+        return dict(self._policies[None])
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name}:{form}" if policy is None else f"{policy}/{name}:{form}"
+            for policy, forms in self._policies.items()
+            for name, form in forms.items()
+        ]
+        return "+".join(parts)
+
+    def __repr__(self) -> str:
+        return f"DeclaredColumns({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeclaredColumns) and self._policies == other._policies
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def for_steps(self) -> DeclaredColumns:
+        """Return the columns under the names of a table of steps, which are RLlib's.
+
+        Raises
+        ------
+        ArgumentError
+            If columns are by policy, as the steps of all policies lie in the same columns; or if two have one name.
+        """
+        if self.by_policy:
+            raise ArgumentError(
+                "columns of a table of steps must be declared once for all policies, got columns by policy"
+            )
+        forms: Forms = {}
+        for name, form in self.flat.items():
+            if _step_name(name) in forms:
+                raise ArgumentError(f"column {_step_name(name)!r} must be declared once, got {name!r} as well")
+            forms[_step_name(name)] = form
+        return DeclaredColumns(forms)
+
+    # Checks
+
+    def match_fragment(self, fragment: SampleBatch[Any] | MultiAgentBatch[Any]) -> Any:
+        """Check that a fragment has exactly these columns.
+
+        Returns
+        -------
+        The fragment. Rows that happen to have one shape are ragged in it if they are declared so.
+
+        Raises
+        ------
+        ColumnMismatchError
+            If a column or a policy is missing, is not declared, or is declared otherwise; names it.
+        """
+        if isinstance(fragment, MultiAgentBatch) != self.by_policy:
+            must, got = ("have policies", "one without") if self.by_policy else ("be of one policy", "several policies")
+            raise ColumnMismatchError(f"a fragment must {must}, as the table declares, got {got}")
+        if not isinstance(fragment, MultiAgentBatch):
+            return _match(fragment, self.flat, _is_never, {})
+        parts = {}
+        for policy, part in fragment.policy_batches.items():
+            if policy not in self._policies:
+                raise ColumnMismatchError(
+                    f"policy {_short(policy)!r} must be one that the table declares; "
+                    f"{near_names(policy, self._policies)}"
+                )
+            parts[policy] = _match(part, self._policies[policy], _is_never, {}, f"policy {policy!r}: ")
+        return MultiAgentBatch(parts, fragment.env_steps())
+
+    def match_steps(self, rows: SampleBatch[Any]) -> SampleBatch[Any]:
+        """Check that steps have these columns, as `match_fragment` does, under RLlib's names or Tianshou's.
+
+        Infos may be missing. `eps_id`, `env_id`, `agent_index`, `t`, `unroll_id` and `weights_version` of int64, and
+        `eps_done` of bool, need no declaration.
+
+        Raises
+        ------
+        ColumnMismatchError
+            As `match_fragment` does.
+        """
+        return _match(rows, self.flat, _is_info, _IDS, rename=_step_name)
+
+    def check_stored(self, rows: SampleBatch[Any], *, last_frames: bool = False) -> None:
+        """Check a stored row of a replay buffer, whose flags and rewards have the dtypes of buffers.
+
+        Parameters
+        ----------
+        rows
+            The row, with RLlib's names.
+        last_frames
+            Whether the buffer stores the last frame of each observation only.
+
+        Raises
+        ------
+        ColumnMismatchError
+            As `match_fragment` does.
+        """
+        free = (names.REWARDS, *_BUFFER_FLAGS, *(_FRAMES if last_frames else ()))
+        columns = {name: column for name, column in rows._all().items() if name not in free}
+        forms = {
+            # Buffers store text as objects.
+            name: "object" if form.partition("[")[0] in ("text", "bytes") else form
+            for name, form in self.flat.items()
+            if name not in free
+        }
+        columns = {
+            name: column
+            for name, column in columns.items()
+            if not (column.kind == "text" and forms.get(name) == "object")
+        }
+        absent = [name for name, form in forms.items() if form == "object"]
+        _match(
+            rows._with(columns),
+            forms,
+            lambda name: _is_info(name) or name in absent or name == names.NEXT_OBS,
+            _IDS,
+        )
+
+
+def _is_never(_: str) -> bool:
+    return False
+
+
+def _is_info(name: str) -> bool:
+    return name == names.INFOS or name.startswith(f"{names.INFOS}.")
+
+
+def _step_name(name: str) -> str:
+    """Return RLlib's name of a column of steps.
+
+    >>> _step_name("act"), _step_name("info.lives"), _step_name("new_obs")
+    ('actions', 'infos.lives', 'new_obs')
+    """
+    top, dot, below = name.partition(".")
+    return names.TO_FLAT.get(top, top) + dot + below
+
+
+def _match(
+    batch: SampleBatch[Any],
+    forms: Forms,
+    may_lack: Callable[[str], bool],
+    others: Mapping[str, str],
+    where: str = "",
+    rename: Callable[[str], str] = str,
+) -> SampleBatch[Any]:
+    """Check the columns of a batch against their declared forms; return it with ragged columns where they are declared.
+
+    Parameters
+    ----------
+    batch, forms
+        The batch and the declared forms.
+    may_lack
+        Tells whether a declared column may be missing.
+    others
+        The forms of columns that need no declaration.
+    where
+        What the errors start with.
+    rename
+        Returns the name that a column of the batch is declared by.
+
+    Raises
+    ------
+    ColumnMismatchError
+        If a column is missing, is not declared, or is declared otherwise; or if rows are padded sequences.
+    """
+    flags = batch._flags
+    if (flags.time_major, flags.zero_padded) != (DEFAULT.time_major, DEFAULT.zero_padded):
+        raise ColumnMismatchError(f"{where}rows must be plain or unpadded in a table that declares columns")
+    columns = batch._all()
+    missing = set(forms)
+    matched: dict[str, Column] = {}
+    for name, column in columns.items():
+        known = rename(name)
+        missing.discard(known)
+        form = forms.get(known) or others.get(known)
+        if form is None:
+            raise ColumnMismatchError(
+                f"{where}column {_short(name)!r} must be declared by the table to be in a fragment, got "
+                f"{_form_of(column)}; {near_names(_short(name), forms)}"
+            )
+        if _form_of(column) != form:
+            fitted = _as_ragged(column, form, name)
+            if fitted is None or _form_of(fitted) != form:
+                must = "as the table declares" if known in forms else "as the table does not declare it"
+                raise ColumnMismatchError(f"{where}column {name!r} must be {form}, {must}, got {_form_of(column)}")
+            matched[name] = fitted
+    absent = sorted(name for name in missing if not may_lack(name))
+    if absent:
+        raise ColumnMismatchError(
+            f"{where}column {absent[0]!r} must be {forms[absent[0]]}, as the table declares, got none"
+        )
+    return batch._with({**columns, **matched}) if matched else batch
+
+
+def _as_ragged(column: Column, form: str, name: str) -> Column | None:
+    """View a column as ragged if it is declared so; None if it is not."""
+    dtype, _, shape = form.partition("[")
+    if "?" not in shape:
+        return None
+    is_torch = dtype.startswith("torch.")
+    wanted: Any = named_torch_dtype(dtype.removeprefix("torch.")) if is_torch else np.dtype(dtype)
+    return match_ragged(column, wanted, shape.count("?"), name)
+
+
+def _form_of(column: Column) -> str:
+    """Return the form of a column as a declaration has it."""
+    if isinstance(column, TextColumn):
+        dtype = "text" if column.array.type == TEXT else "bytes"
+    elif column.kind == "object":
+        return "object"
+    else:
+        # That of torch begins with its name.
+        dtype = f"compressed {column.dtype}" if column.kind == "compressed" else str(column.dtype)
+    if isinstance(column, (RaggedColumn, RaggedTorchColumn)):
+        return dtype + _shape_text([None] * len(column.row_shape))
+    return dtype + _shape_text(column.row_shape)
+
+
+def _shape_text(shape: Iterable[int | None]) -> str:
+    extents = ["?" if extent is None else str(extent) for extent in shape]
+    return f"[{'x'.join(extents)}]" if extents else ""
+
+
+def _short(name: Any) -> str:
+    """Return a name from outside, cut to what an error shows."""
+    return str(name)[:80]
+
+
+# Declarations
+
+
+def _split_text(text: str) -> dict[Any, Any]:
+    """Read `NAME:DTYPE[SHAPE]+...` or `POLICY/NAME:DTYPE[SHAPE]+...`."""
+    found: dict[Any, Any] = {}
+    for part in text.split("+"):
+        name, colon, form = part.rpartition(":")
+        policy, slash, column = name.partition("/")
+        if not colon or not name or not form or (slash and not (policy and column)):
+            raise ArgumentError(f"columns must be declared as NAME:DTYPE[SHAPE], joined by '+', got {part[:80]!r}")
+        columns = found.setdefault(policy, {}) if slash else found
+        column = column if slash else name
+        if not isinstance(columns, dict) or column in columns:
+            raise ArgumentError(f"column {name!r} must be declared once, got it twice")
+        columns[column] = form
+    return found
+
+
+def _forms_of(columns: Mapping[Any, Any], policy: Any = None) -> Forms:
+    where = "" if policy is None else f"policy {policy!r}: "
+    if policy is not None and not isinstance(policy, (str, int)):
+        raise ArgumentError(f"policy {policy!r} must be a string or an integer, got a {type(policy).__name__}")
+    if not columns:
+        raise ArgumentError(f"{where}columns must be declared with one column or more, got none")
+    for name in columns:
+        if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_NBYTES:
+            raise ArgumentError(
+                f"{where}the name of a declared column must be a string of 1 to {_MAX_NAME_NBYTES} bytes, got "
+                f"{_short(name)!r}"
+            )
+    for name in columns:
+        parts = name.split(".")
+        outer = next((top for i in range(1, len(parts)) if (top := ".".join(parts[:i])) in columns), None)
+        if outer is not None:
+            raise ArgumentError(f"{where}column {outer!r} must be declared as nested or not, got {name!r} as well")
+    return {name: _form_of_value(f"{where}column {name!r}", value) for name, value in columns.items()}
+
+
+def _form_of_value(subject: str, value: Any) -> str:
+    """Return the form of a column that is declared by a dtype, a pair of dtype and row shape, or text."""
+    shape: Any = ()
+    is_pair = isinstance(value, (tuple, list))
+    if is_pair:
+        if len(value) != 2:
+            raise ArgumentError(f"{subject} {_MUST}, got a {type(value).__name__} of {len(value)}")
+        value, shape = value
+    elif isinstance(value, str):
+        match = _FORM.fullmatch(value)
+        if match is None:
+            raise ArgumentError(f"{subject} {_MUST}, got {_short(value)!r}")
+        value, text = match["dtype"], match["shape"]
+        shape = () if text is None else tuple(map(_extent, re.split("[x,]", text)))
+    dtype = _dtype_name(subject, value)
+    if not isinstance(shape, (tuple, list)) or len(shape) > _MAX_AXES:
+        raise ArgumentError(f"{subject} must have a row shape of at most {_MAX_AXES} axes, got {str(shape)[:80]}")
+    is_ragged = any(extent is None for extent in shape)
+    for extent in shape:
+        is_count = isinstance(extent, int | np.integer) and not isinstance(extent, bool) and extent > 0
+        if not (extent is None or is_count):
+            raise ArgumentError(f"{subject} must have extents from 1, or '?' for one that varies, got {extent!r}")
+    if is_ragged and any(extent is not None for extent in shape):
+        raise ArgumentError(f"{subject} must have extents that all vary, or none that does, got {_shape_text(shape)}")
+    if prod(int(extent) for extent in shape if extent is not None) > _MAX_ELEMENTS:
+        raise ArgumentError(f"{subject} must have at most {_MAX_ELEMENTS} elements per row, got {_shape_text(shape)}")
+    if (dtype == "object" and shape) or (dtype in ("text", "bytes") and is_ragged):
+        raise ArgumentError(f"{subject} must have rows of one shape if it is of {dtype}, got {_shape_text(shape)}")
+    return dtype + _shape_text(shape)
+
+
+def _extent(text: str) -> int | str | None:
+    """Read one extent of a row shape; a text that is none is returned as it is."""
+    text = text.strip()
+    # More digits than any extent has take long to read.
+    return None if text == "?" else int(text) if text.isdecimal() and len(text) <= 20 else text
+
+
+def _dtype_name(subject: str, value: Any) -> str:
+    """Return the name of a declared dtype."""
+    if isinstance(value, (str, type)) and value in _WORDS:
+        return _WORDS[value]
+    shown = _short(value)
+    try:
+        if shown.startswith("torch.") and (isinstance(value, str) or type(value).__module__ == "torch"):
+            check_torch_name(shown.removeprefix("torch."))
+            return shown
+        if value is None or isinstance(value, Mapping):
+            raise ColumnTypeError("no dtype")
+        dtype = named_dtype(shown if isinstance(value, str) else str(np.dtype(value)))
+    except (ColumnTypeError, TypeError, ValueError):
+        raise ArgumentError(f"{subject} {_MUST}, got {shown!r}; {near_names(shown, _KNOWN)}") from None
+    if dtype.kind in "SU":
+        raise ArgumentError(f"{subject} must be declared as 'text' or 'bytes' if its rows are strings, got {shown!r}")
+    return str(dtype)

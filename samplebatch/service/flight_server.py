@@ -1,0 +1,405 @@
+"""FlightServer: the Arrow Flight server in front of a replay service. It loads `pyarrow.flight`."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from samplebatch.arguments import whole
+from samplebatch.errors import (
+    AccessError,
+    ArgumentError,
+    FormatError,
+    LimitTimeoutError,
+    SampleBatchError,
+    ServiceError,
+)
+from samplebatch.service.flight_process import flight_process
+from samplebatch.service.fragments import FragmentDecoder
+from samplebatch.service.items import Sample
+from samplebatch.service.protocol import (
+    ACTIONS,
+    MAX_ASKED,
+    Draw,
+    Fragment,
+    check_names,
+    describe_error,
+    header,
+    read_request,
+    short_text,
+    write_error,
+    write_json,
+)
+from samplebatch.service.requests import RequestHandler
+from samplebatch.service.samples import (
+    MAX_INLINE,
+    Packed,
+    SampleMemory,
+    SampleWriter,
+    Secret,
+    Stream,
+    batch_text,
+    have_same_columns,
+    inline,
+)
+
+_AHEAD_NBYTES: Final = 1 << 18
+"""Bytes from which a sample is sent by another thread, while the next one is drawn."""
+
+_ONE: Final = b"{}"
+"""The request for one sample, which most are."""
+
+_NOT_ARROW: Final = "the message must be whole Arrow data, it is not: {}"
+
+_log = logging.getLogger(__name__)
+
+
+class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+    """The Flight server of a replay service, for `ReplayServer`.
+
+    Each call of a client has a thread of its own, and memory for two samples or one fragment at the most: who reads
+    slowly waits by itself, and holds back nobody else.
+
+    Parameters
+    ----------
+    service
+        What it serves.
+    location
+        The address, as a URI.
+    token
+        The token that every call must bring; None for no such condition.
+    tls
+        Certificate and private key, in PEM; None to serve in plain text.
+
+    Raises
+    ------
+    OwnershipError
+        If this process was forked from one that used Flight.
+    """
+
+    def __init__(
+        self, service: RequestHandler, location: str, token: str | None = None, tls: tuple[bytes, bytes] | None = None
+    ) -> None:
+        options: dict[str, Any] = {} if tls is None else {"tls_certificates": [tls]}
+        if token is not None:
+            options["middleware"] = {"token": _Guard(token)}
+        flight_process.check()
+        self._service = service
+        self._secret = Secret()
+        super().__init__(location, **options)
+        flight_process.register(self)
+
+    def close(self) -> None:
+        """Free the memory that is shared with clients."""
+        self._secret.close()
+
+    # Fragments
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Insert the fragments of a writer, and acknowledge each one."""
+        with _flight_errors():
+            place, decoder = self._place(descriptor), FragmentDecoder()
+            while (chunk := _next(reader)) is not None:
+                fragment = Fragment.read(chunk.app_metadata)
+                try:
+                    told = self._service.insert(*place, chunk.data, fragment, context.is_cancelled, decoder)
+                except (SampleBatchError, pa.ArrowException) as error:
+                    refusal = _ours(error)
+                    refusal.fragment = fragment.number  # type: ignore[attr-defined]
+                    raise refusal from None
+                # Nothing of a fragment is kept while the next one is waited for.
+                del chunk
+                if not _acknowledge(writer, told):
+                    return
+
+    def _place(self, descriptor: Any) -> tuple[Any, str, str]:
+        """Return the table, the writer and the number of that writer's stream that the path of a descriptor names."""
+        path = [part.decode(errors="replace") for part in descriptor.path or ()]
+        if not 1 <= len(path) <= 3:
+            raise FormatError(f"a path must be a table, or a table, a writer and a stream, got {len(path)} parts")
+        table, writer, stream = (*path, "", "")[:3]
+        return self._service.table(table), short_text("writer", writer), short_text("stream", stream)
+
+    # Samples
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Stream samples, one record batch each."""
+        with _flight_errors():
+            draw = Draw.read(ticket.ticket, "the ticket")
+            first = self._draw(draw, context)
+            return flight.GeneratorStream(first.batch.schema, self._samples(draw, first, context))
+
+    def _draw(self, draw: Draw, context: Any) -> Packed:
+        return self._service.pack(self._service.sample(draw, context.peer(), context.is_cancelled))
+
+    def _samples(self, draw: Draw, first: Packed, context: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        """Yield samples, each drawn while the one before is sent."""
+        left = draw.count
+        with _flight_errors(), ThreadPoolExecutor(1, "samplebatch-draw") as pool:
+            sample = first
+            while True:
+                left = None if left is None else left - 1
+                ahead = pool.submit(self._draw, draw, context) if left != 0 else None
+                schema = sample.batch.schema
+                if not have_same_columns(schema, first.batch.schema):
+                    raise FormatError("the columns of the table have changed; open another stream")
+                metadata = {**sample.metadata, "batch": batch_text(schema, first.batch.schema)}
+                yield sample.batch, pa.py_buffer(write_json(metadata))
+                if ahead is None:
+                    return
+                sample = ahead.result()
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Answer the requests of a learner, in their order: draws, and batches of priorities."""
+        with _flight_errors():
+            draw = Draw.read(descriptor.command or b"", "the command")
+            memory = self._secret.open(draw.nonce, self._service.bounds.shared_nbytes) if draw.nonce else None
+            with _Session(self._service, draw, writer, memory, context) as session:
+                while (chunk := _next(reader)) is not None:
+                    session.answer(chunk)
+
+    # Actions
+
+    def do_action(self, context: Any, action: Any) -> Any:
+        """Carry out an action."""
+        with _flight_errors():
+            body = pa.py_buffer(b"") if action.body is None else action.body
+            if action.type == "attach":
+                return [pa.py_buffer(write_json(self._secret.address()))]
+            return [pa.py_buffer(result) for result in self._service.act(action.type, body)]
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        """List the actions."""
+        return list(ACTIONS.items())
+
+    # Descriptions
+
+    def list_flights(self, context: Any, criteria: Any) -> Iterator[Any]:
+        """Describe all tables."""
+        with _flight_errors():
+            return iter([self._describe(name) for name in self._service.tables])
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        """Describe the table that a descriptor names."""
+        with _flight_errors():
+            return self._describe(self._place(descriptor)[0].name)
+
+    def get_schema(self, context: Any, descriptor: Any) -> Any:
+        """Return the schema of the fragments of a table; it is empty until there is one."""
+        with _flight_errors():
+            return flight.SchemaResult(self._service.schema(self._place(descriptor)[0].name))
+
+    def _describe(self, name: str) -> Any:
+        table = self._service.table(name)
+        ticket = flight.Ticket(Draw(name).write())
+        return flight.FlightInfo(
+            self._service.schema(name),
+            flight.FlightDescriptor.for_path(name),
+            [flight.FlightEndpoint(ticket, [])],
+            len(table),
+            -1,
+        )
+
+
+class _Session:
+    """The requests of one learner, which are answered in their order.
+
+    To a learner that asks ahead, a large sample is sent by another thread while the next one is drawn; there
+    is never more than one on its way and one that waits for it. Small ones that were asked for together go together.
+    """
+
+    def __init__(
+        self, service: RequestHandler, draw: Draw, writer: Any, memory: SampleMemory | None, context: Any
+    ) -> None:
+        self._service, self._draw, self._writer, self._memory, self._context = service, draw, writer, memory, context
+        self._table = service.table(draw.table)
+        self._samples = SampleWriter()
+        self._small: list[Stream] = []
+        """Samples that were drawn, and wait to go in one message."""
+        self._at_once = replace(draw, timeout_s=0.0)
+        self._pool = ThreadPoolExecutor(1, "samplebatch-send")
+        self._sending: Future[None] | None = None
+
+    def __enter__(self) -> _Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        if self._memory is not None:
+            self._memory.close()
+
+    def answer(self, chunk: Any) -> None:
+        """Answer one request. An error is an answer, too; the session goes on after it."""
+        if chunk.data is not None:
+            self._answer("update", lambda: self._update(chunk))
+            return
+        try:
+            count = _read_count(chunk.app_metadata)
+        except SampleBatchError as error:
+            self._tell({**describe_error(error), "of": "sample"})
+            return
+        for _ in range(count):
+            self._answer("sample", lambda: self._send(self._next_sample()))
+        self._send_small()
+
+    def _answer(self, of: str, answer: Callable[[], None]) -> None:
+        """Answer a part of a request, by an error if it is refused."""
+        try:
+            answer()
+        except (SampleBatchError, pa.ArrowInvalid) as error:
+            if isinstance(error, flight.FlightError):
+                raise
+            self._tell({**describe_error(_ours(error)), "of": of})
+
+    def _update(self, chunk: Any) -> None:
+        told = read_request(chunk.app_metadata or b"{}", "the metadata of an update")
+        anyhow = told.get("any_generation") is True
+        self._tell({"updated": self._service.update(self._table, chunk.data, any_generation=anyhow)})
+
+    def _next_sample(self) -> Sample:
+        """Draw a sample; those that wait to be sent are, before one that limits hold back is waited for."""
+        peer, is_cancelled = self._context.peer(), self._context.is_cancelled
+        if self._small:
+            try:
+                return self._service.sample(self._at_once, peer, is_cancelled)
+            except LimitTimeoutError:
+                self._send_small()
+        return self._service.sample(self._draw, peer, is_cancelled)
+
+    def _send(self, sample: Sample) -> None:
+        """Answer by where a sample lies in shared memory, or by its stream."""
+        stream, told = self._samples.prepare(sample)
+        self._service.check_nbytes("a sample", stream.nbytes)
+        place = None if self._memory is None else self._memory.put(stream)
+        if place is not None:
+            self._tell({**told, "at": place})
+        elif told or stream.nbytes >= _AHEAD_NBYTES:
+            self._send_streams([stream], told)
+        else:
+            self._small.append(stream)
+            if len(self._small) >= MAX_INLINE or sum(one.nbytes for one in self._small) >= _AHEAD_NBYTES:
+                self._send_small()
+
+    def _send_small(self) -> None:
+        """Send the small samples that were drawn, in one message."""
+        small, self._small = self._small, []
+        if small:
+            self._write_streams(small, {})
+
+    def _send_streams(self, streams: list[Stream], told: Mapping[str, Any]) -> None:
+        """Send samples after the small ones; for a learner that asks ahead, another thread sends large ones."""
+        self._send_small()
+        if self._draw.ahead and streams[0].nbytes >= _AHEAD_NBYTES:
+            self._wait()
+            self._sending = self._pool.submit(self._write_message, streams, told)
+        else:
+            self._write_streams(streams, told)
+
+    def _write_streams(self, streams: list[Stream], told: Mapping[str, Any]) -> None:
+        self._wait()
+        self._write_message(streams, told)
+
+    def _write_message(self, streams: list[Stream], told: Mapping[str, Any]) -> None:
+        self._writer.write_metadata(pa.py_buffer(inline(streams, told)))
+
+    def _tell(self, answer: Mapping[str, Any]) -> None:
+        self._send_small()
+        self._wait()
+        self._writer.write_metadata(pa.py_buffer(write_json(answer)))
+
+    def _wait(self) -> None:
+        """Wait until the sample on its way has been sent; raises if it could not be."""
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.result()
+
+
+def _read_count(raw: Any) -> int:
+    """Read how many samples a request of a session asks for.
+
+    Raises
+    ------
+    CapacityError, FormatError, ArgumentError
+        If it is no request, or asks for no such number.
+    """
+    if raw is None or (raw.size == len(_ONE) and raw.to_pybytes() == _ONE):
+        return 1
+    told = read_request(raw, "the metadata of a request")
+    check_names(told, ("count",), "the metadata of a request")
+    count = whole("count", told.get("count", 1), 1)
+    if count > MAX_ASKED:
+        raise ArgumentError(f"count must be at most {MAX_ASKED}, got {count}; send several requests")
+    return count
+
+
+class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses calls without the token."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._wanted = header(token).encode()
+
+    def start_call(self, info: Any, headers: Mapping[str, Any]) -> None:
+        given: Any = next((values for name, values in headers.items() if name.lower() == "authorization"), [])
+        if not given or not hmac.compare_digest(str(given[0]).encode(), self._wanted):
+            refusal = AccessError(
+                "the service wants a token, and the call has not brought it; give the client its token"
+            )
+            raise flight.FlightUnauthenticatedError(str(refusal), write_error(refusal))
+
+
+def _acknowledge(writer: Any, told: Mapping[str, Any]) -> bool:
+    """Answer a fragment, and tell whether its writer was still there."""
+    try:
+        writer.write(pa.py_buffer(write_json(told)))
+    except OSError:
+        # It was killed, say; that is no fault of the service's.
+        return False
+    return True
+
+
+def _next(reader: Any) -> Any:
+    """Read the next message of a stream; None once the client has closed its side."""
+    try:
+        return reader.read_chunk()
+    except StopIteration:
+        return None
+    except OSError as error:
+        # So says Arrow that a schema lacks parts.
+        raise FormatError(_NOT_ARROW.format(_first_line(error))) from error
+
+
+@contextmanager
+def _flight_errors() -> Iterator[None]:
+    """Turn the errors of a call into Flight's, which tell the client our class and sentence, and nothing else."""
+    try:
+        yield
+    except flight.FlightError:
+        raise
+    except (SampleBatchError, pa.ArrowException) as error:
+        told = _ours(error)
+        kind = flight.FlightTimedOutError if isinstance(told, TimeoutError) else flight.FlightServerError
+        raise kind(describe_error(told)["message"], write_error(told)) from None
+    except Exception as error:
+        _log.exception("a call of a client failed")
+        failure = ServiceError(f"the service failed with a {type(error).__name__}; its log says where")
+        raise flight.FlightInternalError(str(failure), write_error(failure)) from None
+
+
+def _ours(error: Exception) -> SampleBatchError:
+    """Return an error as one of ours: bytes that Arrow refuses are no batch."""
+    if isinstance(error, SampleBatchError):
+        return error
+    return FormatError(_NOT_ARROW.format(_first_line(error)))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

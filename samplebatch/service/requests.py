@@ -1,0 +1,349 @@
+"""RequestHandler: the requests of clients to the tables and weights of a replay service, without Flight."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from samplebatch import names
+from samplebatch.arguments import whole
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.column.memory import check_rows
+from samplebatch.errors import ArgumentError, CapacityError, FormatError, SampleBatchError, StorageError, near_names
+from samplebatch.service.fragments import FragmentDecoder, read_fragment
+from samplebatch.service.items import Sample
+from samplebatch.service.limiter import IsCancelled
+from samplebatch.service.protocol import Draw, Fragment, check_names, read_request, short_text, write_json
+from samplebatch.service.samples import Packed, pack
+from samplebatch.service.table import ReplayTable
+from samplebatch.service.weights import PublishedWeights
+
+MAX_STEPS: Final = 1 << 20
+"""Steps of a sample, of sequences those with padding, of an update of priorities; episodes of a sample."""
+
+MAX_FRAGMENTS: Final = 1 << 16
+"""Fragments of a sample or an update."""
+
+MAX_WINDOW_STEPS: Final = 1 << 28
+"""Steps of all n-step windows of a sample."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The sizes that a service holds its clients to.
+
+    Attributes
+    ----------
+    message_nbytes
+        Bytes of a fragment, of a sample, or of weights.
+    shared_nbytes
+        Bytes of shared memory that the samples of one client may take; those beyond are sent.
+    """
+
+    message_nbytes: int = 1 << 30
+    shared_nbytes: int = 1 << 28
+
+
+class RequestHandler:
+    """Handler of the requests to the tables and weights of a replay service; threads may call it at the same time.
+
+    Parameters
+    ----------
+    tables
+        The tables, by their names.
+    bounds
+        The sizes that clients are held to.
+    checkpoint
+        Writes all tables to the disk, and returns where; None where the service keeps none.
+    weights
+        The weights; by default there are none yet.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, ReplayTable],
+        bounds: Bounds,
+        checkpoint: Callable[[], Any] | None = None,
+        weights: PublishedWeights | None = None,
+    ) -> None:
+        self.tables = dict(tables)
+        self.bounds = bounds
+        self._checkpoint = checkpoint
+        self._lock = threading.Lock()
+        self._schemas: dict[str, pa.Schema] = {}
+        """Schema of the last fragment that was put, by table."""
+        self.weights = PublishedWeights() if weights is None else weights
+        self._actions: dict[str, Callable[[Any], list[Any]]] = {
+            "info": self._info,
+            "checkpoint": self._write_checkpoint,
+            "reset": self._reset,
+            "limits": self._set_limits,
+            "update_weight": self._update_weight,
+            "publish": self._publish,
+            "latest": self._latest,
+            "acknowledged": self._acknowledged,
+        }
+
+    def table(self, name: object) -> ReplayTable:
+        """Return a table.
+
+        Raises
+        ------
+        ArgumentError
+            If there is none of that name.
+        SampleBatchError
+            As `short_text` does.
+        """
+        found = self.tables.get(short_text("table", name))
+        if found is None:
+            raise ArgumentError(f"table must be one of the service's, got {name!r}; {near_names(name, self.tables)}")
+        return found
+
+    # Fragments
+
+    def insert(
+        self,
+        table: ReplayTable,
+        writer: str,
+        stream: str,
+        rows: pa.RecordBatch | None,
+        fragment: Fragment,
+        is_cancelled: IsCancelled | None = None,
+        decoder: FragmentDecoder | None = None,
+    ) -> dict[str, Any]:
+        """Insert a fragment, and return its acknowledgement.
+
+        Parameters
+        ----------
+        table
+            Where it goes.
+        writer
+            Who inserts: its environments have rings of their own.
+        stream
+            Which of the writer's streams brings it: the fragments of each are numbered by themselves.
+        rows, fragment
+            Its rows, and what else is said of it.
+        is_cancelled
+            Tells whether the writer is gone; a fragment of it that is held back is dropped then.
+        decoder
+            Of the fragments of the stream that brings it.
+
+        Raises
+        ------
+        SampleBatchError
+            If it is no fragment, too large, or refused by the table.
+        pyarrow.ArrowException
+            If its buffers do not fit its schema.
+        """
+        if rows is None:
+            raise FormatError("a fragment must have rows, this message has none")
+        self.check_nbytes("a fragment", rows.nbytes)
+        check_rows(rows.num_rows, rows.nbytes, "a fragment")
+        found = (decoder or FragmentDecoder()).decode(rows, fragment.batch)
+        priorities: Any = fragment.priority
+        if not isinstance(found, MultiAgentBatch) and names.PRIORITY in found:
+            priorities = found.pop(names.PRIORITY)
+        result = table.extend(
+            found,
+            writer=writer,
+            stream=stream,
+            number=fragment.number,
+            priorities=priorities,
+            keys=fragment.key,
+            timeout_s=fragment.timeout_s,
+            is_cancelled=is_cancelled,
+        )
+        self._schemas[table.name] = rows.schema
+        return {"number": fragment.number, "inserted": result.inserted, "held_s": result.held_s, "size": result.size}
+
+    def schema(self, table: str) -> pa.Schema:
+        """Return the schema of the last fragment of a table; an empty one if there is none yet."""
+        return self._schemas.get(table, pa.schema([]))
+
+    # Samples
+
+    def sample(self, draw: Draw, reader: str = "", is_cancelled: IsCancelled | None = None) -> Sample:
+        """Draw a sample.
+
+        Raises
+        ------
+        SampleBatchError
+            If the table refuses, or the sample would be too large.
+        """
+        table = self.table(draw.table)
+        self._check_items(table, "a sample", draw.batch_size * (draw.length or 1))
+        if table.unit == "steps":
+            # Windows are followed step by step.
+            most = table.capacity if draw.n_step is None else min(draw.n_step, table.capacity)
+            if draw.n_step is not None and draw.batch_size * most > MAX_WINDOW_STEPS:
+                raise CapacityError(
+                    f"a sample must look at most at {MAX_WINDOW_STEPS} steps, got {draw.batch_size} windows of {most}"
+                )
+        mode: Any = draw.mode
+        return table.sample(
+            draw.batch_size,
+            mode=mode,
+            timeout_s=draw.timeout_s,
+            seed=draw.seed,
+            reader=reader,
+            is_cancelled=is_cancelled,
+            max_nbytes=self.bounds.message_nbytes,
+            **draw.options,
+        )
+
+    def pack(self, sample: Sample) -> Packed:
+        """View a sample as a record batch; raises as `pack` does, or if it is too large."""
+        packed = pack(sample)
+        self.check_nbytes("a sample", packed.batch.nbytes)
+        return packed
+
+    def update(self, table: ReplayTable, rows: pa.RecordBatch, *, any_generation: bool = False) -> int:
+        """Give rows new priorities: columns `batch_indexes`, `priority` and `generation`, which may be ignored.
+
+        Raises
+        ------
+        SampleBatchError
+            If columns are missing or are no numbers, or the table refuses.
+        pyarrow.ArrowException
+            If the buffers do not fit the schema.
+        """
+        self.check_nbytes("an update", rows.nbytes)
+        rows.validate()
+        found = read_fragment(rows)
+        if isinstance(found, MultiAgentBatch):
+            raise FormatError("an update must have columns of numbers, it has policies")
+        self._check_items(table, "an update", rows.num_rows)
+        generations = None if any_generation else found[names.GENERATION]
+        return table.update_weight(found[names.BATCH_INDEXES], found[names.PRIORITY], generations)
+
+    @staticmethod
+    def _check_items(table: ReplayTable, about: str, count: int) -> None:
+        """Refuse a request of more items than the lock of a table may be held for."""
+        most = MAX_STEPS if table.unit == "steps" else MAX_FRAGMENTS
+        if count > most:
+            raise CapacityError(f"{about} must have at most {most} {table.unit}, this one has {count}")
+
+    def check_nbytes(self, about: str, nbytes: int) -> None:
+        """Refuse a message that is larger than the service sends and takes.
+
+        Raises
+        ------
+        CapacityError
+            If it is.
+        """
+        if nbytes > self.bounds.message_nbytes:
+            raise CapacityError(f"{about} must have at most {self.bounds.message_nbytes} bytes, this one has {nbytes}")
+
+    # Actions
+
+    def act(self, action: str, body: Any) -> list[Any]:
+        """Carry out an action, and return the bodies of its results.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such action.
+        SampleBatchError
+            If it fails.
+        """
+        found = self._actions.get(action)
+        if found is None:
+            raise ArgumentError(f"there is no action {action!r}; {near_names(action, self._actions)}")
+        return found(body)
+
+    def _info(self, body: Any) -> list[bytes]:
+        request = _read(body, "info", ("table",))
+        if "table" in request:
+            return [write_json(self.table(request["table"]).info())]
+        tables = {name: one.info() for name, one in self.tables.items()}
+        return [write_json({"tables": tables, "weights": self.weights.versions()})]
+
+    def _write_checkpoint(self, body: Any) -> list[bytes]:
+        _read(body, "checkpoint", ())
+        if self._checkpoint is None:
+            raise ArgumentError("the service must have a folder for checkpoints to write one, it has none")
+        try:
+            path = self._checkpoint()
+        except SampleBatchError:
+            raise
+        except Exception as error:
+            _log.exception("a checkpoint was not written")
+            cause = str(error).partition("\n")[0]
+            raise StorageError(f"a checkpoint must be written, it is not: {type(error).__name__}: {cause}") from error
+        return [write_json({"path": str(path)})]
+
+    def _reset(self, body: Any) -> list[bytes]:
+        self.table(_read(body, "reset", ("table",)).get("table")).reset()
+        return [write_json({})]
+
+    def _set_limits(self, body: Any) -> list[bytes]:
+        request = read_request(body, "the action 'limits'")
+        table = self.table(request.pop("table", None))
+        table.set_limits(**request)
+        return [write_json(table.info())]
+
+    def _update_weight(self, body: Any) -> list[bytes]:
+        request = _read(body, "update_weight", ("table", "indices", "priorities", "generations"))
+        table = self.table(request.get("table"))
+        lists = [request.get(name) for name in ("indices", "priorities", "generations")]
+        arrays = [None if one is None else _numbers(one) for one in lists]
+        if arrays[0] is None or arrays[1] is None:
+            raise FormatError("an update must have lists of indices and priorities, one is missing")
+        self._check_items(table, "an update", len(arrays[0]))
+        return [write_json({"updated": table.update_weight(*arrays)})]
+
+    def _publish(self, body: Any) -> list[bytes]:
+        self.check_nbytes("weights", memoryview(body).nbytes)
+        newest = self.weights.publish(body)
+        return [write_json({"version": newest.version, "epoch": newest.epoch})]
+
+    def _latest(self, body: Any) -> list[Any]:
+        request = _read(body, "latest", ("name", "newer_than", "epoch", "version_only"))
+        name, known = short_text("name", request.get("name", "")), whole("newer_than", request.get("newer_than", 0))
+        epoch = None if request.get("epoch") is None else short_text("epoch", request["epoch"])
+        newest = self.weights.latest(name)
+        if newest is None:
+            return [write_json({"version": 0})]
+        answer = write_json({"version": newest.version, "epoch": newest.epoch})
+        # A version above the newest is one of a service before a restart, and so is one of another epoch.
+        has_restarted = known > newest.version if epoch is None else epoch != newest.epoch
+        is_wanted = newest.version > known or has_restarted
+        return [answer, newest.stream] if is_wanted and request.get("version_only") is not True else [answer]
+
+    def _acknowledged(self, body: Any) -> list[bytes]:
+        request = _read(body, "acknowledged", ("table", "writer", "stream"))
+        table = self.table(request.get("table"))
+        writer, stream = (short_text(own, request.get(own, "")) for own in ("writer", "stream"))
+        return [write_json({"number": table.taken(writer, stream)})]
+
+    def close(self) -> None:
+        """Let all who wait at a table raise."""
+        for table in self.tables.values():
+            table.close()
+
+
+def _read(body: Any, action: str, known: tuple[str, ...]) -> dict[str, Any]:
+    """Read the request of an action; an empty body stands for an empty request."""
+    about = f"the action {action!r}"
+    request = read_request(body, about) if memoryview(body).nbytes else {}
+    check_names(request, known, about)
+    return request
+
+
+def _numbers(values: Any) -> Any:
+    """Return a list of numbers of a request as an array."""
+    try:
+        found = np.asarray(values)
+    except ValueError as error:
+        raise FormatError("an update must have lists of numbers, one has others") from error
+    if found.ndim != 1 or (found.dtype.kind not in "iuf" and found.size):
+        raise FormatError("an update must have lists of numbers, one has others")
+    return found

@@ -1,0 +1,447 @@
+"""FragmentWriter and SampleSession: the streams of a client to a service."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from samplebatch import names
+from samplebatch.buffer.sampling import Sample
+from samplebatch.errors import SampleBatchError, ServiceError
+from samplebatch.service.protocol import MAX_ASKED, Draw, Fragment, LostError, read_error, read_json, write_json
+from samplebatch.service.samples import SampleReader, batch_text, cut_inline, have_same_columns, split_inline, take
+
+if TYPE_CHECKING:
+    from samplebatch.service.link import Link
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class WriteCounts:
+    """The fragments and rows of a writer, for `ReplayClient.written`.
+
+    Attributes
+    ----------
+    sent
+        Fragments that were given to be sent; those that are neither acknowledged nor refused are under way.
+    fragments, rows
+        Those that the service has acknowledged: each is in the table, once.
+    refused
+        Fragments that the service has refused, each with an error.
+    held_s
+        Seconds that the limits of the table held fragments back.
+    """
+
+    sent: int = 0
+    fragments: int = 0
+    rows: int = 0
+    refused: int = 0
+    held_s: float = 0.0
+
+
+class FragmentWriter:
+    """A client's stream of fragments, of which some are under way before the first is acknowledged.
+
+    A fragment is kept until its acknowledgement. When the connection is lost, those that the service had not taken are
+    sent again: fragments are numbered, so that none is taken twice.
+
+    Parameters
+    ----------
+    link
+        The connection.
+    table
+        The table's name.
+    name
+        The writer's name: the steps of each of its environments go to a ring of their own.
+    max_unacknowledged
+        Fragments that may be under way at once.
+    """
+
+    def __init__(self, link: Link, table: str, name: str, max_unacknowledged: int) -> None:
+        self._link = link
+        self._table = table
+        self.name = name
+        self._max = max_unacknowledged
+        self._own = new_name()
+        """The name of this stream of the writer, which other processes may write for, too."""
+        self._number = 0
+        self._pending: deque[tuple[pa.RecordBatch, Fragment]] = deque()
+        """Fragments that have not been acknowledged, oldest first."""
+        self._written = 0
+        """How many of them have been written to the stream that is open."""
+        self._stream: tuple[Any, Any] | None = None
+        self._schema: pa.Schema | None = None
+        self.counts = WriteCounts()
+
+    def put(self, rows: pa.RecordBatch, fragment: Fragment) -> None:
+        """Send a fragment; wait for earlier ones to be acknowledged, if too many are under way.
+
+        Raises
+        ------
+        ServiceError
+            If the service cannot be reached; where too many are under way, this one is not sent then.
+        SampleBatchError
+            If it refuses a fragment, this one or an earlier one. That one is dropped; the others are not.
+        """
+        try:
+            while len(self._pending) >= self._max:
+                self._advance()
+        except SampleBatchError:
+            if len(self._pending) < self._max:
+                # An earlier one was refused: there is room for this one, which goes with the next that is sent.
+                self._keep(rows, fragment)
+            raise
+        self._keep(rows, fragment)
+        self._link.retry(self._write)
+
+    def _keep(self, rows: pa.RecordBatch, fragment: Fragment) -> None:
+        """Number a fragment, and keep it until it is acknowledged."""
+        self._number += 1
+        self.counts.sent += 1
+        self._pending.append((rows, replace(fragment, number=self._number)))
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether fragments were sent that are not acknowledged."""
+        return bool(self._pending)
+
+    def flush(self) -> None:
+        """Wait until all fragments are acknowledged; raises as `put` does."""
+        while self._pending:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Wait for the next acknowledgement."""
+        self._link.retry(self._receive)
+
+    def _write(self) -> None:
+        """Write the fragments that are not under way, on a new stream if need be."""
+        if self._stream is None:
+            self._open()
+        while self._written < len(self._pending):
+            rows, fragment = self._pending[self._written]
+            if self._schema is None or not have_same_columns(rows.schema, self._schema):
+                # The order of the streams is that of the fragments.
+                while self._written:
+                    self._receive()
+                self._close_stream()
+                self._open()
+                continue
+            told = replace(fragment, batch=batch_text(rows.schema, self._schema)).write()
+            self._use_stream(partial(_write, rows, told))
+            self._written += 1
+
+    def _use_stream(self, use: Callable[[tuple[Any, Any]], T]) -> T:
+        """Use the stream; if that fails, it is over, and a fragment that was refused is dropped."""
+        if self._stream is None:
+            raise ServiceError("the stream of fragments must be open, it is not")
+        try:
+            with self._link.errors:
+                return use(self._stream)
+        except LostError:
+            # Nothing is refused, though the service may tell which fragment it was at when it was stopped.
+            self._close_stream()
+            raise
+        except SampleBatchError as error:
+            self._close_stream()
+            refused = vars(error).get("fragment")
+            if refused is not None:
+                # The service takes fragments in their order, and none after one that it refuses.
+                self._drop_until(refused - 1)
+                self._pending.popleft()
+                self.counts.refused += 1
+            raise
+
+    def _open(self) -> None:
+        """Open a stream, and drop the fragments that the service has taken already."""
+        self._drop_taken()
+        if not self._pending:
+            return
+        self._schema = self._pending[0][0].schema
+        self._stream = self._link.put((self._table, self.name, self._own), self._schema)
+
+    def _drop_taken(self) -> None:
+        if not self._number:
+            return
+        request = {"table": self._table, "writer": self.name, "stream": self._own}
+        (raw,) = self._link.act("acknowledged", write_json(request))
+        self._drop_until(read_json(raw, "an acknowledgement").get("number", 0))
+
+    def _drop_until(self, number: int) -> None:
+        """Count the fragments up to a number as acknowledged."""
+        while self._pending and self._pending[0][1].number <= number:
+            self._count(self._pending.popleft()[0].num_rows, 0.0)
+
+    def _receive(self) -> None:
+        """Read an acknowledgement of the oldest fragment."""
+        if not self._written:
+            self._write()
+        if not self._pending:
+            return
+        told = read_json(self._use_stream(_read), "an acknowledgement")
+        rows, _ = self._pending.popleft()
+        self._written -= 1
+        self._count(rows.num_rows, float(told.get("held_s", 0.0)))
+
+    def _count(self, rows: int, held_s: float) -> None:
+        self.counts.fragments += 1
+        self.counts.rows += rows
+        self.counts.held_s += held_s
+
+    def _close_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        self._written, self._schema = 0, None
+        if stream is not None:
+            close_quietly(stream[0])
+
+    def close(self) -> None:
+        """End the stream; fragments that are not acknowledged are forgotten, and nobody waits for them."""
+        if self._pending and self._stream is not None:
+            # The service ends its side when it is done with what it has got, which limits may hold back for ever.
+            threading.Thread(target=close_quietly, args=self._stream[:1], name="samplebatch-end", daemon=True).start()
+            self._stream = None
+        self._pending.clear()
+        self._close_stream()
+
+
+def _write(rows: pa.RecordBatch, told: bytes, stream: tuple[Any, Any]) -> None:
+    stream[0].write_with_metadata(rows, told)
+
+
+def _read(stream: tuple[Any, Any]) -> Any:
+    """Read the bytes of an acknowledgement.
+
+    Raises
+    ------
+    LostError, pyarrow.ArrowException
+        If the stream has ended.
+    """
+    writer, reader = stream
+    raw = reader.read()
+    if raw is None:
+        # It may have ended with an error, which only closing our side tells.
+        writer.close()
+        raise LostError("the service has ended the stream")
+    return raw
+
+
+def new_name() -> str:
+    """Make a name that no other writer or stream has."""
+    return secrets.token_hex(8)
+
+
+def close_quietly(writer: Any) -> None:
+    """End our side of a stream; the other side may have ended it before, with an error that was told then."""
+    try:
+        writer.close()
+    except (OSError, pa.ArrowException):
+        return
+
+
+_UPDATES: Final = pa.schema(
+    [
+        pa.field(names.BATCH_INDEXES, pa.int64(), nullable=False),
+        pa.field(names.PRIORITY, pa.float64(), nullable=False),
+        pa.field(names.GENERATION, pa.int64(), nullable=False),
+    ]
+)
+_LARGE_NBYTES: Final = 1 << 16
+"""Bytes of a message from which one more request is little beside it."""
+_MAX_UPDATES: Final = 64
+"""Updates whose answers a session leaves unread: gRPC holds back a service whose answers nobody reads."""
+
+
+class SampleSession:
+    """A learner's stream of samples of one kind, some of which are asked for ahead, and of the priorities that go back.
+
+    The service answers in order. With samples ahead, a thread reads the answers, so that they come while the learner
+    computes.
+
+    Parameters
+    ----------
+    link
+        The connection.
+    draw
+        The samples.
+    ahead
+        How many are asked for beyond the one that is handed out.
+    nonce
+        The secret by which the service knows that samples can be mapped; None to be sent them.
+    """
+
+    def __init__(self, link: Link, draw: Draw, ahead: int, nonce: str | None) -> None:
+        self._link = link
+        self._writer, self._reader = link.exchange(replace(draw, nonce=nonce, ahead=ahead > 0))
+        self._samples = SampleReader()
+        self._ahead = ahead
+        self._asked = 0
+        """Samples that were asked for and not handed out."""
+        self._updates = 0
+        """Updates that were sent and not answered."""
+        self._are_large = False
+        """Whether samples are sent by themselves, and not several in a message."""
+        self._has_begun = False
+        self._is_cancelled = False
+        self._found: deque[Sample[Any, Any] | SampleBatchError] = deque()
+        """Samples, or the errors in their place, that came before they were asked for."""
+        self._answers: queue.Queue[Any] | None = None
+        if ahead:
+            self._answers = queue.Queue(ahead + 1)
+            self._reading = threading.Thread(target=self._read_ahead, name="samplebatch-read", daemon=True)
+            self._closed = threading.Event()
+            self._reading.start()
+
+    def next(self) -> Sample[Any, Any]:
+        """Return the next sample, and ask for those ahead.
+
+        Raises
+        ------
+        LostError
+            If the connection is gone.
+        SampleBatchError
+            If the service refuses the draw; the session goes on.
+        """
+        self._ask(1)
+        while not self._found:
+            self._take_answer()
+        found = self._found.popleft()
+        self._asked -= 1
+        if isinstance(found, SampleBatchError):
+            raise found
+        # Several small ones in one request, as they come in one message; large ones each come by themselves.
+        if self._ahead and self._asked <= (self._ahead - 1 if self._are_large else self._ahead // 2):
+            # This one has come: that the connection is gone since, the next call tells.
+            with suppress(SampleBatchError):
+                self._ask(self._ahead)
+        return found
+
+    def _ask(self, count: int) -> None:
+        """Ask for samples until that many are on their way, or have come."""
+        wanted = count - self._asked
+        with self._link.errors:
+            while wanted > 0:
+                part = min(wanted, MAX_ASKED)
+                self._writer.write_metadata(b"{}" if part == 1 else write_json({"count": part}))
+                self._asked += part
+                wanted -= part
+
+    def update(self, indices: Any, priorities: Any, generations: Any) -> None:
+        """Send new priorities of rows, shape (n,) each; generations may be None. `settle` tells how it went.
+
+        Raises
+        ------
+        LostError
+            If the connection is gone.
+        """
+        known = np.zeros(len(indices), np.int64) if generations is None else generations
+        rows = pa.RecordBatch.from_arrays([pa.array(own) for own in (indices, priorities, known)], schema=_UPDATES)
+        with self._link.errors:
+            if not self._has_begun:
+                self._writer.begin(_UPDATES)
+                self._has_begun = True
+            self._writer.write_with_metadata(rows, write_json({"any_generation": generations is None}))
+        self._updates += 1
+        while self._updates > _MAX_UPDATES and not self._asked:
+            self._take_answer()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether samples were asked for that have not been handed out."""
+        return self._asked > 0
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether there are updates to wait for."""
+        return self._updates > 0 and not self._is_cancelled
+
+    def settle(self) -> None:
+        """Wait until all updates have been carried out; raises as `next` does. A session that is cancelled is over."""
+        while self.has_updates:
+            self._take_answer()
+
+    def _take_answer(self) -> None:
+        """Take the next answer."""
+        if self._answers is None:
+            answer = self._read()
+        else:
+            answer = self._answers.get()
+            if isinstance(answer, BaseException):
+                raise answer
+        if isinstance(answer, list):
+            self._found.extend(answer)
+            return
+        if "updated" in answer:
+            self._updates -= 1
+        elif answer.get("of") == "update":
+            self._updates -= 1
+            raise read_error(answer)
+        else:
+            self._found.append(read_error(answer))
+
+    def _read(self) -> list[Sample[Any, Any]] | dict[str, Any]:
+        """Read an answer: one or several samples, or words about an update or an error."""
+        head, streams = cut_inline(self._receive())
+        told = read_json(head, "an answer")
+        if "at" in told:
+            self._are_large = True
+            return [self._samples.read(take(told["at"]), told)]
+        if "streams" not in told:
+            return told
+        self._are_large = streams.nbytes >= _LARGE_NBYTES
+        return [self._samples.read(stream, told) for stream in split_inline(streams, told["streams"])]
+
+    def _receive(self) -> Any:
+        """Receive the metadata of a message."""
+        try:
+            with self._link.errors:
+                chunk = self._reader.read_chunk()
+        except (StopIteration, LostError) as error:
+            if self._is_cancelled:
+                raise ServiceError("the client must be open to be used, it has been closed") from None
+            if isinstance(error, LostError):
+                raise
+            raise LostError("the service has ended the session") from None
+        return b"" if chunk.app_metadata is None else chunk.app_metadata
+
+    def _read_ahead(self) -> None:
+        """Read answers until the session is closed, or the connection is gone."""
+        answers = self._answers
+        assert answers is not None
+        while not self._closed.is_set():
+            answer: Any
+            try:
+                answer = self._read()
+            except Exception as error:
+                answer = error
+            while not self._closed.is_set():
+                try:
+                    answers.put(answer, timeout=0.2)
+                    break
+                except queue.Full:
+                    continue
+            if isinstance(answer, BaseException):
+                return
+
+    def cancel(self) -> None:
+        """Let a thread that waits for an answer raise; any thread may call it."""
+        self._is_cancelled = True
+        self._reader.cancel()
+
+    def close(self) -> None:
+        """End the session."""
+        if self._answers is not None:
+            self._closed.set()
+        self._reader.cancel()
+        close_quietly(self._writer)

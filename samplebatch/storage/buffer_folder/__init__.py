@@ -1,1 +1,0 @@
-"""Replay buffers in folders: mapped columns behind a write-ahead log."""

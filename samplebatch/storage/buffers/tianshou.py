@@ -1,0 +1,402 @@
+"""Tianshou's replay buffers: their attributes written for our buffers, and read as the description of one.
+
+Objects of Tianshou's classes are written as stand-ins. Their pickles load where Tianshou is installed, and need nothing
+of this library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from math import inf
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.inert_pickle import Foreign, Named, resolve_stubs
+from samplebatch.buffer.samplers import Prioritized, Sampler
+from samplebatch.buffer.store import DenseStore, Store
+from samplebatch.buffer.stores import Stores
+from samplebatch.buffer.table import Table
+from samplebatch.column.unpickling import unpickle
+from samplebatch.errors import FormatError
+from samplebatch.storage.buffers import state as buffer_state
+from samplebatch.storage.buffers.state import VERSION, State, check_rings
+
+_BUFFERS = "tianshou.data.buffer"
+_PLAIN_BUFFER = (f"{_BUFFERS}.buffer_base", "ReplayBuffer")
+_PRIORITIZED_BUFFER = (f"{_BUFFERS}.prio", "PrioritizedReplayBuffer")
+_HINDSIGHT_BUFFER = (f"{_BUFFERS}.her", "HERReplayBuffer")
+_BATCH = ("tianshou.data.batch", "Batch")
+_TREE = ("tianshou.data.utils.segtree", "SegmentTree")
+
+
+class _Module:
+    """A module, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, (self.name,)
+
+
+class _Class:
+    """A class, by its module and name."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (_Module(self.module), self.name)
+
+
+class Standing:
+    """A stand-in for an object of a class that need not be installed; its pickle loads as that object.
+
+    `state` is what the object's `__setstate__` gets; its attributes, if it has none.
+
+    Examples
+    --------
+    >>> import pickle
+    >>> pickle.loads(pickle.dumps(Standing(("argparse", "Namespace"), {"a": 3})))
+    Namespace(a=3)
+    """
+
+    def __init__(self, kind: tuple[str, str], state: dict[str, Any]) -> None:
+        self.kind, self.state = kind, state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object.__new__, (_Class(*self.kind),), self.state
+
+
+def _batch_stub(values: dict[str, Any]) -> Standing:
+    """Stand for a batch of Tianshou's."""
+    return Standing(_BATCH, values)
+
+
+def _segment_tree_stub(weights: npt.NDArray[np.float64]) -> Standing:
+    """Stand for a segment tree of Tianshou's with these weights, shape (n,).
+
+    >>> _segment_tree_stub(np.array([1.0, 2.0, 3.0])).state["_value"]
+    array([0., 6., 3., 3., 1., 2., 3., 0.])
+    """
+    n = len(weights)
+    bound = 1
+    while bound < n:
+        bound *= 2
+    value = np.zeros(2 * bound)
+    value[bound : bound + n] = weights
+    level = bound // 2
+    while level:
+        value[level : 2 * level] = value[2 * level : 4 * level].reshape(level, 2).sum(1)
+        level //= 2
+    return Standing(_TREE, {"_size": n, "_bound": bound, "_value": value})
+
+
+_OPTIONS = ("stack_num", "ignore_obs_next", "save_only_last_obs", "sample_avail", "alpha", "beta")
+_CURSORS = ("_insertion_idx", "_size", "_ep_start_idx", "_ep_len", "_ep_return")
+_EPSILON = "_PrioritizedReplayBuffer__eps"
+
+Floats = npt.NDArray[np.float64]
+
+
+class AttributeReader(Protocol):
+    """A reader of attributes that are no plain numbers: of a file's, or of a buffer's in memory."""
+
+    allow_pickle: bool
+
+    def value(self, x: Any, /) -> Any:
+        """Return an attribute."""
+
+    def inert(self, x: Any, /) -> Any:
+        """Return an attribute in which objects are stubs with their state."""
+
+    def raw(self, x: Any, /) -> npt.NDArray[Any]:
+        """Return the bytes of an attribute."""
+
+
+# Writing
+
+
+def attributes_for(buffer: Any) -> State:
+    """Return the attributes that Tianshou's buffer would have, but its rows.
+
+    Of the rows of each ring's own buffer only rewards and flags are there, unless they are needed for hindsight:
+    Tianshou writes them all a second time.
+    """
+    table, n = buffer._table, 1 if buffer._ring is not None else buffer._table.rings.n
+    rings = table.rings.state_dict(buffer._ring)
+    state = _common_state(buffer, buffer.maxsize)
+    sampler = buffer._sampler
+    weights = (
+        sampler.tree.weights[buffer._start : buffer._start + buffer.maxsize]
+        if isinstance(sampler, Prioritized)
+        else None
+    )
+    state |= _sampler_state(sampler, weights)
+    if "buffer_num" not in buffer.__dict__:
+        return state | _hindsight_state(buffer) | _cursors(rings, 0) | {"last_index": buffer.last_index}
+    offsets = table.rings.edges
+    parts = np.empty(n, object)
+    for ring in range(n):
+        start, stop = offsets[ring : ring + 2].tolist()
+        own = None if weights is None else weights[start:stop]
+        part = _common_state(buffer, stop - start) | _cursors(rings, ring) | _sampler_state(sampler, own)
+        part["last_index"] = table.rings.last_index[ring : ring + 1] - start
+        hindsight = _hindsight_state(buffer)
+        # Hindsight reads goals from each ring's own buffer.
+        tree = table.columns.tree
+        names = tree.keys() if hindsight else tree.keys() & {"rew", "terminated", "truncated", "done"}
+        part["_meta"] = rows_for({name: tree[name] for name in names}, np.arange(start, stop))
+        parts[ring] = Standing(_part_kind(buffer, weights), part | hindsight)
+    if "cached_buffer_num" in buffer.__dict__:
+        state |= {"main_buffer": parts[0], "cached_buffers": parts[1:], "cached_buffer_num": buffer.cached_buffer_num}
+    return state | {
+        **dict.fromkeys(("_insertion_idx", "_size", "_ep_start_idx", "_ep_len"), 0),
+        "_ep_return": 0.0,
+        "last_index": buffer.last_index,
+        "buffer_num": n,
+        "buffers": parts,
+        "_offset": offsets[:-1],
+        "_extend_offset": offsets,
+        "_lengths": rings["sizes"],
+    }
+
+
+def rows_for(tree: Mapping[str, Any], slots: npt.NDArray[np.intp]) -> Standing:
+    """Return rows as a batch of Tianshou's."""
+    values = {
+        name: held.take(slots) if isinstance(held, Store) else rows_for(held, slots) for name, held in tree.items()
+    }
+    return _batch_stub(values)
+
+
+def _common_state(buffer: Any, maxsize: int) -> State:
+    options = buffer.options
+    return {
+        "options": {name: options[name] for name in _OPTIONS if name in options},
+        "maxsize": maxsize,
+        "stack_num": buffer.stack_num,
+        "_indices": np.arange(maxsize),
+        "_save_obs_next": not options["ignore_obs_next"],
+        "_save_only_last_obs": bool(options["save_only_last_obs"]),
+        "_sample_avail": bool(options["sample_avail"]),
+    }
+
+
+def _cursors(rings: State, ring: int) -> State:
+    base = int(rings["maxsizes"][:ring].sum())
+    total = rings["returns"][ring]
+    return {
+        "_insertion_idx": int(rings["cursors"][ring]),
+        "_size": int(rings["sizes"][ring]),
+        "_ep_start_idx": int(rings["starts"][ring]) - base,
+        "_ep_len": int(rings["writes"][ring] - rings["began"][ring]),
+        "_ep_return": total if total.ndim else float(total),
+    }
+
+
+def _sampler_state(sampler: Any, weights: Floats | None) -> State:
+    if weights is None:
+        return {}
+    return {
+        "_alpha": sampler.alpha,
+        "_beta": sampler.beta,
+        "_weight_norm": sampler.weight_norm,
+        "_max_prio": sampler.largest,
+        "_min_prio": sampler.smallest,
+        "weight": _segment_tree_stub(weights),
+        _EPSILON: float(np.finfo(np.float32).eps),
+    }
+
+
+def _hindsight_state(buffer: Any) -> State:
+    if "compute_reward_fn" not in buffer.__dict__:
+        return {}
+    names = ("horizon", "future_p", "compute_reward_fn")
+    return {name: getattr(buffer, name) for name in names} | {
+        "_original_meta": _batch_stub({}),
+        "_altered_indices": np.array([]),
+    }
+
+
+def _part_kind(buffer: Any, weights: Floats | None) -> tuple[str, str]:
+    if weights is not None:
+        return _PRIORITIZED_BUFFER
+    hindsight = "compute_reward_fn" in buffer.__dict__
+    return _HINDSIGHT_BUFFER if hindsight else _PLAIN_BUFFER
+
+
+# Reading
+
+
+def sampler_in(
+    about: State, found: State, children: Mapping[str, Any], table: Table, reader: AttributeReader
+) -> Sampler:
+    """Return the sampler of a buffer that `description_in` or our own notes describe."""
+    if "weight" not in children:
+        return buffer_state.sampler_from_state(about["sampler"], table.rings.capacity, table.rings.stored_slots())
+    tree = reader.inert(children["weight"])
+    state = tree.state if isinstance(tree, Foreign) else {}
+    value, bound = resolve_stubs(state["_value"]), int(state["_bound"])
+    slots = table.rings.stored_slots()
+    known = about["sampler"]["known"] | {
+        "largest": found["_max_prio"],
+        "smallest": found["_min_prio"],
+        "weights": np.asarray(value, np.float64)[bound + slots],
+    }
+    return buffer_state.sampler_from_state({"kind": "prioritized", "known": known}, table.rings.capacity, slots)
+
+
+def description_in(cls: Any, found: State, children: Mapping[str, Any], reader: AttributeReader) -> State:
+    """Describe a buffer from Tianshou's attributes."""
+    parts = _parts(found, children, reader)
+    found = {name: parts[0][name] for name in ("horizon", "future_p") if name in parts[0]} | found
+    maxsizes = [int(part["maxsize"]) for part in parts]
+    options: State = {
+        "stack_num": int(found["stack_num"]),
+        "ignore_obs_next": not found["_save_obs_next"],
+        "save_only_last_obs": bool(found["_save_only_last_obs"]),
+        "sample_avail": bool(found["_sample_avail"]),
+    }
+    attributes: State = {}
+    if "cached_buffer_num" in found:
+        count = int(found["cached_buffer_num"])
+        attributes = {"cached_buffer_num": count, "_order": list(range(count))}
+    if "horizon" in found:
+        chance = float(found["future_p"])
+        future_k = inf if chance == 1.0 else 1.0 / (1.0 - chance)
+        attributes |= {"horizon": int(found["horizon"]), "future_k": future_k, "future_p": chance}
+    known: State = {"kind": "uniform", "known": 1}
+    if "weight" in children:
+        settings = {name: found[f"_{name}"] for name in ("alpha", "beta")}
+        options |= settings | {"weight_norm": bool(found.get("_weight_norm", True))}
+        known = {
+            "kind": "prioritized",
+            "known": settings | {"weight_norm": options["weight_norm"], "stratified": False},
+        }
+    return {
+        "version": VERSION,
+        "class": _class_name(cls, found, children, len(set(maxsizes)) == 1),
+        "set_up": {"maxsizes": maxsizes, "options": options},
+        "own": attributes | {"stack_num": int(found["stack_num"])},
+        "missing": ["compute_reward_fn"] if "horizon" in found else [],
+        "generator": buffer_state.generator_state(np.random.default_rng(_seed(children, reader))),
+        "sampler": known,
+        "rings": _rings(parts, maxsizes),
+        "stores": buffer_state.stores_state(Stores(max_open=2 * len(parts) + 4)),
+    }
+
+
+def rings_in(about: State) -> State:
+    """Return the state of the rings that a description has."""
+    rings = {name: np.array(value) for name, value in about["rings"].items()} | {"together": about["rings"]["together"]}
+    check_rings(rings)
+    return rings
+
+
+def table_in(about: State, found: State, rings: State, columns: State) -> Table:
+    """Make a table over columns with a row for every slot."""
+    keeps_next, last_frame = bool(found["_save_obs_next"]), bool(found["_save_only_last_obs"])
+    stores = buffer_state.stores_from_state(about["stores"])
+    table = Table(rings["maxsizes"].tolist(), stores, keeps_next=keeps_next, last_frame=last_frame)
+    if "done" in columns and "terminated" not in columns:
+        columns |= {"terminated": columns["done"], "truncated": np.zeros(len(columns["done"]), np.bool_)}
+    capacity = table.rings.capacity
+    if not columns and rings["sizes"].any():
+        raise FormatError("a buffer with rows must have columns, it has none")
+    ready = table.columns.fit(columns, capacity, keep=True)
+    table.columns.write(ready, slice(0, capacity))
+    tree = table.columns.tree
+    if tree:
+        for name in ("terminated", "truncated", "done"):
+            if type(tree.get(name)) is not DenseStore or tree[name].values.dtype != np.bool_:
+                raise FormatError(f"column {name!r} of a buffer must hold flags, it does not")
+        rew = tree.get("rew")
+        if type(rew) is not DenseStore or rew.dtype != np.float64:
+            raise FormatError("column 'rew' of a buffer must hold numbers of 64 bits, it does not")
+    table.rings.load_state_dict(rings)
+    return table
+
+
+def _parts(found: State, children: Mapping[str, Any], reader: AttributeReader) -> list[State]:
+    """Return the attributes of each ring's buffer."""
+    if "buffers" not in children:
+        total = reader.value(children["_ep_return"]) if "_ep_return" in children else found["_ep_return"]
+        return [found | {"_ep_return": total}]
+    buffers = reader.inert(children["buffers"])
+    if not isinstance(buffers, np.ndarray) or not all(
+        isinstance(part, Foreign) and isinstance(part.state, dict) for part in buffers.tolist()
+    ):
+        raise FormatError("'buffers' must be pickled buffers of Tianshou's, they are something else")
+    names = (*_CURSORS, "maxsize", "horizon", "future_p")
+    parts: list[State] = resolve_stubs(
+        [{name: part.state[name] for name in names if name in part.state} for part in buffers.tolist()]
+    )
+    return parts
+
+
+def reward_function_in(children: Mapping[str, Any], reader: AttributeReader) -> State:
+    """Unpickle the reward function of a hindsight buffer: of its own, or of the first of its rings'.
+
+    Returns
+    -------
+    The function by its name; nothing without permission, since whoever loads the buffer can pass the function.
+    """
+    if not reader.allow_pickle:
+        return {}
+    name = "compute_reward_fn"
+    if name in children:
+        return {name: reader.value(children[name])}
+    buffers = reader.inert(children["buffers"]) if "buffers" in children else np.zeros(0)
+    first = buffers.reshape(-1)[0] if isinstance(buffers, np.ndarray) and buffers.size else None
+    if not isinstance(first, Foreign) or not isinstance(first.state, dict) or name not in first.state:
+        return {}
+    function = first.state[name]
+    if not isinstance(function, Named):
+        raise FormatError(f"{name!r} must be a function of a module, it is something else; pass {name}=...")
+    module, _, own = function.name.rpartition(".")
+    return {name: unpickle([f"c{module}\n{own}\n.".encode()], repr(name), allow_pickle=reader.allow_pickle)[0]}
+
+
+def _rings(parts: list[State], maxsizes: list[int]) -> State:
+    """Return the state of rings that have got to where Tianshou's buffers have."""
+    cursors, sizes, starts, lengths = (np.array([int(part[name]) for part in parts]) for name in _CURSORS[:4])
+    sizes_of = np.array(maxsizes)
+    # As if each had been filled, or written over once.
+    writes = np.where(sizes < sizes_of, sizes, sizes_of + cursors)
+    returns = [np.asarray(part["_ep_return"], np.float64) for part in parts]
+    widest = max((total.shape for total in returns), key=len)
+    alike = len({*map(int, cursors)}) == len({*map(int, sizes)}) == len({*maxsizes}) == 1
+    return {
+        "maxsizes": sizes_of,
+        "cursors": cursors,
+        "sizes": sizes,
+        "writes": writes,
+        "began": writes - lengths,
+        "starts": starts + np.cumsum(sizes_of) - sizes_of,
+        # A return is a plain zero until the first episode of vectors ends.
+        "returns": np.stack([np.broadcast_to(total, widest) for total in returns]),
+        "origins": np.zeros(len(parts), np.int64),
+        "together": alike,
+    }
+
+
+def _class_name(cls: Any, found: State, children: Mapping[str, Any], even: bool) -> str:
+    """Infer the class of a buffer of Tianshou's from its attributes; no file names it."""
+    kind = "Prioritized" if "weight" in children else "HER" if "horizon" in found else ""
+    if "cached_buffer_num" in found:
+        return "CachedReplayBuffer"
+    if "buffer_num" not in found:
+        return f"{kind}ReplayBuffer"
+    manager = f"{kind}ReplayBufferManager"
+    return f"{kind}VectorReplayBuffer" if even and cls.__name__ != manager else manager
+
+
+def _seed(children: Mapping[str, Any], reader: AttributeReader) -> Any:
+    """Make a seed of the state of Tianshou's generator, which is of another kind than the library's."""
+    data = np.asarray(reader.raw(children["_random_state"])).tobytes() if "_random_state" in children else b""
+    return cast("Any", np.frombuffer(hashlib.sha256(data).digest(), np.uint32).tolist())

@@ -1,0 +1,1 @@
+"""Datasets: folders of Parquet files with a commit log, and mixtures of datasets and replay buffers."""

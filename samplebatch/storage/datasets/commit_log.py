@@ -1,0 +1,344 @@
+"""The log of a dataset's parts: one line for each commit, written under a lock, read by anybody at any time.
+
+The log is a Parquet file without rows, so that readers of a folder of Parquet files take it for an empty part:
+
+    PAR1                  magic
+    0123abcd {...}        a line per commit: CRC-32 and JSON
+    89abcdef              seal: CRC-32 of all bytes behind it, or dashes
+    footer                schema of the dataset, no row groups; its length; PAR1
+
+An append overwrites seal and footer with the next line, dashes and the footer, in one call. Once these are on the disk,
+the seal replaces the dashes. So a sealed log ends with a line that was whole, and a damaged line is never taken for one
+that was cut short. In format version 1 the log was a text file of these lines alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import io
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import ipc
+
+from samplebatch.errors import FormatError
+from samplebatch.storage import checksums
+from samplebatch.storage.files import replacing, write_at
+from samplebatch.storage.tables.parquet import schema_to_store
+
+LOG = "_commits.parquet"
+_TEXT_LOG = "_commits"
+"""Log of format version 1."""
+
+LOGS = (LOG, _TEXT_LOG)
+"""Names of the log in the format versions; a folder has one of them."""
+
+_LOCK = ".lock"
+_VERSION = 2
+_READABLE = (1, 2)
+_MAGIC = checksums.PARQUET.magic
+_OPEN_SEAL = b"--------\n"
+_LINE = re.compile(rb"[0-9a-f]{8} \{[ -~]*\}")
+
+
+class Part(NamedTuple):
+    """One committed file of a dataset.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    size
+        Its bytes.
+    groups
+        Rows of each of its row groups.
+    nbytes
+        Bytes of its rows in memory.
+    policies
+        Pairs of a policy's id and the number of its rows, in order; None where there are no policies.
+    """
+
+    name: str
+    size: int
+    groups: list[int]
+    nbytes: int
+    policies: list[tuple[str, int]] | None
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return sum(self.groups)
+
+
+class Snapshot(NamedTuple):
+    """The state of a dataset after some commit.
+
+    Attributes
+    ----------
+    about
+        What batches say of all: the type and the schema of the first, the units of actions. Empty before.
+    parts
+        The parts, in the order of their rows.
+    nbytes
+        Bytes of the log up to that commit.
+    torn
+        Bytes behind it that are no whole line: of a writer that is at work, or that was killed.
+    is_sealed
+        Whether the log ends as a writer leaves it after a commit.
+    """
+
+    about: dict[str, Any]
+    parts: list[Part]
+    nbytes: int
+    torn: int
+    is_sealed: bool
+
+
+class CommitLog:
+    """The log file of a dataset's folder, appended to by one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / LOG
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the log, of either format version; None if there is none."""
+        # A writer may rename the log of version 1 between two looks.
+        return next((path for name in (*LOGS, LOG) if (path := self._folder / name).exists()), None)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the folder's writers, once all others have let go of it."""
+        fd = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def read(self) -> Snapshot:
+        """Read all commits.
+
+        Raises
+        ------
+        FormatError
+            If a whole line has changed.
+        """
+        data = self._bytes()
+        while True:
+            try:
+                return self._parse(*data)
+            except FormatError:
+                # A read during an append may return bytes from before and after it.
+                again = self._bytes()
+                if again == data:
+                    raise
+                data = again
+
+    def append(self, entry: dict[str, Any], state: Snapshot) -> None:
+        """Commit an entry after the newest state, durably (lock held); if it fails, the log is as before."""
+        text = json.dumps(entry).encode()
+        line = b"%08x %s\n" % (zlib.crc32(text), text)
+        about = {**state.about, **entry.get("about", {})}
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            start = line if state.nbytes else _MAGIC + line
+            footer = _footer(about)
+            try:
+                _write(fd, start + _OPEN_SEAL + footer, state.nbytes)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    _write(fd, _tail(state.about), state.nbytes)
+                raise
+            os.fsync(fd)
+            os.pwrite(fd, _seal(footer), state.nbytes + len(start))
+        finally:
+            os.close(fd)
+
+    def repair(self, state: Snapshot) -> None:
+        """Upgrade a log of version 1, and replace a torn tail; the lock must be held."""
+        old = self._folder / _TEXT_LOG
+        if old.exists():
+            # There is one log at any moment: its bytes are replaced, then its name.
+            lines = old.read_bytes()
+            if not lines.startswith(_MAGIC):
+                start = _MAGIC * bool(state.nbytes)
+                with replacing(old, unnamed=True) as file:
+                    file.write(start + lines[: state.nbytes] + _tail(state.about))
+            os.rename(old, self._path)
+        elif not state.is_sealed:
+            fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                _write(fd, _tail(state.about), state.nbytes)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def _bytes(self) -> tuple[str, bytes]:
+        for name in (*LOGS, LOG):
+            with contextlib.suppress(FileNotFoundError):
+                return name, (self._folder / name).read_bytes()
+        return LOG, b""
+
+    def _parse(self, name: str, data: bytes) -> Snapshot:
+        start = 0 if name == _TEXT_LOG and not data.startswith(_MAGIC) else len(_MAGIC)
+        sealed = None
+        if not start:
+            end = data.rfind(b"\n") + 1
+        elif data.startswith(_MAGIC):
+            sealed = _sealed_end(data)
+            end = _torn_end(data) if sealed is None else sealed
+        elif _MAGIC.startswith(data) or not data[:start].strip(b"\0"):
+            start = end = 0
+        else:
+            raise FormatError(f"{str(self._folder / name)!r} must begin with {_MAGIC!r}, got {data[:start]!r}")
+        about: dict[str, Any] = {}
+        parts: list[Part] = []
+        lines = data[start:end].split(b"\n")
+        for i, line in enumerate(lines if lines[-1] else lines[:-1]):
+            entry = _entry(line)
+            try:
+                if entry is None:
+                    raise ValueError("it has changed")
+                _apply(entry, about, parts)
+            except (KeyError, TypeError, ValueError) as error:
+                raise FormatError(
+                    f"{str(self._folder / name)!r} must have the commits that were written, line {i + 1} is none: "
+                    f"{error!r}"
+                ) from error
+        if not about:
+            return Snapshot({}, [], 0, len(data), is_sealed=not data)
+        # Behind an open seal, the line is whole: its writer was interrupted between the line and the seal.
+        torn = 0 if sealed is not None or data.startswith(_OPEN_SEAL, end) else len(data) - end
+        return Snapshot(about, parts, end, torn, is_sealed=sealed is not None or not (start or torn))
+
+
+def begin(about: dict[str, Any]) -> dict[str, Any]:
+    """Return the first entry of a log, or one that adds to what it says."""
+    return {"version": _VERSION, "about": about}
+
+
+def add(part: Part, instead: list[str]) -> dict[str, Any]:
+    """Return the entry of a part, in place of none or of some that follow each other."""
+    return {"part": part._asdict(), "instead": instead}
+
+
+def encode_schema(schema: pa.Schema) -> str:
+    """Encode the schema of batches in memory for an entry."""
+    return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
+
+
+def schema_in(about: dict[str, Any]) -> pa.Schema:
+    """Decode the schema of batches in memory."""
+    try:
+        return ipc.read_schema(pa.py_buffer(base64.b64decode(about["schema"])))
+    except (KeyError, TypeError, ValueError, OSError, pa.ArrowException) as error:
+        raise FormatError(
+            f"the log of a dataset must have the schema of its parts, it is damaged: {error!r}"
+        ) from error
+
+
+def hide_rows(path: Path, nbytes: int, about: dict[str, Any]) -> None:
+    """Put a footer of a table without rows after the first bytes of a file: readers see no rows, none is deleted."""
+    footer = _footer(about)
+    with open(path, "r+b") as file:
+        file.seek(nbytes)
+        if file.read() != footer:
+            _write(file.fileno(), footer, nbytes)
+            os.fsync(file.fileno())
+
+
+def _footer(about: dict[str, Any]) -> bytes:
+    """Return what is behind the magic of a Parquet file that has the schema of the parts and no rows."""
+    from pyarrow import parquet
+
+    file = io.BytesIO()
+    parquet.ParquetWriter(file, schema_to_store(schema_in(about)), version="2.6").close()
+    return file.getvalue()[len(_MAGIC) :]
+
+
+def _seal(footer: bytes) -> bytes:
+    return b"%08x\n" % zlib.crc32(footer)
+
+
+def _tail(about: dict[str, Any]) -> bytes:
+    """Return the seal and the footer of a log; nothing for one without entries."""
+    if not about:
+        return b""
+    footer = _footer(about)
+    return _seal(footer) + footer
+
+
+def _sealed_end(data: bytes) -> int | None:
+    """Find the end of the lines of a log whose seal is that of its footer; None if it has no such seal."""
+    if data[-len(_MAGIC) :] != _MAGIC:
+        return None
+    footer = len(data) - 2 * len(_MAGIC) - int.from_bytes(data[-2 * len(_MAGIC) : -len(_MAGIC)], "little")
+    end = footer - len(_OPEN_SEAL)
+    return end if end >= len(_MAGIC) and data[end:footer] == _seal(data[footer:]) else None
+
+
+def _torn_end(data: bytes) -> int:
+    """Find the end of the lines of a log without a seal, damaged lines included: those that end as lines do."""
+    end = len(_MAGIC)
+    while (line_end := data.find(b"\n", end) + 1) and _entry(data[end : line_end - 1]) is not None:
+        end = line_end
+    place = end
+    for line in data[end:].split(b"\n")[:-1]:
+        next_place = place + len(line) + 1
+        if (place == end and _LINE.fullmatch(line)) or _entry(line) is not None:
+            end = next_place
+        place = next_place
+    return end
+
+
+def _write(fd: int, data: bytes, at: int) -> None:
+    """Write the bytes of a file from an offset to its end."""
+    write_at(fd, [memoryview(data)], at)
+    os.ftruncate(fd, at + len(data))
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """Read a line, or return None if it has changed."""
+    try:
+        if int(line[:8], 16) != zlib.crc32(line[9:]):
+            return None
+        entry = json.loads(line[9:])
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _apply(entry: dict[str, Any], about: dict[str, Any], parts: list[Part]) -> None:
+    if "about" in entry:
+        if entry["version"] not in _READABLE:
+            raise ValueError(f"version {entry['version']}, this library reads {_READABLE}")
+        about.update(entry["about"])
+        return
+    if not about:
+        raise ValueError("a part must follow the type and the schema of batches")
+    part = _part(entry["part"])
+    instead = list(entry["instead"])
+    names = [older.name for older in parts]
+    at = names.index(instead[0]) if instead else len(parts)
+    if names[at : at + len(instead)] != instead:
+        raise ValueError("parts that are replaced must follow each other")
+    parts[at : at + len(instead)] = [part]
+
+
+def _part(plain: dict[str, Any]) -> Part:
+    part = Part(**plain)
+    counts = [part.size, part.nbytes, *part.groups]
+    if os.path.basename(part.name) != part.name or not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError("a part has a name without folders, and counts")
+    policies = None if part.policies is None else [(policy, int(rows)) for policy, rows in part.policies]
+    return part._replace(policies=policies)

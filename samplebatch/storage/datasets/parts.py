@@ -1,0 +1,600 @@
+"""Parts of a dataset: rows read by their numbers, and parts appended, joined and recovered; held by `Dataset`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch.batch.action_unit import ActionUnit, common_unit
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import set_unit
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.arrow import column_from_arrow, holds_objects
+from samplebatch.column.convert import match_ragged
+from samplebatch.column.interface import Column
+from samplebatch.column.memory import MemoryBound
+from samplebatch.column.ragged import RaggedColumn
+from samplebatch.column.text import TextColumn
+from samplebatch.errors import ArgumentError, ColumnMismatchError, FormatError, PolicyNotFoundError, near_names
+from samplebatch.names import PolicyID
+from samplebatch.storage.datasets import commit_log
+from samplebatch.storage.files import sync
+from samplebatch.storage.tables.batches import (
+    AnyBatch,
+    Filters,
+    RowFilter,
+    choose,
+    join,
+    read_batch,
+    read_group,
+    take_rows,
+    to_table,
+)
+from samplebatch.storage.tables.parquet import ParquetTable, open_parquet, write_parquet
+
+Rows = npt.NDArray[np.int64]
+Units = dict[PolicyID | None, ActionUnit]
+"""The units of actions of a dataset by policy, under None where there are no policies."""
+_Found = TypeVar("_Found")
+
+_MAX_OPEN = 64
+"""Files that are held open."""
+
+
+class DatasetRows:
+    """The rows of the parts of a dataset, numbered through in the order in which they were appended.
+
+    The numbers outlast compaction, which joins parts that follow each other: whoever misses a file looks at the log
+    again, and finds its rows elsewhere.
+
+    Parameters
+    ----------
+    folder
+        The folder.
+    columns
+        The columns that are read; None for all.
+    filters
+        Conditions on the rows that count; None if all do.
+    policy
+        Whose rows count, where there are policies.
+    allow_pickle, max_nbytes
+        As of every reader.
+    cache_nbytes
+        Bytes of row groups that stay in memory after they were read.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        columns: Sequence[str] | None,
+        filters: Filters | None,
+        policy: str | None,
+        *,
+        allow_pickle: bool = False,
+        max_nbytes: int | None = None,
+        cache_nbytes: int = 0,
+    ) -> None:
+        self.folder = folder
+        self.log = commit_log.CommitLog(folder)
+        self._columns = columns
+        self._filters = filters
+        self._policy = policy
+        self._allow_pickle = allow_pickle
+        self._max_nbytes = max_nbytes
+        self._cache_nbytes = cache_nbytes
+        self._cache: OrderedDict[tuple[str, int], tuple[AnyBatch, int]] = OrderedDict()
+        self._open: OrderedDict[str, ParquetTable] = OrderedDict()
+        self.reload()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": OrderedDict(), "_open": OrderedDict()}
+
+    def reload(self) -> None:
+        """Adopt the newest commits; raises as `adopt` does."""
+        while True:
+            snapshot = self.log.read()
+            try:
+                return self.adopt(snapshot)
+            except FormatError:
+                # Parts go when they are joined, a moment after that is committed.
+                if self.log.read().nbytes == snapshot.nbytes:
+                    raise
+
+    def adopt(self, snapshot: commit_log.Snapshot) -> None:
+        """Take a state of the dataset for the current one, after checking that its files are there.
+
+        Raises
+        ------
+        FormatError
+            If a part is missing, or has another size than it was written with; names it.
+        """
+        if snapshot.parts:
+            sizes: dict[str, int] = {}
+            for entry in os.scandir(self.folder):
+                # Parts that were joined go meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    sizes[entry.name] = entry.stat().st_size
+            for part in snapshot.parts:
+                if sizes.get(part.name) != part.size:
+                    fault = "is missing" if part.name not in sizes else "has another size than was committed"
+                    raise FormatError(f"{str(self.folder)!r} must have all of its parts, and {part.name!r} {fault}")
+        self._units = units_in(snapshot.about)
+        self.snapshot = snapshot
+        groups = [(part, group) for part in snapshot.parts for group in range(len(part.groups))]
+        self._groups = groups
+        counts = [part.groups[group] for part, group in groups]
+        self._starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        # Fewer rows count than there are once parts were joined with later ones.
+        self._counted = sum(self._own_rows(number) for number in range(len(groups)))
+        for name in ("_index", "bounds"):
+            self.__dict__.pop(name, None)
+
+    def __len__(self) -> int:
+        return self._counted if self._index is None else len(self._index)
+
+    @property
+    def row_nbytes(self) -> float:
+        """Bytes of a row in memory, on the average."""
+        return sum(part.nbytes for part in self.snapshot.parts) / max(1, int(self._starts[-1]))
+
+    @cached_property
+    def bounds(self) -> Rows:
+        """Where row groups begin among the rows that count, and where the last of them ends."""
+        index = self._index
+        return np.minimum(self._starts, self._counted) if index is None else np.searchsorted(index, self._starts)
+
+    def take(self, rows: Rows) -> AnyBatch:
+        """Read rows that count, by their numbers, in the order given."""
+        if self.is_multi_agent:
+            found = ", ".join(map(repr, self._policies()))
+            raise ArgumentError(f"rows must be of one policy to be read; pass policy=..., one of {found}")
+        return self._with_units(self._find(lambda: self._take(rows if self._index is None else self._index[rows])))
+
+    def _find(self, read: Callable[[], _Found]) -> _Found:
+        """Read from the parts, and once more if they were compacted meanwhile: the same rows are in others then."""
+        while True:
+            try:
+                return read()
+            except FileNotFoundError:
+                self.adopt_compacted()
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Whether rows are of several policies, none of which was chosen."""
+        return self._policy is None and any(part.policies is not None for part in self.snapshot.parts)
+
+    def read(self, *, verify: bool | None = None) -> AnyBatch:
+        """Read all rows that count, part by part; those of several policies if none was chosen."""
+        # Where columns or rows are left out, pages are verified as they are read.
+        if verify or (verify is None and self._columns is None and self._filters is None):
+            self._find(self._verify_parts)
+        if self._policy is not None or not self.snapshot.parts:
+            return self.take(np.arange(len(self)))
+        return self._with_units(self._find(self._read_parts))
+
+    @property
+    def action_unit(self) -> ActionUnit | None:
+        """The unit of actions; None if unknown, or of several policies."""
+        return self._units.get(self._policy)
+
+    def _with_units(self, batch: AnyBatch) -> AnyBatch:
+        """Give a batch the units of actions of all rows, some of which may have come without."""
+        if self._units:
+            parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {self._policy: batch}
+            for policy, part in parts.items():
+                unit = self._units.get(policy)
+                if unit is not None and isinstance(part, Batch):
+                    set_unit(part, unit)
+                elif unit is not None:
+                    part.action_unit = unit
+        return batch
+
+    def _verify_parts(self) -> None:
+        for part in self.snapshot.parts:
+            open_parquet(self.folder / part.name, verify=True)
+
+    def schema(self) -> pa.Schema:
+        """Return the schema of the first part, without metadata."""
+        return self._find(lambda: self.file(self.snapshot.parts[0]).schema.remove_metadata())
+
+    def columns(self) -> Mapping[str, Column]:
+        """Return the columns that are read, without rows, by the schema alone; empty if there is no part."""
+        if not self.snapshot.parts:
+            return {}
+        empty = self.schema().empty_table()
+        chosen = empty.select(choose(self._columns, empty.column_names, repr(str(self.folder))))
+        # There is no row that could be unpickled.
+        return SampleBatch.from_arrow(chosen, allow_pickle=True)._all()
+
+    def _read_parts(self) -> AnyBatch:
+        if self._counted < self._starts[-1] and not self.is_multi_agent:
+            return self._take(np.arange(self._counted) if self._index is None else self._index)
+        found = []
+        for part in self.snapshot.parts:
+            file = self.file(part)
+            bound = MemoryBound(repr(file.name), part.size, self._max_nbytes)
+            must = f"{file.name!r} must be a part of a dataset"
+            trust = {"allow_pickle": self._allow_pickle}
+            found.append(read_batch(file, bound, must, self._columns, self._filters, **trust))
+        return join(found)
+
+    def only(self, columns: Sequence[str]) -> AnyBatch:
+        """Read some columns of all rows that count."""
+        other = copy.copy(self)
+        other.__dict__.update(_columns=columns, _cache=OrderedDict(), _cache_nbytes=0)
+        return other.take(np.arange(len(self)))
+
+    def adopt_compacted(self) -> None:
+        """Find the rows in the parts that replaced their parts; raises FormatError if rows are gone."""
+        counted = self._counted
+        known = counted if self._policy is None else int(self._starts[-1])
+        # Joined parts lie policy by policy: rows of one keep their order, and go to other places.
+        kept_names = ("bounds", "_index") if self._policy is None else ("bounds",)
+        held = {name: self.__dict__[name] for name in kept_names if name in self.__dict__}
+        while True:
+            snapshot = self.log.read()
+            total, kept = 0, []
+            for part in snapshot.parts:
+                if total < known:
+                    kept.append(part)
+                    total += part.rows
+            if total < known:
+                raise FormatError(f"{str(self.folder)!r} must have the rows that it had, and some of them are gone")
+            try:
+                self.adopt(snapshot._replace(parts=kept))
+            except FormatError:
+                if self.log.read().nbytes == snapshot.nbytes:
+                    raise
+            else:
+                # The last part may have rows that came later, too: they do not count before `reload`.
+                self._counted = counted
+                self.__dict__.update(held)
+                return
+
+    def _take(self, rows: Rows) -> AnyBatch:
+        if not len(rows):
+            return self._empty()
+        owners = np.searchsorted(self._starts, rows, "right") - 1
+        order = np.argsort(owners, kind="stable")
+        cuts = np.flatnonzero(np.diff(owners[order])) + 1
+        found = []
+        for places in np.split(order, cuts):
+            group = int(owners[places[0]])
+            found.append(self._rows_of(self._group(group), rows[places] - self._starts[group], group))
+        joined = join(found)
+        if len(found) == 1 or np.array_equal(order, np.arange(len(order))):
+            return joined
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return take_rows(joined, back)
+
+    def _rows_of(self, batch: AnyBatch, rows: Rows, group: int) -> AnyBatch:
+        part, number = self._groups[group]
+        if len(rows) == part.groups[number] and np.array_equal(rows, np.arange(len(rows))):
+            return batch
+        return take_rows(batch, rows)
+
+    def _empty(self) -> AnyBatch:
+        if not self._groups:
+            raise FormatError(f"{str(self.folder)!r} must have parts to be read, it has none")
+        return take_rows(self._group(0), np.zeros(0, np.int64))
+
+    def _group(self, number: int) -> AnyBatch:
+        """Read a row group, or find it among those that were read last."""
+        part, group = self._groups[number]
+        key = (part.name, group)
+        batch, nbytes = self._cache.pop(key, (None, 0))
+        if batch is None:
+            file = self.file(part)
+            bound = MemoryBound(repr(file.name), part.size, self._max_nbytes)
+            batch = read_group(file, group, self._columns, bound, allow_pickle=self._allow_pickle)
+            if self._policy is not None and isinstance(batch, MultiAgentBatch) and self._policy in batch:
+                batch = batch[self._policy]
+            nbytes = part.nbytes * part.groups[group] // max(1, part.rows)
+        self._cache[key] = batch, nbytes
+        held = sum(nbytes for _, nbytes in self._cache.values())
+        while held > self._cache_nbytes and len(self._cache) > 1:
+            held -= self._cache.popitem(last=False)[1][1]
+        return batch
+
+    def file(self, part: commit_log.Part) -> ParquetTable:
+        """Open the file of a part, or find it among those that are open."""
+        file = self._open.pop(part.name, None)
+        if file is None:
+            file, _ = open_parquet(self.folder / part.name, verify=None, max_nbytes=self._max_nbytes)
+            if file.group_rows != part.groups:
+                raise FormatError(f"{file.name!r} must have the row groups that were committed, it has others")
+        self._open[part.name] = file
+        while len(self._open) > _MAX_OPEN:
+            self._open.popitem(last=False)
+        return file
+
+    @cached_property
+    def _index(self) -> Rows | None:
+        """The rows that count; None if all do."""
+        return None if self._filters is None and self._policy is None else self._find(self._find_index)
+
+    def _find_index(self) -> Rows:
+        known = self._policies()
+        if self._policy is not None and self._policy not in known and self.snapshot.parts:
+            raise PolicyNotFoundError(f"no policy {self._policy!r}; {near_names(self._policy, known)}")
+        kept = [self._kept(number) for number in range(len(self._groups))]
+        index = np.concatenate([np.zeros(0, np.int64), *kept])
+        return index[index < self._stop()]
+
+    def _stop(self) -> int:
+        """Find the number behind the last row that counts, filters aside."""
+        left = self._counted
+        for number, start in enumerate(self._starts.tolist()[:-1]):
+            own = self._own_rows(number)
+            if left <= own:
+                return int(start + left)
+            left -= own
+        return int(self._starts[-1])
+
+    def _own_rows(self, number: int) -> int:
+        """Count the rows of a row group that are of the policy, or all where none was chosen."""
+        part, group = self._groups[number]
+        return part.groups[group] if self._policy is None or _policy_of(part, group) == self._policy else 0
+
+    def _policies(self) -> list[str]:
+        return sorted({policy for part in self.snapshot.parts for policy, rows in part.policies or () if rows})
+
+    def _kept(self, number: int) -> Rows:
+        """Find the rows of a row group that count."""
+        part, group = self._groups[number]
+        start, rows = int(self._starts[number]), self._own_rows(number)
+        if not rows:
+            return np.zeros(0, np.int64)
+        if self._filters is None:
+            return np.arange(start, start + rows)
+        file = self.file(part)
+        condition = RowFilter(self._filters, file.schema, repr(file.name))
+        if group not in file.matching(condition):
+            return np.zeros(0, np.int64)
+        bound = MemoryBound(repr(file.name), part.size, self._max_nbytes)
+        return start + condition.rows(file.read([group], condition.names, bound))
+
+
+def units_in(about: Mapping[str, Any]) -> Units:
+    """Return the units of actions that the log of a dataset has, by policy."""
+    try:
+        return {policy: ActionUnit.from_description(plain) for policy, plain in about.get("action_units", ())}
+    except (ValueError, TypeError) as error:
+        raise FormatError(f"the log of a dataset must have the units of actions, it is damaged: {error}") from error
+
+
+def describe_units(units: Units) -> dict[str, Any]:
+    """Return units of actions as the log has them; nothing if all are unknown."""
+    plain = [(policy, unit.describe()) for policy, unit in units.items()]
+    return {"action_units": plain} if plain else {}
+
+
+def merge_units(units: Units, batch: AnyBatch) -> Units:
+    """Return the units of actions of a dataset extended by a batch; rejects a batch in another unit."""
+    parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {None: batch}
+    merged = dict(units)
+    for policy, part in parts.items():
+        unit = common_unit([units.get(policy), part.action_unit])
+        if unit is not None:
+            merged[policy] = unit
+    return merged
+
+
+def _policy_of(part: commit_log.Part, group: int) -> str | None:
+    """Tell the policy of a row group's rows: none has rows of two policies."""
+    start, stop = sum(part.groups[:group]), 0
+    for policy, rows in part.policies or ():
+        stop += rows
+        if start < stop:
+            return policy
+    return None
+
+
+_PART = re.compile(r"part-(\d{6,})-[0-9a-f]{8}\.parquet")
+_TEMPORARY = re.compile(r"\.(?:part-\d{6,}-[0-9a-f]{8}\.parquet|_commits)\.[0-9a-f]+\.tmp")
+_DROPPED = re.compile(r"_dropped-(\d+)-part-\d{6,}-[0-9a-f]{8}\.parquet")
+_DROPPED_1 = re.compile(r"\.(part-\d{6,}-[0-9a-f]{8}\.parquet)\.dropped")
+"""A dropped part in a folder of format version 1."""
+
+
+class DatasetWriter:
+    """Appends and joins the parts of a dataset, under the lock of its folder; held by `Dataset`.
+
+    Attributes
+    ----------
+    dropped
+        What writers that were killed had begun and not committed, a sentence each.
+    """
+
+    def __init__(self, folder: Path, rows: DatasetRows) -> None:
+        self._folder = folder
+        self._rows = rows
+        self._recovered = False
+        self.dropped: tuple[str, ...] = ()
+
+    def extend(self, batch: AnyBatch, compression: str) -> Path:
+        """Write and commit a part; see `Dataset.extend`."""
+        kind = type(batch).__name__
+        if not isinstance(batch, SampleBatch | MultiAgentBatch | Batch):
+            raise ColumnMismatchError(f"a dataset must have batches, got a {kind}")
+        schema = to_table(batch).schema
+        self._folder.mkdir(exist_ok=True)
+        log = self._rows.log
+        with log.locked():
+            state = self._recover(log.read())
+            known = units_in(state.about)
+            units = merge_units(known, batch)
+            about = describe_units(units) if units != known else {}
+            if state.about:
+                matched = _match(batch, state.about)
+                if matched is not batch:
+                    batch, schema = matched, to_table(matched).schema
+                _check_alike(state.about, kind, schema)
+            else:
+                about = {"type": kind, "schema": commit_log.encode_schema(schema), **about}
+            if about:
+                log.append(commit_log.begin(about), state)
+                state = log.read()
+            part = self._write(batch, state, compression)
+            log.append(commit_log.add(part, []), state)
+            sync(self._folder)
+            self._rows.adopt(log.read())
+        return self._folder / part.name
+
+    def compact(self, nbytes: int, compression: str, read: Callable[[Path], AnyBatch]) -> int:
+        """Join small parts; see `Dataset.compact`."""
+        log = self._rows.log
+        fewer = 0
+        if not self._folder.exists():
+            return 0
+        with log.locked():
+            state = self._recover(log.read())
+            for run in _small_runs(state.parts, nbytes):
+                joined = join([read(self._folder / part.name) for part in run])
+                part = self._write(joined, state, compression)
+                log.append(commit_log.add(part, [older.name for older in run]), state)
+                sync(self._folder)
+                for older in run:
+                    (self._folder / older.name).unlink()
+                fewer += len(run) - 1
+                state = log.read()
+            self._rows.adopt(state)
+        return fewer
+
+    def _write(self, batch: AnyBatch, state: commit_log.Snapshot, compression: str) -> commit_log.Part:
+        """Write the file of a part, which is not committed yet."""
+        number = max((_number(part.name) for part in state.parts), default=-1) + 1
+        path = self._folder / f"part-{number:06d}-{secrets.token_hex(4)}.parquet"
+        write_parquet(batch, path, compression=compression)
+        file, _ = open_parquet(path, verify=False)
+        policies = (
+            [(policy, part.count) for policy, part in batch.items()] if isinstance(batch, MultiAgentBatch) else None
+        )
+        return commit_log.Part(path.name, path.stat().st_size, file.group_rows, to_table(batch).nbytes, policies)
+
+    def _recover(self, state: commit_log.Snapshot) -> commit_log.Snapshot:
+        """Remove files that are not committed: under the lock, nobody is at work on them."""
+        if self._recovered:
+            return state
+        check_log(self._folder, state)
+        dropped = []
+        if state.torn:
+            dropped.append(f"{state.torn} bytes of a commit were written and not all of it")
+        self._rows.log.repair(state)
+        state = self._rows.log.read()
+        known = {part.name for part in state.parts}
+        for entry in sorted(os.listdir(self._folder)):
+            if _TEMPORARY.fullmatch(entry):
+                (self._folder / entry).unlink()
+                dropped.append(f"{entry} was not written to its end")
+            elif _PART.fullmatch(entry) and entry not in known:
+                # Kept, in a file that shows no rows: should the log have been cut short, the rows are there.
+                self._hide(entry, entry, state)
+                dropped.append(f"{entry} was written and not committed")
+            elif older := _DROPPED_1.fullmatch(entry):
+                self._hide(entry, older[1], state)
+            elif hidden := _DROPPED.fullmatch(entry):
+                commit_log.hide_rows(self._folder / entry, int(hidden[1]), state.about)
+        self.dropped = tuple(dropped)
+        self._recovered = True
+        return state
+
+    def _hide(self, entry: str, name: str, state: commit_log.Snapshot) -> None:
+        """Rename an uncommitted part so that its name has its size, and end it with a footer without rows."""
+        path = self._folder / entry
+        nbytes = path.stat().st_size
+        hidden = path.rename(self._folder / f"_dropped-{nbytes}-{name}")
+        commit_log.hide_rows(hidden, nbytes, state.about)
+
+
+def check_log(folder: Path, state: commit_log.Snapshot) -> None:
+    """Reject a folder that has two logs, or parts and no log, such as an incomplete copy."""
+    if all((folder / name).exists() for name in commit_log.LOGS):
+        raise FormatError(f"{str(folder)!r} must have one log, got {' and '.join(map(repr, commit_log.LOGS))}")
+    if not state.about and folder.is_dir() and any(map(_PART.fullmatch, os.listdir(folder))):
+        raise FormatError(
+            f"{str(folder)!r} must be a new folder or one with a log, it has parts and no {commit_log.LOG!r}"
+        )
+
+
+def _small_runs(parts: list[commit_log.Part], nbytes: int) -> list[list[commit_log.Part]]:
+    """Group parts that follow each other and are small enough to be joined, as many as fit."""
+    runs: list[list[commit_log.Part]] = [[]]
+    for part in parts:
+        if sum(held.nbytes for held in runs[-1]) + part.nbytes > nbytes:
+            runs.append([])
+        runs[-1].append(part)
+    return [run for run in runs if len(run) > 1]
+
+
+def _number(name: str) -> int:
+    found = _PART.fullmatch(name)
+    return int(found[1]) if found else -1
+
+
+def _match(batch: AnyBatch, about: dict[str, Any]) -> AnyBatch:
+    """Give a batch the ragged columns of the dataset, where its rows happen to have one shape or no elements."""
+    if isinstance(batch, MultiAgentBatch) or about["type"] == "MultiAgentBatch":
+        return batch
+    flat = batch if isinstance(batch, SampleBatch) else batch.as_sample_batch()
+    columns = flat._all()
+    matched = {}
+    for field in commit_log.schema_in(about):
+        if field.name in columns and not holds_objects(field) and RaggedColumn.reads(field.type):
+            model: Any = column_from_arrow(pa.array([], field.type), field)
+            column = match_ragged(columns[field.name], model.dtype, model.ndim, field.name)
+            if column is not columns[field.name]:
+                matched[field.name] = column
+    if not matched:
+        return batch
+    made = flat._with({**columns, **matched})
+    return made if isinstance(batch, SampleBatch) else made.as_batch()
+
+
+def _check_alike(about: dict[str, Any], kind: str, schema: pa.Schema) -> None:
+    """Refuse a batch of another type or with other columns than those before it."""
+    if about["type"] != kind:
+        raise ColumnMismatchError(f"batches of the dataset must be of type {about['type']}, got a {kind}")
+    if kind == "MultiAgentBatch":
+        return
+    wanted = commit_log.schema_in(about)
+    for name in schema.names:
+        if name not in wanted.names:
+            raise ColumnMismatchError(f"the dataset has no column {name!r}; {near_names(name, wanted.names)}")
+    for field in wanted:
+        if field.name not in schema.names:
+            raise ColumnMismatchError(f"column {field.name!r} must be there as in the dataset, it is missing")
+        given = schema.field(field.name)
+        if not _is_alike(given, field):
+            hint = "; declare it ragged in every batch: ragged=" if RaggedColumn.reads(given.type) else ""
+            raise ColumnMismatchError(
+                f"column {field.name!r} must be {field.type} as in the dataset, got {given.type}{hint}"
+            )
+
+
+def _is_alike(given: pa.Field, field: pa.Field) -> bool:
+    """Tell whether columns can be joined: objects may differ in form, and text of earlier versions in layout."""
+    if holds_objects(field) and holds_objects(given):
+        return True
+    texts = [TextColumn.form_of(own.type, own.metadata or {}) for own in (given, field)]
+    if all(texts):
+        return texts[0] == texts[1]
+    if any(texts):
+        # Strings among objects may be text: an earlier version wrote them so.
+        objects, text = (given, texts[1]) if texts[0] is None else (field, texts[0])
+        return holds_objects(objects) and TextColumn.form_of(objects.type, {}) == text
+    return bool(given.equals(field, check_metadata=True))

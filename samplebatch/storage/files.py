@@ -1,0 +1,367 @@
+"""Files of every format: recognition, reading as bytes, and atomic replacement."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import stat
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import pyarrow as pa
+
+from samplebatch.errors import FormatError, StorageError
+
+
+def file_bytes(name: str, *, memory_map: bool) -> pa.Buffer:
+    """Return all bytes of a file, mapped or read; of a mapped file none is loaded before it is touched."""
+    try:
+        with pa.memory_map(name) if memory_map else pa.OSFile(name) as source:
+            if not memory_map or not source.size():
+                return source.read_buffer()
+            # For a buffer of all the file, Arrow would ask the system to load all of it.
+            first = source.read_buffer(1)
+            return pa.foreign_buffer(first.address, source.size(), first)
+    except OSError as error:
+        # As Python's own, with the name apart.
+        number = error.errno or (errno.EISDIR if os.path.isdir(name) else errno.EIO)
+        raise OSError(number, os.strerror(number), name) from error
+
+
+def check_magic(data: pa.Buffer, magic: bytes, form: str, name: str) -> None:
+    """Raise FormatError if a file does not begin with the magic of its format."""
+    if data[: len(magic)].to_pybytes() != magic:
+        article = "an" if form == "Arrow" else "a"
+        raise FormatError(f"{name!r} must be {article} {form} file, and its first bytes are not those of one")
+
+
+Form = Literal["Arrow", "Parquet", "HDF5"]
+
+SUFFIXES: dict[str, Form] = {
+    ".arrow": "Arrow",
+    ".feather": "Arrow",
+    ".ipc": "Arrow",
+    ".parquet": "Parquet",
+    ".hdf5": "HDF5",
+    ".h5": "HDF5",
+}
+"""The format that each ending of a name stands for."""
+
+_MAGIC: dict[bytes, Form] = {b"ARROW1": "Arrow", b"PAR1": "Parquet", b"\x89HDF\r\n\x1a\n": "HDF5"}
+
+_OTHERS = frozenset(
+    (".csv", ".gz", ".json", ".jsonl", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth", ".tfrecord", ".txt", ".zip")
+)
+"""Endings of other formats, which no file of ours may have."""
+
+
+def _suffix_of(path: str | os.PathLike[str]) -> str:
+    return os.path.splitext(os.fspath(path).rstrip(os.sep))[1].lower()
+
+
+def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
+    """Raise FormatError if the suffix of a file's name belongs to another format than the one to be written.
+
+    Examples
+    --------
+    >>> check_suffix("steps.csv", "Arrow")
+    Traceback (most recent call last):
+    samplebatch.errors.FormatError: 'steps.csv' must end as Arrow files do ('.arrow', '.feather', '.ipc'), got '.csv'
+    """
+    suffix = _suffix_of(path)
+    if suffix in _OTHERS or SUFFIXES.get(suffix, form) != form:
+        own = ", ".join(repr(known) for known, other in SUFFIXES.items() if other == form)
+        raise FormatError(f"{os.fspath(path)!r} must end as {form} files do ({own}), got {suffix!r}")
+
+
+def form_to_write(path: str | os.PathLike[str]) -> Form | None:
+    """Return the format that the suffix of a path names; None for a folder, which has none."""
+    suffix = _suffix_of(path)
+    if not suffix or os.path.isdir(path):
+        return None
+    form = SUFFIXES.get(suffix)
+    if form is None:
+        raise FormatError(
+            f"{os.fspath(path)!r} must end in one of {', '.join(SUFFIXES)}, or be a folder without ending"
+        )
+    return form
+
+
+def form_of_file(path: str | os.PathLike[str]) -> Form:
+    """Return the format of a file by its first or last bytes, or by its name where these are damaged."""
+    return form_of_bytes(file_bytes(os.fspath(path), memory_map=True), path)
+
+
+def form_of_bytes(data: pa.Buffer, path: str | os.PathLike[str]) -> Form:
+    """Return the format of a file's bytes, as `form_of_file` does."""
+    start, end = data[:8].to_pybytes(), data[-8:].to_pybytes()
+    for magic, form in _MAGIC.items():
+        if start.startswith(magic) or (end.endswith(magic) and form != "HDF5"):
+            return form
+    named = SUFFIXES.get(_suffix_of(path))
+    if named is None:
+        raise FormatError(
+            f"{os.fspath(path)!r} must be an Arrow, Parquet or HDF5 file, and its first bytes are of none of them"
+        )
+    return named
+
+
+_DESCRIPTORS = "/proc/self/fd"
+"""Folder with a link to each open file, by which a file without a name gets one."""
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise OSError if no file can be written to a path, by creating and removing the temporary file."""
+    temporary, file = _open_beside(_target(path), path)
+    file.close()
+    os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str], *, durable: bool = True, unnamed: bool = False) -> Iterator[BinaryIO]:
+    """Open a temporary file that takes the path's place when the block ends well, and vanishes when it does not.
+
+    Parameters
+    ----------
+    path
+        The path.
+    durable
+        Whether the bytes are on the disk before that.
+    unnamed
+        Whether the temporary file has no name, where the file system can do that: readers of the folder do not see it,
+        and a process that is killed leaves none.
+
+    Raises
+    ------
+    OSError
+        If the path is a folder, no file there can be written, or the disk is full; `filename` is the path.
+    """
+    target = _target(path)
+    hidden = _open_unnamed(target) if unnamed else None
+    temporary, file = (_temporary_name(target), hidden) if hidden is not None else _open_beside(target, path)
+    try:
+        with file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+            if hidden is not None and _name_file(hidden, target, temporary):
+                return
+        os.replace(temporary, target)
+    except BaseException as error:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, temporary):
+            # A disk that is full is told by a write, which knows no path.
+            error.filename = os.fspath(path)
+        raise
+
+
+def _target(path: str | os.PathLike[str]) -> str:
+    target = os.path.join(os.getcwd(), os.fspath(path))
+    try:
+        mode = os.lstat(target).st_mode
+        if stat.S_ISLNK(mode):
+            # A link stays a link: the file that it names is replaced.
+            target = os.path.realpath(target)
+            mode = os.stat(target).st_mode
+    except OSError:
+        return target
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(f"{os.fspath(path)!r} must be a file, and it is a folder")
+    if not os.access(target, os.W_OK):
+        raise PermissionError(f"{os.fspath(path)!r} must be writable, and it is read-only")
+    return target
+
+
+def _open_beside(target: str, path: str | os.PathLike[str]) -> tuple[str, BinaryIO]:
+    folder = os.path.dirname(target)
+    temporary = _temporary_name(target)
+    try:
+        return temporary, open(temporary, "x+b")
+    except OSError as error:
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(
+                f"{os.fspath(path)!r} must lie in a folder, and there is no {folder!r}; make it first"
+            ) from None
+        raise type(error)(f"{target!r} must lie in a folder that can be written to: {error.strerror}") from error
+
+
+def _temporary_name(target: str) -> str:
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
+
+
+def _open_unnamed(target: str) -> BinaryIO | None:
+    """Open a file without a name in the folder of a target; None where the file system has no such files."""
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir(_DESCRIPTORS):
+        return None
+    try:
+        return os.fdopen(os.open(os.path.dirname(target), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), "w+b")
+    except OSError:
+        return None
+
+
+def _name_file(file: BinaryIO, target: str, temporary: str) -> bool:
+    """Give an unnamed file the name of its target, or a temporary one if the target exists; tell which."""
+    fd = file.fileno()
+    try:
+        for name in (target, temporary):
+            # Python follows the link only if there is a `src_dir_fd`, which an absolute path ignores.
+            with contextlib.suppress(FileExistsError):
+                os.link(f"{_DESCRIPTORS}/{fd}", name, src_dir_fd=fd)
+                return name is target
+    except OSError:
+        # Some sandboxes make such files and refuse to name them.
+        file.seek(0)
+        with open(temporary, "xb") as named:
+            shutil.copyfileobj(file, named, 1 << 20)
+            named.flush()
+            os.fsync(named.fileno())
+    return False
+
+
+_CHECKSUM = "checksum"
+"""Key of a JSON object's checksum, among its others."""
+
+_MAX_PARTS = 512
+"""Parts that one call writes: half of the limit of Linux."""
+
+
+def open_locked(path: Path, must: str = "must not be open elsewhere") -> int:
+    """Open the lock file of a folder and lock it until it is closed or the process ends, however it ends.
+
+    A forked child shares the lock, and must close the file.
+
+    Parameters
+    ----------
+    path
+        The file, which is created. It holds the number of the process that has the lock, for errors.
+    must
+        What is required of the folder, for errors.
+
+    Raises
+    ------
+    StorageError
+        If it is locked already, here or in another process; names the folder and that process. If the file system has
+        no locks.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    folder = str(path.parent)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        owner = _lock_owner(fd)
+        os.close(fd)
+        raise StorageError(f"{folder!r} {must}, and {owner} has it open") from error
+    except OSError as error:
+        os.close(fd)
+        raise StorageError(
+            error.errno, f"a folder must be on a file system with locks, got {error.strerror}", folder
+        ) from error
+    # The owner is known for errors only: a full disk does not matter here.
+    with contextlib.suppress(OSError):
+        os.truncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+    return fd
+
+
+def _lock_owner(fd: int) -> str:
+    """Name the process that has a lock, as it wrote into the file."""
+    try:
+        pid, host = os.pread(fd, 512, 0).decode().split()
+        if int(pid) == os.getpid() and host == socket.gethostname():
+            return "this process"
+        return f"process {int(pid)}" if host == socket.gethostname() else f"process {int(pid)} on {host!r}"
+    except (OSError, ValueError):
+        return "another process"
+
+
+def reserve(fd: int, nbytes: int, what: str) -> None:
+    """Reserve disk blocks for a file: a full disk is noticed here, not when rows are written.
+
+    Raises
+    ------
+    StorageError
+        If the disk has no room; says what needs it.
+    """
+    if not nbytes:
+        return
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, nbytes)
+        else:
+            blank = memoryview(bytes(1 << 20))
+            for at in range(0, nbytes, len(blank)):
+                write_at(fd, [blank[: nbytes - at]], at)
+    except OSError as error:
+        hint = "; free some, or make the buffer smaller" if error.errno in (errno.ENOSPC, errno.EFBIG) else ""
+        raise StorageError(
+            error.errno, f"{what} must have room for {nbytes} bytes on the disk: {error.strerror}{hint}"
+        ) from error
+
+
+def write_at(fd: int, parts: Sequence[memoryview], at: int) -> None:
+    """Write all parts, one after the other, from an offset on."""
+    for first in range(0, len(parts), _MAX_PARTS):
+        some = list(parts[first : first + _MAX_PARTS])
+        while some:
+            written = os.pwritev(fd, some, at)
+            at += written
+            while some and written >= some[0].nbytes:
+                written -= some.pop(0).nbytes
+            if written:
+                some[0] = some[0][written:]
+
+
+def write_plain(path: Path, plain: dict[str, Any]) -> None:
+    """Write a JSON object with a checksum, atomically; durable after a sync only."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(plain_bytes(plain))
+    temporary.replace(path)
+
+
+def plain_bytes(plain: dict[str, Any]) -> bytes:
+    """Return a JSON object with a checksum, as `read_plain` reads it."""
+    return json.dumps({**plain, _CHECKSUM: _checksum(plain)}).encode()
+
+
+def read_plain(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises
+    ------
+    FormatError
+        If the file is not there, is none, or has changed. One by an older version has no checksum to tell by.
+    """
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FormatError(f"{str(path)!r} must be a whole file of a buffer, it is not: {error}") from error
+    if not isinstance(plain, dict):
+        raise FormatError(f"{str(path)!r} must be a file of a buffer, it is another")
+    expected = plain.pop(_CHECKSUM, None)
+    if expected is not None and expected != _checksum(plain):
+        raise FormatError(f"{str(path)!r} must have what was written to it, and it has changed; it is damaged")
+    return plain
+
+
+def _checksum(plain: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(plain).encode())
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of a folder, is on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,1 @@
+"""Batches as tables in Arrow and Parquet files."""

@@ -1,0 +1,528 @@
+"""Batches as tables in files, and tables in files as batches: whole, or some of their columns and rows."""
+
+from __future__ import annotations
+
+import json
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, reduce
+from typing import Any, NamedTuple, Self, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch import names
+from samplebatch.batch.arrow import METADATA_KEY, Parts, from_policy_table, from_table, metadata_of
+from samplebatch.batch.concat import concat_samples
+from samplebatch.batch.delivery import Target, tree_to
+from samplebatch.batch.episodes import number_env_steps
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import KINDS, NODE
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.compressed import CompressedColumn
+from samplebatch.column.memory import MemoryBound
+from samplebatch.errors import ArgumentError, ColumnNotFoundError, ColumnTypeError, FormatError, near_names
+from samplebatch.storage.foreign.damage import name_damage, name_file_damage
+from samplebatch.storage.tables.parquet_layout import holds_flags, parquet_field, to_parquet
+
+
+class FileSchema:
+    """A schema of files with what follows from it, remembered for the next file that has it."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+
+    @cached_property
+    def about(self) -> dict[str, Any] | None:
+        """The metadata of a batch or buffer; None if there is none."""
+        return metadata_of(self.schema)
+
+
+class TableFile(ABC):
+    """An open file with a table in groups of rows, for readers of batches and datasets.
+
+    Parameters
+    ----------
+    data
+        All bytes of the file.
+    name
+        The file, for errors.
+
+    Attributes
+    ----------
+    name
+        As given.
+    num_groups
+        How many groups there are: record batches of an Arrow file, row groups of a Parquet file.
+    """
+
+    form: str
+    num_groups: int
+    _known: FileSchema
+
+    def __init__(self, data: pa.Buffer, name: str) -> None:
+        self.data = data
+        self.name = name
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema that the table had in memory."""
+        return self._known.schema
+
+    @property
+    def about(self) -> dict[str, Any] | None:
+        """The metadata of a batch or buffer, None if there is none; `metadata_of` says how it may fail."""
+        return self._known.about
+
+    @cached_property
+    @abstractmethod
+    def group_rows(self) -> list[int]:
+        """Rows of each group."""
+
+    @abstractmethod
+    def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
+        """Read columns of some groups, in the order given.
+
+        Raises
+        ------
+        FormatError
+            If the file is damaged or cut short.
+        CapacityError
+            If more memory would be made of it than is left of the bound; names the column.
+        """
+
+    def view(self, names: Sequence[str]) -> Parts | None:
+        """View columns of a flat batch where they lie, without a table; None if they must be read as one."""
+        return None
+
+    def matching(self, condition: RowFilter) -> list[int]:
+        """List the groups that may have rows for which a condition holds."""
+        return list(range(self.num_groups))
+
+
+def places_of(schema: pa.Schema, names: Sequence[str]) -> list[int]:
+    """Return the indices of fields by name; rejects names that several fields have, unless all fields are read."""
+    if names == schema.names:
+        return list(range(len(names)))
+    places = [schema.get_field_index(name) for name in names]
+    if -1 in places:
+        raise FormatError(f"column {names[places.index(-1)]!r} must be there once, it is there again")
+    return places
+
+
+AnyBatch = SampleBatch | MultiAgentBatch | Batch
+BatchT = TypeVar("BatchT", bound=AnyBatch)
+
+_EMPTY = "empty"
+"""Key of a nested batch's metadata: paths to the values without rows, and whether they are None or reserved names."""
+
+_POLICY = "policy_id"
+
+
+def convert(batch: BatchT, target: Target) -> BatchT:
+    """Convert the values of a batch to a target's form."""
+    return cast("BatchT", tree_to(batch, target) if isinstance(batch, Batch) else batch._to(target))
+
+
+def to_table(batch: AnyBatch) -> pa.Table:
+    """Lay a batch out as a table, with metadata that says of which type it is."""
+    table = batch.to_arrow()
+    if not isinstance(batch, Batch):
+        return table
+    about: dict[str, Any] = metadata_of(table.schema) or {}
+    metadata = json.dumps({**about, _EMPTY: list(_empty_paths(batch, []))}).encode()
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), METADATA_KEY: metadata})
+
+
+def is_compressed(batch: AnyBatch) -> bool:
+    """Tell whether a column of a batch is compressed; those of nested batches never are."""
+    parts: Iterable[SampleBatch] = (batch,) if isinstance(batch, SampleBatch) else ()
+    if isinstance(batch, MultiAgentBatch):
+        parts = batch.policy_batches.values()
+    return any(column.kind == CompressedColumn.kind for part in parts for column in part._all().values())
+
+
+def _empty_paths(batch: Any, path: list[str]) -> Iterator[tuple[list[str], bool]]:
+    """Walk through the None and the reserved names of a nested batch; true stands for None."""
+    for name, value in batch.__dict__.items():
+        here = [*path, name]
+        if value is None:
+            yield here, True
+        elif KINDS[type(value)] == NODE:
+            if value.__dict__:
+                yield from _empty_paths(value, here)
+            else:
+                yield here, False
+
+
+def _as_nested(batch: SampleBatch, empty: Any) -> Batch:
+    """Undo the flattening of a nested batch, and put values without rows where they were."""
+    nested = batch.as_batch()
+    for path, is_none in empty:
+        inner: Any = nested
+        for name in path[:-1]:
+            inner = inner.__dict__.setdefault(str(name), Batch())
+        inner.__dict__[str(path[-1])] = None if is_none else Batch()
+    return nested
+
+
+def kind_of(about: Mapping[str, Any] | None) -> str:
+    """Read the kind of a table from its schema's metadata: the name of a class, or "table"."""
+    kind = (about or {}).get("type")
+    return kind if isinstance(kind, str) else "table"
+
+
+def batch_in(
+    table: pa.Table, about: dict[str, Any] | None, must: str, bound: MemoryBound, *, allow_pickle: bool = False
+) -> AnyBatch:
+    """View the table of a file as the batch that its metadata says it is.
+
+    Parameters
+    ----------
+    table
+        The table, of which the sizes of buffers have been checked.
+    about
+        What `metadata_of` read in its schema.
+    must
+        What the file must be, for errors: the first half of a sentence, which names it.
+    bound
+        What memory may be made of the file.
+    allow_pickle
+        Whether columns may be unpickled.
+    """
+    kind = kind_of(about)
+    if about is None or kind not in ("SampleBatch", "MultiAgentBatch"):
+        advice = "SampleBatch.from_arrow may take it" if kind == "table" else f"{kind}.load may take it"
+        raise FormatError(f"{must}, got a {'table of another program' if kind == 'table' else kind}; {advice}")
+    try:
+        if kind == "MultiAgentBatch":
+            policies, env_steps = from_policy_table(table, about=about, allow_pickle=allow_pickle, bound=bound)
+            return MultiAgentBatch({policy: SampleBatch._of(*parts) for policy, parts in policies.items()}, env_steps)
+        # The reader of the table's schema is remembered, one made from `about` would not be.
+        return _one_batch(from_table(table, allow_pickle=allow_pickle, bound=bound), about)
+    except (pa.ArrowException, ColumnTypeError) as error:
+        raise FormatError(f"{must}, and it does not fit its own description: {error}") from error
+
+
+def _one_batch(parts: Parts, about: Mapping[str, Any]) -> AnyBatch:
+    """Make a batch that has no policies of its parts and its metadata."""
+    batch = SampleBatch._of(*parts)
+    return _as_nested(batch, about[_EMPTY]) if _EMPTY in about else batch
+
+
+def read_batch(
+    file: TableFile,
+    bound: MemoryBound,
+    must: str,
+    columns: Sequence[str] | None = None,
+    filters: Filters | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> AnyBatch:
+    """Read the batch in a file, or columns and rows of it.
+
+    Parameters
+    ----------
+    file
+        The file.
+    bound
+        What memory may be made of it.
+    must
+        What the file must be, for errors.
+    columns
+        Names of the columns to read; None for all.
+    filters
+        Conditions on the rows to read.
+    """
+    with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
+        if filters is not None and columns is not None and (more := _counting(file, columns)):
+            whole = read_batch(file, bound, must, [*columns, *more], filters, allow_pickle=allow_pickle)
+            return select_columns(whole, columns)
+        chosen, about = _project(file, columns)
+        if filters is None:
+            parts = file.view(chosen)
+            if parts is not None and about is not None:
+                return _one_batch(parts, about)
+            table = file.read(range(file.num_groups), chosen, bound)
+            return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
+        return _read_rows(file, bound, must, chosen, about, filters, allow_pickle=allow_pickle)
+
+
+def read_group(
+    file: TableFile, group: int, columns: Sequence[str] | None, bound: MemoryBound, *, allow_pickle: bool = False
+) -> AnyBatch:
+    """Read the batch that a group of rows makes by itself; raises as `read_batch` does."""
+    must = f"{file.name!r} must be a part of a dataset"
+    with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
+        chosen, about = _project(file, columns)
+        return _batch_of_group(file, group, chosen, about, bound, must, allow_pickle=allow_pickle)
+
+
+def select_columns(batch: AnyBatch, columns: Sequence[str]) -> AnyBatch:
+    """View some columns of a batch; of several policies, those that each has."""
+    if isinstance(batch, MultiAgentBatch):
+        parts = {
+            policy: part.select(*[column for column in columns if column in part]) for policy, part in batch.items()
+        }
+        return MultiAgentBatch(parts, batch.count)
+    if isinstance(batch, SampleBatch):
+        return batch.select(*columns)
+    return Batch({column: batch[column] for column in columns})
+
+
+def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
+    """List columns that count the steps of a flat batch, a policy's each, where none of those asked for does."""
+    about = file.about
+    if about is None or kind_of(about) not in ("SampleBatch", "MultiAgentBatch"):
+        return []
+    if any(map(names.counts_steps, columns)):
+        return []
+    policies = about["policies"].values() if kind_of(about) == "MultiAgentBatch" else [{"columns": file.schema.names}]
+    return list(dict.fromkeys(name for part in policies for name in [*filter(names.counts_steps, part["columns"])][:1]))
+
+
+def _project(file: TableFile, columns: Sequence[str] | None) -> tuple[list[str], dict[str, Any] | None]:
+    """Return the table's columns to be read, and the metadata of a table that has no others."""
+    known, about = file._known.schema.names, file._known.about
+    if columns is None or about is None:
+        return choose(columns, known, repr(file.name)), about
+    if kind_of(about) != "MultiAgentBatch":
+        about = {**about, "lists": [name for name in about["lists"] if name in known]}
+        return choose(columns, known, repr(file.name)), about
+    own = list(dict.fromkeys(name for part in about["policies"].values() for name in part["columns"]))
+    asked = set(choose(columns, own, repr(file.name)))
+    policies = {
+        policy: {**part, "columns": {name: placed for name, placed in part["columns"].items() if name in asked}}
+        for policy, part in about["policies"].items()
+    }
+    placed = {_POLICY}.union(*(part["columns"].values() for part in policies.values()))
+    return [name for name in known if name in placed], {**about, "policies": policies}
+
+
+def _batch_of_group(
+    file: TableFile,
+    group: int,
+    chosen: Sequence[str],
+    about: dict[str, Any] | None,
+    bound: MemoryBound,
+    must: str,
+    *,
+    allow_pickle: bool = False,
+) -> AnyBatch:
+    parts = file.view(chosen) if file.num_groups == 1 else None
+    if parts is not None and about is not None:
+        return _one_batch(parts, about)
+    table = file.read([group], chosen, bound)
+    if about is not None and kind_of(about) == "MultiAgentBatch":
+        labels = table.column(_POLICY)
+        labels.validate(full=True)
+        found = {pair["values"]: pair["counts"] for pair in labels.value_counts().to_pylist()}
+        policies = {policy: {**part, "rows": found.get(policy, 0)} for policy, part in about["policies"].items()}
+        about = {**about, "policies": {policy: part for policy, part in policies.items() if part["rows"]}}
+    return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
+
+
+def _read_rows(
+    file: TableFile,
+    bound: MemoryBound,
+    must: str,
+    chosen: Sequence[str],
+    about: dict[str, Any] | None,
+    filters: Filters,
+    *,
+    allow_pickle: bool = False,
+) -> AnyBatch:
+    """Read the rows that conditions hold for, group by group: those that have none are read no further."""
+    condition = RowFilter(filters, file.schema, repr(file.name))
+    found: list[AnyBatch] = []
+    for group in file.matching(condition):
+        looked_at = file.read([group], condition.names, bound)
+        # Strings that end before they begin are compared beyond all memory.
+        looked_at.validate(full=True)
+        kept = condition.rows(looked_at)
+        if len(kept):
+            whole = _batch_of_group(file, group, chosen, about, bound, must, allow_pickle=allow_pickle)
+            found.append(whole if len(kept) == file.group_rows[group] else take_rows(whole, kept))
+    if found:
+        joined = join(found)
+        if isinstance(joined, MultiAgentBatch):
+            return MultiAgentBatch(joined.policy_batches, _env_steps(joined.policy_batches))
+        return joined
+    table = file.read([], chosen, bound)
+    if about is not None and kind_of(about) == "MultiAgentBatch":
+        about = {**about, "policies": {}, "env_steps": 0}
+    return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
+
+
+def take_rows(batch: AnyBatch, rows: npt.NDArray[np.int64]) -> AnyBatch:
+    """Gather rows of the table that a batch makes: steps, sequences, or steps of policy after policy."""
+    if isinstance(batch, MultiAgentBatch):
+        parts, start = {}, 0
+        for policy, part in batch.items():
+            stop = start + part.count
+            own = rows[(rows >= start) & (rows < stop)] - start
+            if len(own):
+                parts[policy] = part.take(own)
+            start = stop
+        return MultiAgentBatch(parts, _env_steps(parts))
+    if isinstance(batch, SampleBatch):
+        return batch.take_sequences(rows) if names.SEQ_LENS in batch else batch.take(rows)
+    return batch[rows]
+
+
+def join(batches: Sequence[AnyBatch]) -> AnyBatch:
+    """Join batches of one type; raises as `concat_samples` and `Batch.cat` do."""
+    if len(batches) == 1:
+        return batches[0]
+    if isinstance(batches[0], Batch):
+        return Batch.cat([batch for batch in batches if isinstance(batch, Batch)])
+    joined: AnyBatch = concat_samples([batch for batch in batches if not isinstance(batch, Batch)])
+    return joined
+
+
+def _env_steps(parts: Mapping[str, SampleBatch]) -> int:
+    """Count the environment steps of rows: by episode and time where every policy has these, else the most rows."""
+    filled = [part for part in parts.values() if part.count]
+    if not filled:
+        return 0
+    if all(names.EPS_ID in part and names.T in part for part in filled):
+        eps_id, t = (np.concatenate([np.asarray(part[name]) for part in filled]) for name in (names.EPS_ID, names.T))
+        return len(number_env_steps(eps_id, t).episode)
+    return max(part.count for part in filled)
+
+
+Filters = Sequence[Any]
+"""Conditions `(column, operator, value)`, all of which must hold; or a list of such lists, one of which must."""
+
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq, "=": operator.eq, "!=": operator.ne,
+    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
+}  # fmt: skip
+_OPERATORS = (*_COMPARISONS, "in", "not in")
+
+
+def choose(wanted: Iterable[str] | None, known: Sequence[str], subject: str) -> list[str]:
+    """Return the columns that are asked for, in the order of the known ones; a name stands for all nested under it.
+
+    Examples
+    --------
+    >>> choose(["obs"], ["obs.camera", "obs.arm", "rewards"], "the file")
+    ['obs.camera', 'obs.arm']
+    """
+    if wanted is None:
+        return list(known)
+    if isinstance(wanted, str):
+        raise ArgumentError(f"columns must be a list of names, got {wanted!r}; pass [{wanted!r}]")
+    asked = list(wanted)
+    for name in asked:
+        if not any(_is_under(column, name) for column in known):
+            raise ColumnNotFoundError(f"{subject} has no column {name!r}; {near_names(str(name), known)}")
+    return [column for column in known if any(_is_under(column, name) for name in asked)]
+
+
+def _is_under(column: str, name: object) -> bool:
+    return column == name or column.startswith(f"{name}.")
+
+
+class _Comparison(NamedTuple):
+    """A comparison of a column of numbers with one of its own type, for filters to leave to NumPy."""
+
+    name: str
+    compare: Callable[[Any, Any], Any]
+    value: Any
+
+    @classmethod
+    def of(cls, condition: tuple[str, str, Any], schema: pa.Schema) -> Self | None:
+        """Return a condition as a comparison; None if only Arrow's engine compares such values."""
+        name, sign, value = condition
+        field = schema.field(name)
+        arrow = field.type
+        if sign not in _COMPARISONS or holds_flags(field):
+            return None
+        if pa.types.is_integer(arrow) and isinstance(value, int | np.integer) and not isinstance(value, bool):
+            bounds = np.iinfo(arrow.to_pandas_dtype())
+            return cls(name, _COMPARISONS[sign], int(value)) if bounds.min <= value <= bounds.max else None
+        if (pa.types.is_float32(arrow) or pa.types.is_float64(arrow)) and isinstance(value, float | np.floating):
+            # A number of 64 bits is compared as such with columns of 32.
+            return cls(name, _COMPARISONS[sign], np.float64(value))
+        return None
+
+    def holds(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+        """Return for which rows the comparison holds."""
+        found: npt.NDArray[np.bool_] = self.compare(columns[self.name], self.value)
+        return found
+
+
+def _other_type(error: Exception) -> ArgumentError:
+    return ArgumentError(f"filters must compare columns with values of their types: {error}")
+
+
+class RowFilter:
+    """A condition on the rows of a table, held by readers that skip the others.
+
+    Columns are compared in the types that they have in memory. `subject` is the table, for errors.
+
+    Attributes
+    ----------
+    names
+        The columns that it looks at.
+    expression
+        The condition for pyarrow, over the types that Parquet files have.
+    """
+
+    def __init__(self, filters: Filters, schema: pa.Schema, subject: str) -> None:
+        from pyarrow import parquet
+
+        groups = filters if filters and isinstance(filters[0], list) else [filters]
+        names: dict[str, None] = {}
+        for condition in [condition for group in groups for condition in group]:
+            if not isinstance(condition, tuple) or len(condition) != 3 or condition[1] not in _OPERATORS:
+                raise ArgumentError(
+                    f"filters must be tuples of a column, one of {', '.join(_OPERATORS)} and a value, got {condition!r}"
+                )
+            names[condition[0]] = None
+        if not names:
+            raise ArgumentError("filters must have conditions, there are none; leave them out")
+        for name in names:
+            if name not in schema.names:
+                raise ColumnNotFoundError(f"{subject} has no column {name!r}; {near_names(str(name), schema.names)}")
+            plain = parquet_field(schema.field(name)).type
+            if pa.types.is_nested(plain):
+                raise ArgumentError(f"filters must be about columns with one value a row, {name!r} has {plain}")
+        self.names = list(names)
+        try:
+            self.expression: Any = parquet.filters_to_expression(filters)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise _other_type(error) from error
+        numbers = [[one for own in group if (one := _Comparison.of(own, schema))] for group in groups]
+        self._comparisons = numbers if [*map(len, numbers)] == [*map(len, groups)] else None
+        if self._comparisons is None:
+            # Values of other types than their columns are found before anything is read.
+            self._find(pa.schema([schema.field(name) for name in names]).empty_table())
+
+    def rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        """Return the rows of a table, in order, for which the condition holds."""
+        if self._comparisons is None or any(table.column(name).null_count for name in self.names):
+            return self._find(table)
+        columns = {name: table.column(name).to_numpy() for name in self.names}
+        masks = [reduce(operator.and_, [one.holds(columns) for one in group]) for group in self._comparisons]
+        return reduce(operator.or_, masks).nonzero()[0]
+
+    def _find(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        """Find rows by Arrow's engine, which takes values of every type, and 0.2 ms for the fewest."""
+        columns: dict[str, Any] = {}
+        for name in self.names:
+            field = table.schema.field(name)
+            chunks = [to_parquet(chunk, flags=holds_flags(field)) for chunk in table.column(name).chunks]
+            columns[name] = pa.chunked_array(chunks, parquet_field(field).type)
+        number = "\0"
+        columns[number] = pa.array(np.arange(table.num_rows))
+        try:
+            kept = pa.table(columns).filter(self.expression)
+        except pa.ArrowException as error:
+            raise _other_type(error) from error
+        found: npt.NDArray[np.int64] = kept.column(number).to_numpy()
+        return found

@@ -1,0 +1,367 @@
+"""Batches in Parquet files: compressed, for keeping and for other tools.
+
+A file holds the table that `to_arrow` makes; each policy has row groups of its own. Where Parquet has no place for what
+Arrow holds, the values are written in another layout (see `parquet_layout`), and the Arrow schema stands beside them in
+the metadata, so that what is read equals what was written. Each page has a checksum as the format defines it, for every
+reader; before the footer there are checksums of all bytes (see `checksums`).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import pyarrow as pa
+
+from samplebatch.arguments import choice
+from samplebatch.batch.arrow import metadata_of
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.column.arrow import Recent
+from samplebatch.column.memory import MemoryBound
+from samplebatch.errors import FormatError
+from samplebatch.storage import checksums
+from samplebatch.storage.files import check_magic, check_suffix, file_bytes, replacing
+from samplebatch.storage.foreign.damage import name_file_damage
+from samplebatch.storage.foreign.parquet import BoundedReader
+from samplebatch.storage.tables.batches import (
+    AnyBatch,
+    FileSchema,
+    RowFilter,
+    TableFile,
+    places_of,
+    read_batch,
+    to_table,
+)
+from samplebatch.storage.tables.parquet_layout import byte_paths, holds_flags, lay_out, parquet_field, to_parquet
+
+SCHEMA_KEY = b"samplebatch.arrow_schema"
+"""Key of the schema's metadata that holds the Arrow schema, in base64, where Parquet has no place for all of it."""
+
+
+_MAX_SCHEMA_NBYTES = 1 << 16
+
+
+class _ParquetSchema(FileSchema):
+    """A schema of Parquet files, with the types that its columns are stored as."""
+
+    def __init__(self, stored: pa.Schema) -> None:
+        super().__init__(_schema_in_memory(stored))
+        self.stored_types = [parquet_field(field).type for field in self.schema]
+
+
+_schemas = Recent[bytes, _ParquetSchema](limit=32)
+"""The schemas that were seen last, by all their bytes."""
+
+
+def _known_schema(stored: pa.Schema) -> _ParquetSchema:
+    key = stored.serialize().to_pybytes()
+
+    def make() -> _ParquetSchema:
+        return _ParquetSchema(stored)
+
+    return _schemas.get(key, make) if len(key) <= _MAX_SCHEMA_NBYTES else make()
+
+
+class ParquetTable(TableFile):
+    """A table in a Parquet file, laid out in memory as it was before it was written.
+
+    With `check_pages`, each page that is read is verified against its checksum.
+    """
+
+    form = "Parquet"
+    _known: _ParquetSchema
+
+    def __init__(self, data: pa.Buffer, name: str, *, check_pages: bool) -> None:
+        from pyarrow import parquet
+
+        super().__init__(data, name)
+        with name_file_damage(name, self.form):
+            self._file = parquet.ParquetFile(pa.BufferReader(data), page_checksum_verification=check_pages)
+            self._reader = BoundedReader(self._file, data)
+            self.num_groups = self._file.metadata.num_row_groups
+            self._known = _known_schema(self._file.schema_arrow)
+
+    @cached_property
+    def group_rows(self) -> list[int]:
+        """Rows of each row group."""
+        about = self._file.metadata
+        return [about.row_group(i).num_rows for i in range(self.num_groups)]
+
+    def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
+        """Read columns of some row groups, laid out as they were in memory."""
+        with name_file_damage(self.name, self.form):
+            stored = self._reader.read(groups, names, bound)
+            stored.validate()
+            schema, types = self._known.schema, self._known.stored_types
+            fields, columns = [], []
+            for column, place in zip(stored.columns, places_of(schema, stored.schema.names), strict=True):
+                fields.append(schema.field(place))
+                columns.append(_column_in_memory(column, fields[-1], types[place]))
+            return pa.Table.from_arrays(columns, schema=pa.schema(fields, schema.metadata))
+
+    def matching(self, condition: RowFilter) -> list[int]:
+        """List the row groups in which a condition may hold, by their statistics."""
+        from pyarrow import dataset
+
+        form = dataset.ParquetFileFormat()
+        with name_file_damage(self.name, self.form):
+            self._reader.check_sizes(condition.names)
+            self._check_types(condition.names)
+            fragment = form.make_fragment(self.data)
+            return [group.id for group in fragment.subset(filter=condition.expression).row_groups]
+
+    def _check_types(self, names: Sequence[str]) -> None:
+        """Check that row groups have columns of the types of the schema: pyarrow ends the process over statistics."""
+        about = self._file.metadata
+        for place in range(about.num_columns):
+            column = about.schema.column(place)
+            if column.path not in names:
+                continue
+            for group in range(self.num_groups):
+                found = about.row_group(group).column(place).physical_type
+                if found != column.physical_type:
+                    raise FormatError(f"column {column.path!r} must be {column.physical_type}, a group has {found}")
+
+
+def schema_to_store(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of the table that Parquet holds in place of one in memory, which it then has in its metadata.
+
+    Parquet's is the same schema where it has a place for everything in it.
+    """
+    stored = pa.schema([parquet_field(field) for field in schema], schema.metadata)
+    if stored.equals(schema):
+        return schema
+    plain = schema.remove_metadata().serialize().to_pybytes()
+    return stored.with_metadata({**(schema.metadata or {}), SCHEMA_KEY: base64.b64encode(plain)})
+
+
+def _schema_in_memory(stored: pa.Schema) -> pa.Schema:
+    """Return the schema of which `schema_to_store` made another."""
+    encoded = (stored.metadata or {}).get(SCHEMA_KEY)
+    if encoded is None:
+        return stored
+    wanted = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded, validate=True)))
+    if wanted.names != stored.names:
+        raise FormatError("the columns are not those of the schema in the metadata")
+    return wanted.with_metadata(stored.metadata)
+
+
+def _column_in_memory(column: pa.ChunkedArray, field: pa.Field, stored: pa.DataType) -> pa.ChunkedArray:
+    if column.type.equals(field.type):
+        return column
+    if not column.type.equals(stored):
+        raise FormatError(f"column {field.name!r} must be stored as {stored}, got {column.type}")
+    flags = holds_flags(field)
+    chunks: list[Any] = [lay_out(chunk, field.type, nullable=field.nullable, flags=flags) for chunk in column.chunks]
+    return pa.chunked_array(chunks, field.type)
+
+
+_GROUP_NBYTES = 1 << 23
+"""Bytes of the rows of a row group, at the most, about: readers take one at a time."""
+
+_POLICY = "policy_id"
+_CODECS = ("zstd", "snappy", "lz4", "gzip", "brotli", "none")
+
+
+def write_parquet(
+    batch: AnyBatch, path: str | os.PathLike[str], *, compression: str = "zstd", durable: bool = True
+) -> None:
+    """Write a batch to a Parquet file, whole or not at all.
+
+    The bytes go to a temporary file beside the path, which takes its place once they are on the disk.
+
+    Parameters
+    ----------
+    batch
+        The batch. Compressed columns are written uncompressed: Parquet compresses all.
+    path
+        The file. Its folder must exist.
+    compression
+        Parquet's codec: `"zstd"`, `"snappy"`, `"lz4"`, `"gzip"`, `"brotli"` or `"none"`.
+    durable
+        Whether to wait until the file is on the disk; see `SampleBatch.save`.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    SequenceError
+        If the batch is time-major.
+    ArgumentError
+        If there is no such codec.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from samplebatch import SampleBatch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_parquet(SampleBatch(rewards=[1.0, 2.0], infos=[{}, {}]), f"{folder}/batch.parquet")
+    ...     read_parquet(f"{folder}/batch.parquet")["rewards"].tolist()
+    [1.0, 2.0]
+    """
+    table = to_table(batch)
+    with parquet_writer(path, table.schema, compression, durable=durable) as writer:
+        for part in _row_groups(batch, table):
+            writer.write_table(part)
+
+
+class ParquetWriter:
+    """Writes tables of one schema as row groups, laid out as Parquet has a place for them; made by `parquet_writer`."""
+
+    def __init__(self, writer: Any, schema: pa.Schema) -> None:
+        self._writer = writer
+        self._schema = schema
+
+    def write_table(self, table: pa.Table) -> None:
+        """Write a table as one row group or several, none of which is larger than readers like to take at once."""
+        columns = [
+            pa.chunked_array(
+                [to_parquet(chunk, nullable=field.nullable, flags=holds_flags(field)) for chunk in column.chunks],
+                stored.type,
+            )
+            for column, field, stored in zip(table.columns, table.schema, self._schema, strict=True)
+        ]
+        laid = pa.Table.from_arrays(columns, schema=self._schema)
+        rows = max(1, laid.num_rows)
+        self._writer.write_table(laid, row_group_size=max(1, min(rows, rows * _GROUP_NBYTES // max(1, laid.nbytes))))
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write a record batch."""
+        self.write_table(pa.Table.from_batches([batch]))
+
+
+@contextlib.contextmanager
+def parquet_writer(
+    path: str | os.PathLike[str], schema: pa.Schema, compression: str = "zstd", *, durable: bool = True
+) -> Iterator[ParquetWriter]:
+    """Open a writer of a Parquet file, which takes the path's place, with checksums, when the block ends well.
+
+    Raises
+    ------
+    OSError
+        If the path is a folder, or no file there can be written.
+    FormatError
+        If its name has the ending of another format.
+    ArgumentError
+        If there is no such codec.
+    """
+    from pyarrow import parquet
+
+    check_suffix(path, "Parquet")
+    choice("compression", compression, _CODECS)
+    stored = schema_to_store(schema)
+    with replacing(path, durable=durable, unnamed=True) as file:
+        with parquet.ParquetWriter(
+            file,
+            stored,
+            compression=compression,
+            # Dictionaries of floats and counters cost time and save nothing. Streams of the bytes of floats, one for
+            # each place, save a tenth, and Spark does not read them.
+            use_dictionary=[_POLICY, *byte_paths(stored)],
+            write_page_checksum=True,
+            # The version that has 16-bit floats and unsigned integers.
+            version="2.6",
+        ) as writer:
+            yield ParquetWriter(writer, stored)
+        checksums.add(file, checksums.PARQUET)
+
+
+def read_parquet(
+    path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True, max_nbytes: int | None = None
+) -> Any:
+    """Read a batch that `write_parquet` wrote.
+
+    Parameters
+    ----------
+    path
+        The file.
+    allow_pickle
+        Whether to unpickle columns of Python objects that Arrow has no type for. Only for files whose writer you
+        trust: a pickle can run any code.
+    verify
+        Whether to hold the file against its checksums; against those of its pages, where an older version wrote it.
+    max_nbytes
+        Bytes of memory that may be made of the file; 256 MiB or 1024 times its own, whichever is more, if None.
+
+    Raises
+    ------
+    FormatError
+        If the file is no Parquet file, is damaged or cut short, or was not written by this library. Names the columns
+        where bytes have changed.
+    UntrustedPickleError
+        If a column is pickled and `allow_pickle` is false; names it.
+    CapacityError
+        If more memory would be made of the file than `max_nbytes`; names the column.
+    OSError
+        If the file cannot be read.
+    """
+    file, bound = open_parquet(path, verify=verify, max_nbytes=max_nbytes)
+    must = f"{file.name!r} must be a batch that write_parquet wrote"
+    return read_batch(file, bound, must, allow_pickle=allow_pickle)
+
+
+def open_parquet(
+    path: str | os.PathLike[str], *, verify: bool | None = True, max_nbytes: int | None = None
+) -> tuple[ParquetTable, MemoryBound]:
+    """Open the table of a Parquet file, and make the bound of the memory that may be made of it.
+
+    Parameters
+    ----------
+    path, max_nbytes
+        As of `read_parquet`.
+    verify
+        Whether to hold the file against its checksums; if None, the footer at once, and pages when they are read.
+    """
+    name = os.fspath(path)
+    return parquet_table(file_bytes(name, memory_map=True), name, verify=verify, max_nbytes=max_nbytes)
+
+
+def parquet_table(
+    data: pa.Buffer, name: str, *, verify: bool | None, max_nbytes: int | None = None
+) -> tuple[ParquetTable, MemoryBound]:
+    """Make the table of a Parquet file's bytes, and its bound, as `open_parquet` does."""
+    check_magic(data, checksums.PARQUET.magic, "Parquet", name)
+    with name_file_damage(name, "Parquet"):
+        has_checksums = verify is not False and check_parquet(data, name, verify=bool(verify))
+        check_pages = verify is None or (verify and not has_checksums)
+        return ParquetTable(data, name, check_pages=check_pages), MemoryBound(repr(name), data.size, max_nbytes)
+
+
+def check_parquet(data: pa.Buffer, name: str, *, verify: bool = True) -> bool:
+    """Verify a Parquet file, or its footer alone, against its checksums; return whether it has any."""
+    return checksums.verify(data, checksums.PARQUET, name, partial(_columns_at, data) if verify else None)
+
+
+def _columns_at(data: pa.Buffer, start: int, stop: int) -> list[str]:
+    """Name the columns of a Parquet file with values between two offsets."""
+    from pyarrow import parquet
+
+    try:
+        about = parquet.read_metadata(pa.BufferReader(data))
+    # What is damaged may be what says where the columns are.
+    except (pa.ArrowException, OSError):
+        return []
+    found: dict[str, None] = {}
+    for group in range(about.num_row_groups):
+        for i in range(about.num_columns):
+            column = about.row_group(group).column(i)
+            first = column.dictionary_page_offset or column.data_page_offset
+            if first < stop and first + column.total_compressed_size > start:
+                found[column.path_in_schema.removesuffix(".list.element")] = None
+    return list(found)
+
+
+def _row_groups(batch: AnyBatch, table: pa.Table) -> Iterator[pa.Table]:
+    """Cut a table so that no row group has rows of two policies: readers that want one then skip the others."""
+    if not isinstance(batch, MultiAgentBatch) or not batch.policy_batches:
+        yield table
+        return
+    about: dict[str, Any] = metadata_of(table.schema) or {}
+    start = 0
+    for policy in about["policies"].values():
+        yield table.slice(start, policy["rows"])
+        start += policy["rows"]

@@ -1,0 +1,262 @@
+"""Arrow types that Parquet lacks, or that only Arrow's own readers know, and the types that they are written as.
+
+- Flags are written as booleans, and tensors as nested fixed-size lists: every reader knows these, and Arrow's extension
+  types only some. Columns of flags whose rows are tensors or lists are such of booleans.
+- A dict without keys (Arrow's struct without fields) and a row without elements (a fixed-size list of size 0) have
+  nothing but their being there: they are written as bools, all of them true.
+- Dates in seconds would be multiplied into milliseconds, and may overflow: they are written as 64-bit integers.
+- Fixed-size lists among which there may be nulls cannot be read by pyarrow before 19: they are written as lists of any
+  size. Parquet's own layout of the two is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from samplebatch.column.types import DTYPE_KEY
+from samplebatch.errors import FormatError
+
+_FLAG = np.dtype(np.bool_).str.encode()
+
+
+def holds_flags(field: pa.Field) -> bool:
+    """Tell whether a field names flags as the elements of its rows, which lie in Arrow as 8-bit integers."""
+    return (field.metadata or {}).get(DTYPE_KEY) == _FLAG
+
+
+def parquet_field(field: pa.Field, *, flags: bool = False) -> pa.Field:
+    """Return the field of an array that `to_parquet` returns; the same one where nothing in it changes."""
+    flags = flags or holds_flags(field)
+    changed = parquet_type(field.type, nullable=field.nullable, flags=flags)
+    return field if changed.equals(field.type) else field.with_type(changed)
+
+
+def parquet_type(arrow: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.DataType:
+    """Return the type that Parquet stores in place of one; the same type where Parquet can represent it.
+
+    With `flags`, 8-bit integers in it are flags.
+
+    Examples
+    --------
+    >>> parquet_type(pa.struct({"info": pa.struct([]), "hit": pa.bool8()}))
+    StructType(struct<info: bool, hit: bool>)
+    >>> parquet_type(pa.fixed_shape_tensor(pa.uint8(), (2, 4))).value_type.list_size
+    4
+    """
+    if isinstance(arrow, pa.Bool8Type) or (flags and pa.types.is_int8(arrow)):
+        return pa.bool_()
+    if isinstance(arrow, pa.FixedShapeTensorType):
+        return parquet_type(_nested_type(arrow), nullable=nullable, flags=flags)
+    if isinstance(arrow, pa.BaseExtensionType):
+        return parquet_type(arrow.storage_type, nullable=nullable, flags=flags)
+    if _is_bare(arrow):
+        return pa.bool_()
+    if pa.types.is_timestamp(arrow) and arrow.unit == "s":
+        return pa.int64()
+    if pa.types.is_struct(arrow):
+        return pa.struct([parquet_field(arrow.field(i), flags=flags) for i in range(arrow.num_fields)])
+    if pa.types.is_fixed_size_list(arrow):
+        field = parquet_field(arrow.value_field, flags=flags)
+        return pa.large_list(field) if nullable else pa.list_(field, arrow.list_size)
+    if pa.types.is_large_list(arrow):
+        return pa.large_list(parquet_field(arrow.value_field, flags=flags))
+    return arrow
+
+
+def to_parquet(array: pa.Array, *, nullable: bool = False, flags: bool = False) -> pa.Array:
+    """Convert an array to its `parquet_type`; the same array where nothing in it changes."""
+    arrow = array.type
+    wanted = parquet_type(arrow, nullable=nullable, flags=flags)
+    if wanted.equals(arrow):
+        return array
+    if isinstance(arrow, pa.FixedShapeTensorType):
+        return to_parquet(_nest(array), nullable=nullable, flags=flags)
+    if isinstance(arrow, pa.Bool8Type):
+        return array.storage.cast(wanted)
+    if isinstance(arrow, pa.BaseExtensionType):
+        return to_parquet(array.storage, nullable=nullable, flags=flags)
+    if pa.types.is_int8(arrow):
+        return array.cast(wanted)
+    if _is_bare(arrow):
+        return pa.array(np.ones(len(array), np.bool_), mask=_missing(array))
+    if pa.types.is_timestamp(arrow):
+        return array.view(wanted)
+    children = [
+        to_parquet(child, nullable=arrow.field(i).nullable, flags=flags) for i, child in enumerate(_children(array))
+    ]
+    return _rebuild(array, wanted, children)
+
+
+def from_parquet(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.Array:
+    """Lay an array out as the type says of which `to_parquet` made it."""
+    if array.type.equals(wanted):
+        return array
+    expected = parquet_type(wanted, nullable=nullable, flags=flags)
+    if not array.type.equals(expected):
+        raise FormatError(f"values of {wanted} must be stored as {expected}, got {array.type}")
+    return lay_out(array, wanted, nullable=nullable, flags=flags)
+
+
+def lay_out(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.Array:
+    """Convert an array of the `parquet_type` of another type to that type, which differs from it."""
+    if isinstance(wanted, pa.Bool8Type):
+        return pa.ExtensionArray.from_storage(wanted, array.cast(pa.int8()))
+    if isinstance(wanted, pa.FixedShapeTensorType):
+        return _unnest(from_parquet(array, _nested_type(wanted), nullable=nullable, flags=flags), wanted)
+    if isinstance(wanted, pa.BaseExtensionType):
+        stored = from_parquet(array, wanted.storage_type, nullable=nullable, flags=flags)
+        return pa.ExtensionArray.from_storage(wanted, stored)
+    if pa.types.is_int8(wanted):
+        return array.cast(wanted)
+    if _is_bare(wanted):
+        present = pa.array(~_missing(array)).buffers()[1]
+        children = [pa.array([], wanted.value_type)] if pa.types.is_fixed_size_list(wanted) else []
+        return pa.Array.from_buffers(wanted, len(array), [present], children=children)
+    if pa.types.is_timestamp(wanted):
+        return array.view(wanted)
+    fields = [wanted.field(i) for i in range(wanted.num_fields)]
+    children = [
+        from_parquet(child, field.type, nullable=field.nullable, flags=flags)
+        for child, field in zip(_children(array), fields, strict=True)
+    ]
+    return _rebuild(array, wanted, children)
+
+
+def byte_paths(schema: pa.Schema) -> list[str]:
+    """List the 8-bit integers of a table by their paths in Parquet: numbers, and rows of numbers, such as images.
+
+    Parquet has no integers of fewer than 32 bits, but places in a dictionary take 8 at the most.
+
+    Examples
+    --------
+    >>> byte_paths(pa.schema({"obs": pa.list_(pa.uint8(), 4), "t": pa.int64()}))
+    ['obs.list.element']
+    """
+    return [path for path, arrow in _numbers(schema) if pa.types.is_uint8(arrow) or pa.types.is_int8(arrow)]
+
+
+def _numbers(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+    """Walk through the types of elements, by their paths in Parquet."""
+    for field in schema:
+        arrow, path = field.type, field.name
+        while pa.types.is_fixed_size_list(arrow) or pa.types.is_large_list(arrow):
+            arrow, path = arrow.value_type, f"{path}.list.element"
+        yield path, arrow
+
+
+def _nested_type(tensor: pa.DataType) -> pa.DataType:
+    """Return the nested fixed-size lists that have a tensor's shape; its storage where that has no elements."""
+    shape = tensor.shape
+    return tensor.storage_type if 0 in shape else _lists_of(tensor.value_type, shape)
+
+
+def _lists_of(element: pa.DataType, shape: Sequence[int]) -> pa.DataType:
+    for extent in reversed(shape):
+        element = pa.list_(pa.field("element", element, nullable=False), extent)
+    return element
+
+
+def _nest(array: pa.Array) -> pa.Array:
+    """View tensors as nested fixed-size lists."""
+    shape, (values,) = array.type.shape, _children(array.storage)
+    if 0 in shape:
+        return array.storage
+    for inner in range(len(shape) - 1, 0, -1):
+        arrow = _lists_of(array.type.value_type, shape[inner:])
+        values = pa.Array.from_buffers(arrow, len(values) // shape[inner], [None], children=[values])
+    return _fixed_lists(values, _nested_type(array.type), array)
+
+
+def _unnest(array: pa.Array, tensor: pa.DataType) -> pa.Array:
+    """View nested fixed-size lists as tensors."""
+    if 0 in tensor.shape:
+        return pa.ExtensionArray.from_storage(tensor, array)
+    values = array
+    for _ in tensor.shape:
+        (values,) = _children(values)
+    return pa.ExtensionArray.from_storage(tensor, _fixed_lists(values, tensor.storage_type, array))
+
+
+def _fixed_lists(values: pa.Array, arrow: pa.DataType, like: pa.Array) -> pa.Array:
+    """Make fixed-size lists of values, with nulls where another array has some."""
+    if like.null_count:
+        return pa.FixedSizeListArray.from_arrays(values, type=arrow, mask=pa.array(_missing(like)))
+    return pa.Array.from_buffers(arrow, len(like), [None], children=[values])
+
+
+def _is_bare(arrow: pa.DataType) -> bool:
+    """Tell whether values of a type are there or not there, and have nothing else to say."""
+    return bool(
+        (pa.types.is_struct(arrow) and arrow.num_fields == 0)
+        or (pa.types.is_fixed_size_list(arrow) and arrow.list_size == 0)
+    )
+
+
+def _missing(array: pa.Array) -> npt.NDArray[np.bool_]:
+    return np.asarray(array.is_null().to_numpy(zero_copy_only=False))
+
+
+def _children(array: pa.Array) -> list[pa.Array]:
+    """Return the children of a struct or list array, cut to the array's own rows."""
+    if pa.types.is_struct(array.type):
+        return [array.field(i) for i in range(array.type.num_fields)]
+    if pa.types.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        return [array.values.slice(array.offset * size, len(array) * size)]
+    return [array.values]
+
+
+def _rebuild(array: pa.Array, wanted: pa.DataType, children: list[pa.Array]) -> pa.Array:
+    """Make an array of the type with the array's rows and other children."""
+    mask = pa.array(_missing(array)) if array.null_count else None
+    if pa.types.is_struct(wanted):
+        return pa.StructArray.from_arrays(children, fields=list(wanted), mask=mask)
+    (values,) = children
+    if pa.types.is_fixed_size_list(wanted):
+        if pa.types.is_large_list(array.type):
+            values = _pad(array, values, wanted.list_size)
+        return pa.FixedSizeListArray.from_arrays(values, type=wanted, mask=mask)
+    if pa.types.is_fixed_size_list(array.type):
+        values, offsets = _pack(array, values)
+    else:
+        # Fresh offsets: those of a slice go with no mask.
+        offsets = np.array(array.offsets)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values, type=wanted, mask=mask)
+
+
+def _pack(array: pa.Array, values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """Leave out the values of lists that are not there, and return the others with the offsets of all lists."""
+    size, present = array.type.list_size, ~_missing(array)
+    parts = [values.slice(start * size, (stop - start) * size) for start, stop, there in _spans(present) if there]
+    return _join(parts, values.type), np.append(0, np.cumsum(present) * size)
+
+
+def _pad(array: pa.Array, values: pa.Array, size: int) -> pa.Array:
+    """Put nulls in the place of lists that are not there, for all lists to be of one size."""
+    offsets, present = np.array(array.offsets), ~_missing(array)
+    if (np.diff(offsets)[present] != size).any():
+        raise FormatError(f"lists of size {size} must have that size, and not all of them have")
+    return _join(
+        [
+            values.slice(offsets[start], (stop - start) * size)
+            if there
+            else pa.nulls((stop - start) * size, values.type)
+            for start, stop, there in _spans(present)
+        ],
+        values.type,
+    )
+
+
+def _spans(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
+    """Cut flags into ranges of equal ones."""
+    bounds = [0, *(np.flatnonzero(flags[1:] != flags[:-1]) + 1).tolist(), len(flags)] if len(flags) else [0]
+    return [(start, stop, bool(flags[start])) for start, stop in pairwise(bounds)]
+
+
+def _join(parts: list[pa.Array], arrow: pa.DataType) -> pa.Array:
+    return pa.concat_arrays(parts) if parts else pa.array([], arrow)

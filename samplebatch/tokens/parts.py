@@ -1,0 +1,187 @@
+"""Batches in parts for several learners, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.arguments import whole
+from samplebatch.batch.concat import concat_samples
+from samplebatch.batch.row_parts import Lengths
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.ragged_rows import RaggedRows
+from samplebatch.errors import ArgumentError, ColumnLengthError
+from samplebatch.tokens.lengths import weights_of
+
+B = TypeVar("B", bound=SampleBatch[Any])
+Indices = npt.NDArray[np.intp]
+
+
+class Parts(list[B], Generic[B]):
+    """Parts of one batch: a list of batches that knows where their rows came from.
+
+    Parameters
+    ----------
+    parts
+        The parts.
+    rows
+        The rows of the batch that each part has.
+    totals
+        The weight of each part, such as its tokens.
+    count
+        The rows of the batch.
+
+    Attributes
+    ----------
+    rows
+        As given.
+    totals
+        As given, shape (k,).
+
+    Examples
+    --------
+    >>> batch = SampleBatch(ids=[[1, 2, 3], [4], [5, 6]])
+    >>> parts = balance(batch, 2)
+    >>> [part["ids"].lengths.tolist() for part in parts], parts.imbalance
+    ([[3], [1, 2]], 1.0)
+    >>> list(parts.join()["ids"])
+    [array([1, 2, 3]), array([4]), array([5, 6])]
+    """
+
+    def __init__(self, parts: Iterable[B], rows: Sequence[Indices], totals: npt.NDArray[Any], count: int) -> None:
+        super().__init__(parts)
+        self.rows = list(rows)
+        self.totals = totals
+        self._count = count
+
+    @property
+    def imbalance(self) -> float:
+        """The weight of the heaviest part over the mean; 1 for parts without weight."""
+        mean = float(self.totals.mean()) if len(self.totals) else 0.0
+        return float(self.totals.max()) / mean if mean else 1.0
+
+    @property
+    def inverse(self) -> Indices:
+        """The place of each row of the batch among the rows of all parts, shape (n,): the inverse permutation."""
+        places = np.empty(self._count, np.intp)
+        order = np.concatenate([*self.rows, np.empty(0, np.intp)])
+        # Rows that pad the parts come after the row that they repeat.
+        places[order[::-1]] = np.arange(len(order))[::-1]
+        return places
+
+    def join(self, parts: Sequence[Any] | None = None) -> Any:
+        """Join results of the parts in the order of the batch's rows, without padding.
+
+        Parameters
+        ----------
+        parts
+            Batches, ragged columns, arrays or tensors with as many rows as each part; the parts themselves if None.
+
+        Raises
+        ------
+        ColumnLengthError
+            If there are more or fewer parts, or one has another number of rows.
+        """
+        results = list(self if parts is None else parts)
+        sizes, found = [len(rows) for rows in self.rows], [len(part) for part in results]
+        if sizes != found:
+            raise ColumnLengthError(f"parts must have {sizes} rows, got {found}")
+        first = results[0] if results else None
+        inverse = self.inverse
+        if isinstance(first, SampleBatch):
+            joined: Any = concat_samples(results)
+            return joined.take(inverse) if len(inverse) else first
+        if isinstance(first, RaggedRows):
+            return type(first).concat(results, "parts").take(inverse)
+        if hasattr(first, "detach"):
+            import torch
+
+            return torch.cat(results)[torch.from_numpy(inverse).to(results[0].device)]
+        return np.concatenate(results)[inverse]
+
+
+def chunk(batch: B, n: int, *, pad_to_divisor: bool = False) -> Parts[B]:
+    """Split a batch into `n` consecutive parts, as equal as possible.
+
+    Parameters
+    ----------
+    batch
+        The batch.
+    n
+        The number of parts; some are empty if the batch has fewer rows.
+    pad_to_divisor
+        Whether to repeat rows from the first on until all parts have equal size. `Parts.join` drops them.
+
+    Returns
+    -------
+    Parts
+        The parts: views, unless rows are repeated.
+
+    Raises
+    ------
+    ArgumentError
+        If `n` is no whole number from 1, or rows must be repeated and there are none.
+
+    Examples
+    --------
+    >>> parts = chunk(SampleBatch(a=[1, 2, 3]), 2, pad_to_divisor=True)
+    >>> [part["a"].tolist() for part in parts], parts.join()["a"].tolist()
+    ([[1, 2], [3, 1]], [1, 2, 3])
+    """
+    n, count = whole("n", n, 1), batch.count
+    if not pad_to_divisor or count % n == 0:
+        edges = np.arange(n + 1) * count // n
+        parts = [batch[start:stop] for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]
+        return Parts(parts, np.split(np.arange(count), edges[1:-1]), np.diff(edges), count)
+    if not count:
+        raise ArgumentError("a batch must have rows to be padded, got none")
+    rows = np.arange(-(-count // n) * n) % count
+    chunks = np.split(rows, n)
+    return Parts([batch.take(own) for own in chunks], chunks, np.full(n, len(rows) // n), count)
+
+
+def balance(batch: B, k: int, weights: Lengths = None, *, equal_size: bool = False) -> Parts[B]:
+    """Distribute rows over `k` parts of nearly equal weight, such as tokens.
+
+    The heaviest rows come first, each to the lightest part; then rows of the heaviest and the lightest part are
+    exchanged as long as that evens them. `Parts.imbalance` is the largest weight over the mean.
+
+    Parameters
+    ----------
+    batch
+        The batch.
+    k
+        The number of parts.
+    weights
+        The name of a column, or a number for each row; by default the lengths of the ragged columns.
+    equal_size
+        Whether all parts get the same number of rows, or as near to it as the number of rows allows.
+
+    Raises
+    ------
+    ArgumentError
+        If `k` is no whole number from 1, weights are negative or not finite, or ragged columns of different lengths
+        leave open what the weights are.
+    ColumnLengthError
+        If there is not one weight per row.
+
+    Examples
+    --------
+    >>> parts = balance(SampleBatch(ids=[[1] * 5, [2] * 3, [3] * 2, [4]]), 2)
+    >>> parts.totals.tolist(), [rows.tolist() for rows in parts.rows]
+    ([6.0, 5.0], [[0, 3], [1, 2]])
+    """
+    from samplebatch import kernels
+
+    k = whole("k", k, 1)
+    costs = np.ascontiguousarray(weights_of(batch, weights, "weights"), np.float64)
+    count = batch.count
+    ranks, totals = np.zeros(count, np.intp), np.zeros(k)
+    largest = max(-(-count // k), 1) if equal_size else count + 1
+    kernels.balance(costs, np.argsort(-costs, kind="stable"), largest, equal_size, ranks, totals)
+    order = np.argsort(ranks, kind="stable")
+    rows = np.split(order, np.cumsum(np.bincount(ranks, minlength=k))[:-1])
+    return Parts([batch.take(own) for own in rows], rows, np.bincount(ranks, costs, minlength=k), count)

@@ -1,0 +1,144 @@
+"""Neighbours of slots against episodes that are kept as plain lists, on random histories of rings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samplebatch.buffer.ring import Ints, Rings
+
+
+class Histories:
+    """The rows of n rings as lists of (slot, episode), oldest first; slow, and right by being plain."""
+
+    def __init__(self, maxsizes: list[int]) -> None:
+        self.maxsizes = maxsizes
+        self.bases = [sum(maxsizes[:ring]) for ring in range(len(maxsizes))]
+        self.rows: list[list[tuple[int, int]]] = [[] for _ in maxsizes]
+        self.written = [0] * len(maxsizes)
+        self.episodes = list(range(len(maxsizes)))
+
+    def write(self, ring: int, *, ends: bool) -> None:
+        slot = self.bases[ring] + self.written[ring] % self.maxsizes[ring]
+        self.rows[ring] = [*self.rows[ring], (slot, self.episodes[ring])][-self.maxsizes[ring] :]
+        self.written[ring] += 1
+        if ends:
+            self.episodes[ring] = max(self.episodes) + 1
+
+    def stored(self) -> Ints:
+        return np.array(sorted(slot for rows in self.rows for slot, _ in rows), np.intp)
+
+    def shift(self, slot: int, offset: int) -> int:
+        """Return the slot so many steps away in its episode; at the episode's first or last step, that step's slot."""
+        rows = next(rows for rows in self.rows if slot in [own for own, _ in rows])
+        position = [own for own, _ in rows].index(slot)
+        episode = rows[position][1]
+        positions = [at for at, (_, own) in enumerate(rows) if own == episode]
+        return rows[min(max(position + offset, positions[0]), positions[-1])][0]
+
+    def frames(self, slot: int, count: int) -> list[int]:
+        return [self.shift(slot, offset) for offset in range(1 - count, 1)]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[Rings, np.ndarray, Histories]:
+    """Draw rings with rows: written together, one by one, or both, and past their ends."""
+    maxsizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
+    if draw(st.booleans()):
+        maxsizes = [maxsizes[0]] * len(maxsizes)
+    rings, plain = Rings(maxsizes), Histories(maxsizes)
+    done = np.zeros(rings.capacity, np.bool_)
+    for _ in range(draw(st.integers(1, 2 * max(maxsizes) + 3))):
+        everything = draw(st.booleans()) or len(maxsizes) == 1
+        chosen = list(range(len(maxsizes))) if everything else [draw(st.integers(0, len(maxsizes) - 1))]
+        ends = np.array([draw(st.integers(0, 4)) == 0 for _ in chosen])
+        targets = rings.targets(None if everything else np.array(chosen))
+        done[targets] = ends if len(maxsizes) > 1 else ends[0]
+        rings.advance(None if everything else np.array(chosen), ends, np.zeros(len(chosen)))
+        for ring, end in zip(chosen, ends, strict=True):
+            plain.write(ring, ends=bool(end))
+    return rings, done, plain
+
+
+@settings(max_examples=400, deadline=None)
+@given(histories(), st.integers(2, 5), st.data())
+def test_neighbours_and_frames_are_those_of_the_plain_lists(
+    history: tuple[Rings, np.ndarray, Histories], count: int, data: st.DataObject
+) -> None:
+    rings, done, plain = history
+    stored = plain.stored()
+    assert sorted(rings.stored_slots().tolist()) == stored.tolist()
+    slots = stored[data.draw(st.lists(st.integers(0, len(stored) - 1), min_size=1, max_size=12))]
+    assert rings.prev(slots, done).tolist() == [plain.shift(slot, -1) for slot in slots.tolist()]
+    assert rings.next(slots, done).tolist() == [plain.shift(slot, 1) for slot in slots.tolist()]
+    frames = [plain.frames(slot, count) for slot in slots.tolist()]
+    assert rings.frames(slots, count, done).tolist() == frames
+    has_frames = [plain.shift(slot, 1 - count) != plain.shift(slot, 2 - count) for slot in slots.tolist()]
+    assert rings.has_frames(slots, count, done).tolist() == has_frames
+
+
+@settings(max_examples=400, deadline=None)
+@given(histories(), st.integers(2, 5), st.data())
+def test_short_ways_of_one_ring_give_what_the_general_ones_give(
+    history: tuple[Rings, np.ndarray, Histories], count: int, data: st.DataObject
+) -> None:
+    rings, done, plain = history
+    stored = plain.stored()
+    slots = stored[data.draw(st.lists(st.integers(0, len(stored) - 1), min_size=1, max_size=12))]
+    check_short_ways(rings, done, slots, count)
+
+
+def check_short_ways(rings: Rings, done: np.ndarray, slots: Ints, count: int) -> bool:
+    """Compare the short way of windows with the general ones; return whether it applied."""
+    window = rings.window_of_one(slots, count, done)
+    if window is None:
+        return False
+    assert rings.n == 1
+    seen, following, final = window
+    next_slots = rings.next(slots, done)
+    assert seen.tolist() == rings.frames(slots, count, done).tolist()
+    assert following[..., :-1].tolist() == seen[..., 1:].tolist()
+    assert following[..., -1].tolist() == next_slots.tolist()
+    assert final.tolist() == (next_slots == slots).tolist()
+    return True
+
+
+@pytest.mark.parametrize("writes", [1, 2, 9, 10, 11, 15, 20, 23])
+@pytest.mark.parametrize("ends", [(), (2,), (0, 3, 7), (9,), (10, 12, 19)])
+def test_short_ways_agree_at_each_slot_of_a_ring(writes: int, ends: tuple[int, ...]) -> None:
+    rings, done = Rings([10]), np.zeros(10, np.bool_)
+    for step in range(writes):
+        end = np.array([step in ends])
+        done[rings.cursor] = end[0]
+        rings.advance(None, end, np.zeros(1))
+    applied = [check_short_ways(rings, done, np.array([slot]), 3) for slot in rings.stored_slots().tolist()]
+    if writes > 5:
+        # It is there for the common case: all but the slots at the edges of the ring.
+        assert sum(applied) >= min(writes, 10) - 4
+
+
+def test_previous_steps_of_a_full_ring_stop_behind_the_cursor() -> None:
+    rings, done = Rings([10]), np.zeros(10, np.bool_)
+    for _ in range(12):
+        rings.advance(None, np.zeros(1, np.bool_), np.zeros(1))
+    assert rings.cursor == 2
+    assert rings.prev(np.array([2, 3, 4]), done).tolist() == [2, 2, 3]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 6), st.lists(st.tuples(st.booleans(), st.floats(-4, 4, width=32)), min_size=1, max_size=30))
+def test_steps_of_one_ring_are_counted_as_those_of_several(maxsize: int, steps: list[tuple[bool, float]]) -> None:
+    """Rings of one, of three together and of three that were written apart count the same."""
+    single, together, apart = Rings([maxsize]), Rings([maxsize] * 3), Rings([maxsize] * 3)
+    apart._separate()
+    for end, reward in steps:
+        ends, rewards = np.array([end]), np.array([reward], np.float64)
+        expected = single.advance(None, ends, rewards)
+        several = together.advance(None, ends.repeat(3), rewards.repeat(3))
+        chosen = apart.advance(np.arange(3), ends.repeat(3), rewards.repeat(3))
+        for own, every, some, offset in zip(expected, several, chosen, (maxsize, 0, 0, maxsize), strict=True):
+            shifted = own.repeat(3) + offset * np.arange(3)
+            assert np.asarray(every).tolist() == shifted.tolist()
+            assert np.asarray(some).tolist() == shifted.tolist()

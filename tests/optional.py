@@ -1,0 +1,54 @@
+"""Packages that tests can lack: those that need a missing package are skipped."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
+
+import pytest
+
+PACKAGES = frozenset(
+    {
+        "datasets",
+        "duckdb",
+        "envpool",
+        "grpc",
+        "gymnasium",
+        "h5py",
+        "jax",
+        "matplotlib",
+        "mpe2",
+        "msgpack",
+        "msgpack_numpy",
+    }
+    | {"optree", "pandas", "pettingzoo", "polars", "ray", "rich", "stable_baselines3", "tensorboard", "tensordict"}
+    | {"tianshou", "torch", "torchrl", "typer"}
+)
+"""Packages without which a part of the suite runs, as with a version of Python that they do not support yet."""
+
+
+def missing_package(error: BaseException | None) -> str | None:
+    """Return the package whose absence an import reports; None if it reports something else."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    package = error.name.partition(".")[0]
+    return package if package in PACKAGES and find_spec(package) is None else None
+
+
+class _Missing:
+    """A package that is not installed: its first use skips the test, or the module that is being imported."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        pytest.skip(f"{self._name} is not installed", allow_module_level=True)
+
+
+HAS_TORCH: Final = find_spec("torch") is not None
+"""Whether helpers that tests share add tensors to what they make; the other columns are tested without torch too."""
+
+torch: Any = import_module("torch") if HAS_TORCH else _Missing("torch")
