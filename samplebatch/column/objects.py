@@ -291,10 +291,10 @@ def _same(a: Any, b: Any) -> bool:
 _LEAF_NBYTES, _NODE_NBYTES = 64, 128
 """Bytes of a number or an empty string with its place in a list, and of an empty dict, list or array with its place."""
 
-_VIEWS = (pa.types.is_string_view, pa.types.is_binary_view)
-_TEXTS = (pa.types.is_string, pa.types.is_binary)
-_LARGE_TEXTS = (pa.types.is_large_string, pa.types.is_large_binary)
-_LIST_VIEWS = (pa.types.is_list_view, pa.types.is_large_list_view)
+_VIEWS = (pa.string_view().id, pa.binary_view().id)
+_TEXTS = (pa.string().id, pa.binary().id)
+_LARGE_TEXTS = (pa.large_string().id, pa.large_binary().id)
+_LIST_VIEWS = (pa.list_view(pa.null()).id, pa.large_list_view(pa.null()).id)
 
 
 def object_nbytes(array: pa.Array) -> int:
@@ -309,17 +309,17 @@ def object_nbytes(array: pa.Array) -> int:
     arrow, n = array.type, len(array)
     if isinstance(arrow, pa.BaseExtensionType):
         return object_nbytes(array.storage)
-    if _is(arrow, _TEXTS):
+    if arrow.id in _TEXTS:
         return n * _LEAF_NBYTES + _span(array, np.int32)
-    if _is(arrow, _LARGE_TEXTS):
+    if arrow.id in _LARGE_TEXTS:
         return n * _LEAF_NBYTES + _span(array, np.int64)
-    if _is(arrow, _VIEWS):
+    if arrow.id in _VIEWS:
         return n * _LEAF_NBYTES + int(np.maximum(_view_lengths(array), 0).sum(dtype=np.int64))
     if pa.types.is_dictionary(arrow):
         return n * _largest(array.dictionary)
     if pa.types.is_run_end_encoded(arrow):
         return n * _largest(array.values)
-    if _is(arrow, _LIST_VIEWS):
+    if arrow.id in _LIST_VIEWS:
         return n * _NODE_NBYTES + _repeated(array)
     if pa.types.is_struct(arrow):
         return n * _NODE_NBYTES + sum(object_nbytes(array.field(i)) for i in range(arrow.num_fields))
@@ -362,10 +362,6 @@ def value_nbytes(value: Any) -> int:
     return total
 
 
-def _is(arrow: pa.DataType, kinds: tuple[object, ...]) -> bool:
-    return any(kind(arrow) for kind in kinds)  # type: ignore[operator]
-
-
 def _view_lengths(array: pa.Array) -> npt.NDArray[np.int32]:
     """View the lengths of string views, the first of four numbers each."""
     data = array.buffers()[1]
@@ -403,8 +399,8 @@ def _largest(values: pa.Array) -> int:
     if not len(values):
         return _LEAF_NBYTES
     for kinds, dtype in ((_TEXTS, np.int32), (_LARGE_TEXTS, np.int64)):
-        if _is(arrow, kinds):
+        if arrow.id in kinds:
             return _LEAF_NBYTES + int(np.diff(arrow_offsets(values, dtype)).max(initial=0))
-    if _is(arrow, _VIEWS):
+    if arrow.id in _VIEWS:
         return _LEAF_NBYTES + int(_view_lengths(values).max(initial=0))
     return object_nbytes(values) if arrow.num_fields or pa.types.is_dictionary(arrow) else object_nbytes(values[:1])

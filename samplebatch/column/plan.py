@@ -34,18 +34,22 @@ _MAX_HEAD_NBYTES: Final = 1 << 16
 _BLANK_NBYTES: Final = 1 << 13
 """Bytes of a stream up to which one copy costs less than those of its pieces."""
 
+_ABSENT: Final = {type(None)}
+"""Types of the validity buffers of an array without nulls."""
+
 _from_buffers = pa.Array.from_buffers
 _ndarray = np.ndarray
 
 
 class _Column(NamedTuple):
-    """A column of a plan: its array's dtype and row shape, its buffer among those of a body, and its Arrow type."""
+    """Column of a plan: `position` counts columns of the schema, `buffer` the buffers of a record batch's body."""
 
     dtype: np.dtype[Any]
     row_shape: tuple[int, ...]
     row_nbytes: int
     buffer: int
     arrow: pa.DataType
+    position: int
 
 
 class Plan:
@@ -75,26 +79,37 @@ class Plan:
 
     @classmethod
     def of(cls, schema: pa.Schema) -> Plan | None:
-        """Return the plan of a schema, which is remembered; None if a column is read in another way than as a view."""
+        """Return the cached plan of a schema; None if a column cannot be read as a view."""
         key = schema.serialize().to_pybytes()
-        return _plans.get(key, lambda: cls._make(schema)) if len(key) <= _MAX_HEAD_NBYTES else cls._make(schema)
+        return _plans.get(key, lambda: cls._create(schema)) if len(key) <= _MAX_HEAD_NBYTES else cls._create(schema)
 
     @classmethod
-    def _make(cls, schema: pa.Schema) -> Plan | None:
+    def _create(cls, schema: pa.Schema) -> Plan | None:
+        plan = cls.of_numbers(schema)
+        return plan if len(plan._columns) == len(schema) else None
+
+    @classmethod
+    def of_numbers(cls, schema: pa.Schema) -> Plan:
+        """Return a plan of the columns that can be read as views; only its method `read` may be used."""
         columns: dict[str, _Column] = {}
         values: list[int] = []
         buffers = 0
-        for field in schema:
-            # Where sequences begin must be copied before it is checked.
+        for position, field in enumerate(schema):
+            # Sequence lengths must be copied before they are validated.
             rows = None if field.name == names.SEQ_LENS else FieldReader(field).fixed_rows()
             if rows is None or field.name in columns:
-                return None
-            # Each array has a buffer of nulls, which none of them uses, and the innermost one of data behind it.
+                continue
+            # Each array has a validity buffer, which is unused, and the innermost one a data buffer after it.
             buffers += len(rows.values) + 1
             row_nbytes = rows.dtype.itemsize * prod(rows.row_shape)
-            columns[field.name] = _Column(rows.dtype, rows.row_shape, row_nbytes, buffers - 1, field.type)
+            columns[field.name] = _Column(rows.dtype, rows.row_shape, row_nbytes, buffers - 1, field.type, position)
             values += rows.values
         return cls(schema, columns, values)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return list(self._columns)
 
     # Reading
 
@@ -112,7 +127,7 @@ class Plan:
         memory.check_rows(rows, nbytes, "a table")
         arrays: Arrays = {}
         for name in chosen:
-            dtype, row_shape, row_nbytes, buffer, _ = self._columns[name]
+            dtype, row_shape, row_nbytes, buffer, *_ = self._columns[name]
             offset, buffer_nbytes = buffers[buffer]
             needed = rows * row_nbytes
             if offset < 0 or needed > buffer_nbytes or offset + needed > nbytes or start + offset & _ALIGNED:
@@ -129,9 +144,11 @@ class Plan:
         if not (count and self._has_bytes and rows.schema.equals(self.schema, check_metadata=True)):
             return None
         arrays: Arrays = {}
-        for (name, column), array in zip(self._columns.items(), rows.columns, strict=True):
-            *others, last = array.buffers()
-            if any(buffer is not None for buffer in others) or array.offset or last is None:
+        encoded = rows.columns
+        for name, column in self._columns.items():
+            array = encoded[column.position]
+            *validity, last = array.buffers()
+            if not _ABSENT.issuperset(map(type, validity)) or array.offset or last is None or len(array) != count:
                 return None
             if last.size < count * column.row_nbytes:
                 return None
@@ -342,3 +359,8 @@ def head_of(stream: Bytes) -> bytes | None:
         if mark != _CONTINUED or described <= 0 or stop > most:
             return None
     return stream[:stop].tobytes()
+
+
+def schema_of(head: bytes) -> bytes:
+    """Return the first message, the schema, of what `head_of` returned."""
+    return head[: _PREFIX.size + _PREFIX.unpack_from(head)[1]]

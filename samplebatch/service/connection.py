@@ -196,7 +196,8 @@ class TableConnection:
         """Check that the client is not closed, and in the process that created it."""
         if self._closed:
             raise ServiceError("the client must be open to be used, it has been closed")
-        self._check_process()
+        if self._process != os.getpid():
+            self._check_process()
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
@@ -354,8 +355,7 @@ class TableConnection:
     def _flush(self) -> None:
         if self._open_steps:
             self._send_steps(self._open_steps.groups())
-        if self._writer.is_pending:
-            self._writer.flush()
+        self._writer.flush()
 
     # Sampling
 
@@ -379,7 +379,11 @@ class TableConnection:
         draw = self._find_draw(batch_size, mode, options)
         with self._lock:
             self.check_open()
-            return self._link.retry(lambda: self._session(draw).next(), self._drop_sessions)
+            try:
+                return self._session(draw).next()
+            except LostError as error:
+                patience = self._link.recover(error, self._drop_sessions)
+            return self._link.retry(lambda: self._session(draw).next(), self._drop_sessions, patience)
 
     def update_weight(self, indices: Any, priorities: Any, generations: Any) -> None:
         """Send new priorities after the last sample that was drawn.
@@ -394,7 +398,8 @@ class TableConnection:
 
     def _session(self, draw: Draw) -> SampleSession:
         """Return the open session of a kind of samples, once fragments and other updates are in the table."""
-        self._flush()
+        if self._open_steps or self._writer.pending:
+            self._flush()
         sessions = self._sessions
         if not self._prefetch:
             for asked, other in sessions.items():

@@ -157,27 +157,44 @@ class Link:
         flight_process.register(client)
         return client
 
-    def retry(self, call: Callable[[], T], on_lost: Callable[[], None] | None = None) -> T:
-        """Make a call, again and again while the service cannot be reached; `on_lost` is called after each failure.
+    def retry(
+        self, call: Callable[[], T], on_lost: Callable[[], None] | None = None, patience: Patience | None = None
+    ) -> T:
+        """Repeat a call until the service can be reached.
+
+        Parameters
+        ----------
+        call
+            The call.
+        on_lost
+            Called after each failure.
+        patience
+            The result of `recover` after a first failure.
 
         Raises
         ------
         ServiceError
-            If it cannot for `reconnect_s` seconds.
+            If the service cannot be reached for `reconnect_s` seconds.
         SampleBatchError
             As the call does.
         """
-        patience: Patience | None = None
         while True:
             try:
                 return call()
             except LostError as error:
-                if on_lost is not None:
-                    on_lost()
-                patience = patience or Patience(self.uri, self._reconnect_s)
-                patience.wait(error)
-                self._client.close()
-                self._client = self._connect()
+                patience = self.recover(error, on_lost, patience)
+
+    def recover(
+        self, error: LostError, on_lost: Callable[[], None] | None = None, patience: Patience | None = None
+    ) -> Patience:
+        """Pause after a failed call and reconnect; raises ServiceError as `retry` does."""
+        if on_lost is not None:
+            on_lost()
+        patience = patience or Patience(self.uri, self._reconnect_s)
+        patience.wait(error)
+        self._client.close()
+        self._client = self._connect()
+        return patience
 
     def patience(self) -> Patience:
         """Begin to wait for a service that cannot be reached."""

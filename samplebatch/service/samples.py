@@ -12,30 +12,35 @@ import json
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
 from samplebatch import names
+from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.arrow import METADATA_KEY
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.node import node, set_unit
+from samplebatch.batch.nested.node import node, set_unit, unit_of
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer import sampling
 from samplebatch.buffer.extending import flatten_rows
 from samplebatch.column import memory
-from samplebatch.column.plan import Arrays, Bytes, StreamLayout, head_of
+from samplebatch.column.arrow import FieldReader, check_size, holds_objects
+from samplebatch.column.objects import ObjectColumn
+from samplebatch.column.plan import Arrays, Bytes, Plan, StreamLayout, head_of, schema_of
 from samplebatch.errors import FormatError, SampleBatchError
 from samplebatch.service.fragments import as_record_batch, read_fragment
 from samplebatch.service.items import Sample
 from samplebatch.service.protocol import SAMPLE_KEY, write_json
 from samplebatch.transport.region import Region
 from samplebatch.transport.shared_queue import Address, SharedQueueMemory, receive
+
+T = TypeVar("T")
 
 ROWS, EPISODES, FRAGMENTS = "rows", "episodes", "fragments"
 """Forms of a sample: rows of steps or sequences, a list of episodes, fragments as they were inserted."""
@@ -300,8 +305,8 @@ class SampleWriter:
     """
 
     def __init__(self) -> None:
-        self._forms: list[tuple[tuple[str, ...], StreamLayout]] = []
-        """Names without values and layout of each form, the newest first."""
+        self._forms: list[tuple[tuple[Any, ...], StreamLayout]] = []
+        """Unit of actions and names without values, and the layout, of each form; the newest first."""
         self._last: Any = None
         """The form of the last sample that had no layout."""
 
@@ -319,7 +324,7 @@ class SampleWriter:
         columns = _columns_of(sample, bare)
         if columns is None:
             return None
-        empty = tuple(bare)
+        empty = unit_of(sample.batch), *bare
         for own, layout in self._forms:
             if own == empty and layout.fits(columns):
                 return layout, columns
@@ -375,21 +380,25 @@ def _make_layout(sample: Sample) -> StreamLayout | None:
 class SampleReader:
     """Reader of the samples of a session, for a learner.
 
-    The first one of a form is read by Arrow and checked. A stream with the same bytes beside its columns is viewed.
+    Arrow reads the first sample of each form, and the general reader validates it. A later stream is viewed if it has
+    the same bytes besides its columns. If only its schema is the same, its numbers are viewed and its objects decoded.
     """
 
     def __init__(self) -> None:
-        self._forms: dict[bytes, tuple[StreamLayout, Tree]] = {}
+        self._layouts: dict[bytes, tuple[StreamLayout, _Form]] = {}
+        """Layout and form of samples by the head of their streams."""
+        self._readers: dict[bytes, _ObjectsReader | None] = {}
+        """Readers of samples with columns of objects, by the schema of their streams; None for the general reader."""
 
-    def read(self, stream: Bytes, told: Mapping[str, Any] | None = None) -> sampling.Sample[Any, Any]:
+    def read(self, stream: Bytes, metadata: Mapping[str, Any] | None = None) -> sampling.Sample[Any, Any]:
         """View the sample of a stream.
 
         Parameters
         ----------
         stream
-            Its bytes, shape (nbytes,).
-        told
-            What else is said of the sample.
+            Bytes of the stream, shape (nbytes,).
+        metadata
+            Metadata of the sample.
 
         Raises
         ------
@@ -399,26 +408,92 @@ class SampleReader:
             As `unpack` does.
         """
         head = head_of(stream)
-        known = None if head is None else self._forms.get(head)
+        known = None if head is None else self._layouts.get(head)
         if known is not None and known[0].matches(stream):
-            layout, tree = known
-            return _view(tree, layout.read(stream))
+            layout, form = known
+            return form.sample(layout.read(stream))
         if stream.ctypes.data % memory.ALIGNMENT:
             stream = memory.copy_of(stream)
             stream.flags.writeable = False
         rows = read_stream(stream)
-        drawn = unpack(rows, told or {})
-        self._remember_layout(stream, rows, drawn.batch)
-        return drawn
+        schema = b"" if head is None else schema_of(head)
+        reader = self._readers.get(schema)
+        sample = None if reader is None else reader.read(rows)
+        if sample is None:
+            sample = unpack(rows, metadata or {})
+            if head is not None and isinstance(sample.batch, Batch):
+                self._remember(stream, schema, rows, sample.batch)
+        return sample
 
-    def _remember_layout(self, stream: Bytes, rows: pa.RecordBatch, batch: Any) -> None:
-        """Remember the form of a sample that was checked, if all samples of its form are views alike."""
-        layout = StreamLayout.find(stream, rows) if isinstance(batch, Batch) else None
-        tree = {} if layout is None else _name_leaves(batch, "")
-        if layout is not None and _has_leaves(tree, layout.places):
-            while len(self._forms) >= _MAX_FORMS:
-                del self._forms[next(iter(self._forms))]
-            self._forms[layout.head] = layout, tree
+    def _remember(self, stream: Bytes, schema: bytes, rows: pa.RecordBatch, batch: Batch) -> None:
+        """Remember the form of a validated sample, if all its leaves are columns of numbers or objects."""
+        form = _Form(_name_leaves(batch, ""), unit_of(batch))
+        if not _has_leaves(form.tree, rows.schema.names):
+            return
+        layout = StreamLayout.find(stream, rows)
+        if layout is not None:
+            _put_recent(self._layouts, layout.head, (layout, form))
+        elif schema not in self._readers:
+            _put_recent(self._readers, schema, _ObjectsReader.of(rows.schema, form))
+
+
+def _put_recent(recent: dict[bytes, T], key: bytes, value: T) -> None:
+    while len(recent) >= _MAX_FORMS:
+        del recent[next(iter(recent))]
+    recent[key] = value
+
+
+class _Form(NamedTuple):
+    """Nesting of a sample's columns, and the unit of its actions."""
+
+    tree: Tree
+    unit: ActionUnit | None
+
+    def sample(self, columns: Arrays) -> sampling.Sample[Any, Any]:
+        """Return columns as a sample."""
+        batch = _nest(self.tree, columns)
+        if self.unit is not None:
+            set_unit(batch, self.unit)
+        return sampling.Sample(batch, columns[names.BATCH_INDEXES])
+
+
+class _ObjectsReader:
+    """Reader of samples of one schema whose columns are numbers and objects."""
+
+    __slots__ = ("_form", "_objects", "_plan")
+
+    def __init__(self, plan: Plan, objects: list[tuple[pa.Field, FieldReader]], form: _Form) -> None:
+        self._plan, self._objects, self._form = plan, objects, form
+
+    @classmethod
+    def of(cls, schema: pa.Schema, form: _Form) -> _ObjectsReader | None:
+        """Return the reader of a schema; None if it has no objects, or columns of a third kind."""
+        plan = Plan.of_numbers(schema)
+        others = [field for field in schema if field.name not in plan.names]
+        if not others or not all(map(holds_objects, others)):
+            return None
+        return cls(plan, [(field, FieldReader(field)) for field in others], form)
+
+    def read(self, rows: pa.RecordBatch) -> sampling.Sample[Any, Any] | None:
+        """View the numbers and decode the objects of a record batch; None if the general reader must read it.
+
+        Raises
+        ------
+        SampleBatchError
+            As `SampleBatch.from_arrow` does.
+        """
+        columns = self._plan.read(rows)
+        if columns is None:
+            return None
+        bound = memory.MemoryBound("the table", rows.get_total_buffer_size())
+        for field, reader in self._objects:
+            array = rows.column(field.name)
+            check_size([array], field, bound)
+            column = reader.read(array)
+            if not isinstance(column, ObjectColumn) or len(array) != rows.num_rows:
+                return None
+            columns[field.name] = column.values
+        return self._form.sample(columns)
 
 
 def _name_leaves(batch: Batch, prefix: str) -> Tree:
@@ -429,22 +504,17 @@ def _name_leaves(batch: Batch, prefix: str) -> Tree:
     }
 
 
-def _has_leaves(tree: Tree, columns: Mapping[str, Any]) -> bool:
+def _has_leaves(tree: Tree, columns: Collection[str]) -> bool:
     """Tell whether all leaves of a nested batch are columns."""
     return all(leaf in columns if isinstance(leaf, str) else _has_leaves(leaf, columns) for leaf in tree.values())
 
 
-def _view(tree: Tree, columns: Arrays) -> sampling.Sample[Any, Any]:
-    """Return columns as the sample that they are."""
-    return sampling.Sample(_nest(tree, columns), columns[names.BATCH_INDEXES])
-
-
 def _nest(tree: Tree, columns: Arrays) -> Batch:
-    """Make a nested batch of columns."""
-    return node(
-        Batch,
-        {name: columns[leaf] if isinstance(leaf, str) else _nest(leaf, columns) for name, leaf in tree.items()},
-    )
+    """Create a nested batch over columns."""
+    values: dict[str, Any] = {}
+    for name, leaf in tree.items():
+        values[name] = columns[leaf] if isinstance(leaf, str) else _nest(leaf, columns)
+    return node(Batch, values)
 
 
 _SECRET_NBYTES: Final = 32

@@ -77,7 +77,7 @@ class FragmentWriter:
         self._own = new_name()
         """The name of this stream of the writer, which other processes may write for, too."""
         self._number = 0
-        self._pending: deque[tuple[pa.RecordBatch, Fragment]] = deque()
+        self.pending: deque[tuple[pa.RecordBatch, Fragment]] = deque()
         """Fragments that have not been acknowledged, oldest first."""
         self._written = 0
         """How many of them have been written to the stream that is open."""
@@ -96,10 +96,10 @@ class FragmentWriter:
             If it refuses a fragment, this one or an earlier one. That one is dropped; the others are not.
         """
         try:
-            while len(self._pending) >= self._max:
+            while len(self.pending) >= self._max:
                 self._advance()
         except SampleBatchError:
-            if len(self._pending) < self._max:
+            if len(self.pending) < self._max:
                 # An earlier one was refused: there is room for this one, which goes with the next that is sent.
                 self._keep(rows, fragment)
             raise
@@ -110,16 +110,11 @@ class FragmentWriter:
         """Number a fragment, and keep it until it is acknowledged."""
         self._number += 1
         self.counts.sent += 1
-        self._pending.append((rows, replace(fragment, number=self._number)))
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether fragments were sent that are not acknowledged."""
-        return bool(self._pending)
+        self.pending.append((rows, replace(fragment, number=self._number)))
 
     def flush(self) -> None:
         """Wait until all fragments are acknowledged; raises as `put` does."""
-        while self._pending:
+        while self.pending:
             self._advance()
 
     def _advance(self) -> None:
@@ -130,8 +125,8 @@ class FragmentWriter:
         """Write the fragments that are not under way, on a new stream if need be."""
         if self._stream is None:
             self._open()
-        while self._written < len(self._pending):
-            rows, fragment = self._pending[self._written]
+        while self._written < len(self.pending):
+            rows, fragment = self.pending[self._written]
             if self._schema is None or not have_same_columns(rows.schema, self._schema):
                 # The order of the streams is that of the fragments.
                 while self._written:
@@ -160,16 +155,16 @@ class FragmentWriter:
             if refused is not None:
                 # The service takes fragments in their order, and none after one that it refuses.
                 self._drop_until(refused - 1)
-                self._pending.popleft()
+                self.pending.popleft()
                 self.counts.refused += 1
             raise
 
     def _open(self) -> None:
         """Open a stream, and drop the fragments that the service has taken already."""
         self._drop_taken()
-        if not self._pending:
+        if not self.pending:
             return
-        self._schema = self._pending[0][0].schema
+        self._schema = self.pending[0][0].schema
         self._stream = self._link.put((self._table, self.name, self._own), self._schema)
 
     def _drop_taken(self) -> None:
@@ -181,17 +176,17 @@ class FragmentWriter:
 
     def _drop_until(self, number: int) -> None:
         """Count the fragments up to a number as acknowledged."""
-        while self._pending and self._pending[0][1].number <= number:
-            self._count(self._pending.popleft()[0].num_rows, 0.0)
+        while self.pending and self.pending[0][1].number <= number:
+            self._count(self.pending.popleft()[0].num_rows, 0.0)
 
     def _receive(self) -> None:
         """Read an acknowledgement of the oldest fragment."""
         if not self._written:
             self._write()
-        if not self._pending:
+        if not self.pending:
             return
         told = read_json(self._use_stream(_read), "an acknowledgement")
-        rows, _ = self._pending.popleft()
+        rows, _ = self.pending.popleft()
         self._written -= 1
         self._count(rows.num_rows, float(told.get("held_s", 0.0)))
 
@@ -208,11 +203,11 @@ class FragmentWriter:
 
     def close(self) -> None:
         """End the stream; fragments that are not acknowledged are forgotten, and nobody waits for them."""
-        if self._pending and self._stream is not None:
+        if self.pending and self._stream is not None:
             # The service ends its side when it is done with what it has got, which limits may hold back for ever.
             threading.Thread(target=close_quietly, args=self._stream[:1], name="samplebatch-end", daemon=True).start()
             self._stream = None
-        self._pending.clear()
+        self.pending.clear()
         self._close_stream()
 
 

@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplebatch import Batch, SampleBatch
+from samplebatch.batch.action_unit import ActionUnit
+from samplebatch.batch.nested.node import set_unit, unit_of
 from samplebatch.buffer.store import DenseStore
 from samplebatch.column import memory
-from samplebatch.errors import CapacityError, FormatError
+from samplebatch.errors import CapacityError, FormatError, SampleBatchError
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable, flight_server
 from samplebatch.service.items import Sample
 from samplebatch.service.samples import (
@@ -70,7 +73,7 @@ def test_samples_of_a_form_that_came_before_are_the_same(make: Any) -> None:
         assert batch == wanted
         assert str(batch) == str(wanted)
         assert indices.tolist() == expected.tolist() == sample.indices.tolist()
-    assert len(reader._forms) == 1
+    assert len(reader._layouts) == 1
 
 
 def test_arrays_are_read_only() -> None:
@@ -94,7 +97,7 @@ def test_sizes_that_change_leave_the_samples_whole() -> None:
         sample = flat(rows)
         assert sent(writer, reader, sample).batch == sample.batch
     assert len(writer._forms) <= _MAX_FORMS
-    assert len(reader._forms) <= _MAX_FORMS
+    assert len(reader._layouts) <= _MAX_FORMS
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,7 @@ def test_samples_that_arrow_must_look_at_have_no_stream_of_their_own(columns: di
         sample = Sample(Batch(rew=np.arange(rows), **columns), np.arange(rows), np.arange(rows))
         assert isinstance(writer.prepare(sample)[0], RowsStream)
         assert sent(writer, reader, sample).indices.tolist() == list(range(rows))
-    assert not reader._forms
+    assert not reader._layouts
 
 
 def test_episodes_and_fragments_have_no_stream_of_their_own() -> None:
@@ -193,6 +196,75 @@ def test_large_samples_are_viewed_in_their_stream() -> None:
         assert drawn.indices.tolist() == sample.indices.tolist()
         assert isinstance(stream, LaidOutStream)
     assert np.shares_memory(drawn.batch.obs_next, out)
+
+
+def objects(rows: int) -> Sample:
+    infos = [{"lives": int(n), "name": "x" * int(n)} for n in RNG.integers(0, 9, rows)]
+    obs = {"camera": RNG.random((rows, 2)), "words": np.array([[], ["a"], ["b", "c"]] * rows, object)[:rows]}
+    return sample_of(rows, obs=obs, rew=RNG.random(rows), info=np.array(infos, object), policy=Batch())
+
+
+def test_a_reader_of_objects_reads_what_the_general_reader_reads() -> None:
+    writer, reader = SampleWriter(), SampleReader()
+    for rows in (3, 3, 5, 3, 4, 8):
+        sample = objects(rows)
+        drawn, expected = sent(writer, reader, sample), unpack(*pack(sample))
+        assert str(drawn.batch) == str(expected.batch)
+        assert drawn.batch.obs.words.tolist() == sample.batch.obs.words.tolist()
+        assert drawn.batch.info.lives.tolist() == sample.batch.info.lives.tolist()
+        assert drawn.indices.tolist() == expected.indices.tolist()
+        assert not drawn.batch.obs.camera.flags.writeable
+    assert not reader._layouts
+    assert all(reader._readers.values())
+
+
+def test_samples_with_one_schema_and_damaged_objects_are_rejected() -> None:
+    reader = SampleReader()
+    rows = pack(objects(4)).batch
+    for batch in (rows, rows):
+        reader.read(bytes_of(batch))
+    position = rows.schema.get_field_index("obs.words")
+    words = rows.column(position)
+    # A list of negative length.
+    offsets = pa.py_buffer(np.array([0, 3, 0, 3, 3], np.int64))
+    damaged = pa.Array.from_buffers(words.type, 4, [None, offsets], children=[words.values])
+    changed = rows.set_column(position, rows.schema.field(position), damaged)
+    with pytest.raises((SampleBatchError, pa.ArrowException)) as general:
+        unpack(changed, {})
+    with pytest.raises(general.type):
+        reader.read(bytes_of(changed))
+
+
+def test_samples_with_one_schema_and_columns_of_other_lengths_are_rejected() -> None:
+    reader = SampleReader()
+    rows = pack(objects(4)).batch
+    reader.read(bytes_of(rows))
+    (known,) = reader._readers.values()
+    assert known is not None
+    shorter = rows.columns
+    shorter[rows.schema.get_field_index("rew")] = shorter[0].slice(0, 3)
+
+    class Lying:
+        num_rows, schema, columns = 4, rows.schema, shorter
+
+    assert known._plan.read(Lying()) is None  # type: ignore[arg-type]
+
+
+def test_later_samples_keep_the_unit_of_actions() -> None:
+    unit = ActionUnit("scale", -2.0, 2.0)
+    for make in (flat, lambda: objects(4)):
+        writer, reader = SampleWriter(), SampleReader()
+        for own in (None, None, unit, unit, unit, None):
+            sample = make()
+            set_unit(sample.batch, own)
+            assert unit_of(sent(writer, reader, sample).batch) == own
+
+
+def bytes_of(rows: pa.RecordBatch) -> Any:
+    stream = RowsStream(rows)
+    out = memory.empty((stream.nbytes,), np.dtype(np.uint8))
+    stream.write(out)
+    return out
 
 
 def test_a_reader_that_does_not_know_the_form_reads_the_stream() -> None:
