@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING
 from samplebatch.exports import exports
 
 if TYPE_CHECKING:
-    from samplebatch.service.checkpoint import Checkpoint as Checkpoint
     from samplebatch.service.checkpoint import Checkpoints as Checkpoints
     from samplebatch.service.client import ReplayClient as ReplayClient
-    from samplebatch.service.items import InsertResult as InsertResult
     from samplebatch.service.items import Sample as Sample
     from samplebatch.service.limiter import RateLimiter as RateLimiter
     from samplebatch.service.metrics import MetricsServer as MetricsServer
-    from samplebatch.service.metrics import render_metrics as render_metrics
     from samplebatch.service.server import ReplayServer as ReplayServer
-    from samplebatch.service.streams import WriteCounts as WriteCounts
     from samplebatch.service.table import ReplayTable as ReplayTable
     from samplebatch.service.table import parse_table as parse_table
     from samplebatch.service.weights import PublishedWeights as PublishedWeights

@@ -31,9 +31,9 @@ from samplebatch.service import (
     ReplayClient,
     ReplayTable,
     checkpoint,
-    render_metrics,
 )
 from samplebatch.service.checkpoint import write_state
+from samplebatch.service.metrics import render_metrics
 from tests.service.table_rows import episode, fragment
 
 ROOT = Path(__file__).parents[2]
