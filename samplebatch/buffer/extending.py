@@ -280,7 +280,7 @@ def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int, rings: Int
         # Rows that are refused end no episode.
         buffer._table.check(steps.__dict__, count, stored=False)
         for index in left:
-            _end_episode(buffer, index)
+            end_episode(buffer, index)
     added = buffer.add(steps, buffer_ids=rings[order])[0]
     slots = np.empty(count, np.intp)
     slots[order] = added
@@ -330,8 +330,6 @@ def _newest(buffer: ReplayBuffer, ring: int) -> tuple[int, Tail] | None:
     return index, Tail(found[0], found[1], int(found[2] or 0))
 
 
-def _end_episode(buffer: ReplayBuffer, index: int) -> None:
-    """Let the running episode of a ring end with its newest step, truncated."""
-    buffer.set_array_at_key(np.ones(1, np.bool_), "truncated", np.array([index]))
-    rings = buffer._table.rings
-    rings.end_episode(int(rings.ring_of(np.array([index + buffer._start]))[0]))
+def end_episode(buffer: ReplayBuffer, index: int) -> None:
+    """Truncate the running episode of a ring after its newest step, whose index is given."""
+    buffer._table.truncate_newest(index + buffer._start)

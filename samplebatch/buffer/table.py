@@ -320,6 +320,19 @@ class Table:
             self.done[slots] = ended[0] | ended[1]
         self._commit()
 
+    def truncate_newest(self, slot: int) -> None:
+        """Truncate the running episode of a ring after its newest step, which is in `slot`."""
+        slots = np.array([slot])
+        ring = int(self.rings.ring_of(slots)[0])
+        self._begin(slots, np.array([ring]), 1)
+        if self.finals is not None:
+            # The next step overwrites the ring's pending final observation.
+            self.finals.keep_newest(ring, slots)
+        self.columns.tree["truncated"].values[slots] = True
+        self.done[slots] = True
+        self.rings.end_episode(ring)
+        self._commit()
+
     def _write(self, values: dict[str, Any], obs_next: Any, rings: Ints | None, n: int, *, single: bool) -> None:
         """Check and write a step of some rings."""
         ready = self.columns.fit(values, n, single=single)

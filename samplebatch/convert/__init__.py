@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from samplebatch.exports import exports
 
 if TYPE_CHECKING:
+    from samplebatch.convert.cleanrl import CleanRLReplayBuffer as CleanRLReplayBuffer
+    from samplebatch.convert.cleanrl import TransitionSamples as TransitionSamples
     from samplebatch.convert.cpprb import from_cpprb as from_cpprb
     from samplebatch.convert.cpprb import to_cpprb as to_cpprb
     from samplebatch.convert.d4rl import read_d4rl as read_d4rl
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from samplebatch.convert.sb3 import from_sb3 as from_sb3
     from samplebatch.convert.sb3 import to_sb3_replay as to_sb3_replay
     from samplebatch.convert.sb3 import to_sb3_rollout as to_sb3_rollout
+    from samplebatch.convert.sb3_her import SB3HerReplayBuffer as SB3HerReplayBuffer
+    from samplebatch.convert.sb3_replay import SB3ReplayBuffer as SB3ReplayBuffer
     from samplebatch.convert.tensordict import from_tensordict as from_tensordict
     from samplebatch.convert.tensordict import to_tensordict as to_tensordict
     from samplebatch.convert.tianshou import from_tianshou as from_tianshou

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from samplebatch import Batch, ReplayBuffer, VectorReplayBuffer
+from samplebatch import Batch, ReplayBuffer, SampleBatch, VectorReplayBuffer
 from samplebatch.buffer.final_observations import FinalObservations
 from samplebatch.buffer.stores import Stores
 
@@ -104,3 +104,15 @@ def test_without_next_observations_nothing_is_kept() -> None:
     assert buf[:].obs_next.tolist() == [4, 5, 6, 6, 7]
     buf.add(Batch(obs=8, act=0, rew=0, terminated=False, truncated=False, obs_next=50))
     assert buf[:].obs_next.tolist() == [5, 6, 6, 8, 50]
+
+
+def test_an_interrupted_episode_keeps_its_final_observation() -> None:
+    """`extend` ends a running episode that its rows do not continue."""
+    buf = ReplayBuffer(8, ignore_obs_next=True)
+    for first in (0, 100):
+        obs = first + np.arange(3)
+        flags = np.zeros(3, bool)
+        columns = {"obs": obs, "new_obs": obs + 1, "actions": obs, "rewards": np.ones(3), "t": np.arange(3)}
+        buf.extend(SampleBatch(columns | {"terminateds": flags, "eps_id": np.full(3, first)}))
+    assert buf[:].obs_next.tolist() == [1, 2, 3, 101, 102, 103]
+    assert buf[:].truncated.tolist() == [False, False, True, False, False, False]

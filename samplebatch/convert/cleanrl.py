@@ -1,0 +1,381 @@
+"""CleanRL: a replay buffer with the methods that its scripts call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.arguments import fraction, whole
+from samplebatch.batch.delivery import as_array
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node, values_of
+from samplebatch.buffer.extending import end_episode
+from samplebatch.buffer.prioritized import PrioritizedVectorReplayBuffer
+from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.sequences import shift_slots, steps_after
+from samplebatch.buffer.vector import VectorReplayBuffer
+from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferError, PriorityError, require
+
+_INTP = np.dtype(np.intp)
+
+
+class TransitionSamples(NamedTuple):
+    """Sampled transitions as tensors, with the field names of Stable-Baselines3 and CleanRL."""
+
+    observations: Any
+    """Shape (n, ...); a dict of tensors for a Dict space."""
+    actions: Any
+    """Shape (n, action_dim)."""
+    next_observations: Any
+    """Shape (n, ...): the observation after the last step of the n-step window."""
+    dones: Any
+    """1 where the last step is terminated, 0 elsewhere, float32, shape (n, 1)."""
+    rewards: Any
+    """Rewards or n-step returns, float32, shape (n, 1)."""
+    discounts: Any = None
+    """Factor of the bootstrap value, `gamma` to the number of steps, float32, shape (n, 1); None without `n_steps`."""
+    weights: Any = None
+    """Importance weights, float32, shape (n, 1); None unless rows are drawn by priority."""
+    indices: Any = None
+    """Indices of the rows in `buffer`, shape (n,), for `update_priorities`."""
+    generation: Any = None
+    """Generation of each row's slot, shape (n,), for `update_priorities`; None unless rows are drawn by priority."""
+
+
+class CleanRLReplayBuffer:
+    """Replay buffer for CleanRL's scripts: `add` steps of all environments, `sample` transitions as tensors.
+
+    It replaces the `ReplayBuffer` that CleanRL's scripts import. Uniform draws come from NumPy's global generator by
+    the same calls as there, so a seeded script samples the same transitions. Rows are stored in `buffer`, one ring per
+    environment. If an observation differs from the next observation of the step before, an episode that was not
+    reported as ended is truncated, so that no n-step return and no shared observation crosses an environment's reset.
+
+    Parameters
+    ----------
+    buffer_size
+        Capacity in steps, of all environments together; each environment gets `buffer_size // n_envs` slots.
+    observation_space, action_space
+        Spaces of a single environment. A Dict space makes observations dicts.
+    device
+        Device of sampled tensors; `"auto"` is the GPU if there is one.
+    n_envs
+        Number of environments.
+    optimize_memory_usage
+        Whether to store each observation once. The observation after a truncation is stored separately.
+    handle_timeout_termination
+        Whether ends with `"TimeLimit.truncated"` in `infos` are truncations. CleanRL passes False and adds terminations
+        only.
+    n_steps
+        Maximum steps per transition; None samples single steps without `discounts`.
+    gamma
+        Discount per step, used with `n_steps`.
+    alpha, beta
+        Exponents of priorities and importance weights; None samples uniformly.
+    **kwargs
+        Options of `VectorReplayBuffer`, such as `compress` and `storage`.
+
+    Attributes
+    ----------
+    buffer
+        The `VectorReplayBuffer` or `PrioritizedVectorReplayBuffer` that holds the rows.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of range, or only one of `alpha` and `beta` is given.
+    MissingExtraError
+        If torch is not installed.
+
+    Examples
+    --------
+    >>> from gymnasium import spaces
+    >>> rb = CleanRLReplayBuffer(100, spaces.Box(-1, 1, (3,)), spaces.Discrete(2), "cpu")
+    >>> for i in range(5):
+    ...     obs, next_obs = np.full((1, 3), i), np.full((1, 3), i + 1)
+    ...     rb.add(obs, next_obs, np.array([1]), np.array([0.5]), np.array([i == 4]), {})
+    >>> data = rb.sample(16)
+    >>> data.observations.shape, data.rewards.shape, bool((data.next_observations == data.observations + 1).all())
+    (torch.Size([16, 3]), torch.Size([16, 1]), True)
+    """
+
+    buffer: VectorReplayBuffer | PrioritizedVectorReplayBuffer
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: Any,
+        action_space: Any,
+        device: Any = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        n_steps: int | None = None,
+        gamma: float = 0.99,
+        alpha: float | None = None,
+        beta: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        torch = require("torch", "learn")
+        self.n_envs = whole("n_envs", n_envs, 1)
+        self.buffer_size = max(whole("buffer_size", buffer_size, 1) // self.n_envs, 1)
+        self.observation_space, self.action_space = observation_space, action_space
+        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        self.optimize_memory_usage = bool(optimize_memory_usage)
+        self.handle_timeout_termination = bool(handle_timeout_termination)
+        self.n_steps = None if n_steps is None else whole("n_steps", n_steps, 1)
+        self.gamma = fraction("gamma", gamma)
+        if (alpha is None) != (beta is None):
+            raise ArgumentError(f"alpha and beta must be given together, got alpha={alpha} and beta={beta}")
+        self._action_dim = int(np.prod(action_space.shape, dtype=int))
+        options = {"ignore_obs_next": self.optimize_memory_usage, **kwargs}
+        total = self.buffer_size * self.n_envs
+        if alpha is None or beta is None:
+            self.buffer = VectorReplayBuffer(total, self.n_envs, **options)
+        else:
+            # Scripts seed NumPy's global generator.
+            options.setdefault("random_seed", int(np.random.randint(2**31)))
+            self.buffer = PrioritizedVectorReplayBuffer(total, self.n_envs, alpha=alpha, beta=beta, **options)
+        self._expected: Any = None
+        self._is_running = np.zeros(self.n_envs, np.bool_)
+
+    # Adding
+
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any = ()) -> None:
+        """Add one step of each environment.
+
+        Parameters
+        ----------
+        obs, next_obs
+            Observations before and after the step, shape (n_envs, ...), dicts of them for a Dict space. They are cast
+            to the dtype of the space. After the last step of an episode, `next_obs` is the final observation.
+        action
+            Actions, shape (n_envs, ...).
+        reward, done
+            Rewards and ends of episodes, shape (n_envs,).
+        infos
+            One dict per environment, as Stable-Baselines3 has them, or Gymnasium's dict of a vector environment.
+            Read only for truncations.
+
+        Raises
+        ------
+        ColumnMismatchError, ColumnTypeError
+            If an argument does not have the shape of its space; names it.
+        """
+        obs = self._fit_observation("obs", obs, self.observation_space)
+        next_obs = self._fit_observation("next_obs", next_obs, self.observation_space)
+        dtype = np.dtype(self.action_space.dtype)
+        actions = self._fit("action", action, np.dtype(np.float32) if dtype == np.float64 else dtype, None)
+        rewards = self._fit("reward", reward, np.dtype(np.float64), ())
+        done = self._fit("done", done, np.dtype(np.bool_), ())
+        truncated = np.zeros(self.n_envs, np.bool_)
+        if self.handle_timeout_termination and done.any():
+            truncated = _truncations(infos, self.n_envs) & done
+        with self.buffer._table.lock:
+            self._end_interrupted_episodes(obs)
+            values = {"obs": obs, "act": actions, "rew": rewards, "terminated": done & ~truncated}
+            self.buffer.add(node(Batch, {**values, "truncated": truncated, "obs_next": next_obs}))
+        self._expected, self._is_running = next_obs, ~done
+
+    def extend(self, *columns: Sequence[Any]) -> None:
+        """Add several steps: the arguments of `add`, each with a leading axis of steps."""
+        for step in zip(*columns, strict=True):
+            self.add(*step)
+
+    def reset(self) -> None:
+        """Remove all rows."""
+        self.buffer.reset()
+        self._expected, self._is_running = None, np.zeros(self.n_envs, np.bool_)
+
+    def _fit_observation(self, name: str, value: Any, space: Any) -> Any:
+        spaces = getattr(space, "spaces", None)
+        if not isinstance(spaces, Mapping):
+            return self._fit(name, value, np.dtype(space.dtype), space.shape or (1,))
+        parts = values_of(value)
+        if parts is None or parts.keys() != spaces.keys():
+            present = type(value).__name__ if parts is None else ", ".join(sorted(map(str, parts)))
+            raise ColumnMismatchError(f"{name} must have the parts {', '.join(sorted(spaces))}, got {present}")
+        return node(Batch, {key: self._fit_observation(f"{name}.{key}", parts[key], spaces[key]) for key in spaces})
+
+    def _fit(self, name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> npt.NDArray[Any]:
+        """Cast rows to a dtype and reshape them to (n_envs, *shape); actions have shape None and one axis."""
+        array = as_array(value)
+        row_shape = (self._action_dim,) if shape is None else shape
+        if array.size != self.n_envs * int(np.prod(row_shape, dtype=int)):
+            raise ColumnMismatchError(f"{name} must have shape {(self.n_envs, *row_shape)}, got {array.shape}")
+        return array.astype(dtype, copy=False).reshape(self.n_envs, *row_shape)
+
+    def _end_interrupted_episodes(self, obs: Any) -> None:
+        """Truncate running episodes whose next step does not start at the observation where the last one ended."""
+        if self._expected is None or not self._is_running.any():
+            return
+        same = _equal_rows(obs, self._expected)
+        if np.count_nonzero(same) == self.n_envs:
+            return
+        for ring in np.flatnonzero(self._is_running & ~same).tolist():
+            end_episode(self.buffer, int(self.buffer.last_index[ring]))
+
+    # Sampling
+
+    def sample(self, batch_size: int) -> TransitionSamples:
+        """Draw transitions with replacement.
+
+        Parameters
+        ----------
+        batch_size
+            Number of transitions.
+
+        Raises
+        ------
+        ArgumentError
+            If `batch_size` is no whole number from 1.
+        EmptyBufferError
+            If the buffer is empty.
+        """
+        with self.buffer._table.lock:
+            return self._transitions(self._draw(whole("batch_size", batch_size, 1)))
+
+    def _draw(self, batch_size: int) -> Ints:
+        buffer = self.buffer
+        if not len(buffer):
+            raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
+        if isinstance(buffer, PrioritizedVectorReplayBuffer):
+            return buffer.sample_indices(batch_size)
+        sizes = buffer._table.rings.sizes_of_all()
+        if (sizes != sizes[0]).any():
+            # Rows that were added to `buffer` directly fill the rings unevenly.
+            stored = buffer._table.rings.stored_slots()
+            return stored[np.random.randint(0, len(stored), size=batch_size)]
+        positions = np.random.randint(0, int(sizes[0]), size=batch_size)
+        rings = np.random.randint(0, self.n_envs, size=batch_size)
+        return (positions + rings * self.buffer_size).astype(_INTP, copy=False)
+
+    def _rows(self, slots: Ints) -> Batch:
+        rows: Batch = self.buffer[slots]
+        return rows
+
+    def _transitions(self, slots: Ints) -> TransitionSamples:
+        """Gather transitions that start in slots, shape (n,)."""
+        buffer, table = self.buffer, self.buffer._table
+        rows, discounts = self._rows(slots), None
+        if self.n_steps is None:
+            rewards = self._normalize_rewards(np.asarray(rows.rew, np.float32))
+            obs_next, terminated = rows.obs_next, rows.terminated
+        else:
+            ahead = steps_after(table.rings, table.done, slots, self.n_steps - 1)
+            steps = np.arange(self.n_steps, dtype=np.float32)
+            in_window = steps <= ahead[:, None]
+            window = shift_slots(table.rings, slots[:, None], np.minimum(np.arange(self.n_steps), ahead[:, None]))
+            step_rewards = self._normalize_rewards(buffer.rew[window].astype(np.float32))
+            rewards = (step_rewards * self.gamma**steps * in_window).sum(axis=1)
+            discounts = self.gamma ** (ahead + 1).astype(np.float32)
+            last = window[np.arange(len(slots)), ahead]
+            obs_next, terminated = buffer.get(last, "obs_next"), buffer.terminated[last]
+        weights, generation = rows.__dict__.get("weight"), rows.__dict__.get("generation")
+        return TransitionSamples(
+            self._deliver(self._normalize_observations(rows.obs)),
+            self._deliver(rows.act),
+            self._deliver(self._normalize_observations(obs_next)),
+            self._deliver_numbers(terminated),
+            self._deliver_numbers(rewards),
+            None if discounts is None else self._deliver_numbers(discounts),
+            None if weights is None else self._deliver_numbers(weights),
+            slots,
+            generation,
+        )
+
+    def _normalize_observations(self, obs: Any) -> Any:
+        return obs
+
+    def _normalize_rewards(self, rewards: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return rewards
+
+    def _deliver(self, value: Any) -> Any:
+        """Convert arrays that nobody else holds to tensors, without a copy on the CPU."""
+        import torch
+
+        parts = values_of(value)
+        if parts is not None:
+            return {name: self._deliver(part) for name, part in parts.items()}
+        return torch.as_tensor(value, device=self.device)
+
+    def _deliver_numbers(self, values: npt.NDArray[Any]) -> Any:
+        return self._deliver(np.asarray(values, np.float32).reshape(-1, 1))
+
+    def update_priorities(self, indices: Any, priorities: Any, generation: Any = None) -> None:
+        """Set the priorities of sampled rows, such as absolute TD errors.
+
+        Parameters
+        ----------
+        indices
+            `indices` of a sample, shape (n,).
+        priorities
+            Shape (n,) or (n, 1), an array or a tensor.
+        generation
+            `generation` of the sample; priorities of rows that have been overwritten since are then dropped.
+
+        Raises
+        ------
+        PriorityError
+            If rows are drawn uniformly, or a priority is NaN or too large.
+        ColumnLengthError, RowIndexError
+            As `PrioritizedReplayBuffer.update_weight`.
+        """
+        if not isinstance(self.buffer, PrioritizedVectorReplayBuffer):
+            raise PriorityError("priorities must go to a buffer with alpha and beta, this one draws uniformly")
+        self.buffer.update_weight(as_array(indices), as_array(priorities).reshape(-1), generation=generation)
+
+    # State
+
+    def size(self) -> int:
+        """Return the number of steps per environment."""
+        return int(self.buffer._table.rings.sizes_of_all()[0])
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next step overwrites the oldest one."""
+        return self.size() == self.buffer_size
+
+    @property
+    def pos(self) -> int:
+        """Position of the next step in each environment's ring."""
+        return int(self.buffer._table.rings.cursors_of_all()[0]) % self.buffer_size
+
+    @property
+    def dones(self) -> npt.NDArray[np.bool_]:
+        """Ends of episodes, shape (buffer_size, n_envs): a copy."""
+        done = self.buffer._table.done
+        if not len(done):
+            return np.zeros((self.buffer_size, self.n_envs), np.bool_)
+        return done.reshape(self.n_envs, self.buffer_size).T.copy()
+
+    def __copy__(self) -> Self:
+        raise TypeError(f"a {type(self).__name__} shares its rows with a shallow copy; use copy.deepcopy")
+
+
+def _truncations(infos: Any, n_envs: int) -> npt.NDArray[np.bool_]:
+    """Return which environments report a time limit, shape (n_envs,)."""
+    if isinstance(infos, Mapping):
+        flags = infos.get("TimeLimit.truncated", False)
+        return np.broadcast_to(np.asarray(flags, np.bool_), (n_envs,)).copy()
+    if len(infos) != n_envs:
+        raise ArgumentError(f"infos must have one dict per environment, {n_envs}, got {len(infos)}")
+    return np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos], np.bool_)
+
+
+def _equal_rows(left: Any, right: Any) -> npt.NDArray[np.bool_]:
+    """Return which rows of two observations are equal, shape (n,); NaN equals NaN."""
+    if isinstance(left, Batch):
+        parts = [_equal_rows(value, right.__dict__[name]) for name, value in left.__dict__.items()]
+        return np.asarray(np.logical_and.reduce(parts), np.bool_)
+    same = left == right
+    if left.dtype.kind == "f" and not same.all():
+        same |= np.isnan(left) & np.isnan(right)
+    flat: npt.NDArray[np.bool_] = same.reshape(len(left), -1).all(axis=1)
+    return flat

@@ -1,0 +1,188 @@
+"""Stable-Baselines3: a replay buffer with goals, in the place of its `HerReplayBuffer`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.arguments import choice, whole
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.buffer.hindsight import achieved_after, relabel
+from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.sequences import find_episodes, shift_slots
+from samplebatch.convert.cleanrl import TransitionSamples
+from samplebatch.convert.sb3_replay import SB3ReplayBuffer
+from samplebatch.errors import ArgumentError, EmptyBufferError, MissingExtraError, require
+
+_STRATEGIES = ("future", "final", "episode")
+
+
+class SB3HerReplayBuffer(SB3ReplayBuffer):
+    """Replay buffer with hindsight goals for `replay_buffer_class` of Stable-Baselines3 (arXiv:1707.01495).
+
+    It takes the arguments of `HerReplayBuffer`, which algorithms pass with their environment. Only finished episodes
+    whose steps are all stored are sampled. With one environment and until the ring is full, draws follow
+    Stable-Baselines3's; otherwise they have the same distribution.
+
+    Parameters
+    ----------
+    buffer_size, observation_space, action_space
+        As for `SB3ReplayBuffer`; the observations have `observation`, `achieved_goal` and `desired_goal`.
+    env
+        Environment whose `compute_reward(achieved, desired, infos)` gives the rewards of new goals; the infos are
+        empty dicts. It is not pickled.
+    n_sampled_goal
+        Relabelled transitions per transition with its own goal.
+    goal_selection_strategy
+        `"future"`: achieved with this step or a later one; `"final"`: with the last step; `"episode"`: with any.
+    **kwargs
+        As for `SB3ReplayBuffer`, without `n_steps`, `alpha` and `beta`.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of range, the strategy has another name, or `n_steps` or `alpha` is given.
+    MissingExtraError
+        If Stable-Baselines3 is not installed.
+
+    Examples
+    --------
+    >>> from stable_baselines3 import DQN
+    >>> from stable_baselines3.common.envs import BitFlippingEnv
+    >>> model = DQN(
+    ...     "MultiInputPolicy",
+    ...     BitFlippingEnv(n_bits=4),
+    ...     learning_starts=20,
+    ...     replay_buffer_class=SB3HerReplayBuffer,
+    ...     replay_buffer_kwargs={"n_sampled_goal": 4, "goal_selection_strategy": "future"},
+    ...     device="cpu",
+    ... )
+    >>> model.learn(40).replay_buffer.size()
+    40
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: Any,
+        action_space: Any,
+        env: Any,
+        *args: Any,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: Literal["future", "final", "episode"] = "future",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(buffer_size, observation_space, action_space, *args, **kwargs)
+        if self.n_steps is not None or "alpha" in kwargs:
+            raise ArgumentError("n_steps, alpha and beta must be None for a buffer with goals; use SB3ReplayBuffer")
+        self.env: Any = env
+        self.n_sampled_goal = whole("n_sampled_goal", n_sampled_goal)
+        self.her_ratio = 1 - 1 / (self.n_sampled_goal + 1)
+        strategy = getattr(goal_selection_strategy, "name", goal_selection_strategy)
+        strategy = strategy.lower() if isinstance(strategy, str) else strategy
+        self.goal_selection_strategy = choice("goal_selection_strategy", strategy, _STRATEGIES)
+        self._goals: tuple[Ints, Ints] | None = None
+
+    @classmethod
+    def _register(cls) -> None:
+        super()._register()
+        require("stable_baselines3.her", "sb3").HerReplayBuffer.register(SB3HerReplayBuffer)
+
+    def set_env(self, env: Any) -> None:
+        """Set the environment that computes rewards, after unpickling.
+
+        Raises
+        ------
+        ArgumentError
+            If the buffer has an environment.
+        """
+        if self.env is not None:
+            raise ArgumentError("a buffer's environment must be set once, this one has an environment")
+        self.env = env
+
+    def truncate_last_trajectory(self) -> None:
+        """Truncate the running episodes, so that they can be sampled."""
+        with self.buffer._table.lock:
+            for index in self.buffer.unfinished_index().tolist():
+                self.buffer._table.truncate_newest(index)
+            self._is_running[:] = False
+
+    def sample(self, batch_size: int, env: Any = None) -> TransitionSamples:
+        """Draw transitions with replacement: those with their own goal first, relabelled ones after them.
+
+        Parameters
+        ----------
+        batch_size
+            Number of transitions, of which `n_sampled_goal / (n_sampled_goal + 1)` are relabelled, rounded down.
+        env
+            A `VecNormalize` that normalizes observations and rewards; None returns them as stored.
+
+        Raises
+        ------
+        ArgumentError
+            If `batch_size` is no whole number from 1, or no environment is set.
+        EmptyBufferError
+            If there is no finished episode.
+        """
+        with self.buffer._table.lock:
+            return super().sample(batch_size, env)
+
+    def _draw(self, batch_size: int) -> Ints:
+        if self.env is None:
+            raise ArgumentError("an environment must be set to compute rewards of new goals; call set_env")
+        table = self.buffer._table
+        rings = table.rings
+        episodes = find_episodes(rings, table.done)
+        candidates = np.flatnonzero(episodes.whole & episodes.finished)
+        if not len(candidates):
+            raise EmptyBufferError(
+                "a buffer with goals must have a finished episode to draw from, it has none; choose learning_starts "
+                "above the length of an episode"
+            )
+        first, length = episodes.first[candidates], episodes.length[candidates]
+        stops = np.cumsum(length)
+        picks = np.random.randint(0, int(stops[-1]), size=batch_size)
+        episode = np.searchsorted(stops, picks, "right")
+        offset = picks - (stops - length)[episode]
+        relabelled = slice(0, int(self.her_ratio * batch_size))
+        goal_offset = self._draw_goals(offset[relabelled], length[episode[relabelled]])
+        # Transitions with their own goal come first.
+        order = np.roll(np.arange(batch_size), -relabelled.stop)
+        goal_slots = shift_slots(rings, first[episode[relabelled]], goal_offset)
+        self._goals = np.arange(batch_size - relabelled.stop, batch_size), goal_slots
+        return shift_slots(rings, first[episode], offset)[order]
+
+    def _draw_goals(self, offset: Ints, length: Ints) -> Ints:
+        """Draw the steps of episodes whose achieved goals replace the desired ones; offsets in the episode."""
+        if self.goal_selection_strategy == "final" or not len(offset):
+            return length - 1
+        low = offset if self.goal_selection_strategy == "future" else 0
+        return np.random.randint(low, length)
+
+    def _rows(self, slots: Ints) -> Batch:
+        rows = super()._rows(slots)
+        if self._goals is None:
+            return rows
+        (chosen, goal_slots), self._goals = self._goals, None
+        table = self.buffer._table
+        goals = achieved_after(table, goal_slots)
+        return relabel(table, slots, rows, goals, chosen, self._compute_rewards)
+
+    def _compute_rewards(self, achieved: Any, desired: Any) -> npt.NDArray[Any]:
+        infos: list[dict[str, Any]] = [{} for _ in range(len(achieved))]
+        if hasattr(self.env, "env_method"):
+            rewards = self.env.env_method("compute_reward", achieved, desired, infos, indices=[0])[0]
+        else:
+            rewards = self.env.unwrapped.compute_reward(achieved, desired, infos)
+        return np.asarray(rewards, np.float32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"env": None}
+
+
+with suppress(MissingExtraError):
+    # Algorithms hand their environment to the subclasses of HerReplayBuffer, before they make a buffer.
+    SB3HerReplayBuffer._register()
