@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch.arguments import fraction, whole
-from samplebatch.batch.delivery import as_array
+from samplebatch.batch.delivery import as_array, require_device
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node, values_of
 from samplebatch.buffer.extending import end_episode
@@ -17,7 +17,10 @@ from samplebatch.buffer.prioritized import PrioritizedVectorReplayBuffer
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.sequences import shift_slots, steps_after
 from samplebatch.buffer.vector import VectorReplayBuffer
-from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferError, PriorityError, require
+from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferError, PriorityError
+
+if TYPE_CHECKING:
+    import torch
 
 _INTP = np.dtype(np.intp)
 
@@ -86,8 +89,8 @@ class CleanRLReplayBuffer:
     ------
     ArgumentError
         If a number is out of range, or only one of `alpha` and `beta` is given.
-    MissingExtraError
-        If torch is not installed.
+    DeviceError
+        If torch is not installed, or cannot use the device.
 
     Examples
     --------
@@ -119,11 +122,10 @@ class CleanRLReplayBuffer:
         beta: float | None = None,
         **kwargs: Any,
     ) -> None:
-        torch = require("torch", "learn")
         self.n_envs = whole("n_envs", n_envs, 1)
         self.buffer_size = max(whole("buffer_size", buffer_size, 1) // self.n_envs, 1)
         self.observation_space, self.action_space = observation_space, action_space
-        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        self.device = _find_device() if isinstance(device, str) and device == "auto" else require_device(device)
         self.optimize_memory_usage = bool(optimize_memory_usage)
         self.handle_timeout_termination = bool(handle_timeout_termination)
         self.n_steps = None if n_steps is None else whole("n_steps", n_steps, 1)
@@ -357,6 +359,14 @@ class CleanRLReplayBuffer:
 
     def __copy__(self) -> Self:
         raise TypeError(f"a {type(self).__name__} shares its rows with a shallow copy; use copy.deepcopy")
+
+
+def _find_device() -> torch.device:
+    """Return the GPU if there is one, otherwise the CPU."""
+    cpu = require_device("cpu")
+    import torch
+
+    return require_device("cuda") if torch.cuda.is_available() else cpu
 
 
 def _truncations(infos: Any, n_envs: int) -> npt.NDArray[np.bool_]:
