@@ -182,6 +182,57 @@ def gae(
 
 
 @_compiled(
+    types.void,
+    *(_FLOATS, _FLAGS, _FLAGS, _FLOATS, _FLOATS, _FLOATS, _FLOAT, _FLOAT, _FLOAT, _FLOAT, _FLOAT),
+    *(_FLOATS_OUT, _FLOATS_OUT),
+)
+def vtrace(
+    rewards: Floats,
+    terminated: Flags,
+    cut: Flags,
+    values: Floats,
+    next_values: Floats,
+    log_ratios: Floats,
+    gamma: float,
+    vtrace_lambda: float,
+    rho_clip: float,
+    c_clip: float,
+    advantage_rho_clip: float,
+    advantages: Floats,
+    returns: Floats,
+) -> None:
+    """Estimate V-trace targets and advantages backwards through steps in time order, in one pass.
+
+    Parameters
+    ----------
+    rewards, terminated, cut, values, next_values
+        As `gae` takes them.
+    log_ratios
+        Logarithms of the ratio of target to behaviour probability of each action, shape (n,).
+    gamma, vtrace_lambda
+        Discount per step, and decay of the trace on top of it.
+    rho_clip, c_clip, advantage_rho_clip
+        Upper bounds of the ratios in temporal differences, in traces and in advantages.
+    advantages, returns
+        Outputs, shape (n,); the returns are the V-trace targets.
+    """
+    correction = 0.0
+    for t in range(len(rewards) - 1, -1, -1):
+        following = 0.0 if terminated[t] else next_values[t]
+        if cut[t]:
+            correction = 0.0
+        ratio = np.exp(log_ratios[t])
+        # Comparisons are written so that a ratio of NaN stays NaN.
+        rho = rho_clip if ratio > rho_clip else ratio
+        trace = c_clip if ratio > c_clip else ratio
+        weight = advantage_rho_clip if ratio > advantage_rho_clip else ratio
+        advantages[t] = weight * (rewards[t] + gamma * (following + correction) - values[t])
+        difference = rho * (rewards[t] + gamma * following - values[t])
+        correction = difference if cut[t] else difference + gamma * vtrace_lambda * trace * correction
+        returns[t] = values[t] + correction
+
+
+@_compiled(
     _INDEX,
     *(_ROWS_OF_FLOATS, _FLAGS, _FLAGS, _INDICES, _INDICES, _INDICES, _INDEX, _FLOAT),
     *(_ROWS_OUT, _FLOATS_OUT, _INDICES_OUT),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.arguments import fraction, whole
+from samplebatch.arguments import fraction, positive, whole
 from samplebatch.batch.delivery import as_array
 from samplebatch.column import memory
 from samplebatch.column.casting import as_flags
@@ -85,6 +85,87 @@ def gae(
     over, ended = as_episode_flags(terminated, truncated, len(reward))
     estimates = as_floats("values", values, reward.shape), as_floats("next_values", next_values, reward.shape)
     return estimate_advantages(reward, over, ended, *estimates, gamma, gae_lambda)
+
+
+class VTrace(NamedTuple):
+    """V-trace targets of a critic, and advantages of a policy gradient."""
+
+    returns: Floats
+    """Targets of the critic, of the shape of the rewards."""
+    advantages: Floats
+    """Advantages weighted by clipped importance ratios, of the shape of the rewards."""
+
+
+def vtrace(
+    rewards: npt.ArrayLike,
+    terminated: npt.ArrayLike,
+    truncated: npt.ArrayLike | None = None,
+    *,
+    values: npt.ArrayLike,
+    next_values: npt.ArrayLike,
+    log_ratios: npt.ArrayLike,
+    gamma: float = 0.99,
+    vtrace_lambda: float = 1.0,
+    rho_clip: float | None = 1.0,
+    c_clip: float | None = 1.0,
+    advantage_rho_clip: float | None = 1.0,
+) -> VTrace:
+    r"""Estimate off-policy targets and advantages by V-trace (Espeholt et al., IMPALA, arXiv:1802.01561, section 4).
+
+    .. math::
+        v_t = V(s_t) + \delta_t + \gamma c_t (v_{t+1} - V(s_{t+1})), \quad
+        \delta_t = \rho_t (r_t + \gamma V(s_{t+1}) - V(s_t)), \quad
+        A_t = \rho_t (r_t + \gamma v_{t+1} - V(s_t))
+
+    with :math:`\rho_t = \min(\bar\rho, \pi(a_t|s_t) / \mu(a_t|s_t))` and
+    :math:`c_t = \lambda \min(\bar c, \pi(a_t|s_t) / \mu(a_t|s_t))`. The value of the next state is 0 if the step is
+    terminated. At the last step of an episode, and in the last row, :math:`v_{t+1}` is :math:`V(s_{t+1})`.
+
+    Parameters
+    ----------
+    rewards
+        Steps in time order, one episode after the other; shape (n,), or (n, m) for m rewards per step.
+    terminated, truncated
+        Flags, shape (n,). None: no step is truncated.
+    values, next_values
+        Estimates for the observations before and after each step, of the shape of the rewards. An array or a tensor.
+    log_ratios
+        Log-probability of each action under the target policy minus that under the behaviour policy, shape (n,).
+    gamma, vtrace_lambda
+        Discount per step, and decay of the trace on top of it (remark 2 of the paper).
+    rho_clip, c_clip
+        Upper bounds of the importance ratios in temporal differences and in traces; None for no bound.
+    advantage_rho_clip
+        Upper bound of the importance ratio that weights an advantage; None for no bound.
+
+    Returns
+    -------
+    VTrace
+        Targets and advantages.
+
+    Raises
+    ------
+    ColumnLengthError
+        If an array does not have as many elements as it must; names the array.
+    ColumnTypeError
+        If an array holds no numbers; names the array.
+    ArgumentError
+        If `gamma` or `vtrace_lambda` is not a number from 0 to 1, or a clip threshold is not a number above 0.
+
+    Examples
+    --------
+    >>> targets = vtrace(
+    ...     [1.0, 1.0], [0, 1], values=[0.5, 0.5], next_values=[0.5, 9.0], log_ratios=np.log([2.0, 0.5]), gamma=0.5
+    ... )
+    >>> targets.returns, targets.advantages
+    (array([1.375, 0.75 ]), array([0.875, 0.25 ]))
+    """
+    reward = as_floats("rewards", rewards)
+    over, ended = as_episode_flags(terminated, truncated, len(reward))
+    estimates = as_floats("values", values, reward.shape), as_floats("next_values", next_values, reward.shape)
+    ratios = as_floats("log_ratios", log_ratios, reward.shape[:1])
+    clips = rho_clip, c_clip, advantage_rho_clip
+    return estimate_vtrace(reward, over, ended, *estimates, ratios, gamma, vtrace_lambda, *clips)
 
 
 def discounted_returns(
@@ -277,6 +358,35 @@ def estimate_advantages(
         kernels.gae(reward, terminated, ended, value, following, gamma, decay, advantages, returns)
     advantages, returns = (np.ascontiguousarray(part.T).reshape(rewards.shape) for part in found)
     return returns, advantages
+
+
+def estimate_vtrace(
+    rewards: Floats,
+    terminated: Flags,
+    ended: Flags,
+    values: Floats,
+    next_values: Floats,
+    log_ratios: Floats,
+    gamma: float,
+    vtrace_lambda: float,
+    rho_clip: float | None,
+    c_clip: float | None,
+    advantage_rho_clip: float | None,
+) -> VTrace:
+    """Estimate V-trace targets and advantages by the compiled kernel, for each column of rewards."""
+    from samplebatch import kernels
+
+    gamma, decay = fraction("gamma", gamma), fraction("vtrace_lambda", vtrace_lambda)
+    bounds = {"rho_clip": rho_clip, "c_clip": c_clip, "advantage_rho_clip": advantage_rho_clip}
+    clips = [inf if bound is None else positive(name, bound) for name, bound in bounds.items()]
+    n, m = len(rewards), prod(rewards.shape[1:])
+    estimates = np.empty((2, m, n))
+    columns = [np.ascontiguousarray(array.reshape(n, m).T) for array in (rewards, values, next_values)]
+    for column, (reward, value, following) in enumerate(zip(*columns, strict=True)):
+        outputs = estimates[0, column], estimates[1, column]
+        kernels.vtrace(reward, terminated, ended, value, following, log_ratios, gamma, decay, *clips, *outputs)
+    advantages, returns = (np.ascontiguousarray(part.T).reshape(rewards.shape) for part in estimates)
+    return VTrace(returns, advantages)
 
 
 def _numbers(name: str, value: Any) -> npt.NDArray[Any]:

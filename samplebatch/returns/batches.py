@@ -17,10 +17,12 @@ from samplebatch.returns.arrays import (
     Flags,
     Floats,
     Indices,
+    VTrace,
     as_episode_flags,
     as_floats,
     estimate_advantages,
     nstep_of_rings,
+    vtrace,
 )
 
 
@@ -86,12 +88,7 @@ def compute_episodic_return(
     >>> compute_episodic_return(batch, gamma=0.5, gae_lambda=1.0)
     (array([1.75, 1.5 , 1.  ]), array([1.75, 1.5 , 1.  ]))
     """
-    reward, over, ended = _steps(batch)
-    if buffer is None:
-        _mark_changes(batch, ended)
-    else:
-        slots = _slots_of(batch, indices, len(reward))
-        _mark(ended, slots, np.asarray(buffer.unfinished_index()))
+    reward, over, ended = _mark_ends(batch, buffer, indices)
     if v_s_ is None:
         if abs(gae_lambda - 1.0) > 1e-8:
             raise ValueError(f"gae_lambda must be 1 where v_s_ is None, got {gae_lambda}; give v_s_")
@@ -103,6 +100,54 @@ def compute_episodic_return(
     else:
         values = as_floats("v_s", v_s, reward.shape)
     return estimate_advantages(reward, over, ended, values, following, gamma, gae_lambda)
+
+
+def compute_vtrace_return(
+    batch: Any,
+    buffer: Any = None,
+    indices: npt.ArrayLike | None = None,
+    *,
+    v_s_: Any,
+    v_s: Any,
+    log_ratios: Any,
+    gamma: float = 0.99,
+    **options: Any,
+) -> VTrace:
+    """Estimate V-trace targets and advantages of a batch's steps.
+
+    Parameters
+    ----------
+    batch, buffer, indices
+        As `compute_episodic_return` takes them.
+    v_s_, v_s
+        Estimates for the next observations and for the observations, n elements each.
+    log_ratios
+        Log-probability of each action under the target policy minus that under the behaviour policy, n elements.
+    gamma, **options
+        As `samplebatch.returns.vtrace` takes them: `vtrace_lambda`, `rho_clip`, `c_clip`, `advantage_rho_clip`.
+
+    Returns
+    -------
+    VTrace
+        Targets and advantages, of the shape of the rewards.
+
+    Raises
+    ------
+    ColumnNotFoundError, SequenceError
+        As `compute_episodic_return` does.
+    ColumnLengthError, ColumnTypeError, ArgumentError
+        As `samplebatch.returns.vtrace` does.
+
+    Examples
+    --------
+    >>> from samplebatch import SampleBatch
+    >>> batch = SampleBatch(rewards=[1.0, 1.0], terminateds=[False, True], eps_id=[3, 3])
+    >>> compute_vtrace_return(batch, v_s_=[0.5, 9.0], v_s=[0.5, 0.5], log_ratios=[0.0, 0.0], gamma=0.5).returns
+    array([1.5, 1. ])
+    """
+    reward, over, ended = _mark_ends(batch, buffer, indices)
+    estimates = {"values": v_s, "next_values": v_s_}
+    return vtrace(reward, over, ended, **estimates, log_ratios=log_ratios, gamma=gamma, **options)
 
 
 def compute_nstep_return(
@@ -207,6 +252,17 @@ def _steps(batch: Any) -> tuple[Floats, Flags, Flags]:
             raise no_such_column(name, batch.keys())
     reward = as_floats("rew", rewards)
     return reward, *as_episode_flags(terminated, _column(batch, "truncated"), len(reward))
+
+
+def _mark_ends(batch: Any, buffer: Any, indices: npt.ArrayLike | None) -> tuple[Floats, Flags, Flags]:
+    """Return rewards, terminated steps, and steps after which the next row does not continue the episode."""
+    reward, over, ended = _steps(batch)
+    if buffer is None:
+        _mark_changes(batch, ended)
+    else:
+        slots = _slots_of(batch, indices, len(reward))
+        _mark(ended, slots, np.asarray(buffer.unfinished_index()))
+    return reward, over, ended
 
 
 def _slots_of(batch: Any, indices: npt.ArrayLike | None, n: int) -> Indices:

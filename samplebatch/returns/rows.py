@@ -12,6 +12,7 @@ from samplebatch.column import memory
 from samplebatch.column.ragged_math import accumulate_floats, check_alike
 from samplebatch.column.ragged_rows import RaggedRows
 from samplebatch.errors import ColumnLengthError, ColumnTypeError
+from samplebatch.returns.arrays import estimate_vtrace
 
 _FLOAT64 = np.dtype(np.float64)
 
@@ -71,6 +72,71 @@ def gae_of_rows(
     gamma, gae_lambda = fraction("gamma", gamma), fraction("gae_lambda", gae_lambda)
     kernels.gae_rows(reward, value, _last(rewards, last_values), offsets, gamma, gae_lambda, advantages, returns)
     return _like(rewards, returns), _like(rewards, advantages)
+
+
+def vtrace_of_rows(
+    rewards: Any,
+    values: Any,
+    log_ratios: Any,
+    last_values: npt.ArrayLike | None = None,
+    *,
+    gamma: float = 1.0,
+    vtrace_lambda: float = 1.0,
+    rho_clip: float | None = 1.0,
+    c_clip: float | None = 1.0,
+    advantage_rho_clip: float | None = 1.0,
+) -> tuple[Any, Any]:
+    """Estimate V-trace targets and advantages of rows (Espeholt et al., IMPALA, arXiv:1802.01561, section 4).
+
+    Row i is one trajectory: its last element is terminated, unless `last_values` estimates what follows.
+
+    Parameters
+    ----------
+    rewards, values, last_values
+        As `gae_of_rows` takes them.
+    log_ratios
+        Ragged column of rows of the same lengths: log-probability of each action or token under the target policy
+        minus that under the behaviour policy.
+    gamma, vtrace_lambda, rho_clip, c_clip, advantage_rho_clip
+        As `vtrace` takes them.
+
+    Returns
+    -------
+    tuple
+        Targets and advantages: ragged columns of the rows' lengths, in the dtype that `gae_of_rows` has.
+
+    Raises
+    ------
+    ColumnLengthError, ColumnTypeError
+        As `gae_of_rows` does.
+    ArgumentError
+        As `vtrace` does.
+
+    Examples
+    --------
+    >>> from samplebatch import SampleBatch
+    >>> columns = {"rewards": [[0.0, 1.0], [1.0]], "values": [[0.5, 0.5], [0.25]], "ratios": [[0.0, 0.0], [1.0]]}
+    >>> batch = SampleBatch(columns, ragged=list(columns))
+    >>> targets, advantages = vtrace_of_rows(batch["rewards"], batch["values"], batch["ratios"], gamma=0.5)
+    >>> list(targets), list(advantages)
+    ([array([0.5, 1. ]), array([1.])], [array([0. , 0.5]), array([0.75])])
+    """
+    _require_rows("rewards", rewards)
+    for name, rows in (("values", values), ("log_ratios", log_ratios)):
+        _require_rows(name, rows)
+        check_alike(rewards, rows, name)
+    reward, value, last = _floats(rewards), _floats(values), _last(rewards, last_values)
+    offsets = np.asarray(rewards.layout[0])
+    has_steps = offsets[1:] > offsets[:-1]
+    ended, following = np.zeros(len(reward), np.bool_), np.zeros(len(reward))
+    following[:-1] = value[1:]
+    ends = offsets[1:][has_steps] - 1
+    ended[ends], following[ends] = True, last[has_steps]
+    clips = rho_clip, c_clip, advantage_rho_clip
+    targets, advantages = estimate_vtrace(
+        reward, np.zeros_like(ended), ended, value, following, _floats(log_ratios), gamma, vtrace_lambda, *clips
+    )
+    return _like(rewards, targets), _like(rewards, advantages)
 
 
 def discounted_returns_of_rows(rewards: Any, last_values: npt.ArrayLike | None = None, *, gamma: float = 1.0) -> Any:
