@@ -14,6 +14,7 @@ from samplebatch.learn.cql import CQL
 from samplebatch.learn.discrete_bcq import DiscreteBCQ, DiscreteBCQPolicy
 from samplebatch.learn.dqn import DQN, DiscreteQLearningPolicy
 from samplebatch.learn.exploration import GaussianNoise
+from samplebatch.learn.impala import APPO, IMPALA
 from samplebatch.learn.networks import (
     MLP,
     ContinuousActorDeterministic,
@@ -103,6 +104,16 @@ _OFF_POLICY = _COMMON | {
     "start_steps": 1000,
     "collection_step_num_env_steps": 8,
     "epoch_num_steps": 5000,
+}
+_ASYNCHRONOUS = _COMMON | {
+    "num_envs": 16,
+    "batch_size": 256,
+    "epoch_num_steps": 10_240,
+    "collection_step_num_env_steps": 1024,
+    "ent_coef": 0.003,
+    "max_grad_norm": 0.5,
+    "advantage_normalization": True,
+    "max_lag": None,
 }
 _ONE_STEP = {"hidden_sizes": [256, 256], "num_envs": 1, "collection_step_num_env_steps": 1}
 _OFFLINE = _COMMON | {"epoch_num_steps": 1000, "batch_size": 256}
@@ -212,10 +223,13 @@ def _actor_policy(obs: Space, act: Space, settings: Settings) -> ProbabilisticAc
     return ProbabilisticActorPolicy(actor=_actor(obs, act, settings), deterministic_eval=True, **_spaces(obs, act))
 
 
-def _make_ppo(obs: Space, act: Space, settings: Settings) -> PPO:
-    critic = ValueCritic(_body(obs, settings))
-    policy = _actor_policy(obs, act, settings)
-    return PPO(policy=policy, critic=critic, optim=_optim(settings), **_arguments(PPO, settings))
+def _make_actor_critic(cls: Any) -> Callable[[Space, Space, Settings], Any]:
+    def make(obs: Space, act: Space, settings: Settings) -> Any:
+        critic = ValueCritic(_body(obs, settings))
+        policy = _actor_policy(obs, act, settings)
+        return cls(policy=policy, critic=critic, optim=_optim(settings), **_arguments(cls, settings))
+
+    return make
 
 
 def _make_reinforce(obs: Space, act: Space, settings: Settings) -> Reinforce:
@@ -288,7 +302,7 @@ RECIPES: Mapping[str, Recipe] = {
         "proximal policy optimization, for any actions",
         PPO,
         OnPolicyTrainerParams,
-        _make_ppo,
+        _make_actor_critic(PPO),
         _COMMON
         | {
             "lr": 1e-3,
@@ -299,6 +313,20 @@ RECIPES: Mapping[str, Recipe] = {
             "ent_coef": 0.003,
             "max_grad_norm": 0.5,
         },
+    ),
+    "impala": Recipe(
+        "importance-weighted actor-learner with V-trace, for any actions; with --workers, they never wait",
+        IMPALA,
+        OnPolicyTrainerParams,
+        _make_actor_critic(IMPALA),
+        _ASYNCHRONOUS | {"lr": 2e-3, "batch_size": 128},
+    ),
+    "appo": Recipe(
+        "asynchronous proximal policy optimization, for any actions; with --workers, they never wait",
+        APPO,
+        OnPolicyTrainerParams,
+        _make_actor_critic(APPO),
+        _ASYNCHRONOUS | {"lr": 1e-3, "update_step_num_repetitions": 4},
     ),
     "reinforce": Recipe(
         "the policy gradient, for any actions",

@@ -258,6 +258,8 @@ def make_trainer(
         arguments["buffer"] = rows
     else:
         arguments["training_collector"] = stack.enter_context(_make_collector(training, algorithm.policy))
+    if training.workers and getattr(recipe.algorithm, "allows_stale_steps", False):
+        arguments["asynchronous"] = True
     updates = settings["max_epochs"] * settings["epoch_num_steps"]
     interval = max(1, updates // _POINTS)
     steps_an_update = 1 if recipe.is_offline else settings["collection_step_num_env_steps"] or 1
@@ -298,6 +300,7 @@ def _make_collector(training: Training, policy: Any) -> Collector | RolloutWorke
             envs_per_worker=envs,
             seed=training.seed,
             exploration_noise=True,
+            max_lag=settings.get("max_lag"),
         )
 
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from samplebatch.learn.exploration import BaseNoise as BaseNoise
     from samplebatch.learn.exploration import GaussianNoise as GaussianNoise
     from samplebatch.learn.exploration import OUNoise as OUNoise
+    from samplebatch.learn.impala import APPO as APPO
+    from samplebatch.learn.impala import IMPALA as IMPALA
     from samplebatch.learn.independent import MultiAgentOffPolicyAlgorithm as MultiAgentOffPolicyAlgorithm
     from samplebatch.learn.independent import MultiAgentOnPolicyAlgorithm as MultiAgentOnPolicyAlgorithm
     from samplebatch.learn.independent import MultiAgentPolicy as MultiAgentPolicy

@@ -23,6 +23,7 @@ from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.policy.state import state_of
 
+Floats = npt.NDArray[np.float64]
 Evaluated = Iterator[tuple[Batch, Distribution, torch.Tensor]]
 """Minibatches with the distributions of actions and the values of their rows."""
 _LEARNED = ("obs", "act", "adv", "returns", "v_s", "logp_old")
@@ -100,20 +101,21 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
             next_values.append(self._values(rows.obs_next, after))
         batch.v_s = torch.cat(values)
         scale = 1.0 if self.ret_rms is None else self.ret_rms.std
-        returns, advantages = self.compute_episodic_return(
-            batch,
-            buffer,
-            indices,
-            v_s_=torch.cat(next_values).cpu().numpy() * scale,
-            v_s=batch.v_s.cpu().numpy() * scale,
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
-        )
+        estimates = (torch.cat(parts).cpu().numpy() * scale for parts in (values, next_values))
+        returns, advantages = self._estimate(batch, buffer, indices, *estimates)
         if self.ret_rms is not None:
             self.ret_rms.add(returns)
         batch.returns = torch.as_tensor(returns / scale).to(batch.v_s)
         batch.adv = torch.as_tensor(advantages).to(batch.v_s)
         return batch
+
+    def _estimate(
+        self, batch: Batch, buffer: ReplayBuffer, indices: Indices, values: Floats, next_values: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return targets of the critic and advantages of rows, from values before and after each step."""
+        return self.compute_episodic_return(
+            batch, buffer, indices, v_s_=next_values, v_s=values, gamma=self.gamma, gae_lambda=self.gae_lambda
+        )
 
     @torch.no_grad()
     def _add_log_probabilities(self, batch: Batch) -> Batch:

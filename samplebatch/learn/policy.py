@@ -414,6 +414,9 @@ class ProbabilisticActorPolicy(Policy):
     torch.Size([4])
     """
 
+    records_log_probability: bool = False
+    """Whether actions come with their log-probability, as `action_logp`; `IMPALA` and `APPO` need the column."""
+
     def __init__(
         self,
         *,
@@ -474,7 +477,12 @@ class ProbabilisticActorPolicy(Policy):
                 finite = all(bool(own.isfinite().all()) for own in self.parameters())
                 subject = "observations" if finite else "parameters of a policy"
                 raise PolicySpecError(f"{subject} must be finite for actions to be drawn: {error}") from None
-        return Batch(act=act, dist=dist) if after is None else Batch(act=act, dist=dist, state=after)
+        decision = {"act": act, "dist": dist}
+        if self.records_log_probability:
+            decision["action_logp"] = log_probability(dist, act)
+        if after is not None:
+            decision["state"] = after
+        return node(Batch, decision)
 
 
 class DiscreteActorPolicy(ProbabilisticActorPolicy):

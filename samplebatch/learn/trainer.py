@@ -156,12 +156,17 @@ class OnlineTrainerParams(TrainerParams):
     overlap
         Whether workers collect the next steps while the algorithm updates: they act by the weights of the update before
         then. Takes `RolloutWorkers`.
+    asynchronous
+        Whether workers collect by themselves, without waiting for each other or for updates: an update follows as soon
+        as `collection_step_num_env_steps` steps have arrived from any of them. `max_lag` of the workers bounds how old
+        the weights of these steps may be. Requires `RolloutWorkers`.
 
     Raises
     ------
     ArgumentError
         If not exactly one of the two amounts is given, the collector has no buffer, `test_in_training` lacks
-        `test_collector` or `stop_fn`, or `overlap` lacks workers.
+        `test_collector` or `stop_fn`, `overlap` or `asynchronous` lacks workers, both are true, or `asynchronous` comes
+        with a number of episodes.
     """
 
     training_collector: Any
@@ -169,6 +174,7 @@ class OnlineTrainerParams(TrainerParams):
     collection_step_num_episodes: int | None = None
     test_in_training: bool = False
     overlap: bool = False
+    asynchronous: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,9 +188,14 @@ class OnlineTrainerParams(TrainerParams):
             raise ArgumentError("test_in_training must come with a test_collector and a stop_fn")
         if getattr(self.training_collector, "buffer", None) is None:
             raise ArgumentError("training_collector must have a buffer to learn from, it has none")
-        if self.overlap and not isinstance(self.training_collector, RolloutWorkers):
-            found = type(self.training_collector).__name__
-            raise ArgumentError(f"overlap must come with RolloutWorkers, got a {found}")
+        if self.overlap and self.asynchronous:
+            raise ArgumentError("one of overlap and asynchronous may be true, got both")
+        for name in ("overlap", "asynchronous"):
+            if getattr(self, name) and not isinstance(self.training_collector, RolloutWorkers):
+                found = type(self.training_collector).__name__
+                raise ArgumentError(f"{name} must come with RolloutWorkers, got a {found}")
+        if self.asynchronous and self.collection_step_num_env_steps is None:
+            raise ArgumentError("asynchronous must come with collection_step_num_env_steps, got a number of episodes")
 
 
 @dataclass(kw_only=True)
@@ -791,7 +802,9 @@ class OnlineTrainer(Trainer[OnlineParamsT]):
 
     def __init__(self, algorithm: Any, params: OnlineParamsT) -> None:
         super().__init__(algorithm, params)
-        self.rollouts: Rollouts = make_rollouts(params.training_collector, algorithm.policy)
+        self.rollouts: Rollouts = make_rollouts(
+            params.training_collector, algorithm.policy, is_asynchronous=params.asynchronous
+        )
 
     def _training_step(self) -> TrainingStep:
         stats = self._collect()
@@ -859,11 +872,12 @@ class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
 
     def __init__(self, algorithm: Any, params: OnPolicyTrainerParams) -> None:
         super().__init__(algorithm, params)
-        if params.overlap and not getattr(algorithm, "allows_stale_steps", False):
-            raise ArgumentError(
-                f"overlap must be False for {type(algorithm).__name__}, whose allows_stale_steps is False: it takes "
-                "all steps for those of its newest policy"
-            )
+        for name in ("overlap", "asynchronous"):
+            if getattr(params, name) and not getattr(algorithm, "allows_stale_steps", False):
+                raise ArgumentError(
+                    f"{name} must be False for {type(algorithm).__name__}, whose allows_stale_steps is False: it takes "
+                    "all steps for those of its newest policy"
+                )
 
     def _update(self, stats: CollectStats[Any]) -> Any:
         params = self.params

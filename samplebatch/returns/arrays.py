@@ -378,13 +378,13 @@ def estimate_vtrace(
 
     gamma, decay = fraction("gamma", gamma), fraction("vtrace_lambda", vtrace_lambda)
     bounds = {"rho_clip": rho_clip, "c_clip": c_clip, "advantage_rho_clip": advantage_rho_clip}
-    clips = [inf if bound is None else positive(name, bound) for name, bound in bounds.items()]
+    rho, trace, weight = (inf if bound is None else positive(name, bound) for name, bound in bounds.items())
     n, m = len(rewards), prod(rewards.shape[1:])
     estimates = np.empty((2, m, n))
     columns = [np.ascontiguousarray(array.reshape(n, m).T) for array in (rewards, values, next_values)]
     for column, (reward, value, following) in enumerate(zip(*columns, strict=True)):
-        outputs = estimates[0, column], estimates[1, column]
-        kernels.vtrace(reward, terminated, ended, value, following, log_ratios, gamma, decay, *clips, *outputs)
+        inputs = reward, terminated, ended, value, following, log_ratios
+        kernels.vtrace(*inputs, gamma, decay, rho, trace, weight, estimates[0, column], estimates[1, column])
     advantages, returns = (np.ascontiguousarray(part.T).reshape(rewards.shape) for part in estimates)
     return VTrace(returns, advantages)
 

@@ -308,7 +308,8 @@ class InlineBackend(Backend):
         self._weights = SharedWeights(options)
 
     def pack_policy(self, policy: Any) -> Callable[[], Any]:
-        return partial(copy.deepcopy, policy)
+        # A copy of now, as other backends pickle it: the flag of training steps may change before a worker starts.
+        return partial(copy.deepcopy, copy.deepcopy(policy))
 
     @property
     def weights(self) -> SharedWeights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from samplebatch.env.seeds import RESTART, seeds_at
@@ -125,8 +125,13 @@ class WorkerPool:
         for place, request in requests.items():
             self.workers[place].ask(request)
 
-    def receive(self) -> Iterator[tuple[Worker, Collected]]:
-        """Yield fragments as they arrive, each with its worker, until all requests are done or a stop is requested."""
+    def receive(
+        self, next_request: Callable[[Worker], Request | None] | None = None
+    ) -> Iterator[tuple[Worker, Collected]]:
+        """Yield fragments as they arrive, each with its worker, until all requests are done or a stop is requested.
+
+        A worker that has done its request gets the `next_request` at once, if there is one.
+        """
         self._come_back()
         while (busy := self.busy) and not self._stop_requested:
             began = time.monotonic()
@@ -144,6 +149,10 @@ class WorkerPool:
                 except WorkerExit as end:
                     self._note_exit(worker, end)
                     continue
+                if collected is None and worker.request is None and next_request is not None:
+                    request = next_request(worker)
+                    if request is not None:
+                        self.ask({self._place_of(worker.spec.index): request})
                 if collected is not None:
                     self.leave()
                     yield worker, collected

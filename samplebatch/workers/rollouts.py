@@ -57,11 +57,13 @@ class WorkerRollouts(Rollouts):
         Workers with a buffer, which have been started.
     policy
         The learner's policy, a torch module; theirs are copies of it.
+    is_asynchronous
+        Whether workers continue by themselves between two calls of `collect`.
     """
 
-    def __init__(self, workers: RolloutWorkers, policy: Any) -> None:
+    def __init__(self, workers: RolloutWorkers, policy: Any, *, is_asynchronous: bool = False) -> None:
         super().__init__(workers)
-        self._policy = policy
+        self._policy, self._is_asynchronous = policy, is_asynchronous
         self._begun: tuple[int | None, int | None] | None = None
         self._held: CollectStats[Any] | None = None
         """The report on steps that lie in the buffer, and that no call of `collect` has told of."""
@@ -84,7 +86,7 @@ class WorkerRollouts(Rollouts):
             if self._begun is None:
                 self._source.publish(self._policy.state_dict())
             self._begun = None
-            stats = super().collect(n_step, n_episode)
+            stats = self._source.receive(n_step) if self._is_asynchronous else super().collect(n_step, n_episode)
         # Copies of the policy have made these; its schedules go by its own count.
         if stats.policies:
             for policy_id, own in stats.policies.items():
@@ -98,6 +100,10 @@ class WorkerRollouts(Rollouts):
         if self._begun is not None:
             self._held = super().collect(*self._begun)
             self._begun = None
+        if self._is_asynchronous:
+            arrived = self._source.receive()
+            if arrived.n_collected_steps:
+                self._held = arrived
         return super().state_dict() | {"held": self._held}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
@@ -106,6 +112,8 @@ class WorkerRollouts(Rollouts):
         self._held = state["held"]
 
 
-def make_rollouts(source: Any, policy: Any) -> Rollouts:
-    """Make the rollouts of a collector or of workers."""
-    return WorkerRollouts(source, policy) if isinstance(source, RolloutWorkers) else Rollouts(source)
+def make_rollouts(source: Any, policy: Any, *, is_asynchronous: bool = False) -> Rollouts:
+    """Create the rollouts of a collector or of workers."""
+    if isinstance(source, RolloutWorkers):
+        return WorkerRollouts(source, policy, is_asynchronous=is_asynchronous)
+    return Rollouts(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Literal, Self, get_args
@@ -379,6 +379,66 @@ class RolloutWorkers(Uncopied):
         with self._one_version:
             self._begin(Request(n_step, n_episode, None, random, render, reset_before_collect, gym_reset_kwargs))
 
+    def receive(self, n_step: int | None = None) -> CollectStats[Any]:
+        """Receive steps as they arrive, while workers continue by themselves, and report on them.
+
+        Each worker collects fragments of its share of `n_step`, up to two ahead of the caller, each with the newest
+        weights at its beginning, and is asked for more as soon as it has sent them. No worker waits for another. Steps
+        that are older than `max_lag` allows are dropped, counted in `worker_stats`, and not part of the report.
+
+        Parameters
+        ----------
+        n_step
+            Return as soon as at least that many steps of all environments together have arrived: less than one fragment
+            more. None: receive what was asked for before, and let the workers rest.
+
+        Returns
+        -------
+        CollectStats
+            The report, as `collect` returns it; the batch has the fragments in the order in which they arrived.
+
+        Raises
+        ------
+        ArgumentError
+            If `n_step` is not a whole number from 1.
+        WorkerError, ColumnMismatchError
+            As `collect` does.
+
+        Examples
+        --------
+        >>> with RolloutWorkers("random", "CartPole-v1", backend="inline") as workers:
+        ...     sizes = [workers.receive(64).n_collected_steps for _ in range(3)]
+        ...     sizes, workers.receive().n_collected_steps
+        ([64, 64, 64], 64)
+        """
+        began, count = time.perf_counter(), StepCount()
+        fragments: list[Fragment] = []
+        pool = self._started()
+        self._check_iterated(pool, "send others")
+        next_request: Callable[[Worker], Request] | None = None
+        if n_step is not None:
+            count_envs = len(self._specs) * self._specs[0].num_envs
+            share = self._specs[0].num_envs * -(-whole("n_step", n_step, 1) // count_envs)
+            request = Request(2 * share, None, share)
+            if self._requested is not None:
+                self._finish_collect()
+            pool.ask({place: request for place, worker in enumerate(pool.workers) if worker.request is None})
+            pool.leave()
+
+            def next_request(worker: Worker) -> Request:
+                return request
+
+        try:
+            if n_step is None or not self._stop_requested:
+                for _, fragment in self._receive(count, next_request):
+                    fragments.append(fragment)
+                    if n_step is not None and count.env_steps >= n_step:
+                        break
+        except BaseException:
+            self._leftover += fragments
+            raise
+        return count.report(time.perf_counter() - began, None if self.buffer is not None else join_streams(fragments))
+
     def _begin(self, asked: Request) -> None:
         """Send each worker its share of a request of `collect`."""
         check_amounts(asked.n_step, asked.n_episode)
@@ -456,14 +516,16 @@ class RolloutWorkers(Uncopied):
         self._requested = None
         self._leftover += [fragment for _, fragment in self._receive()]
 
-    def _receive(self, count: StepCount | None = None) -> Iterator[tuple[int, Fragment]]:
+    def _receive(
+        self, count: StepCount | None = None, next_request: Callable[[Worker], Request | None] | None = None
+    ) -> Iterator[tuple[int, Fragment]]:
         """Yield the fragments of all requests, each with the index of its worker; stop all workers on a failure."""
         pool = self._pool
         if pool is None:
             return
         failure: WorkerError | None = None
         try:
-            for worker, (fragment, ended) in pool.receive():
+            for worker, (fragment, ended) in pool.receive(next_request):
                 if self._count(worker, fragment, ended, count):
                     yield worker.spec.index, fragment
                 del fragment

@@ -1,0 +1,179 @@
+"""IMPALA and APPO: actor-critic algorithms for steps that an older policy collected, corrected by V-trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from samplebatch.arguments import positive
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.errors import ColumnNotFoundError
+from samplebatch.learn.actor_critic import ActorCriticOnPolicyAlgorithm, Floats
+from samplebatch.learn.algorithm import Indices
+from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
+from samplebatch.learn.ppo import PPO, ActorCriticTrainingStats, summarize_steps
+from samplebatch.names import ACTION_LOGP
+from samplebatch.policy.state import state_of
+from samplebatch.returns.batches import compute_vtrace_return
+
+
+def _clip(name: str, bound: float | None) -> float | None:
+    return None if bound is None else positive(name, bound)
+
+
+def _behaviour_log_probabilities(batch: Batch) -> torch.Tensor:
+    """Return the log-probabilities of the actions under the policy that collected them, shape (n,)."""
+    if ACTION_LOGP not in batch:
+        raise ColumnNotFoundError(
+            f"rows must have the column {ACTION_LOGP!r}, the log-probability of each action when it was collected; "
+            "create the algorithm before collectors and workers, so that its policy records the column"
+        )
+    recorded: torch.Tensor = batch[ACTION_LOGP]
+    return recorded
+
+
+@torch.no_grad()
+def _log_ratios(algorithm: ActorCriticOnPolicyAlgorithm, batch: Batch) -> Floats:
+    """Return log-probabilities of actions under the algorithm's policy minus those under the behaviour policy."""
+    target = [
+        log_probability(algorithm.policy.distribution(rows, state_of(rows))[0], rows.act)
+        for rows in batch.split(algorithm.max_batchsize, shuffle=False, merge_last=True)
+    ]
+    ratios: Floats = (torch.cat(target) - _behaviour_log_probabilities(batch)).double().cpu().numpy()
+    return ratios
+
+
+class IMPALA(ActorCriticOnPolicyAlgorithm):
+    """Importance-weighted actor-learner: a policy gradient with V-trace targets (Espeholt et al., arXiv:1802.01561).
+
+    Steps may come from older versions of the policy, so that workers collect while the algorithm updates
+    (`asynchronous` and `overlap` of `OnPolicyTrainerParams`). The policy records the log-probability of each action as
+    the column `action_logp`: create the algorithm before collectors and workers.
+
+    Parameters
+    ----------
+    policy, critic, optim, **options
+        As of `ActorCriticOnPolicyAlgorithm`.
+    gae_lambda
+        Decay of the V-trace traces (remark 2 of the paper).
+    rho_clip, c_clip, advantage_rho_clip
+        Upper bounds of the importance ratios in temporal differences, traces and advantages; None for no bound.
+    advantage_normalization
+        Whether advantages are standardized in each minibatch.
+    vf_coef, ent_coef
+        Weights of the critic's loss and of the entropy in the loss.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of its range.
+    """
+
+    allows_stale_steps = True
+
+    def __init__(
+        self,
+        *,
+        policy: ProbabilisticActorPolicy,
+        critic: nn.Module,
+        optim: OptimizerFactory,
+        gae_lambda: float = 1.0,
+        rho_clip: float | None = 1.0,
+        c_clip: float | None = 1.0,
+        advantage_rho_clip: float | None = 1.0,
+        advantage_normalization: bool = False,
+        vf_coef: float = 0.5,
+        ent_coef: float = 0.01,
+        **options: Any,
+    ) -> None:
+        super().__init__(policy=policy, critic=critic, optim=optim, gae_lambda=gae_lambda, **options)
+        self.rho_clip, self.c_clip = _clip("rho_clip", rho_clip), _clip("c_clip", c_clip)
+        self.advantage_rho_clip = _clip("advantage_rho_clip", advantage_rho_clip)
+        self.advantage_normalization, self.vf_coef, self.ent_coef = advantage_normalization, vf_coef, ent_coef
+        policy.records_log_probability = True
+
+    def _estimate(
+        self, batch: Batch, buffer: ReplayBuffer, indices: Indices, values: Floats, next_values: Floats
+    ) -> tuple[Floats, Floats]:
+        return compute_vtrace_return(
+            batch,
+            buffer,
+            indices,
+            v_s=values,
+            v_s_=next_values,
+            log_ratios=_log_ratios(self, batch),
+            gamma=self.gamma,
+            vtrace_lambda=self.gae_lambda,
+            rho_clip=self.rho_clip,
+            c_clip=self.c_clip,
+            advantage_rho_clip=self.advantage_rho_clip,
+        )
+
+    def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
+        batch.logp_old = _behaviour_log_probabilities(batch)
+        return self._add_returns_and_advantages(self._add_beginnings(batch, buffer, indices), buffer, indices)
+
+    def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> ActorCriticTrainingStats:
+        figures: list[torch.Tensor] = []
+        for _ in range(repeat):
+            for rows, dist, values in self._evaluated(batch, batch_size):
+                log_probabilities, advantages = log_probability(dist, rows.act), rows.adv
+                if self.advantage_normalization and len(advantages) > 1:
+                    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+                actor_loss = -(log_probabilities * advantages).mean()
+                vf_loss = (rows.returns - values).square().mean()
+                entropy = dist.entropy().mean()
+                loss = actor_loss + self.vf_coef * vf_loss - self.ent_coef * entropy
+                self.optim.step(loss)
+                with torch.no_grad():
+                    # The estimator k3 of http://joschu.net/blog/kl-approx.html
+                    log_ratio = log_probabilities - rows.logp_old
+                    kl = (log_ratio.exp() - 1.0 - log_ratio).mean()
+                figures.append(torch.stack([loss, actor_loss, vf_loss, entropy, kl]).detach())
+        return summarize_steps(figures)
+
+
+class APPO(PPO):
+    """Asynchronous proximal policy optimization: PPO's clipped loss on V-trace targets and advantages.
+
+    Steps may come from older versions of the policy, as for `IMPALA`. The clipped ratio is that of new to old
+    probability since the beginning of the update; V-trace corrects for what happened before (the architecture of
+    Espeholt et al., arXiv:1802.01561, with the loss of Schulman et al., arXiv:1707.06347).
+
+    Parameters
+    ----------
+    policy, critic, optim, gae_lambda, rho_clip, c_clip, advantage_rho_clip
+        As of `IMPALA`.
+    **options
+        As of `PPO`.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of its range.
+    """
+
+    allows_stale_steps = True
+
+    def __init__(
+        self,
+        *,
+        policy: ProbabilisticActorPolicy,
+        critic: nn.Module,
+        optim: OptimizerFactory,
+        gae_lambda: float = 0.95,
+        rho_clip: float | None = 1.0,
+        c_clip: float | None = 1.0,
+        advantage_rho_clip: float | None = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(policy=policy, critic=critic, optim=optim, gae_lambda=gae_lambda, **options)
+        self.rho_clip, self.c_clip = _clip("rho_clip", rho_clip), _clip("c_clip", c_clip)
+        self.advantage_rho_clip = _clip("advantage_rho_clip", advantage_rho_clip)
+        policy.records_log_probability = True
+
+    _estimate = IMPALA._estimate
