@@ -382,6 +382,23 @@ def gae_rows(
             following = value
 
 
+@_compiled(types.void, _INDICES, _INDICES_OUT)
+def count_places(offsets: Indices, places: Indices) -> None:
+    """Count the elements of each row from 0.
+
+    Parameters
+    ----------
+    offsets
+        Where rows begin and end, shape (n + 1,), from 0 to m.
+    places
+        Takes the position of each element in its row, shape (m,).
+    """
+    for row in range(len(offsets) - 1):
+        start = offsets[row]
+        for k in range(start, offsets[row + 1]):
+            places[k] = k - start
+
+
 @_compiled(_INDEX, _INDICES, _INDEX, _INDICES_OUT, _INDICES_OUT)
 def first_fit(weights: Indices, capacity: int, tree: Indices, bins: Indices) -> int:
     """Assign each item to the first bin with room, in order; return the number of bins.

@@ -23,8 +23,10 @@ SampleBatchType = SampleBatch | MultiAgentBatch
 def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "error") -> SampleBatchType:
     """Join batches into a new one, one copy of every byte.
 
-    Empty batches are ignored. The result is a `SampleBatch` if all of them are; one `MultiAgentBatch` among them makes
-    it one, in which flat batches belong to the default policy. RLlib's own batches are taken as well.
+    Empty batches are ignored, except that a column which is ragged in one of them is ragged in the result. If all are
+    empty, the result has the columns of the first one. The result is a `SampleBatch` if all batches are; one
+    `MultiAgentBatch` among them makes it one, in which flat batches belong to the default policy. RLlib's own batches
+    are taken as well.
 
     Columns must have the same row shapes in all batches; dtypes may differ where one of them holds all the others
     without loss. `num_grad_updates` is averaged by steps over the batches that know theirs.

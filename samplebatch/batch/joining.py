@@ -40,18 +40,21 @@ _MIN_SHARED_NBYTES = 1 << 19
 
 
 def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error") -> B:
-    """Join flat batches, without the empty ones, into a new one; make one by `empty` where all are.
+    """Join flat batches, without the empty ones, into a new one.
 
-    Columns that only some of them have are refused, dropped, or filled with zeros. Raises ColumnMismatchError if a
-    column is missing from some of them, or has row shapes or dtypes that cannot be joined; names it. Raises
-    SequenceError if some have sequences and some not, or their rows lie differently.
+    If all are empty, the result has the columns of the first one that has any; without columns it is made by `empty`.
+    A column that is ragged in an empty batch is ragged in the result. Columns that only some of them have are refused,
+    dropped, or filled with zeros. Raises ColumnMismatchError if a column is missing from some of them, or has row
+    shapes or dtypes that cannot be joined; names it. Raises SequenceError if some have sequences and some not, or their
+    rows lie differently.
     """
     parts = [sample for sample in samples if sample.count]
     if not parts:
         # Infos and states alone have rows, though they count no steps.
         parts = [one for one in samples if not one._has_sequences and any(map(len, one._all().values()))]
     if not parts:
-        return empty()
+        first = next((one for one in samples if one._all() and not one._has_sequences), None)
+        return empty() if first is None else first.copy()
     flags = _merge_flags(parts)
     groups = [part._all() for part in parts]
     order = list(groups[0])
@@ -75,9 +78,22 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
         columns = bulk.join_small(groups, count, nbytes)
     if columns is None:
         columns = _join_columns(groups, first, shared=shared)
+    if len(parts) < len(samples):
+        _keep_ragged(columns, samples)
     joined = first._with(columns, flags)
     joined.count = count
     return joined
+
+
+def _keep_ragged(columns: dict[str, Column], samples: Sequence[SampleBatch[Any]]) -> None:
+    """Make columns ragged that are ragged in an empty batch: rows of one length were read as an array."""
+    for sample in samples:
+        if sample.count:
+            continue
+        for name, column in sample._all().items():
+            own = columns.get(name)
+            if isinstance(column, VaryingRows) and isinstance(own, TensorColumn | TorchColumn) and own.values.ndim > 1:
+                columns[name] = as_ragged(own, name)
 
 
 def _join_columns(groups: Sequence[dict[str, Column]], first: SampleBatch[Any], *, shared: bool) -> dict[str, Column]:

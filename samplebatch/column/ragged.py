@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch.column import memory, threads
+from samplebatch.column import memory
 from samplebatch.column.casting import cast_exactly
 from samplebatch.column.interface import Header, Indices
 from samplebatch.column.ragged_math import apply_ufunc
@@ -25,6 +24,7 @@ from samplebatch.column.varying_rows import (
     arrow_offsets,
     element_type,
     gather,
+    join_pieces,
     offsets_of,
     uniform_layout,
 )
@@ -395,16 +395,7 @@ def _lay_arrays(rows: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     offsets = offsets_of(lengths)
     elements = memory.empty((int(offsets[-1]),), dtype)
-    if elements.nbytes < threads.WORTHWHILE:
-        np.concatenate(rows, 0, elements, casting="no")
-        return elements, offsets
-    jobs: list[threads.Job] = []
-    cuts = np.searchsorted(offsets, np.arange(0, len(elements), threads.PIECE_NBYTES // dtype.itemsize)).tolist()
-    for first, last in zip(cuts, [*cuts[1:], len(rows)], strict=True):
-        if first < last:
-            part = elements[offsets[first] : offsets[last]]
-            jobs.append((part.nbytes, partial(np.concatenate, rows[first:last], 0, part, casting="no")))
-    threads.share(jobs)
+    join_pieces(rows, offsets, elements)
     return elements, offsets
 
 

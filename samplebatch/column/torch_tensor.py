@@ -17,7 +17,7 @@ from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.ragged_rows import RaggedRows
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.types import TORCH_KEY, TORCH_NBYTES, check_torch_name, movable, named_torch_dtype, numpy_dtype
-from samplebatch.column.varying_rows import offsets_of, uniform_layout
+from samplebatch.column.varying_rows import gather, offsets_of, uniform_layout
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, DeviceError, FormatError
 
 if TYPE_CHECKING:
@@ -299,16 +299,19 @@ class RaggedTorchColumn(RaggedRows):
 
         starts = self.offsets[indices]
         lengths = self.offsets[1:][indices] - starts
+        device = self.elements.device
+        shapes = None if self.shapes is None else self.shapes[indices]
+        if device.type == "cpu":
+            joined, offsets = gather(movable(self.elements).numpy(), starts, lengths)
+            return RaggedTorchColumn(torch.from_numpy(joined).view(self.dtype), offsets, shapes)
         offsets = offsets_of(lengths)
-        count, device = int(offsets[-1]), self.elements.device
+        count = int(offsets[-1])
         moves = torch.from_numpy(starts - offsets[:-1]).to(device)
         # With the number of elements given, the device is not waited for.
         gathered = torch.repeat_interleave(moves, torch.from_numpy(lengths).to(device), output_size=count)
         gathered += torch.arange(count, device=device)
         elements = movable(self.elements).index_select(0, gathered)
-        return RaggedTorchColumn(
-            elements.view(self.dtype), offsets, None if self.shapes is None else self.shapes[indices]
-        )
+        return RaggedTorchColumn(elements.view(self.dtype), offsets, shapes)
 
     def to_numpy(self) -> npt.NDArray[Any]:
         """Return the rows as an array of n objects, each an array that shares memory with the column.

@@ -262,6 +262,22 @@ def test_rows_without_elements_have_no_say_in_the_dtype() -> None:
         assert sum(joined["ids"].lengths) == 3
 
 
+def test_empty_batches_keep_columns_ragged() -> None:
+    empty = SampleBatch(ids=[], t=[], ragged={"ids": "int32"})
+    for parts in ([empty, empty], [SampleBatch(), empty[:0]], [PARTS["ragged"][:0], empty]):
+        joined = concat_samples(parts)
+        assert joined.count == 0
+        assert joined["ids"].kind == "ragged"
+        assert joined["ids"].dtype == next(part for part in parts if "ids" in part)["ids"].dtype
+    for parts in ([empty.drop("t"), PARTS["equal"]], [PARTS["equal"], empty.drop("t"), PARTS["equal"]]):
+        joined = concat_samples(parts)
+        assert joined["ids"].kind == "ragged"
+        assert joined["ids"].dtype == np.int64
+        assert joined.count == sum(map(len, parts))
+    tensors = concat_samples([PARTS["ragged"][:0].to_torch(), PARTS["equal"].to_torch()])
+    assert tensors["ids"].kind == "ragged_torch"
+
+
 def test_ragged_columns_are_not_joined_to_what_would_lose_values() -> None:
     for other, words in (
         (SampleBatch(ids=[1, 2]), "must be of one kind to be joined, got ragged and tensor"),
