@@ -15,6 +15,7 @@ from samplebatch.env.gymnasium import EnvironmentList, check_different, vector_e
 from samplebatch.env.pettingzoo import ParallelAdapter, TurnBasedAdapter
 from samplebatch.env.registry import Environment, environment_factory, environment_kind, make_environment
 from samplebatch.env.rllib import RLlibAdapter
+from samplebatch.env.tianshou import TianshouEnvironments, functions_of, is_tianshou_vector
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
 
 
@@ -24,8 +25,8 @@ def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[s
     Parameters
     ----------
     env
-        An environment or vector environment; a function that makes one, or its id (see `environment_factory`); or a
-        list of single environments, functions that make them and ids.
+        An environment or vector environment, Tianshou's included; a function that makes one, or its id (see
+        `environment_factory`); or a list of single environments, functions that make them and ids.
     num_envs
         How many environments to make of one function or id, by default 1.
     env_kwargs
@@ -68,6 +69,8 @@ def _adapt(env: Any, num_envs: int) -> Environments:
 
 
 def _adapt_made(env: Any) -> Environments:
+    if is_tianshou_vector(env):
+        return TianshouEnvironments(env)
     try:
         kind = environment_kind(env)
     except EnvironmentSpecError:
@@ -129,7 +132,8 @@ def environment_makers(env: Environment | Sequence[Environment], num_envs: int |
     Parameters
     ----------
     env
-        Functions or ids, one for each environment; or one for all.
+        Functions or ids, one for each environment; or one for all; or a vector environment of Tianshou, whose functions
+        are used.
     num_envs
         How many environments there are, by default as many as functions.
 
@@ -140,6 +144,8 @@ def environment_makers(env: Environment | Sequence[Environment], num_envs: int |
     """
     if num_envs is not None:
         whole("num_envs", num_envs, 1)
+    if is_tianshou_vector(env):
+        env = functions_of(env)
     if not isinstance(env, (list, tuple)):
         return [_maker(env)] * (num_envs or 1)
     if not env:
@@ -167,6 +173,8 @@ def list_environments(env: Environment | Sequence[Environment], count: int) -> t
     >>> list_environments("CartPole-v1", 2)
     ('CartPole-v1', 'CartPole-v1')
     """
+    if is_tianshou_vector(env):
+        env = functions_of(env)
     environments: tuple[Any, ...] = tuple(env) if isinstance(env, (list, tuple)) else (env,) * count
     if len(environments) != count:
         raise ArgumentError(

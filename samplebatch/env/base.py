@@ -104,11 +104,15 @@ class Environments(ABC):
         Their layouts.
     resets_later
         Whether an environment is reset in an autoreset step after its episode ended, not with its last step.
+    keeps_seeds
+        Whether a collector without a seed resets the environments without seeds, so that seeds that they were given
+        before remain in effect.
     made
         Calls of the environment's `step` since all environments were reset, which errors name.
     """
 
     resets_later = False
+    keeps_seeds = False
     _resets: Flags | None = None
     """Which environments the next step resets; None for none."""
     _kept: ClassVar[Sequence[str]] = ("made",)

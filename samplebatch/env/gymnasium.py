@@ -90,7 +90,7 @@ class EnvironmentList(Environments):
     def _reset(self, envs: Sequence[int], given: Iterable[dict[str, Any]]) -> tuple[list[Leaf], list[Info]]:
         """Reset k environments, each with arguments of its own."""
         self._resetting = True
-        returned = [self._envs[env].reset(**own) for env, own in zip(envs, given, strict=False)]
+        returned = self._reset_each(envs, given)
         refuse = self.refusing(*envs)
         obs, infos = take_apart("reset", returned, 2, refuse)
         said = _copy_infos(infos, refuse) if any(infos) else []
@@ -98,11 +98,19 @@ class EnvironmentList(Environments):
         self._resetting = False
         return begun
 
+    def _reset_each(self, envs: Sequence[int], arguments: Iterable[dict[str, Any]]) -> list[Any]:
+        """Return what `reset` of each environment returns."""
+        return [self._envs[env].reset(**own) for env, own in zip(envs, arguments, strict=False)]
+
+    def _step_each(self, actions: Iterable[Any]) -> list[Any]:
+        """Return what `step` of each environment returns."""
+        return [env.step(action) for env, action in zip(self._envs, actions, strict=True)]
+
     def step_raw(self, actions: Sequence[Leaf]) -> StepParts:
         rows = actions[0] if self.actions.plain else self.actions.nest_each(actions, self.num_envs)
         resets = self._resets
         if resets is None:
-            returned = [env.step(action) for env, action in zip(self._envs, rows, strict=True)]
+            returned = self._step_each(rows)
         else:
             asked = zip(resets.tolist(), self._envs, rows, strict=True)
             returned = [self._begin(env) if due else own.step(action) for env, (due, own, action) in enumerate(asked)]
@@ -187,9 +195,15 @@ def _check_environments(envs: Sequence[Any]) -> None:
             raise EnvironmentSpecError(
                 f"environment {index} must be a single Gymnasium environment, got a {type(env).__name__}"
             )
-        check_space(names.OBS, index, env.observation_space, envs[0].observation_space)
-        check_space(names.ACTIONS, index, env.action_space, envs[0].action_space)
+    check_equal_spaces([env.observation_space for env in envs], [env.action_space for env in envs])
     check_different(envs)
+
+
+def check_equal_spaces(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> None:
+    """Raise EnvironmentSpecError unless all environments have the spaces of environment 0."""
+    for index, (observations, actions) in enumerate(zip(observation_spaces, action_spaces, strict=True)):
+        check_space(names.OBS, index, observations, observation_spaces[0])
+        check_space(names.ACTIONS, index, actions, action_spaces[0])
 
 
 def check_different(envs: Sequence[Any]) -> None:

@@ -16,6 +16,7 @@ from samplebatch.env.async_vector import AsyncEnvironments, AsyncStepResult
 from samplebatch.env.infos import Infos, Rows, batch_of, infos_to_rows
 from samplebatch.env.registry import Environment
 from samplebatch.env.spaces import put
+from samplebatch.env.tianshou import is_tianshou_vector, waiting_of
 from samplebatch.errors import ArgumentError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.action_map import ActionMap
@@ -64,7 +65,8 @@ class AsyncCollector(Collector):
     env
         Functions or ids that make a `gymnasium.Env` each, in a list; or one for all of them. Where processes do not
         fork, functions are pickled: by value if cloudpickle is installed, as it is with Gymnasium, else they must be
-        importable. Observations of numbers come back through shared memory.
+        importable. Observations of numbers come back through shared memory. Of a vector environment of Tianshou, the
+        functions that it was made of are used, and its `wait_num` and `timeout` are the defaults here.
     buffer
         A `VectorReplayBuffer` with a ring for each environment.
     num_envs
@@ -132,6 +134,8 @@ class AsyncCollector(Collector):
     ) -> None:
         check_order(type(self).__name__, policy, env)
         makers = environment_makers(bind_arguments(env, env_kwargs), num_envs)
+        if is_tianshou_vector(env) and wait_num is None and timeout_s is None:
+            wait_num, timeout_s = waiting_of(env)
         if wait_num is not None and not 1 <= wait_num <= len(makers):
             raise ArgumentError(f"wait_num must be from 1 to {len(makers)}, the number of environments, got {wait_num}")
         if timeout_s is not None and not timeout_s >= 0:

@@ -7,6 +7,7 @@ import inspect
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -417,7 +418,8 @@ class Collector(BaseCollector[SampleBatch]):
     env
         A Gymnasium environment; a list of environments, which are stepped one after the other in this process; a
         function that makes one, or its id, such as `"CartPole-v1"` (see `environment_factory`), also in lists; or a
-        vector environment in any autoreset mode.
+        vector environment in any autoreset mode, or one of Tianshou's: `DummyVectorEnv`, `SubprocVectorEnv`,
+        `ShmemVectorEnv` or `RayVectorEnv`.
     buffer
         A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with a ring for each; or a
         `ReplayClient`, which gets the steps at the end of each call of `collect`.
@@ -441,7 +443,8 @@ class Collector(BaseCollector[SampleBatch]):
         Random actions are drawn from the space itself: of these only `"scale"` keeps others, from [-1, 1].
     seed
         Seed of the environments, the first time they are reset, and of random actions. With the same seed and a policy
-        that draws nothing itself, the data are the same, `eps_id` aside.
+        that draws nothing itself, the data are the same, `eps_id` aside. Without one, a vector environment of Tianshou
+        keeps the seeds that it was given.
     infos
         Whether to keep the infos; policies see them in any case.
     worker_index
@@ -481,6 +484,9 @@ class Collector(BaseCollector[SampleBatch]):
 
     _kept = (*BaseCollector._kept, "_obs", "_infos", "_state", "_seeds", "_env_seeds")
 
+    __class_getitem__: Any = classmethod(GenericAlias)
+    """`Collector[CollectStats](...)`, as Tianshou's scripts write it, creates a collector."""
+
     def __init__(
         self,
         policy: CollectorPolicy,
@@ -519,6 +525,8 @@ class Collector(BaseCollector[SampleBatch]):
             # By environment, so that its data do not depend on how many others there are.
             policy = RandomByEnvironment(policy, env_ids, [seeds_at(random_seeds, env_id) for env_id in env_ids])
         self._seeds: Sequence[int] | None = [seed_number(seeds_at(self._env_seeds, env_id)) for env_id in env_ids]
+        if seed is None and environments.keeps_seeds:
+            self._seeds = None
         self._actor = Actor(
             policy,
             environments.observations,
