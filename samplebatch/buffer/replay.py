@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -1169,18 +1168,8 @@ class ReplayBuffer:
         trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
         return load_hdf5_buffer(cls, path, missing=missing, **trust)
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[Any]:
-        """The class of the same name in Tianshou, if Tianshou is loaded; otherwise this one.
-
-        `isinstance(buffer, tianshou.data.ReplayBufferManager)` is then true, by which Tianshou's collectors recognise
-        buffers of several environments. `type(buffer)` is unchanged.
-        """
-        peers = sys.modules.get("tianshou.data")
-        for kind in type(self).__mro__ if peers is not None else ():
-            if kind.__module__.startswith("samplebatch.") and hasattr(peers, kind.__name__):
-                return cast(type[Any], getattr(peers, kind.__name__))
-        return type(self)
+    # Tianshou's collectors recognise buffers of several environments by `isinstance`.
+    __class__: Any = property(lambda self: views.peer_class(type(self)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickle's own form requires `__class__` to be the type.

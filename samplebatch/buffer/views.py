@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +31,16 @@ from samplebatch.errors import (
 
 if TYPE_CHECKING:
     from samplebatch.buffer.replay import ReplayBuffer
+
+
+def peer_class(kind: type[Any]) -> type[Any]:
+    """Return Tianshou's class of the same name as a buffer's class, if Tianshou is loaded; otherwise the class."""
+    peers = sys.modules.get("tianshou.data")
+    for base in kind.__mro__ if peers is not None else ():
+        if base.__module__.startswith("samplebatch.") and hasattr(peers, base.__name__):
+            peer: type[Any] = getattr(peers, base.__name__)
+            return peer
+    return kind
 
 
 _MAX_OBJECTS = 100
