@@ -5,8 +5,10 @@ Each returns the argument, as the type that it stands for, or raises `ArgumentEr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeGuard
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, wraps
+from inspect import Parameter, signature
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -146,6 +148,105 @@ def choice(name: str, value: object, known: Iterable[str]) -> str:
         hint = f"; {near}" if near.startswith("did") else ""
         raise ArgumentError(f"{name} must be {listed}, got {_shown(value)}{hint}")
     return value
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], renamed: Mapping[str, str]) -> None:
+    """Check the arguments of a class that takes them by name, before its `__init__` is called.
+
+    Parameters
+    ----------
+    cls
+        The class. Names are those of its `__init__`, and of its base classes' as long as these take `**options`.
+    values, names
+        Arguments without a name, and the names of the others.
+    renamed
+        Names of other versions and libraries, with the ones they have here.
+
+    Raises
+    ------
+    ArgumentError
+        If arguments come without a name, or with an unknown one; suggests the near name.
+
+    Examples
+    --------
+    >>> class Learner:
+    ...     def __init__(self, *, gamma=0.9, lr=0.1): ...
+    >>> check_names(Learner, (), ["discount_factor"], {"discount_factor": "gamma"})
+    Traceback (most recent call last):
+    samplebatch.errors.ArgumentError: Learner has no argument 'discount_factor'; did you mean 'gamma'?
+    """
+    parameters, positional = _parameters_of(cls)
+    if values and not positional:
+        expected = ", ".join(f"{name}=..." for name in list(parameters)[:3])
+        raise ArgumentError(f"{cls.__name__} must get its arguments by name, {expected}, got {len(values)} without one")
+    for name in names:
+        if parameters and name not in parameters:
+            raise ArgumentError(_no_argument(cls.__name__, name, parameters, renamed))
+
+
+@cache
+def _parameters_of(cls: type) -> tuple[dict[str, Parameter], bool]:
+    """Return the named parameters of a class, none if it takes any, and whether it takes arguments without names."""
+    found: dict[str, Parameter] = {}
+    takes_any, takes_positional = True, False
+    for base in cls.__mro__:
+        if "__init__" not in vars(base) or not takes_any or base is object:
+            continue
+        takes_any = False
+        for name, parameter in list(signature(vars(base)["__init__"]).parameters.items())[1:]:
+            if parameter.kind is Parameter.VAR_KEYWORD:
+                takes_any = True
+            elif parameter.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+                found.setdefault(name, parameter)
+            takes_positional |= parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
+    return ({} if takes_any else found), takes_positional
+
+
+def _no_argument(subject: str, name: str, known: Iterable[str], renamed: Mapping[str, str]) -> str:
+    known = list(known)
+    if (near := renamed.get(name)) is not None and near.split("=")[0] in known:
+        return f"{subject} has no argument {name!r}; did you mean {near!r}?"
+    return f"{subject} has no argument {name!r}; {near_names(name, known)}"
+
+
+def suggest_names(
+    **renamed: str,
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Return a decorator of functions that answers unknown argument names with near ones.
+
+    Parameters
+    ----------
+    **renamed
+        Names of other libraries, with the ones they have here.
+
+    Examples
+    --------
+    >>> @suggest_names(lam="gae_lambda")
+    ... def estimate(gae_lambda=0.95): ...
+    >>> estimate(lam=0.9)
+    Traceback (most recent call last):
+    samplebatch.errors.ArgumentError: estimate has no argument 'lam'; did you mean 'gae_lambda'?
+    """
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        parameters = signature(function).parameters
+        subject = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+
+        @wraps(function)
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            for name in kwargs:
+                if name not in parameters:
+                    known = [known for known in parameters if known != "self"]
+                    raise ArgumentError(_no_argument(subject, name, known, renamed))
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 def _is_number(value: object) -> TypeGuard[float]:

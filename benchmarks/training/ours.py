@@ -24,7 +24,6 @@ from samplebatch.learn import (
     CQL,
     DQN,
     MAPPO,
-    MLP,
     PPO,
     SAC,
     TD3,
@@ -43,10 +42,11 @@ from samplebatch.learn import (
     ImitationPolicy,
     JointCritic,
     LinearSchedule,
+    Net,
     OfflineTrainerParams,
     OffPolicyTrainerParams,
     OnPolicyTrainerParams,
-    Recurrent,
+    RecurrentBody,
     SACPolicy,
     ValueCritic,
 )
@@ -114,9 +114,9 @@ def _off_policy(task: Task, curve: Curve, seed: int, algorithm: Any, buffer: Any
 def _q_learning(task: Task, curve: Curve, seed: int, buffer: Any) -> Run:
     env, options = task.make(), task.options
     explore = LinearSchedule(1.0, options["epsilon"], int(options["fraction"] * task.steps))
-    body = MLP(env.observation_space, task.hidden)
+    body = Net.for_space(env.observation_space, task.hidden)
     policy = DiscreteQLearningPolicy(
-        model=DiscreteCritic(body, env.action_space), action_space=env.action_space,
+        model=DiscreteCritic.for_space(body, env.action_space), action_space=env.action_space,
         observation_space=env.observation_space, eps_training=explore,
     )  # fmt: skip
     algorithm = DQN(
@@ -140,13 +140,13 @@ def her(task: Task, curve: Curve, seed: int) -> Run:
 
 
 def _critic(task: Task, env: Any) -> Any:
-    return ContinuousCritic(env.observation_space, env.action_space, task.hidden)
+    return ContinuousCritic.for_space(env.observation_space, env.action_space, task.hidden)
 
 
 def _soft(task: Task, kind: Any, **options: Any) -> Any:
     env, optim = task.make(), AdamOptimizerFactory(task.lr)
-    actor = ContinuousActorProbabilistic(
-        MLP(env.observation_space, task.hidden), env.action_space, conditioned_sigma=True
+    actor = ContinuousActorProbabilistic.for_space(
+        Net.for_space(env.observation_space, task.hidden), env.action_space, conditioned_sigma=True
     )
     return kind(
         policy=SACPolicy(actor=actor, action_space=env.action_space, observation_space=env.observation_space),
@@ -163,7 +163,9 @@ def sac(task: Task, curve: Curve, seed: int, buffer: Any = None) -> Run:
 def td3(task: Task, curve: Curve, seed: int) -> Run:
     env, optim = task.make(), AdamOptimizerFactory(task.lr)
     policy = ContinuousDeterministicPolicy(
-        actor=ContinuousActorDeterministic(MLP(env.observation_space, task.hidden), env.action_space),
+        actor=ContinuousActorDeterministic.for_space(
+            Net.for_space(env.observation_space, task.hidden), env.action_space
+        ),
         exploration_noise=GaussianNoise(sigma=task.options["noise"]), action_space=env.action_space,
         observation_space=env.observation_space,
     )  # fmt: skip
@@ -186,7 +188,7 @@ def _on_policy_params(task: Task, collector: Any) -> OnPolicyTrainerParams:
 def _on_policy(task: Task, curve: Curve, seed: int, actor_body: Any, critic_body: Any) -> Run:
     env, options = task.make(), task.options
     policy = DiscreteActorPolicy(
-        actor=DiscreteActor(actor_body, env.action_space), action_space=env.action_space,
+        actor=DiscreteActor.for_space(actor_body, env.action_space), action_space=env.action_space,
         observation_space=env.observation_space, deterministic_eval=True,
     )  # fmt: skip
     algorithm = PPO(
@@ -209,14 +211,16 @@ def _on_policy(task: Task, curve: Curve, seed: int, actor_body: Any, critic_body
 
 def ppo(task: Task, curve: Curve, seed: int) -> Run:
     space = task.make().observation_space
-    return _on_policy(task, curve, seed, MLP(space, task.hidden, nn.Tanh), MLP(space, task.hidden, nn.Tanh))
+    return _on_policy(
+        task, curve, seed, Net.for_space(space, task.hidden, nn.Tanh), Net.for_space(space, task.hidden, nn.Tanh)
+    )
 
 
 def recurrent(task: Task, curve: Curve, seed: int) -> Run:
     space = task.make().observation_space
-    body = Recurrent(space, task.options["state"], "lstm")
+    body = RecurrentBody(space, task.options["state"], "lstm")
     # A body of its own, as the critic's large errors would drown the actor's gradients in a shared one.
-    return _on_policy(task, curve, seed, body, MLP(space, task.hidden))
+    return _on_policy(task, curve, seed, body, Net.for_space(space, task.hidden))
 
 
 def mappo(task: Task, curve: Curve, seed: int) -> Run:
@@ -225,7 +229,7 @@ def mappo(task: Task, curve: Curve, seed: int) -> Run:
     env, options = task.make(), task.options
     spaces = [env.observation_space(agent) for agent in env.possible_agents]
     moves = env.action_space(env.possible_agents[0])
-    actor = DiscreteActor(MLP(spaces[0], task.hidden, nn.Tanh), moves)
+    actor = DiscreteActor.for_space(Net.for_space(spaces[0], task.hidden, nn.Tanh), moves)
     policy = DiscreteActorPolicy(actor=actor, action_space=moves, deterministic_eval=True)
     algorithm = MAPPO(
         policies={"agent": policy}, critic=JointCritic(spaces, task.hidden), optim=AdamOptimizerFactory(task.lr),
@@ -266,7 +270,7 @@ def _offline(task: Task, curve: Curve, algorithm: Any) -> Run:
 
 def bc(task: Task, curve: Curve, seed: int) -> Run:
     env = task.make()
-    actor = DiscreteActor(MLP(env.observation_space, task.hidden), env.action_space)
+    actor = DiscreteActor.for_space(Net.for_space(env.observation_space, task.hidden), env.action_space)
     policy = ImitationPolicy(actor=actor, action_space=env.action_space, observation_space=env.observation_space)
     return _offline(task, curve, BehaviourCloning(policy=policy, optim=AdamOptimizerFactory(task.lr)))
 

@@ -16,12 +16,12 @@ import torch
 from samplebatch import Collector, PrioritizedVectorReplayBuffer
 from samplebatch.learn import (
     DQN,
-    MLP,
     AdamOptimizerFactory,
     DiscreteCritic,
     DiscreteQLearningPolicy,
     LinearSchedule,
     LRSchedulerFactoryLinear,
+    Net,
     OffPolicyTrainerParams,
 )
 
@@ -34,7 +34,7 @@ def main(steps: int, seed: int) -> float:
     torch.manual_seed(seed)
     env = gymnasium.make(ENV)
     policy = DiscreteQLearningPolicy(
-        model=DiscreteCritic(MLP(env.observation_space, [128, 128]), env.action_space),
+        model=DiscreteCritic.for_space(Net.for_space(env.observation_space, [128, 128]), env.action_space),
         action_space=env.action_space,
         eps_training=LinearSchedule(1.0, 0.02, steps // 5),
     )

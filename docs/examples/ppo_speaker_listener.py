@@ -16,13 +16,13 @@ from torch import nn
 
 from samplebatch import MultiAgentCollector, MultiAgentReplayBuffer
 from samplebatch.learn import (
-    MLP,
     PPO,
     AdamOptimizerFactory,
     DiscreteActor,
     DiscreteActorPolicy,
     LRSchedulerFactoryLinear,
     MultiAgentOnPolicyAlgorithm,
+    Net,
     OnPolicyTrainerParams,
     ValueCritic,
 )
@@ -33,10 +33,10 @@ ENV, ENVS, STEPS, EPOCHS = "mpe2/simple_speaker_listener_v4", 16, 3200, 5
 
 def learner(observation_space: Any, action_space: Any, rate: LRSchedulerFactoryLinear) -> PPO:
     """Make the algorithm of one policy, with networks of its own."""
-    actor = DiscreteActor(MLP(observation_space, [64, 64], nn.Tanh), action_space)
+    actor = DiscreteActor.for_space(Net.for_space(observation_space, [64, 64], nn.Tanh), action_space)
     return PPO(
         policy=DiscreteActorPolicy(actor=actor, action_space=action_space),
-        critic=ValueCritic(MLP(observation_space, [64, 64], nn.Tanh)),
+        critic=ValueCritic(Net.for_space(observation_space, [64, 64], nn.Tanh)),
         optim=AdamOptimizerFactory(lr=1e-3).with_lr_scheduler_factory(rate),
         gamma=0.95,
         return_scaling=True,

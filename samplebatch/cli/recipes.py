@@ -16,7 +16,6 @@ from samplebatch.learn.dqn import DQN, DiscreteQLearningPolicy
 from samplebatch.learn.exploration import GaussianNoise
 from samplebatch.learn.impala import APPO, IMPALA
 from samplebatch.learn.networks import (
-    MLP,
     ContinuousActorDeterministic,
     ContinuousActorProbabilistic,
     ContinuousCritic,
@@ -24,6 +23,7 @@ from samplebatch.learn.networks import (
     DiscreteActor,
     DiscreteCritic,
     DuelingCritic,
+    Net,
     ValueCritic,
 )
 from samplebatch.learn.optimizer import AdamOptimizerFactory
@@ -189,7 +189,7 @@ def _body(space: Space, settings: Settings) -> nn.Module:
     """Make layers for observations: convolutions for images, linear ones else."""
     if len(space.shape or ()) == 3:
         return Convolutional(space)
-    return MLP(space, settings["hidden_sizes"])
+    return Net.for_space(space, settings["hidden_sizes"])
 
 
 def _optim(settings: Settings) -> AdamOptimizerFactory:
@@ -216,7 +216,7 @@ def _check_discrete(act: Space, name: str) -> None:
 
 def _actor(obs: Space, act: Space, settings: Settings) -> nn.Module:
     head = DiscreteActor if _is_discrete(act) else ContinuousActorProbabilistic
-    return head(_body(obs, settings), act)
+    return head.for_space(_body(obs, settings), act)
 
 
 def _actor_policy(obs: Space, act: Space, settings: Settings) -> ProbabilisticActorPolicy:
@@ -241,7 +241,7 @@ def _make_dqn(obs: Space, act: Space, settings: Settings) -> DQN:
     _check_discrete(act, "dqn")
     head = DuelingCritic if settings["is_dueling"] else DiscreteCritic
     policy = DiscreteQLearningPolicy(
-        model=head(_body(obs, settings), act),
+        model=head.for_space(_body(obs, settings), act),
         eps_training=LinearSchedule(settings["eps_start"], settings["eps_end"], settings["eps_steps"]),
         **_spaces(obs, act),
     )
@@ -251,7 +251,7 @@ def _make_dqn(obs: Space, act: Space, settings: Settings) -> DQN:
 def _make_td3(obs: Space, act: Space, settings: Settings) -> TD3:
     _check_continuous(act, "td3")
     policy = ContinuousDeterministicPolicy(
-        actor=ContinuousActorDeterministic(_body(obs, settings), act),
+        actor=ContinuousActorDeterministic.for_space(_body(obs, settings), act),
         exploration_noise=GaussianNoise(sigma=settings["noise_sigma"]),
         **_spaces(obs, act),
     )
@@ -260,7 +260,7 @@ def _make_td3(obs: Space, act: Space, settings: Settings) -> TD3:
 
 
 def _critics(obs: Space, act: Space, settings: Settings) -> dict[str, Any]:
-    one, other = (ContinuousCritic(obs, act, settings["hidden_sizes"]) for _ in range(2))
+    one, other = (ContinuousCritic.for_space(obs, act, settings["hidden_sizes"]) for _ in range(2))
     optim = _optim(settings)
     return {"critic": one, "critic_optim": optim, "critic2": other, "critic2_optim": optim}
 
@@ -268,7 +268,7 @@ def _critics(obs: Space, act: Space, settings: Settings) -> dict[str, Any]:
 def _make_soft(cls: Any) -> Callable[[Space, Space, Settings], Any]:
     def make(obs: Space, act: Space, settings: Settings) -> Any:
         _check_continuous(act, cls.__name__.lower())
-        actor = ContinuousActorProbabilistic(_body(obs, settings), act, conditioned_sigma=True)
+        actor = ContinuousActorProbabilistic.for_space(_body(obs, settings), act, conditioned_sigma=True)
         alpha = settings["alpha"]
         if settings["learn_alpha"]:
             alpha = AutoAlpha(-float(act.shape[0]), 0.0, _optim(settings))
@@ -281,7 +281,7 @@ def _make_soft(cls: Any) -> Callable[[Space, Space, Settings], Any]:
 
 def _make_cloning(obs: Space, act: Space, settings: Settings) -> BehaviourCloning:
     head = DiscreteActor if _is_discrete(act) else ContinuousActorDeterministic
-    actor = head(_body(obs, settings), act)
+    actor = head.for_space(_body(obs, settings), act)
     policy = ImitationPolicy(actor=actor, action_scaling=not _is_discrete(act), **_spaces(obs, act))
     return BehaviourCloning(policy=policy, optim=_optim(settings), **_arguments(BehaviourCloning, settings))
 
@@ -289,8 +289,8 @@ def _make_cloning(obs: Space, act: Space, settings: Settings) -> BehaviourClonin
 def _make_bcq(obs: Space, act: Space, settings: Settings) -> DiscreteBCQ:
     _check_discrete(act, "bcq")
     policy = DiscreteBCQPolicy(
-        model=DiscreteCritic(_body(obs, settings), act),
-        imitator=DiscreteActor(_body(obs, settings), act),
+        model=DiscreteCritic.for_space(_body(obs, settings), act),
+        imitator=DiscreteActor.for_space(_body(obs, settings), act),
         unlikely_action_threshold=settings["unlikely_action_threshold"],
         **_spaces(obs, act),
     )

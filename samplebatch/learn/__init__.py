@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from samplebatch.learn.algorithm import TrainingStats as TrainingStats
     from samplebatch.learn.behaviour_cloning import BehaviourCloning as BehaviourCloning
     from samplebatch.learn.behaviour_cloning import ImitationPolicy as ImitationPolicy
+    from samplebatch.learn.behaviour_cloning import OffPolicyImitationLearning as OffPolicyImitationLearning
     from samplebatch.learn.checkpoint import load_checkpoint as load_checkpoint
     from samplebatch.learn.checkpoint import save_checkpoint as save_checkpoint
     from samplebatch.learn.cql import CQL as CQL
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from samplebatch.learn.independent import MultiAgentPolicy as MultiAgentPolicy
     from samplebatch.learn.mappo import MAPPO as MAPPO
     from samplebatch.learn.networks import MLP as MLP
+    from samplebatch.learn.networks import ActorCritic as ActorCritic
     from samplebatch.learn.networks import ContinuousActorDeterministic as ContinuousActorDeterministic
     from samplebatch.learn.networks import ContinuousActorProbabilistic as ContinuousActorProbabilistic
     from samplebatch.learn.networks import ContinuousCritic as ContinuousCritic
@@ -45,7 +47,9 @@ if TYPE_CHECKING:
     from samplebatch.learn.networks import DiscreteCritic as DiscreteCritic
     from samplebatch.learn.networks import DuelingCritic as DuelingCritic
     from samplebatch.learn.networks import JointCritic as JointCritic
+    from samplebatch.learn.networks import Net as Net
     from samplebatch.learn.networks import Recurrent as Recurrent
+    from samplebatch.learn.networks import RecurrentBody as RecurrentBody
     from samplebatch.learn.networks import ValueCritic as ValueCritic
     from samplebatch.learn.optimizer import AdamOptimizerFactory as AdamOptimizerFactory
     from samplebatch.learn.optimizer import LRSchedulerFactory as LRSchedulerFactory

@@ -20,7 +20,7 @@ from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.learn.algorithm import Indices, OnPolicyAlgorithm
 from samplebatch.learn.networks import ask, recurrent_parts
 from samplebatch.learn.optimizer import OptimizerFactory
-from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
+from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability, require_critic
 from samplebatch.policy.state import state_of
 
 Floats = npt.NDArray[np.float64]
@@ -77,6 +77,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         sequence_length: int = 32,
         allow_nonfinite: bool = False,
     ) -> None:
+        require_critic(critic)
         super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
         if not set(recurrent_parts(critic)) <= set(policy.modules()):
             raise ArgumentError("critic must share the actor's body to be recurrent, as only its state is collected")

@@ -14,12 +14,15 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from samplebatch.arguments import check_names
+from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.convert.experience import open_source
 from samplebatch.errors import ArgumentError, EmptyBufferError, NonFiniteLossError
 from samplebatch.learn.networks import LaggedNetwork, follow, set_training
-from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
+from samplebatch.learn.optimizer import Optimizer, OptimizerFactory, require_factory
 from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
 from samplebatch.learn.trainer import (
     InfoStats,
@@ -34,17 +37,37 @@ from samplebatch.learn.trainer import (
 )
 from samplebatch.names import GENERATION, WEIGHT
 from samplebatch.returns import batches as returns
-from samplebatch.rollout.statistics import SequenceSummaryStats
+from samplebatch.rollout.statistics import PrintedAsDict, SequenceSummaryStats
 from samplebatch.service.client import ReplayClient
 from samplebatch.storage.datasets.mixed_sampler import MixedIndices, sample_steps
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 StatsT = TypeVar("StatsT", bound="TrainingStats")
 Indices = npt.NDArray[np.intp]
+_RENAMED = {
+    "optimizer": "optim",
+    "actor_optim": "policy_optim",
+    "critic1": "critic",
+    "critic1_optim": "critic_optim",
+    "discount_factor": "gamma",
+    "estimation_step": "n_step_return_horizon",
+    "n_step": "n_step_return_horizon",
+    "reward_normalization": "return_scaling",
+    "lr": "optim=AdamOptimizerFactory(lr=...)",
+    "policy_lr": "policy_optim=AdamOptimizerFactory(lr=...)",
+    "clip_range": "eps_clip",
+    "clip_param": "eps_clip",
+    "lam": "gae_lambda",
+    "lambda_": "gae_lambda",
+    "entropy_coeff": "ent_coef",
+    "vf_loss_coeff": "vf_coef",
+    "model": "policy",
+}
+"""Arguments in Tianshou 0.5 and 1, RLlib and Stable-Baselines3, with their names here."""
 
 
 @dataclass(kw_only=True)
-class TrainingStats:
+class TrainingStats(PrintedAsDict):
     """Figures of an update, for trainers and loggers. Algorithms derive their own, with losses.
 
     Attributes
@@ -116,8 +139,20 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     gamma: float = 0.99
     policy: PolicyT
 
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Reject unknown arguments with the near names."""
+        check_names(cls, args, options, _RENAMED)
+        return super().__new__(cls)
+
     def __init__(self, *, policy: PolicyT, allow_nonfinite: bool = False) -> None:
         super().__init__()
+        if isinstance(policy, nn.Module) and not hasattr(policy, "is_within_training_step"):
+            raise ArgumentError(
+                f"policy must be a policy, got a {type(policy).__name__}; pass the network to a policy such as "
+                "DiscreteQLearningPolicy(model=...) or ProbabilisticActorPolicy(actor=...)"
+            )
+        if isinstance(policy, Policy):
+            policy.attach_learner(self)
         self.policy = policy
         self.lr_schedulers: list[LRScheduler] = []
         self.updates = 0
@@ -157,6 +192,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         max_grad_norm
             The largest L2 norm of all gradients together; None for no bound.
         """
+        require_factory(factory)
         optimizer, scheduler = factory.create_instances(module)
         if scheduler is not None:
             self.lr_schedulers.append(scheduler)
@@ -359,6 +395,18 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
+def require_source(buffer: Any, size: Any) -> None:
+    """Raise ArgumentError if the first argument of `update` is no source of steps of one policy."""
+    if buffer is None or isinstance(buffer, int | np.integer):
+        hint = f"; the order is update(buffer, {buffer})" if not isinstance(size, int | None) else ""
+        raise ArgumentError(f"buffer must be a replay buffer or a batch, got {buffer!r}{hint}")
+    if isinstance(buffer, MultiAgentBatch):
+        raise ArgumentError(
+            "buffer must have the steps of one policy, got a MultiAgentBatch; pass batch['policy_id'], or use an "
+            "algorithm of several policies such as MultiAgentOnPolicyAlgorithm"
+        )
+
+
 def require_steps(count: int) -> None:
     """Raise EmptyBufferError if there are no steps to learn from."""
     if not count:
@@ -382,23 +430,42 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
         """Make the trainer that runs such an algorithm."""
         return OnPolicyTrainer(self, params)
 
-    def update(self, buffer: Any, batch_size: int | None, repeat: int) -> TrainingStats:
-        """Update the policy with all steps of a buffer.
+    def update(self, buffer: Any, batch_size: int | None = None, repeat: int = 1) -> TrainingStats:
+        """Update the policy with all steps of a buffer or batch.
 
         Parameters
         ----------
         buffer
-            A replay buffer, whose steps are in time order ring by ring.
+            A replay buffer, or a `SampleBatch` or `Batch` of steps in time order, episode by episode.
         batch_size
-            Steps of a minibatch, None for all.
+            Steps per minibatch; None for all.
         repeat
-            How often to go over the steps.
+            Passes over the steps.
 
         Raises
         ------
         EmptyBufferError
-            If the buffer has no steps.
+            If there are no steps.
+        ArgumentError
+            If `buffer` is neither a buffer nor a batch of one policy.
+
+        Examples
+        --------
+        >>> from gymnasium import spaces
+        >>> from samplebatch import Collector
+        >>> from samplebatch.learn import PPO, AdamOptimizerFactory, DiscreteActorPolicy, DiscreteCritic, Net
+        >>> policy = DiscreteActorPolicy(actor=Net(4, 2, [8]), action_space=spaces.Discrete(2))
+        >>> critic = DiscreteCritic(Net(4, hidden_sizes=[8]))
+        >>> algorithm = PPO(policy=policy, critic=critic, optim=AdamOptimizerFactory())
+        >>> batch = Collector(policy, "CartPole-v1").collect(n_step=64).batch
+        >>> algorithm.update(batch, batch_size=32, repeat=2).gradient_steps
+        4
         """
+        require_source(buffer, batch_size)
+        if isinstance(buffer, SampleBatch | Batch):
+            require_steps(len(buffer))
+            batch, buffer = buffer, ReplayBuffer(len(buffer))
+            buffer.extend(batch)
         require_steps(len(buffer))
         return self._update(buffer, 0, lambda batch: self._update_with_batch(batch, batch_size, repeat))
 
@@ -419,26 +486,33 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
 class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
     """An update rule that learns from rows drawn from a buffer."""
 
-    def update(self, buffer: Any, sample_size: int | None) -> TrainingStats:
-        """Update the policy with rows drawn from a buffer.
+    def update(self, buffer: Any, sample_size: int | None = None) -> TrainingStats:
+        """Update the policy with rows drawn from a buffer, or with all rows of a batch.
 
         Parameters
         ----------
         buffer
-            A replay buffer or a client of a replay service; or a `Dataset` or `MixedSampler`, whose rows stand for one
-            step each.
+            A replay buffer or a client of a replay service; a `Dataset` or `MixedSampler`, whose rows are one step
+            each; or a train batch, a `SampleBatch` or `Batch` of such rows.
         sample_size
-            How many rows, as `ReplayBuffer.sample` takes it: None for all in random order, 0 for all in time order.
+            Number of rows, see `ReplayBuffer.sample`: None for all in random order, 0 for all in time order. Of a
+            batch, all rows are used.
 
         Raises
         ------
         EmptyBufferError
-            If there is no row to draw from.
+            If there are no rows.
         ArgumentError
-            If rows of a dataset are to stand for several steps.
+            If `buffer` is neither a buffer nor a batch of one policy, a `sample_size` is given for a batch, or rows of
+            a dataset or batch must represent several steps.
         ColumnNotFoundError
-            If rows of a dataset lack a column that targets need; names it.
+            If rows of a dataset or batch lack a column that targets need; names it.
         """
+        require_source(buffer, sample_size)
+        if isinstance(buffer, SampleBatch | Batch):
+            if sample_size:
+                raise ArgumentError(f"sample_size must be None for a batch, whose rows are all used, got {sample_size}")
+            require_steps(len(buffer))
         return self._update(buffer, sample_size, self._update_with_batch)
 
     def _sample_batch(self, buffer: Any, sample_size: int | None) -> tuple[Batch, Any]:

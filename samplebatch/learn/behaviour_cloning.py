@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.learn.algorithm import OfflineAlgorithm, SimpleLossTrainingStats
+from samplebatch.learn.algorithm import OfflineAlgorithm, OffPolicyAlgorithm, SimpleLossTrainingStats
 from samplebatch.learn.networks import ask
-from samplebatch.learn.optimizer import OptimizerFactory
+from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
 from samplebatch.learn.policy import Policy
 
 
@@ -83,10 +83,34 @@ class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
         self.optim = self._create_optimizer(policy, optim)
 
     def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
-        found = self.policy(batch).logits
-        if self.policy.action_type == "continuous":
-            loss = mse_loss(found, batch.act)
-        else:
-            loss = cross_entropy(found, batch.act.long())
-        self.optim.step(loss)
-        return SimpleLossTrainingStats(loss=loss.item())
+        return _imitate(self.policy, self.optim, batch)
+
+
+class OffPolicyImitationLearning(OffPolicyAlgorithm[ImitationPolicy]):
+    """Behaviour cloning of another policy while that policy collects, for discrete and continuous actions.
+
+    The collector of the trainer has the policy that is imitated.
+
+    Parameters
+    ----------
+    policy, optim, allow_nonfinite
+        See `BehaviourCloning`.
+    """
+
+    def __init__(self, *, policy: ImitationPolicy, optim: OptimizerFactory, allow_nonfinite: bool = False) -> None:
+        super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
+        self.optim = self._create_optimizer(policy, optim)
+
+    def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
+        return _imitate(self.policy, self.optim, batch)
+
+
+def _imitate(policy: ImitationPolicy, optim: Optimizer, batch: Batch) -> SimpleLossTrainingStats:
+    """Take a gradient step on the error of the policy's actions."""
+    output = policy(batch).logits
+    if policy.action_type == "continuous":
+        loss = mse_loss(output, batch.act)
+    else:
+        loss = cross_entropy(output, batch.act.long())
+    optim.step(loss)
+    return SimpleLossTrainingStats(loss=loss.item())

@@ -60,14 +60,14 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
         model
             The network of values to ask; None for the policy's own.
         """
-        found = super().forward(batch, state, model)
+        values, state = self.action_values(batch, state, model)
         obs, mask = self.observations(batch)
-        said, _ = ask(self.imitator, obs)
-        allowed = said if mask is None else said.masked_fill(~mask, -math.inf)
+        logits, _ = ask(self.imitator, obs)
+        allowed = logits if mask is None else logits.masked_fill(~mask, -math.inf)
         # Equation 17, in logarithms: the softmax's sum cancels out.
         unlikely = allowed - allowed.max(-1, keepdim=True).values < self._log_threshold
-        act = found.logits.masked_fill(unlikely, -math.inf).argmax(-1)
-        return Batch(act=act, q_value=found.logits, imitation_logits=said, logits=said, state=found.state)
+        act = values.masked_fill(unlikely, -math.inf).argmax(-1)
+        return Batch(act=act, q_value=values, imitation_logits=logits, logits=logits, state=state)
 
 
 @dataclass(kw_only=True)

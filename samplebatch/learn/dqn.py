@@ -16,6 +16,7 @@ from torch import nn
 
 from samplebatch.arguments import fraction, positive, whole
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.functions import to_numpy
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.learn.algorithm import Indices, OffPolicyAlgorithm, SimpleLossTrainingStats
 from samplebatch.learn.networks import ask
@@ -47,8 +48,8 @@ class DiscreteQLearningPolicy(Policy):
     Examples
     --------
     >>> policy = DiscreteQLearningPolicy(model=nn.Identity(), action_space=spaces.Discrete(3))
-    >>> policy(Batch(obs=torch.tensor([[0.1, 0.5, 0.2]]))).act
-    tensor([1])
+    >>> policy(Batch(obs=[[0.1, 0.5, 0.2]])).act
+    array([1])
     """
 
     _action_spaces = spaces.Discrete
@@ -79,22 +80,40 @@ class DiscreteQLearningPolicy(Policy):
         self.eps_inference = fraction("eps", eps)
 
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
-        """Return the best actions as `act`, the values of all as `logits`, and the state.
-
-        Actions that a mask forbids have values below all others.
+        """Return the best actions as `act`, an array, the values of all actions as `logits`, and the state.
 
         Parameters
         ----------
         batch, state
-            As `Policy.forward` takes them.
+            See `Policy.forward`.
         model
-            The network to ask; None for the policy's own.
+            The network that is evaluated; None for the policy's own.
         """
+        values, state = self.action_values(batch, state, model)
+        return Batch(act=to_numpy(values.argmax(-1)), logits=values, state=state)
+
+    def action_values(
+        self, batch: Batch, state: Any = None, model: nn.Module | None = None
+    ) -> tuple[torch.Tensor, Any]:
+        """Return the values of all actions, shape (n, actions), and the state; arguments are those of `forward`."""
         obs, mask = self.observations(batch)
         values, state = ask(self.model if model is None else model, obs, state)
-        if mask is not None:
-            values = torch.where(mask, values, values.min() - 1.0)
-        return Batch(act=values.argmax(-1), logits=values, state=state)
+        return self.compute_q_value(values, mask), state
+
+    def compute_q_value(self, logits: torch.Tensor, mask: Any) -> torch.Tensor:
+        """Return action values of a network's output; a subclass for another kind of output overrides this.
+
+        Parameters
+        ----------
+        logits
+            Output of the network; here the values themselves.
+        mask
+            Flags of the allowed actions, shape (n, actions), or None. Values of other actions are below all others.
+        """
+        if mask is None:
+            return logits
+        allowed = torch.as_tensor(mask, dtype=torch.bool, device=logits.device)
+        return torch.where(allowed, logits, logits.min() - 1.0)
 
     def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
         """Put random actions, of those allowed, in the place of some."""
@@ -166,11 +185,11 @@ class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
     def _target_q(self, batch: Batch) -> torch.Tensor:
         """Estimate the values of the observations after the last steps of windows."""
         after = Batch(obs=batch.obs_next)
-        values: torch.Tensor = self.policy(after, model=self.model_old).logits
+        values, _ = self.policy.action_values(after, model=self.model_old)
         if not self.is_double:
             return values.max(-1).values
         # arXiv:1509.06461, equation 4: one network chooses, the other estimates.
-        best = values.argmax(-1) if self.model_old is None else self.policy(after).act
+        best = values.argmax(-1) if self.model_old is None else self.policy.action_values(after)[0].argmax(-1)
         return values.gather(-1, best[:, None])[:, 0]
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
@@ -181,7 +200,7 @@ class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
     def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
         if self.target_update_freq and self.updates % self.target_update_freq == 0:
             self._update_lagged_network_weights()
-        values = self.policy(batch).logits.gather(-1, batch.act[:, None].long())[:, 0]
+        values = self.policy.action_values(batch)[0].gather(-1, batch.act[:, None].long())[:, 0]
         weight, delta = batch.get("weight"), self.huber_loss_delta
         reduction = "mean" if weight is None else "none"
         if delta is None:

@@ -12,10 +12,18 @@ from typing import Any, Generic, TypeVar
 from torch import nn
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, PolicyNotFoundError, near_names
-from samplebatch.learn.algorithm import Algorithm, OffPolicyAlgorithm, OnPolicyAlgorithm, TrainingStats, require_steps
+from samplebatch.learn.algorithm import (
+    Algorithm,
+    OffPolicyAlgorithm,
+    OnPolicyAlgorithm,
+    TrainingStats,
+    require_source,
+    require_steps,
+)
 from samplebatch.learn.policy import Policy
 from samplebatch.learn.trainer import OffPolicyTrainer, OffPolicyTrainerParams, OnPolicyTrainer, OnPolicyTrainerParams
 from samplebatch.names import PolicyID, label_policies
@@ -157,12 +165,12 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
         return self.algorithms[self._labels[policy_id]]
 
     def _update_each(
-        self, buffer: MultiAgentReplayBuffer, update: Callable[[Any, ReplayBuffer], TrainingStats]
+        self, parts: Mapping[PolicyID, Any], update: Callable[[Any, Any], TrainingStats]
     ) -> MultiAgentTrainingStats:
-        """Let the algorithm of each policy that has steps learn from them."""
-        buffers = {policy_id: own for policy_id, own in buffer.buffers.items() if len(own)}
-        require_steps(len(buffers))
-        stats = {policy_id: update(self.get_algorithm(policy_id), own) for policy_id, own in buffers.items()}
+        """Update each policy that has steps with its buffer or batch."""
+        filled = {policy_id: (self.get_algorithm(policy_id), rows) for policy_id, rows in parts.items() if len(rows)}
+        require_steps(len(filled))
+        stats = {policy_id: update(algorithm, rows) for policy_id, (algorithm, rows) in filled.items()}
         self.updates += 1
         return MultiAgentTrainingStats(stats)
 
@@ -202,24 +210,29 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
         """Make the trainer that runs such an algorithm."""
         return OffPolicyTrainer(self, params)
 
-    def update(self, buffer: MultiAgentReplayBuffer, sample_size: int | None) -> MultiAgentTrainingStats:
-        """Update each policy with rows drawn from its part of a buffer.
+    def update(
+        self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, sample_size: int | None = None
+    ) -> MultiAgentTrainingStats:
+        """Update each policy with rows drawn from its part of a buffer, or with its rows of a train batch.
 
         Parameters
         ----------
         buffer
-            The buffer.
+            The buffer or batch.
         sample_size
-            Rows for each policy, as `ReplayBuffer.sample` takes it.
+            Rows for each policy, see `ReplayBuffer.sample`; None for a batch.
 
         Raises
         ------
         EmptyBufferError
-            If the buffer has no steps.
+            If there are no steps.
         PolicyNotFoundError
-            If it has steps of a policy without an algorithm.
+            If there are steps of a policy without an algorithm.
+        ArgumentError
+            As `OffPolicyAlgorithm.update` does, or if `buffer` is no buffer or batch of several policies.
         """
-        return self._update_each(buffer, lambda algorithm, own: algorithm.update(own, sample_size))
+        parts = buffer.policy_batches if isinstance(buffer, MultiAgentBatch) else _buffers_of(buffer, sample_size)
+        return self._update_each(parts, lambda algorithm, rows: algorithm.update(rows, sample_size))
 
 
 class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
@@ -241,16 +254,16 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
         return OnPolicyTrainer(self, params)
 
     def update(
-        self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, batch_size: int | None, repeat: int
+        self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, batch_size: int | None = None, repeat: int = 1
     ) -> MultiAgentTrainingStats:
         """Update each policy with all of its steps.
 
         Parameters
         ----------
         buffer
-            The steps; a batch is taken as a collector or workers return it.
+            The steps, in a buffer or in a batch as collectors and workers return it.
         batch_size, repeat
-            Steps of a minibatch, None for all, and how often to go over the steps.
+            Steps per minibatch, None for all, and passes over the steps.
 
         Raises
         ------
@@ -258,9 +271,23 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
             If there are no steps.
         PolicyNotFoundError
             If there are steps of a policy without an algorithm.
+        ArgumentError
+            If `buffer` is no buffer or batch of several policies.
         """
         if isinstance(buffer, MultiAgentBatch):
             batch, sizes = buffer, {policy_id: max(rows.count, 1) for policy_id, rows in buffer.items()}
             buffer = MultiAgentReplayBuffer(sizes)
             buffer.add(batch)
-        return self._update_each(buffer, lambda algorithm, own: algorithm.update(own, batch_size, repeat))
+        parts = _buffers_of(buffer, batch_size)
+        return self._update_each(parts, lambda algorithm, rows: algorithm.update(rows, batch_size, repeat))
+
+
+def _buffers_of(buffer: Any, size: Any) -> Mapping[PolicyID, ReplayBuffer]:
+    """Return the replay buffers of each policy."""
+    if not isinstance(buffer, MultiAgentReplayBuffer):
+        if not isinstance(buffer, SampleBatch | ReplayBuffer):
+            require_source(buffer, size)
+        raise ArgumentError(
+            f"buffer must be a MultiAgentReplayBuffer or a MultiAgentBatch, got a {type(buffer).__name__}"
+        )
+    return buffer.buffers

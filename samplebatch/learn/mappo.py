@@ -102,7 +102,7 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         self.critic_optim = self._create_optimizer(critic, optim, max_grad_norm)
 
     def update(
-        self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, batch_size: int | None, repeat: int
+        self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, batch_size: int | None = None, repeat: int = 1
     ) -> ActorCriticTrainingStats:
         """Update policies and critic with all steps of a buffer, or of a batch as collectors and workers return it.
 
@@ -121,7 +121,13 @@ class MAPPO(OnPolicyAlgorithm[Any]):
             If there are no steps.
         ColumnNotFoundError
             If a column is missing.
+        ArgumentError
+            If `buffer` is no buffer or batch of several policies.
         """
+        if not isinstance(buffer, MultiAgentReplayBuffer | MultiAgentBatch):
+            raise ArgumentError(
+                f"buffer must be a MultiAgentReplayBuffer or a MultiAgentBatch, got a {type(buffer).__name__}"
+            )
 
         def update() -> ActorCriticTrainingStats:
             batch = buffer.sample(0).batch if isinstance(buffer, MultiAgentReplayBuffer) else buffer

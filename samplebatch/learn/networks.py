@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import Any, Self, cast
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -87,8 +88,13 @@ def tensors_of(module: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor
     return [*parameters.values()], [*buffers.values()]
 
 
-Activation = Callable[[], nn.Module]
+Activation = Callable[..., nn.Module]
+LinearLayer = Callable[[int, int], nn.Module]
+Arguments = tuple[Any, ...] | dict[Any, Any]
+Item = TypeVar("Item")
+PerLayer: TypeAlias = Item | Sequence[Item]
 Space = gymnasium.Space[Any]
+_FOR_SPACE = "the class method for_space takes a space"
 
 
 def ask(network: nn.Module, obs: Any, state: Any = None) -> tuple[Any, Any]:
@@ -161,65 +167,220 @@ class Flatten(nn.Module):
         return _flatten(self.space, obs)
 
 
-class MLP(nn.Module):
-    """A body of linear layers with activations between and after them.
+class VectorOutput(nn.Module):
+    """Base of networks that return one vector per observation; `output_dim` is the width of the vector."""
+
+    output_dim: int
+
+    def get_output_dim(self) -> int:
+        """Return the width of the output."""
+        return self.output_dim
+
+
+class MLP(VectorOutput):
+    """Linear layers with activations between them; takes Tianshou's arguments.
 
     Parameters
     ----------
-    observation_space
-        The space of the observations, which are flattened.
+    input_dim
+        Width of the input.
+    output_dim
+        Width of a last linear layer without activation; 0 for no such layer.
     hidden_sizes
-        The widths of the layers.
-    activation
-        Makes an activation.
-    extra_dim
-        Further inputs a row, such as an action.
+        Widths of the hidden layers, each followed by an activation.
+    norm_layer, norm_args
+        Class of a normalization layer before each activation, and its further arguments; one, or one per hidden layer.
+    activation, act_args
+        Class of the activation and its arguments; one, or one per hidden layer. None for no activations.
+    linear_layer
+        Creates a layer from its input and output width.
+    flatten_input
+        Whether inputs with more than two axes are flattened to shape (n, -1).
 
     Attributes
     ----------
     output_dim
-        The width of the features.
+        Width of the output.
+    model
+        The layers.
 
     Raises
     ------
     ArgumentError
-        If a width is no whole number from 1 on.
+        If a width is not a positive whole number, or there is not one `norm_layer`, `activation` or set of their
+        arguments per hidden layer.
 
     Examples
     --------
-    >>> body = MLP(spaces.Box(-1, 1, (3,)), [8, 8])
-    >>> body(torch.zeros(5, 3))[0].shape
-    torch.Size([5, 8])
+    >>> MLP(input_dim=3, output_dim=2, hidden_sizes=[8])(torch.zeros(5, 3)).shape
+    torch.Size([5, 2])
     """
 
     def __init__(
         self,
-        observation_space: Space,
-        hidden_sizes: Sequence[int] = (64, 64),
-        activation: Activation = nn.ReLU,
-        extra_dim: int = 0,
+        input_dim: int,
+        output_dim: int = 0,
+        hidden_sizes: Sequence[int] = (),
+        norm_layer: PerLayer[type[nn.Module]] | None = None,
+        norm_args: PerLayer[Arguments] | None = None,
+        activation: PerLayer[Activation] | None = nn.ReLU,
+        act_args: PerLayer[Arguments] | None = None,
+        linear_layer: LinearLayer = nn.Linear,
+        flatten_input: bool = True,
     ) -> None:
         super().__init__()
-        self.flatten = Flatten(observation_space)
-        widths = [self.flatten.output_dim + extra_dim, *(whole("hidden_sizes", size, 1) for size in hidden_sizes)]
+        if isinstance(input_dim, gymnasium.Space):
+            raise ArgumentError(f"input_dim must be a whole number from 1, got a {_kind(input_dim)}; {_FOR_SPACE}")
+        if isinstance(output_dim, Sequence):
+            raise ArgumentError(
+                f"output_dim must be a whole number from 0, got {output_dim}; pass hidden_sizes= by name"
+            )
+        self.input_dim, self.flatten_input = whole("input_dim", input_dim, 1), flatten_input
+        widths = [self.input_dim, *(whole("hidden_sizes", size, 1) for size in hidden_sizes)]
+        hidden = len(widths) - 1
+        norms, norms_args = _per_layer("norm_layer", norm_layer, hidden), _per_layer("norm_args", norm_args, hidden)
+        acts, acts_args = _per_layer("activation", activation, hidden), _per_layer("act_args", act_args, hidden)
         layers: list[nn.Module] = []
-        for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), activation()]
-        self.layers = nn.Sequential(*layers)
-        self.output_dim = widths[-1]
+        for layer, (before, after) in enumerate(pairwise(widths)):
+            layers.append(linear_layer(before, after))
+            if norms[layer] is not None:
+                layers.append(_build(norms[layer], norms_args[layer], after))
+            if acts[layer] is not None:
+                layers.append(_build(acts[layer], acts_args[layer]))
+        if whole("output_dim", output_dim):
+            layers.append(linear_layer(widths[-1], output_dim))
+        self.output_dim = output_dim or widths[-1]
+        self.model = nn.Sequential(*layers)
 
-    def forward(self, obs: Any, state: Any = None, extra: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
-        """Return the features of observations, and no state."""
-        rows = self.flatten(obs)
-        if extra is not None:
-            rows = torch.cat([rows, extra], -1)
-        # One call of a module less than by the sequence itself, whose layers take no longer than a call.
-        for layer in self.layers:
+    def forward(self, obs: Any) -> torch.Tensor:
+        """Return the output for inputs of shape (n, input_dim), or with more axes."""
+        rows = as_rows(obs, self.input_dim, self) if self.flatten_input else obs
+        # Iterating over the layers saves one module call compared with calling the sequence.
+        for layer in self.model:
             rows = layer(rows)
-        return rows, None
+        return cast(torch.Tensor, rows)
 
 
-class Convolutional(nn.Module):
+class Net(VectorOutput):
+    """Network from flat observations to features, logits or action values; takes Tianshou's arguments.
+
+    `Net.for_space` creates one for any observation space.
+
+    Parameters
+    ----------
+    state_shape
+        Shape of an observation, or its width.
+    action_shape
+        Shape of the output, or its width; 0 for the features of the last hidden layer.
+    hidden_sizes, norm_layer, norm_args, activation, act_args, linear_layer
+        See `MLP`.
+    softmax
+        Whether the output is a probability per action.
+    concat
+        Whether inputs are observations followed by actions of `action_shape`, as `ContinuousCritic` passes them; the
+        output is then the features.
+    num_atoms
+        Outputs per action, for distributional algorithms. With more than 1 the shape is (n, actions, num_atoms).
+    dueling_param
+        Arguments of two `MLP`: the advantage head and the value head of a dueling network (Wang et al.,
+        arXiv:1511.06581, equation 9). None for no dueling network.
+
+    Attributes
+    ----------
+    output_dim
+        Width of the output.
+    model
+        The shared layers, an `MLP`.
+    Q, V
+        The heads of a dueling network, None otherwise.
+
+    Raises
+    ------
+    ArgumentError
+        As `MLP` does.
+
+    Examples
+    --------
+    >>> Net(state_shape=(3,), action_shape=2, hidden_sizes=[8])(torch.zeros(5, 3))[0].shape
+    torch.Size([5, 2])
+    >>> Net.for_space(spaces.Dict(x=spaces.Box(0, 1, (2,)), n=spaces.Discrete(3)), [8]).model.input_dim
+    5
+    """
+
+    def __init__(
+        self,
+        state_shape: int | Sequence[int],
+        action_shape: int | Sequence[int] = 0,
+        hidden_sizes: Sequence[int] = (),
+        norm_layer: PerLayer[type[nn.Module]] | None = None,
+        norm_args: PerLayer[Arguments] | None = None,
+        activation: PerLayer[Activation] | None = nn.ReLU,
+        act_args: PerLayer[Arguments] | None = None,
+        softmax: bool = False,
+        concat: bool = False,
+        num_atoms: int = 1,
+        dueling_param: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
+        linear_layer: LinearLayer = nn.Linear,
+    ) -> None:
+        super().__init__()
+        inputs, actions = _size("state_shape", state_shape), _size("action_shape", action_shape)
+        self.softmax, self.num_atoms = softmax, whole("num_atoms", num_atoms, 1)
+        outputs = 0 if concat else actions * self.num_atoms
+        options: dict[str, Any] = {
+            "norm_layer": norm_layer,
+            "norm_args": norm_args,
+            "activation": activation,
+            "act_args": act_args,
+            "linear_layer": linear_layer,
+        }
+        self.model = MLP(
+            inputs + actions * concat, 0 if dueling_param else outputs, hidden_sizes, flatten_input=False, **options
+        )
+        self.flatten: Flatten | None = None
+        self.output_dim = self.model.output_dim
+        self.Q = self.V = None
+        if dueling_param is not None:
+            for_advantages, for_values = dueling_param
+            self.Q = MLP(**{"input_dim": self.output_dim, "output_dim": outputs} | options | dict(for_advantages))
+            self.V = MLP(**{"input_dim": self.output_dim, "output_dim": num_atoms} | options | dict(for_values))
+            self.output_dim = self.Q.output_dim
+
+    @classmethod
+    def for_space(
+        cls, observation_space: Space, hidden_sizes: Sequence[int] = (64, 64), activation: Activation = nn.ReLU
+    ) -> Self:
+        """Create a network from the observations of any space to features.
+
+        Parameters
+        ----------
+        observation_space
+            Space of the observations, which are flattened: parts of dicts and tuples side by side, choices one-hot.
+        hidden_sizes, activation
+            See `MLP`.
+        """
+        flatten = Flatten(observation_space)
+        network = cls(flatten.output_dim, hidden_sizes=hidden_sizes, activation=activation)
+        network.flatten = flatten
+        return network
+
+    @property
+    def softmax_output(self) -> bool:
+        """Whether the output is a probability per action."""
+        return self.softmax
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
+        """Return the output for observations, and the state as it was given."""
+        rows = as_rows(obs, self.model.input_dim, self) if self.flatten is None else self.flatten(obs)
+        output = self.model(rows)
+        if self.Q is not None and self.V is not None:
+            advantage, value = (head(output).unflatten(-1, (-1, self.num_atoms)) for head in (self.Q, self.V))
+            output = (value + advantage - advantage.mean(-2, keepdim=True)).flatten(-2)
+        if self.num_atoms > 1:
+            output = output.unflatten(-1, (-1, self.num_atoms))
+        return (output.softmax(-1) if self.softmax else output), state
+
+
+class Convolutional(VectorOutput):
     """A body of convolutions for images, in the sizes of the Nature DQN (Mnih et al., 2015).
 
     Parameters
@@ -280,8 +441,8 @@ class Convolutional(nn.Module):
         return found.reshape(*obs.shape[:-3], -1), None
 
 
-class Recurrent(nn.Module):
-    """A recurrent body: it takes one step a row, or a sequence of steps, and a state to go on from.
+class RecurrentBody(VectorOutput):
+    """Recurrent features of each step, for one step per row or sequences of steps, from a given state.
 
     Parameters
     ----------
@@ -304,7 +465,7 @@ class Recurrent(nn.Module):
 
     Examples
     --------
-    >>> body = Recurrent(spaces.Box(-1, 1, (3,)), 8)
+    >>> body = RecurrentBody(spaces.Box(-1, 1, (3,)), 8)
     >>> features, state = body(torch.zeros(5, 3))
     >>> features.shape, state["h"].shape
     (torch.Size([5, 8]), torch.Size([5, 8]))
@@ -338,6 +499,80 @@ class Recurrent(nn.Module):
         parts = after if lstm else (after,)
         kept = {name: part[0] for name, part in zip(("h", "c"), parts, strict=False)}
         return features[:, 0] if rows.ndim == 2 else features, kept
+
+
+class Recurrent(VectorOutput):
+    """LSTM from observations to logits or action values of the last step; takes Tianshou's arguments.
+
+    `RecurrentBody` returns features of every step of a sequence, as recurrent PPO needs them.
+
+    Parameters
+    ----------
+    layer_num
+        LSTM layers.
+    state_shape, action_shape
+        Shape or width of an observation, and of the output.
+    hidden_layer_size
+        Width of the LSTM.
+
+    Attributes
+    ----------
+    output_dim
+        Width of the output.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is not a positive whole number.
+
+    Examples
+    --------
+    >>> network = Recurrent(layer_num=2, state_shape=3, action_shape=4, hidden_layer_size=8)
+    >>> values, state = network(torch.zeros(5, 10, 3))
+    >>> values.shape, state["hidden"].shape
+    (torch.Size([5, 4]), torch.Size([5, 2, 8]))
+    """
+
+    def __init__(
+        self,
+        layer_num: int,
+        state_shape: int | Sequence[int],
+        action_shape: int | Sequence[int],
+        hidden_layer_size: int = 128,
+    ) -> None:
+        super().__init__()
+        if isinstance(layer_num, gymnasium.Space):
+            raise ArgumentError(
+                f"layer_num must be a whole number from 1, got a {_kind(layer_num)}; RecurrentBody takes a space"
+            )
+        width = whole("hidden_layer_size", hidden_layer_size, 1)
+        self.input_dim, self.output_dim = _size("state_shape", state_shape, 1), _size("action_shape", action_shape, 1)
+        self.nn = nn.LSTM(width, width, whole("layer_num", layer_num, 1), batch_first=True)
+        self.fc1, self.fc2 = nn.Linear(self.input_dim, width), nn.Linear(width, self.output_dim)
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the output of the last step, and the state after it.
+
+        Parameters
+        ----------
+        obs
+            Observations of shape (n, width), or sequences of shape (n, steps, width).
+        state
+            State before the first step: `hidden` and `cell`, each of shape (n, layers, width); None for zeros.
+        info
+            Ignored.
+        """
+        rows = as_floats(obs, self)
+        steps = rows[:, None] if rows.ndim == 2 else rows
+        if steps.ndim != 3:
+            steps = steps.flatten(2)
+        parts = None if state is None else values_of(state) or state
+        before = None
+        if parts is not None:
+            before = tuple(as_floats(parts[name], self).transpose(0, 1).contiguous() for name in ("hidden", "cell"))
+        features, after = self.nn(self.fc1(steps), before)
+        hidden, cell = (part.transpose(0, 1).detach() for part in after)
+        return self.fc2(features[:, -1]), {"hidden": hidden, "cell": cell}
 
 
 def _is_row(space: Space) -> bool:
@@ -461,113 +696,253 @@ _SIGMA_MIN, _SIGMA_MAX = -20.0, 2.0
 """Bounds of the logarithm of a standard deviation that depends on the observation, as SAC's first code has them."""
 
 
-class DiscreteActor(nn.Module):
-    """A head for discrete actions: a logit each.
+class DiscreteActor(VectorOutput):
+    """Actor for discrete actions; takes Tianshou's arguments.
 
     Parameters
     ----------
-    body
-        What makes the features.
-    action_space
-        A Discrete space.
-    """
+    preprocess_net
+        Network from observations to features, with their width as `output_dim`.
+    action_shape
+        Number of actions, or a shape with that many elements.
+    hidden_sizes
+        Widths of layers between the features and the output.
+    softmax_output
+        Whether the output is a probability per action, otherwise a logit.
 
-    def __init__(self, body: nn.Module, action_space: Space) -> None:
-        super().__init__()
-        self.body, self.head = body, nn.Linear(_width(body), _choices(action_space))
-
-    def forward(self, obs: Any, state: Any = None) -> tuple[torch.Tensor, Any]:
-        """Return the logits of the actions, and the state."""
-        features, state = ask(self.body, obs, state)
-        return self.head(features), state
-
-
-class ContinuousActorProbabilistic(nn.Module):
-    """A head for continuous actions: the mean and the standard deviation of each.
-
-    Parameters
+    Attributes
     ----------
-    body
-        What makes the features.
-    action_space
-        A Box of one axis.
-    max_action
-        The largest mean; None for means without bounds.
-    conditioned_sigma
-        Whether standard deviations depend on the observation, as SAC's do, or are parameters.
+    preprocess, last
+        The given network, and the `MLP` behind it.
+
+    Raises
+    ------
+    ArgumentError
+        If `preprocess_net` has no `output_dim`, or a number is not a positive whole number.
     """
 
     def __init__(
-        self, body: nn.Module, action_space: Space, *, max_action: float | None = None, conditioned_sigma: bool = False
+        self,
+        preprocess_net: nn.Module,
+        action_shape: int | Sequence[int],
+        hidden_sizes: Sequence[int] = (),
+        softmax_output: bool = True,
     ) -> None:
         super().__init__()
-        width = _measures(action_space)
-        self.body, self.max_action = body, max_action
-        self.mu = nn.Linear(_width(body), width)
-        self.sigma = nn.Linear(_width(body), width) if conditioned_sigma else None
-        self.sigma_param = None if conditioned_sigma else nn.Parameter(torch.zeros(width))
+        self.output_dim, self.softmax_output = _size("action_shape", action_shape, 1), softmax_output
+        self.preprocess = preprocess_net
+        self.last = MLP(_width(preprocess_net), self.output_dim, hidden_sizes, flatten_input=False)
 
-    def forward(self, obs: Any, state: Any = None) -> tuple[tuple[torch.Tensor, torch.Tensor], Any]:
-        """Return means and standard deviations, and the state."""
-        features, state = ask(self.body, obs, state)
-        mu = self.mu(features)
-        if self.max_action is not None:
-            mu = self.max_action * torch.tanh(mu)
-        if self.sigma is not None:
-            return (mu, self.sigma(features).clamp(_SIGMA_MIN, _SIGMA_MAX).exp()), state
-        assert self.sigma_param is not None
-        return (mu, self.sigma_param.exp().expand_as(mu)), state
+    @classmethod
+    def for_space(cls, body: nn.Module, action_space: Space) -> Self:
+        """Create an actor that returns a logit for each action of a Discrete space from the features of a body."""
+        return cls(body, _choices(action_space), softmax_output=False)
+
+    def get_preprocess_net(self) -> nn.Module:
+        """Return the network that computes the features."""
+        return self.preprocess
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
+        """Return logits or probabilities of the actions, and the state."""
+        features, state = ask(self.preprocess, obs, state)
+        output = self.last(features)
+        return (output.softmax(-1) if self.softmax_output else output), state
 
 
-class ContinuousActorDeterministic(nn.Module):
-    """A head for continuous actions: one action, each number of it in [-max_action, max_action].
+class ContinuousActorProbabilistic(VectorOutput):
+    """Actor that returns the mean and the standard deviation of continuous actions; takes Tianshou's arguments.
 
     Parameters
     ----------
-    body
-        What makes the features.
-    action_space
-        A Box of one axis.
+    preprocess_net, action_shape, hidden_sizes
+        See `DiscreteActor`; `action_shape` is the shape of an action.
     max_action
-        The largest number.
+        Largest mean, which tanh approaches.
+    unbounded
+        Whether means have no bound.
+    conditioned_sigma
+        Whether standard deviations depend on the observation, as in SAC, or are parameters.
+
+    Attributes
+    ----------
+    mu, sigma
+        Heads of the mean and of the logarithm of the standard deviation.
+    sigma_param
+        Logarithms of the standard deviations, shape (actions, 1), without `conditioned_sigma`.
+
+    Raises
+    ------
+    ArgumentError
+        If `preprocess_net` has no `output_dim`, or a number is not a positive whole number.
     """
 
-    def __init__(self, body: nn.Module, action_space: Space, *, max_action: float = 1.0) -> None:
+    def __init__(
+        self,
+        preprocess_net: nn.Module,
+        action_shape: int | Sequence[int],
+        hidden_sizes: Sequence[int] = (),
+        max_action: float = 1.0,
+        unbounded: bool = False,
+        conditioned_sigma: bool = False,
+    ) -> None:
         super().__init__()
-        self.body, self.max_action = body, max_action
-        self.head = nn.Linear(_width(body), _measures(action_space))
+        if unbounded:
+            max_action = 1.0
+        self.preprocess, self.max_action, self.unbounded = preprocess_net, _bound(max_action), unbounded
+        self.output_dim, width = _size("action_shape", action_shape, 1), _width(preprocess_net)
+        self.mu = MLP(width, self.output_dim, hidden_sizes, flatten_input=False)
+        self.sigma = MLP(width, self.output_dim, hidden_sizes, flatten_input=False) if conditioned_sigma else None
+        self.sigma_param = None if conditioned_sigma else nn.Parameter(torch.zeros(self.output_dim, 1))
 
-    def forward(self, obs: Any, state: Any = None) -> tuple[torch.Tensor, Any]:
+    @classmethod
+    def for_space(
+        cls, body: nn.Module, action_space: Space, *, max_action: float | None = None, conditioned_sigma: bool = False
+    ) -> Self:
+        """Create an actor for a Box of one axis; without `max_action`, means are unbounded."""
+        width, is_unbounded = _measures(action_space), max_action is None
+        bound = 1.0 if max_action is None else max_action
+        return cls(body, width, max_action=bound, unbounded=is_unbounded, conditioned_sigma=conditioned_sigma)
+
+    def get_preprocess_net(self) -> nn.Module:
+        """Return the network that computes the features."""
+        return self.preprocess
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[tuple[torch.Tensor, torch.Tensor], Any]:
+        """Return means and standard deviations, and the state."""
+        features, state = ask(self.preprocess, obs, state)
+        mu = self.mu(features)
+        if not self.unbounded:
+            mu = _scale(self.max_action, mu) * torch.tanh(mu)
+        if self.sigma is not None:
+            return (mu, self.sigma(features).clamp(_SIGMA_MIN, _SIGMA_MAX).exp()), state
+        assert self.sigma_param is not None
+        return (mu, self.sigma_param.flatten().exp().expand_as(mu)), state
+
+
+class ContinuousActorDeterministic(VectorOutput):
+    """Actor that returns one continuous action within [-max_action, max_action]; takes Tianshou's arguments.
+
+    Parameters
+    ----------
+    preprocess_net, action_shape, hidden_sizes
+        See `DiscreteActor`; `action_shape` is the shape of an action.
+    max_action
+        Largest absolute value, which tanh approaches.
+
+    Raises
+    ------
+    ArgumentError
+        If `preprocess_net` has no `output_dim`, or a number is not a positive whole number.
+    """
+
+    def __init__(
+        self,
+        preprocess_net: nn.Module,
+        action_shape: int | Sequence[int],
+        hidden_sizes: Sequence[int] = (),
+        max_action: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.preprocess, self.max_action = preprocess_net, _bound(max_action)
+        self.output_dim = _size("action_shape", action_shape, 1)
+        self.last = MLP(_width(preprocess_net), self.output_dim, hidden_sizes, flatten_input=False)
+
+    @classmethod
+    def for_space(cls, body: nn.Module, action_space: Space, *, max_action: float = 1.0) -> Self:
+        """Create an actor for a Box of one axis from the features of a body."""
+        return cls(body, _measures(action_space), max_action=max_action)
+
+    def get_preprocess_net(self) -> nn.Module:
+        """Return the network that computes the features."""
+        return self.preprocess
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
         """Return actions, and the state."""
-        features, state = ask(self.body, obs, state)
-        return self.max_action * torch.tanh(self.head(features)), state
+        features, state = ask(self.preprocess, obs, state)
+        output = self.last(features)
+        return _scale(self.max_action, output) * torch.tanh(output), state
 
 
-class DiscreteCritic(DiscreteActor):
-    """A head for the values Q(s, a) of all discrete actions."""
+class DiscreteCritic(VectorOutput):
+    """Critic V(s), or Q(s, a) of each discrete action; takes Tianshou's arguments.
+
+    Parameters
+    ----------
+    preprocess_net, hidden_sizes
+        See `DiscreteActor`.
+    last_size
+        Width of the output: 1 for V(s), the number of actions for Q(s, a).
+
+    Raises
+    ------
+    ArgumentError
+        If `preprocess_net` has no `output_dim`, or a number is not a positive whole number.
+    """
+
+    def __init__(self, preprocess_net: nn.Module, hidden_sizes: Sequence[int] = (), last_size: int = 1) -> None:
+        super().__init__()
+        self.preprocess = preprocess_net
+        if isinstance(hidden_sizes, gymnasium.Space):
+            raise ArgumentError(f"hidden_sizes must be widths of layers, got a {_kind(hidden_sizes)}; {_FOR_SPACE}")
+        self.last = MLP(_width(preprocess_net), whole("last_size", last_size, 1), hidden_sizes, flatten_input=False)
+        self.output_dim = last_size
+
+    @classmethod
+    def for_space(cls, body: nn.Module, action_space: Space) -> Self:
+        """Create a critic of the values Q(s, a) of a Discrete space from the features of a body."""
+        return cls(body, last_size=_choices(action_space))
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:
+        """Return the values, shape (n, last_size); of a recurrent network, a pair of the values and the state."""
+        features, state = ask(self.preprocess, obs, state)
+        values = self.last(features)
+        return values if state is None else (values, state)
 
 
-class DuelingCritic(nn.Module):
-    r"""A dueling head for the values of all discrete actions (Wang et al., arXiv:1511.06581, equation 9).
+class ActorCritic(nn.Module):
+    """Actor and critic as one module, for initializing or moving both.
+
+    Parameters
+    ----------
+    actor, critic
+        The networks.
+    """
+
+    def __init__(self, actor: nn.Module, critic: nn.Module) -> None:
+        super().__init__()
+        self.actor, self.critic = actor, critic
+
+
+class DuelingCritic(VectorOutput):
+    r"""Dueling critic Q(s, a) of discrete actions (Wang et al., arXiv:1511.06581, equation 9).
 
     .. math:: Q(s, a) = V(s) + A(s, a) - \frac{1}{|A|} \sum_{a'} A(s, a')
 
     Parameters
     ----------
-    body
-        What makes the features.
-    action_space
-        A Discrete space.
+    preprocess_net, action_shape
+        See `DiscreteActor`.
+
+    Raises
+    ------
+    ArgumentError
+        If `preprocess_net` has no `output_dim`, or `action_shape` is not positive.
     """
 
-    def __init__(self, body: nn.Module, action_space: Space) -> None:
+    def __init__(self, preprocess_net: nn.Module, action_shape: int | Sequence[int]) -> None:
         super().__init__()
-        self.body = body
-        self.value, self.advantage = nn.Linear(_width(body), 1), nn.Linear(_width(body), _choices(action_space))
+        self.output_dim, width = _size("action_shape", action_shape, 1), _width(preprocess_net)
+        self.preprocess = preprocess_net
+        self.value, self.advantage = nn.Linear(width, 1), nn.Linear(width, self.output_dim)
 
-    def forward(self, obs: Any, state: Any = None) -> tuple[torch.Tensor, Any]:
+    @classmethod
+    def for_space(cls, body: nn.Module, action_space: Space) -> Self:
+        """Create a critic for the actions of a Discrete space from the features of a body."""
+        return cls(body, _choices(action_space))
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
         """Return the values of the actions, and the state."""
-        features, state = ask(self.body, obs, state)
+        features, state = ask(self.preprocess, obs, state)
         advantage = self.advantage(features)
         return self.value(features) + advantage - advantage.mean(-1, keepdim=True), state
 
@@ -595,31 +970,79 @@ class ValueCritic(nn.Module):
         return values
 
 
-class ContinuousCritic(nn.Module):
-    """A critic for the value Q(s, a) of continuous actions.
+class ContinuousCritic(VectorOutput):
+    """Critic Q(s, a) of continuous actions, or V(s) without actions; takes Tianshou's arguments.
 
     Parameters
     ----------
-    observation_space, action_space
-        The spaces; actions are a Box.
-    hidden_sizes, activation
-        As of `MLP`.
+    preprocess_net
+        Network from observations followed by actions to features, such as a `Net` with `concat`, with their width as
+        `output_dim`; from observations alone for V(s).
+    hidden_sizes, linear_layer
+        See `MLP`.
+    flatten_input
+        Whether observations and actions are flattened to shape (n, -1).
+    apply_preprocess_net_to_obs_only
+        Whether actions follow the features instead of the observations; `output_dim` then includes their width.
+
+    Raises
+    ------
+    ArgumentError
+        If `preprocess_net` has no `output_dim`, or a number is not a positive whole number.
     """
 
     def __init__(
         self,
+        preprocess_net: nn.Module,
+        hidden_sizes: Sequence[int] = (),
+        linear_layer: LinearLayer = nn.Linear,
+        flatten_input: bool = True,
+        apply_preprocess_net_to_obs_only: bool = False,
+    ) -> None:
+        super().__init__()
+        if isinstance(preprocess_net, gymnasium.Space):
+            raise ArgumentError(f"preprocess_net must be a network, got a {_kind(preprocess_net)}; {_FOR_SPACE}")
+        self.preprocess, self.flatten_input = preprocess_net, flatten_input
+        self.apply_preprocess_net_to_obs_only = apply_preprocess_net_to_obs_only
+        self.last = MLP(_width(preprocess_net), 1, hidden_sizes, linear_layer=linear_layer, flatten_input=False)
+        self.output_dim = 1
+        self.flatten: Flatten | None = None
+
+    @classmethod
+    def for_space(
+        cls,
         observation_space: Space,
         action_space: Space,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Activation = nn.ReLU,
-    ) -> None:
-        super().__init__()
-        self.body = MLP(observation_space, hidden_sizes, activation, _measures(action_space))
-        self.head = nn.Linear(self.body.output_dim, 1)
+    ) -> Self:
+        """Create a critic Q(s, a) for observations of any space and actions of a Box of one axis.
 
-    def forward(self, obs: Any, act: torch.Tensor) -> torch.Tensor:
+        Parameters
+        ----------
+        observation_space, action_space
+            The spaces.
+        hidden_sizes, activation
+            See `MLP`.
+        """
+        flatten, actions = Flatten(observation_space), _measures(action_space)
+        critic = cls(Net(flatten.output_dim, actions, hidden_sizes, activation=activation, concat=True))
+        critic.flatten = flatten
+        return critic
+
+    def forward(self, obs: Any, act: Any = None, info: Any = None) -> torch.Tensor:
         """Return a value for each observation and action, shape (n, 1)."""
-        values: torch.Tensor = self.head(self.body(obs, extra=act)[0])
+        rows = as_floats(obs, self) if self.flatten is None else self.flatten(obs)
+        if self.flatten is None and self.flatten_input:
+            rows = rows.flatten(1)
+        if self.apply_preprocess_net_to_obs_only:
+            rows = ask(self.preprocess, rows)[0]
+        if act is not None:
+            actions = as_floats(act, self)
+            rows = torch.cat([rows, actions.flatten(1) if self.flatten_input else actions], -1)
+        if not self.apply_preprocess_net_to_obs_only:
+            rows = ask(self.preprocess, rows)[0]
+        values: torch.Tensor = self.last(rows)
         return values
 
 
@@ -649,7 +1072,7 @@ class JointCritic(nn.Module):
         super().__init__()
         self._starts = [*accumulate((math.prod(space.shape or ()) for space in observation_spaces), initial=0)]
         joint = spaces.Box(-math.inf, math.inf, (self._starts[-1],))
-        self.body = MLP(joint, hidden_sizes, activation)
+        self.body = Net.for_space(joint, hidden_sizes, activation)
         self.head = nn.Linear(self.body.output_dim, len(observation_spaces))
 
     def forward(self, joint: torch.Tensor) -> torch.Tensor:
@@ -689,23 +1112,80 @@ def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2.0), he
 
     Examples
     --------
-    >>> actor = DiscreteActor(MLP(spaces.Box(-1, 1, (3,)), [8]), spaces.Discrete(2))
+    >>> actor = DiscreteActor.for_space(Net.for_space(spaces.Box(-1, 1, (3,)), [8]), spaces.Discrete(2))
     >>> initialize_orthogonally(actor, head_gain=0.01)
-    >>> round(float(actor.head.weight.detach().norm(dim=1)[0]), 4)
+    >>> round(float(actor.last.model[0].weight.detach().norm(dim=1)[0]), 4)
     0.01
     """
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            outer = head_gain is not None and not name.startswith("body.")
+            outer = head_gain is not None and not name.startswith(("preprocess.", "body."))
             nn.init.orthogonal_(layer.weight, head_gain if outer and head_gain is not None else gain)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
 
+def as_floats(values: Any, module: nn.Module) -> torch.Tensor:
+    """Return values as a floating-point tensor; arrays are moved to the device of a module's parameters."""
+    if not isinstance(values, torch.Tensor):
+        parameter = first_parameter(module)
+        values = torch.as_tensor(values, device=None if parameter is None else parameter.device)
+        if parameter is not None:
+            return cast(torch.Tensor, values.to(parameter.dtype))
+    return cast(torch.Tensor, values if values.is_floating_point() else values.to(torch.get_default_dtype()))
+
+
+def as_rows(values: Any, width: int, module: nn.Module) -> torch.Tensor:
+    """Return values as floating-point rows of a width; trailing axes are flattened if the last axis differs from it."""
+    rows = as_floats(values, module)
+    if rows.ndim == 1:
+        return rows[:, None]
+    return rows if rows.shape[-1] == width else rows.flatten(1)
+
+
+def _per_layer(name: str, value: Any, layers: int) -> list[Any]:
+    """Return one value per hidden layer. A tuple or dict of arguments belongs to all layers."""
+    if not isinstance(value, list) and not (isinstance(value, tuple) and name in ("norm_layer", "activation")):
+        return [value] * layers
+    if len(value) != layers:
+        raise ArgumentError(f"{name} must have one entry per hidden layer, {layers}, got {len(value)}")
+    return list(value)
+
+
+def _build(layer: Any, arguments: Any, *first: Any) -> nn.Module:
+    if isinstance(arguments, Mapping):
+        return cast(nn.Module, layer(*first, **arguments))
+    return cast(nn.Module, layer(*first, *(arguments or ())))
+
+
+def _size(name: str, shape: int | Sequence[int], least: int = 0) -> int:
+    """Return the number of elements of a shape, or the width that was given instead of one."""
+    if isinstance(shape, gymnasium.Space):
+        raise ArgumentError(f"{name} must be a shape or a width, got a {_kind(shape)}; {_FOR_SPACE}")
+    if isinstance(shape, Sequence | np.ndarray):
+        return math.prod(whole(name, size, 1) for size in shape)
+    return whole(name, shape, least)
+
+
+def _bound(max_action: Any) -> Any:
+    """Return the bound of actions: one number, or an array with one number per action."""
+    return torch.as_tensor(max_action) if isinstance(max_action, np.ndarray | Sequence) else max_action
+
+
+def _scale(bound: Any, like: torch.Tensor) -> Any:
+    return bound.to(like) if isinstance(bound, torch.Tensor) else bound
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
 def _width(body: nn.Module) -> int:
     width = getattr(body, "output_dim", None)
     if not isinstance(width, int):
-        raise ArgumentError(f"a body must say the width of its features as output_dim, got a {type(body).__name__}")
+        raise ArgumentError(
+            f"preprocess_net must have the width of its features as output_dim, got a {_kind(body)} without it"
+        )
     return width
 
 

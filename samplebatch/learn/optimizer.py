@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from samplebatch.arguments import positive, whole
-from samplebatch.errors import NonFiniteLossError
+from samplebatch.errors import ArgumentError, NonFiniteLossError
 
 
 class LRSchedulerFactory(ABC):
@@ -82,6 +82,26 @@ class OptimizerFactory(ABC):
     @abstractmethod
     def _create_optimizer_for_params(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """Make an optimizer of parameters."""
+
+
+def require_factory(factory: Any) -> None:
+    """Raise ArgumentError if an algorithm is given anything but an optimizer factory, such as a torch optimizer."""
+    if not callable(getattr(factory, "create_instances", None)):
+        hint = "AdamOptimizerFactory(lr=1e-3)"
+        optimizer = factory if isinstance(factory, type) else type(factory)
+        if issubclass(optimizer, torch.optim.Optimizer):
+            rate = "..." if isinstance(factory, type) else factory.param_groups[0]["lr"]
+            is_adam = optimizer is torch.optim.Adam
+            hint = f"{'AdamOptimizerFactory(' if is_adam else f'TorchOptimizerFactory({_path(optimizer)}, '}lr={rate})"
+        found = f"the class {factory.__name__}" if isinstance(factory, type) else f"a {type(factory).__name__}"
+        raise ArgumentError(
+            f"optim must be an optimizer factory, got {found}; pass {hint}, as the algorithm knows the parameters"
+        )
+
+
+def _path(optimizer: type) -> str:
+    is_public = vars(torch.optim).get(optimizer.__name__) is optimizer
+    return f"torch.optim.{optimizer.__name__}" if is_public else optimizer.__name__
 
 
 class TorchOptimizerFactory(OptimizerFactory):

@@ -15,11 +15,12 @@ from gymnasium import spaces
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
+from samplebatch.arguments import check_names
 from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.nested.node import KINDS, NODE, node, set_unit, unit_of, values_of
-from samplebatch.errors import ColumnMismatchError, PolicySpecError
+from samplebatch.errors import ArgumentError, ColumnMismatchError, PolicySpecError
 from samplebatch.learn.networks import ask, first_parameter, set_training
 from samplebatch.policy.action_map import unit_of_policy
 
@@ -27,6 +28,16 @@ Array = npt.NDArray[Any]
 
 _MASKED = {"mask": "obs", "action_mask": "observation"}
 """The names of masks in observations, and what the rest is called beside each: Tianshou's words and PettingZoo's."""
+_RENAMED = {
+    "deterministic": "deterministic_eval",
+    "dist": "dist_fn",
+    "eps": "eps_training",
+    "epsilon": "eps_training",
+    "noise": "exploration_noise",
+    "network": "model",
+    "net": "model",
+}
+"""Arguments in other libraries, with their names here."""
 _TINY = float(np.finfo(np.float32).eps)
 _SCALED = ("scale", "tanh")
 """Mappings of units whose actions are scaled to the action space."""
@@ -76,6 +87,11 @@ class Policy(nn.Module, ABC):
     _action_words: ClassVar[str] = "a Discrete, MultiDiscrete, MultiBinary or Box"
     """The kinds of spaces that the policy can act in, and how its error names them."""
 
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Reject unknown arguments with the near names."""
+        check_names(cls, args, options, _RENAMED)
+        return super().__new__(cls)
+
     def __init__(
         self,
         action_space: gymnasium.Space[Any],
@@ -94,6 +110,60 @@ class Policy(nn.Module, ABC):
         self.action_space, self.observation_space = action_space, observation_space
         self.action_scaling, self.action_bound_method = action_scaling, action_bound_method
         self.is_within_training_step = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for pickling and copying, without the algorithm that trains the policy."""
+        return {name: value for name, value in vars(self).items() if name != "_learner"}
+
+    def attach_learner(self, algorithm: Any) -> None:
+        """Set the algorithm that `learn_on_batch` updates the policy with; copies and pickles do not have it."""
+        # In a tuple, the algorithm is not registered as a part of the policy.
+        self._learner = (algorithm,)
+
+    def learn_on_batch(self, samples: Any) -> dict[str, Any]:
+        """Update the policy with a train batch by its algorithm's `update`, as RLlib's policies do.
+
+        Parameters
+        ----------
+        samples
+            A `SampleBatch` or `Batch`: steps in time order for algorithms that learn on policy, any rows for others.
+
+        Returns
+        -------
+        dict
+            `learner_stats`, the figures of the update; `num_agent_steps_trained`, the rows; and
+            `num_grad_updates_lifetime`, the updates so far.
+
+        Raises
+        ------
+        PolicySpecError
+            If no algorithm trains the policy.
+        SampleBatchError
+            As the algorithm's `update` does.
+
+        Examples
+        --------
+        >>> from samplebatch import SampleBatch
+        >>> from samplebatch.learn import DQN, AdamOptimizerFactory, DiscreteQLearningPolicy
+        >>> policy = DiscreteQLearningPolicy(model=nn.Linear(2, 3), action_space=spaces.Discrete(3))
+        >>> algorithm = DQN(policy=policy, optim=AdamOptimizerFactory())
+        >>> rows = {"actions": [0, 2], "rewards": [1.0, 0.0], "terminateds": [False, True]}
+        >>> batch = SampleBatch(obs=np.ones((2, 2)), new_obs=np.ones((2, 2)), **rows)
+        >>> list(policy.learn_on_batch(batch)["learner_stats"])
+        ['loss']
+        """
+        (algorithm,) = vars(self).get("_learner", (None,))
+        if algorithm is None:
+            raise PolicySpecError(
+                f"a {type(self).__name__} must be trained by an algorithm to learn on a batch, it is by none; create "
+                "one with it, such as DQN(policy=policy, ...)"
+            )
+        stats = algorithm.update(samples)
+        return {
+            "learner_stats": stats.get_loss_stats_dict(),
+            "num_agent_steps_trained": len(samples),
+            "num_grad_updates_lifetime": algorithm.updates,
+        }
 
     def train(self, mode: bool = True) -> Self:
         """Set torch's training mode."""
@@ -380,13 +450,18 @@ def _tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def categorical(logits: torch.Tensor) -> Categorical:
-    """Make the distribution of discrete actions, of their logits."""
-    # Networks that diverge are found when actions are drawn; looking at all logits each time takes longer than that.
+    """Return the distribution of discrete actions with given logits."""
+    # Networks that diverge are detected when actions are drawn; validating all logits each time takes longer.
     return Categorical(logits=logits, validate_args=False)
 
 
+def categorical_of_probabilities(probabilities: torch.Tensor) -> Categorical:
+    """Return the distribution of discrete actions with given probabilities."""
+    return Categorical(probs=probabilities, validate_args=False)
+
+
 def diagonal_normal(parameters: tuple[torch.Tensor, torch.Tensor]) -> Independent[Normal]:
-    """Make the distribution of continuous actions, of their means and standard deviations."""
+    """Return the distribution of continuous actions with given means and standard deviations."""
     return Independent(Normal(*parameters, validate_args=False), 1, validate_args=False)
 
 
@@ -398,8 +473,9 @@ class ProbabilisticActorPolicy(Policy):
     actor
         From observations to the parameters of a distribution, and to a state if it is recurrent.
     dist_fn
-        From these parameters to a torch distribution; by default `categorical` for discrete actions and
-        `diagonal_normal` for a Box.
+        From these parameters to a torch distribution. By default, a categorical distribution for discrete actions (of
+        probabilities if the actor has `softmax_output`, of logits otherwise) and normal distributions for a Box. A
+        distribution of scalars per action dimension is summed over the dimensions.
     deterministic_eval
         Whether the most likely action is taken outside of training steps.
     action_space, observation_space, action_scaling, action_bound_method
@@ -432,7 +508,11 @@ class ProbabilisticActorPolicy(Policy):
         scaling = box and action_space.is_bounded() if action_scaling is None else action_scaling  # type: ignore[attr-defined]
         super().__init__(action_space, observation_space, scaling, action_bound_method if box else None)
         self.actor = actor
-        self.dist_fn = dist_fn if dist_fn is not None else diagonal_normal if box else categorical
+        self._is_softmax = bool(getattr(actor, "softmax_output", False))
+        if dist_fn is None:
+            for_choices = categorical_of_probabilities if self._is_softmax else categorical
+            dist_fn = diagonal_normal if box else for_choices
+        self.dist_fn: Callable[[Any], Distribution] = dist_fn
         self.deterministic_eval = deterministic_eval
 
     def distribution(
@@ -454,7 +534,7 @@ class ProbabilisticActorPolicy(Policy):
         obs, mask = self.observations(batch)
         output, after = ask(self.actor, obs, state)
         if mask is not None:
-            output = output.masked_fill(~mask, torch.finfo(output.dtype).min)
+            output = output.masked_fill(~mask, 0.0 if self._is_softmax else torch.finfo(output.dtype).min)
         if steps is not None:
             output = tuple(part[steps] for part in output) if isinstance(output, tuple) else output[steps]
         return self.dist_fn(output), after
@@ -491,7 +571,7 @@ class DiscreteActorPolicy(ProbabilisticActorPolicy):
     Parameters
     ----------
     actor, action_space, **options
-        As of `ProbabilisticActorPolicy`; actions are Discrete.
+        See `ProbabilisticActorPolicy`; actions are Discrete.
 
     Raises
     ------
@@ -501,6 +581,14 @@ class DiscreteActorPolicy(ProbabilisticActorPolicy):
 
     _action_spaces = spaces.Discrete
     _action_words = "a Discrete space"
+
+
+def require_critic(critic: nn.Module) -> None:
+    """Raise ArgumentError if an algorithm gets a policy as its critic."""
+    if isinstance(critic, Policy):
+        raise ArgumentError(
+            f"critic must be a network, got a {type(critic).__name__}; policy and critic may be swapped"
+        )
 
 
 def log_probability(dist: Distribution, act: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from samplebatch.errors import PolicySpecError
 from samplebatch.learn.algorithm import Algorithm
 from samplebatch.learn.exploration import BaseNoise, GaussianNoise
 from samplebatch.learn.optimizer import OptimizerFactory, descend
-from samplebatch.learn.policy import Policy
+from samplebatch.learn.policy import Policy, require_critic
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 
@@ -52,7 +52,11 @@ class ContinuousPolicyWithExplorationNoise(Policy):
         **options: Any,
     ) -> None:
         super().__init__(action_space, action_scaling=action_scaling, **options)
-        self.exploration_noise = GaussianNoise(sigma=0.1) if exploration_noise == "default" else exploration_noise
+        self.set_exploration_noise(exploration_noise)
+
+    def set_exploration_noise(self, noise: BaseNoise | Literal["default"] | None) -> None:
+        """Set the exploration noise: a noise, `"default"` for a standard deviation of 0.1, or None."""
+        self.exploration_noise = GaussianNoise(sigma=0.1) if noise == "default" else noise
 
     def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
         """Add noise to actions, in their dtype, if the policy has some."""
@@ -122,6 +126,7 @@ class TwinCritics(Algorithm[PolicyT], ABC):
         max_grad_norm: float | None = None,
         allow_nonfinite: bool = False,
     ) -> None:
+        require_critic(critic)
         super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
         if policy.action_type != "continuous":
             raise PolicySpecError(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samplebatch.learn import MLP, AdamOptimizerFactory, DiscreteActor, DiscreteActorPolicy, JointCritic
+from samplebatch.learn import AdamOptimizerFactory, DiscreteActor, DiscreteActorPolicy, JointCritic, Net
 from samplebatch.rollout import make_environment
 
 SPREAD = "mpe2/simple_spread_v3"
@@ -23,7 +23,7 @@ def spaces_of(name: str) -> tuple[list[Any], list[Any]]:
 
 def actor(observation_space: Any, action_space: Any, seed: int = 0) -> DiscreteActorPolicy:
     torch.manual_seed(seed)
-    network = DiscreteActor(MLP(observation_space, [64, 64], nn.Tanh), action_space)
+    network = DiscreteActor.for_space(Net.for_space(observation_space, [64, 64], nn.Tanh), action_space)
     return DiscreteActorPolicy(actor=network, action_space=action_space)
 
 

@@ -12,7 +12,6 @@ from samplebatch import ActionUnit, Batch, Collector, Dataset, MixedSampler, Rep
 from samplebatch.errors import ColumnMismatchError
 from samplebatch.learn import (
     CQL,
-    MLP,
     SAC,
     TD3,
     BehaviourCloning,
@@ -21,6 +20,7 @@ from samplebatch.learn import (
     ContinuousCritic,
     ContinuousDeterministicPolicy,
     ImitationPolicy,
+    Net,
     Policy,
     SACPolicy,
     TorchOptimizerFactory,
@@ -46,22 +46,22 @@ def scaled() -> SampleBatch[Any]:
 def algorithm_of(name: str) -> Any:
     torch.manual_seed(0)
     if name == "BehaviourCloning":
-        actor = ContinuousActorDeterministic(MLP(_OBS, [8]), _TORQUES)
+        actor = ContinuousActorDeterministic.for_space(Net.for_space(_OBS, [8]), _TORQUES)
         return BehaviourCloning(
             policy=ImitationPolicy(actor=actor, action_space=_TORQUES, action_scaling=True), optim=_SGD
         )
     policy: Any
     if name == "TD3":
-        actor = ContinuousActorDeterministic(MLP(_OBS, [8]), _TORQUES)
+        actor = ContinuousActorDeterministic.for_space(Net.for_space(_OBS, [8]), _TORQUES)
         policy = ContinuousDeterministicPolicy(actor=actor, action_space=_TORQUES)
     else:
-        gaussian = ContinuousActorProbabilistic(MLP(_OBS, [8]), _TORQUES, conditioned_sigma=True)
+        gaussian = ContinuousActorProbabilistic.for_space(Net.for_space(_OBS, [8]), _TORQUES, conditioned_sigma=True)
         policy = SACPolicy(actor=gaussian, action_space=_TORQUES)
     options: dict[str, Any] = {"calibrated": False} if name == "CQL" else {}
     return {"SAC": SAC, "TD3": TD3, "CQL": CQL}[name](
         policy=policy,
         policy_optim=_SGD,
-        critic=ContinuousCritic(_OBS, _TORQUES, [8]),
+        critic=ContinuousCritic.for_space(_OBS, _TORQUES, [8]),
         critic_optim=_SGD,
         **options,
     )

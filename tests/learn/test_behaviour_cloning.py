@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from samplebatch import Batch
 from samplebatch.errors import PolicySpecError
-from samplebatch.learn import MLP, AdamOptimizerFactory, BehaviourCloning, DiscreteActor, ImitationPolicy
+from samplebatch.learn import AdamOptimizerFactory, BehaviourCloning, DiscreteActor, ImitationPolicy, Net
 from tests.learn.learning import CHOICES, MEASURES, OBS, assert_goes_on, filled, seeded
 
 
@@ -56,7 +56,7 @@ def test_comes_to_act_as_the_data(space: Any) -> None:
 
 
 def test_masked_actions_are_not_taken() -> None:
-    policy = ImitationPolicy(actor=DiscreteActor(MLP(OBS, [8]), CHOICES), action_space=CHOICES)
+    policy = ImitationPolicy(actor=DiscreteActor.for_space(Net.for_space(OBS, [8]), CHOICES), action_space=CHOICES)
     mask = np.array([[False, False, True, False], [True, False, False, False]])
     obs = {"obs": np.zeros((2, 3), np.float32), "mask": mask}
     assert policy(Batch(obs=obs)).act.tolist() == [2, 0]

@@ -28,7 +28,6 @@ from samplebatch import (
 )
 from samplebatch.errors import ArgumentError, ColumnTypeError, FormatError, UntrustedPickleError
 from samplebatch.learn import (
-    MLP,
     PPO,
     SAC,
     AdamOptimizerFactory,
@@ -38,6 +37,7 @@ from samplebatch.learn import (
     DiscreteActor,
     DiscreteActorPolicy,
     LRSchedulerFactoryLinear,
+    Net,
     OfflineTrainer,
     OfflineTrainerParams,
     OffPolicyTrainer,
@@ -45,7 +45,7 @@ from samplebatch.learn import (
     OnPolicyTrainer,
     OnPolicyTrainerParams,
     OUNoise,
-    Recurrent,
+    RecurrentBody,
     SACPolicy,
     ValueCritic,
     load_checkpoint,
@@ -296,10 +296,12 @@ def test_checkpoints_are_kept_at_their_interval_and_at_the_end(tmp_path: Path) -
 
 def recurrent_ppo() -> tuple[PPO, str]:
     env = gymnasium.make("CartPole-v1")
-    body = Recurrent(env.observation_space, 8)
+    body = RecurrentBody(env.observation_space, 8)
     schedule = LRSchedulerFactoryLinear(2, 40, 20)
     algorithm = PPO(
-        policy=DiscreteActorPolicy(actor=DiscreteActor(body, env.action_space), action_space=env.action_space),
+        policy=DiscreteActorPolicy(
+            actor=DiscreteActor.for_space(body, env.action_space), action_space=env.action_space
+        ),
         critic=ValueCritic(body),
         optim=AdamOptimizerFactory().with_lr_scheduler_factory(schedule),
         return_scaling=True,
@@ -311,12 +313,12 @@ def noisy_sac() -> tuple[SAC, str]:
     env = gymnasium.make("Pendulum-v1")
     obs, act = env.observation_space, env.action_space
     optim = AdamOptimizerFactory()
-    actor = ContinuousActorProbabilistic(MLP(obs, [8]), act, conditioned_sigma=True)
+    actor = ContinuousActorProbabilistic.for_space(Net.for_space(obs, [8]), act, conditioned_sigma=True)
     algorithm = SAC(
         policy=SACPolicy(actor=actor, action_space=act, exploration_noise=OUNoise()),
         policy_optim=optim,
-        critic=ContinuousCritic(obs, act, [8]),
-        critic2=ContinuousCritic(obs, act, [8]),
+        critic=ContinuousCritic.for_space(obs, act, [8]),
+        critic2=ContinuousCritic.for_space(obs, act, [8]),
         critic_optim=optim,
         alpha=AutoAlpha(-1.0, 0.0, optim),
     )

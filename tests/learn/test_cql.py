@@ -16,10 +16,10 @@ from samplebatch import Dataset, ReplayBuffer, SampleBatch
 from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.learn import (
     CQL,
-    MLP,
     AdamOptimizerFactory,
     ContinuousActorProbabilistic,
     ContinuousCritic,
+    Net,
     SACPolicy,
     policy_within_training_step,
 )
@@ -32,10 +32,11 @@ def make(seed: int = 0, **options: Any) -> CQL:
     torch.manual_seed(seed)
     return CQL(
         policy=SACPolicy(
-            actor=ContinuousActorProbabilistic(MLP(OBS, [16]), MEASURES, conditioned_sigma=True), action_space=MEASURES
+            actor=ContinuousActorProbabilistic.for_space(Net.for_space(OBS, [16]), MEASURES, conditioned_sigma=True),
+            action_space=MEASURES,
         ),
         policy_optim=AdamOptimizerFactory(),
-        critic=ContinuousCritic(OBS, MEASURES, [16]),
+        critic=ContinuousCritic.for_space(OBS, MEASURES, [16]),
         critic_optim=AdamOptimizerFactory(),
         **options,
     )

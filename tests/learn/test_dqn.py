@@ -16,12 +16,12 @@ from samplebatch import Batch, Collector, VectorReplayBuffer
 from samplebatch.errors import ArgumentError, PolicySpecError
 from samplebatch.learn import (
     DQN,
-    MLP,
     AdamOptimizerFactory,
     DiscreteCritic,
     DiscreteQLearningPolicy,
     DuelingCritic,
     LinearSchedule,
+    Net,
     TorchOptimizerFactory,
     policy_within_training_step,
 )
@@ -92,10 +92,10 @@ def test_absolute_errors_are_weighted_as_squares_are() -> None:
 
 def test_a_dueling_head_centres_its_advantages() -> None:
     torch.manual_seed(0)
-    net = DuelingCritic(MLP(OBS, [8]), CHOICES)
+    net = DuelingCritic.for_space(Net.for_space(OBS, [8]), CHOICES)
     obs = torch.randn(5, 3)
     values, _ = net(obs)
-    expected = net.value(net.body(obs)[0])[:, 0]
+    expected = net.value(net.preprocess(obs)[0])[:, 0]
     torch.testing.assert_close(values.mean(-1), expected)
 
 
@@ -191,9 +191,9 @@ def test_it_learns(task: type[gymnasium.Env[Any, Any]], head: Any) -> None:
     torch.manual_seed(0)
     envs = [task() for _ in range(4)]
     space = envs[0].observation_space
-    body = MLP(space["obs"] if isinstance(space, spaces.Dict) else space, [32])
+    body = Net.for_space(space["obs"] if isinstance(space, spaces.Dict) else space, [32])
     policy = DiscreteQLearningPolicy(
-        model=head(body, envs[0].action_space),
+        model=head.for_space(body, envs[0].action_space),
         action_space=envs[0].action_space,
         eps_training=LinearSchedule(1.0, 0.05, 400),
     )

@@ -11,7 +11,6 @@ import torch
 from samplebatch import Collector, HERVectorReplayBuffer, RolloutWorkers, VectorReplayBuffer
 from samplebatch.learn import (
     DQN,
-    MLP,
     SAC,
     TD3,
     AdamOptimizerFactory,
@@ -22,6 +21,7 @@ from samplebatch.learn import (
     DiscreteCritic,
     DiscreteQLearningPolicy,
     GaussianNoise,
+    Net,
     OffPolicyTrainerParams,
     SACPolicy,
     policy_within_training_step,
@@ -37,19 +37,19 @@ def two_critics(hidden: list[int], rate: float) -> dict[str, Any]:
     return {
         "policy_optim": factory,
         "critic_optim": factory,
-        "critic": ContinuousCritic(SPACE, ACTIONS, hidden),
-        "critic2": ContinuousCritic(SPACE, ACTIONS, hidden),
+        "critic": ContinuousCritic.for_space(SPACE, ACTIONS, hidden),
+        "critic2": ContinuousCritic.for_space(SPACE, ACTIONS, hidden),
     }
 
 
 def sac(hidden: list[int], rate: float = 1e-3, **options: Any) -> SAC:
-    actor = ContinuousActorProbabilistic(MLP(SPACE, hidden), ACTIONS, conditioned_sigma=True)
+    actor = ContinuousActorProbabilistic.for_space(Net.for_space(SPACE, hidden), ACTIONS, conditioned_sigma=True)
     return SAC(policy=SACPolicy(actor=actor, action_space=ACTIONS), **two_critics(hidden, rate), **options)
 
 
 def td3(hidden: list[int], rate: float = 1e-3, **options: Any) -> TD3:
     policy = ContinuousDeterministicPolicy(
-        actor=ContinuousActorDeterministic(MLP(SPACE, hidden), ACTIONS),
+        actor=ContinuousActorDeterministic.for_space(Net.for_space(SPACE, hidden), ACTIONS),
         action_space=ACTIONS,
         exploration_noise=GaussianNoise(sigma=0.3),
     )
@@ -59,7 +59,7 @@ def td3(hidden: list[int], rate: float = 1e-3, **options: Any) -> TD3:
 def dqn(hidden: list[int], **options: Any) -> DQN:
     space, actions = BitFlipping.observation_space, BitFlipping.action_space
     policy = DiscreteQLearningPolicy(
-        model=DiscreteCritic(MLP(space, hidden), actions), action_space=actions, eps_training=0.2
+        model=DiscreteCritic.for_space(Net.for_space(space, hidden), actions), action_space=actions, eps_training=0.2
     )
     return DQN(policy=policy, optim=AdamOptimizerFactory(lr=1e-3), **options)
 

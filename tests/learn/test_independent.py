@@ -15,7 +15,6 @@ from samplebatch import Batch, MultiAgentCollector, MultiAgentReplayBuffer, Prio
 from samplebatch.errors import ArgumentError, EmptyBufferError, PolicyNotFoundError
 from samplebatch.learn import (
     DQN,
-    MLP,
     PPO,
     ContinuousDeterministicPolicy,
     DiscreteCritic,
@@ -23,6 +22,7 @@ from samplebatch.learn import (
     MultiAgentOffPolicyAlgorithm,
     MultiAgentOnPolicyAlgorithm,
     MultiAgentPolicy,
+    Net,
     OffPolicyTrainerParams,
     OnPolicyTrainerParams,
     OUNoise,
@@ -37,7 +37,7 @@ def q_learners(seed: int = 0) -> dict[str, DQN]:
     torch.manual_seed(seed)
     learners = {}
     for role, obs, act in zip(ROLES, *spaces_of(SPEAKER_LISTENER), strict=True):
-        model = DiscreteCritic(MLP(obs, [64]), act)
+        model = DiscreteCritic.for_space(Net.for_space(obs, [64]), act)
         policy = DiscreteQLearningPolicy(model=model, action_space=act, eps_training=0.2)
         learners[role] = DQN(policy=policy, optim=adam(), target_update_freq=50)
     return learners
@@ -46,7 +46,7 @@ def q_learners(seed: int = 0) -> dict[str, DQN]:
 def shared_ppo(seed: int = 0) -> PPO:
     (obs, *_), (act, *_) = spaces_of(SPREAD)
     policy = actor(obs, act, seed)
-    return PPO(policy=policy, critic=ValueCritic(MLP(obs, [64])), optim=adam())
+    return PPO(policy=policy, critic=ValueCritic(Net.for_space(obs, [64])), optim=adam())
 
 
 def filled(algorithm: Any, env: str, n_step: int = 100, **options: Any) -> MultiAgentReplayBuffer:

@@ -20,7 +20,7 @@ from samplebatch.learn import (
     JointCritic,
     OnPolicyTrainer,
     OnPolicyTrainerParams,
-    Recurrent,
+    RecurrentBody,
 )
 
 LINE = spaces.Box(-10.0, 10.0, (1,), np.float32)
@@ -200,7 +200,7 @@ def test_steps_must_be_there_and_say_whose_they_are() -> None:
 
 def test_recurrent_policies_are_refused() -> None:
     (obs, *_), (act, *_) = spaces_of(SPREAD)
-    policy = DiscreteActorPolicy(actor=DiscreteActor(Recurrent(obs), act), action_space=act)
+    policy = DiscreteActorPolicy(actor=DiscreteActor.for_space(RecurrentBody(obs), act), action_space=act)
     with pytest.raises(ArgumentError, match="policy 'agent' must not be recurrent for MAPPO"):
         MAPPO(policies={"agent": policy}, critic=joint_critic(SPREAD), optim=adam())
 

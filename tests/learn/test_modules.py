@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from samplebatch.learn import MLP, ContinuousActorDeterministic, ContinuousDeterministicPolicy
+from samplebatch.learn import ContinuousActorDeterministic, ContinuousDeterministicPolicy, Net
 from samplebatch.learn.networks import LaggedNetwork, set_training, tensors_of
 from tests.learn.learning import MEASURES, OBS
 
@@ -48,7 +48,7 @@ def test_lagged_networks_stay_in_evaluation_mode() -> None:
 
 def test_a_policy_and_its_parts_are_set_to_a_mode() -> None:
     policy: Any = ContinuousDeterministicPolicy(
-        actor=ContinuousActorDeterministic(MLP(OBS), MEASURES), action_space=MEASURES
+        actor=ContinuousActorDeterministic.for_space(Net.for_space(OBS), MEASURES), action_space=MEASURES
     )
     assert not any(modes(policy.eval()))
     assert all(modes(policy.train()))

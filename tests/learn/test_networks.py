@@ -13,13 +13,13 @@ from torch import nn
 from samplebatch import Batch
 from samplebatch.errors import ArgumentError
 from samplebatch.learn import (
-    MLP,
     ContinuousActorDeterministic,
     ContinuousActorProbabilistic,
     ContinuousCritic,
     Convolutional,
     DiscreteActor,
-    Recurrent,
+    Net,
+    RecurrentBody,
     ValueCritic,
 )
 from samplebatch.learn.networks import Flatten, LaggedNetwork, ask, initialize_orthogonally
@@ -55,9 +55,9 @@ def test_observations_are_flattened_as_gymnasium_flattens_them(space: Any) -> No
     assert flatten.output_dim == len(expected)
 
 
-def test_a_body_takes_more_inputs_beside_observations() -> None:
-    body = MLP(OBS, [4], extra_dim=2)
-    assert body(torch.zeros(5, 3), extra=torch.zeros(5, 2))[0].shape == (5, 4)
+def test_a_net_for_critics_takes_actions_behind_observations() -> None:
+    net = Net(OBS.shape, MEASURES.shape, [4], concat=True)
+    assert net(torch.zeros(5, 5))[0].shape == (5, 4)
 
 
 def test_channels_may_come_first_or_last() -> None:
@@ -84,7 +84,7 @@ def test_images_that_are_none_or_too_small_are_refused(space: Any, message: str)
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_a_sequence_is_as_its_steps_one_by_one(kind: str) -> None:
     torch.manual_seed(0)
-    body = Recurrent(OBS, 6, kind)
+    body = RecurrentBody(OBS, 6, kind)
     obs = torch.randn(4, 7, 3)
     together, after = body(obs)
     state = None
@@ -100,11 +100,11 @@ def test_a_sequence_is_as_its_steps_one_by_one(kind: str) -> None:
 
 def test_kinds_of_memory_are_known() -> None:
     with pytest.raises(ArgumentError, match="kind must be one of 'gru', 'lstm', got 'rnn'"):
-        Recurrent(OBS, 6, "rnn")
+        RecurrentBody(OBS, 6, "rnn")
 
 
 def test_states_go_to_networks_that_take_them() -> None:
-    body = Recurrent(OBS, 6)
+    body = RecurrentBody(OBS, 6)
     obs = torch.randn(2, 3)
     _, state = body(obs)
     expected = body(obs, state)[0]
@@ -121,7 +121,9 @@ def test_a_critic_without_memory_stands_beside_an_actor_with_one() -> None:
 
 @pytest.mark.parametrize("conditioned", [False, True])
 def test_means_and_deviations_have_their_bounds(conditioned: bool) -> None:
-    actor = ContinuousActorProbabilistic(MLP(OBS, [4]), MEASURES, max_action=0.5, conditioned_sigma=conditioned)
+    actor = ContinuousActorProbabilistic.for_space(
+        Net.for_space(OBS, [4]), MEASURES, max_action=0.5, conditioned_sigma=conditioned
+    )
     (mu, sigma), _ = actor(1e6 * torch.randn(50, 3))
     assert mu.shape == sigma.shape == (50, 2)
     assert mu.abs().max() <= 0.5
@@ -130,13 +132,15 @@ def test_means_and_deviations_have_their_bounds(conditioned: bool) -> None:
 
 
 def test_deterministic_actions_have_their_bound() -> None:
-    act, _ = ContinuousActorDeterministic(MLP(OBS, [4]), MEASURES, max_action=2.0)(1e6 * torch.randn(50, 3))
+    act, _ = ContinuousActorDeterministic.for_space(Net.for_space(OBS, [4]), MEASURES, max_action=2.0)(
+        1e6 * torch.randn(50, 3)
+    )
     assert act.shape == (50, 2)
     assert 1.0 < act.abs().max() <= 2.0
 
 
 def test_a_critic_values_observations_with_actions() -> None:
-    critic = ContinuousCritic(OBS, MEASURES, [8])
+    critic = ContinuousCritic.for_space(OBS, MEASURES, [8])
     obs = torch.randn(5, 3)
     values = critic(obs, torch.zeros(5, 2))
     assert values.shape == (5, 1)
@@ -144,22 +148,28 @@ def test_a_critic_values_observations_with_actions() -> None:
 
 
 def test_orthogonal_weights_have_their_gains() -> None:
-    actor = DiscreteActor(MLP(OBS, [3]), CHOICES)
+    actor = DiscreteActor.for_space(Net.for_space(OBS, [3]), CHOICES)
     initialize_orthogonally(actor, gain=2.0, head_gain=0.1)
-    hidden = actor.body.layers[0].weight.detach()  # type: ignore[index, union-attr]
+    hidden = actor.preprocess.model.model[0].weight.detach()  # type: ignore[index, union-attr]
     torch.testing.assert_close(hidden @ hidden.T, 4.0 * torch.eye(3), atol=1e-5, rtol=0.0)
-    head = actor.head.weight.detach()
+    head = actor.last.model[0].weight.detach()  # type: ignore[union-attr]
     torch.testing.assert_close(head.T @ head, 0.01 * torch.eye(3), atol=1e-5, rtol=0.0)
-    assert not actor.head.bias.any()
+    assert not actor.last.model[0].bias.any()  # type: ignore[operator, union-attr]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DiscreteActor(MLP(OBS), MEASURES), "must be a Discrete space for this head, got a Box"),
-        (lambda: ContinuousActorProbabilistic(MLP(OBS), CHOICES), "must be a Box of one axis"),
-        (lambda: MLP(OBS, [8, 0]), "hidden_sizes must be a whole number from 1, got 0"),
-        (lambda: ValueCritic(nn.Linear(3, 4)), "must say the width of its features as output_dim, got a Linear"),
+        (
+            lambda: DiscreteActor.for_space(Net.for_space(OBS), MEASURES),
+            "must be a Discrete space for this head, got a Box",
+        ),
+        (lambda: ContinuousActorProbabilistic.for_space(Net.for_space(OBS), CHOICES), "must be a Box of one axis"),
+        (lambda: Net.for_space(OBS, [8, 0]), "hidden_sizes must be a whole number from 1, got 0"),
+        (
+            lambda: ValueCritic(nn.Linear(3, 4)),
+            "preprocess_net must have the width of its features as output_dim, got a Linear",
+        ),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(make: Any, message: str) -> None:

@@ -13,15 +13,15 @@ from torch import nn
 from samplebatch import Batch, Collector, ReplayBuffer, VectorReplayBuffer
 from samplebatch.errors import ArgumentError, ColumnNotFoundError, EmptyBufferError
 from samplebatch.learn import (
-    MLP,
     PPO,
     AdamOptimizerFactory,
     ContinuousActorProbabilistic,
     DiscreteActor,
     DiscreteActorPolicy,
     LRSchedulerFactoryLinear,
+    Net,
     ProbabilisticActorPolicy,
-    Recurrent,
+    RecurrentBody,
     ValueCritic,
     policy_within_training_step,
 )
@@ -149,17 +149,19 @@ def test_buffers_without_steps_are_refused() -> None:
         make(seeded(0, 3, 4), seeded(1, 3, 1)).update(VectorReplayBuffer(8, 2), 16, 1)
 
 
-def networks(task: Any, body: Any = MLP, width: Any = (32,)) -> tuple[Any, nn.Module]:
+def networks(task: Any, body: Any = Net.for_space, width: Any = (32,)) -> tuple[Any, nn.Module]:
     space = task.observation_space
     inner = space["obs"] if isinstance(space, spaces.Dict) else space
     actor_body = body(inner, width)
-    critic = ValueCritic(actor_body if body is Recurrent else body(inner, width))
+    critic = ValueCritic(actor_body if body is RecurrentBody else body(inner, width))
     if isinstance(task.action_space, spaces.Box):
-        return ContinuousActorProbabilistic(actor_body, task.action_space), critic
-    return DiscreteActor(actor_body, task.action_space), critic
+        return ContinuousActorProbabilistic.for_space(actor_body, task.action_space), critic
+    return DiscreteActor.for_space(actor_body, task.action_space), critic
 
 
-def train(task: Any, updates: int, body: Any = MLP, width: Any = (32,), *, lr: float = 0.01, **options: Any) -> float:
+def train(
+    task: Any, updates: int, body: Any = Net.for_space, width: Any = (32,), *, lr: float = 0.01, **options: Any
+) -> float:
     """Train, and return the mean return of 20 episodes played with the best actions."""
     torch.manual_seed(0)
     envs = [task() for _ in range(4)]
@@ -190,15 +192,17 @@ def test_it_learns_what_a_mask_allows() -> None:
 
 
 def test_a_recurrent_policy_learns_to_remember() -> None:
-    assert train(Recall, 12, Recurrent, 16, lr=0.003, ent_coef=0.0) >= 0.95
+    assert train(Recall, 12, RecurrentBody, 16, lr=0.003, ent_coef=0.0) >= 0.95
 
 
 def collected(kind: str = "gru", sequence_length: int = 5) -> tuple[PPO, Any]:
     """Collect with a recurrent policy, on from episodes whose first steps the buffer no longer has."""
     torch.manual_seed(0)
     envs = [Match() for _ in range(3)]
-    body = Recurrent(envs[0].observation_space, 8, kind)
-    policy = DiscreteActorPolicy(actor=DiscreteActor(body, envs[0].action_space), action_space=envs[0].action_space)
+    body = RecurrentBody(envs[0].observation_space, 8, kind)
+    policy = DiscreteActorPolicy(
+        actor=DiscreteActor.for_space(body, envs[0].action_space), action_space=envs[0].action_space
+    )
     algorithm = PPO(
         policy=policy, critic=ValueCritic(body), optim=AdamOptimizerFactory(), sequence_length=sequence_length
     )
@@ -275,14 +279,14 @@ def test_rows_of_a_recurrent_policy_without_states_are_refused() -> None:
 
 
 def test_a_critic_with_a_recurrent_body_of_its_own_is_refused() -> None:
-    actor = DiscreteActor(Recurrent(Match.observation_space), Match.action_space)
+    actor = DiscreteActor.for_space(RecurrentBody(Match.observation_space), Match.action_space)
     with pytest.raises(ArgumentError, match="critic must share the actor's body"):
-        make(actor, ValueCritic(Recurrent(Match.observation_space)), Match.action_space)
+        make(actor, ValueCritic(RecurrentBody(Match.observation_space)), Match.action_space)
 
 
 @pytest.mark.parametrize("trains_body", [True, False])
 def test_values_train_the_body_that_the_actor_shares_unless_told_otherwise(trains_body: bool) -> None:
-    body = Recurrent(Match.observation_space, 8)
+    body = RecurrentBody(Match.observation_space, 8)
     critic = ValueCritic(body, trains_body=trains_body)
     critic(torch.ones(2, 3, *Match.observation_space.shape)).sum().backward()
     assert [part.grad is not None for part in body.parameters()] == [trains_body] * 4

@@ -17,7 +17,7 @@ from samplebatch.learn import (
     DiscreteActor,
     DiscreteActorPolicy,
     OnPolicyTrainerParams,
-    Recurrent,
+    RecurrentBody,
     ValueCritic,
 )
 
@@ -38,9 +38,9 @@ def test_a_masked_pole_is_balanced_with_a_critic_that_leaves_the_shared_body_alo
     """A random policy gets about 22, one without memory about 45."""
     torch.manual_seed(0)
     env = Masked()
-    body = Recurrent(env.observation_space, 64, "lstm")
+    body = RecurrentBody(env.observation_space, 64, "lstm")
     policy = DiscreteActorPolicy(
-        actor=DiscreteActor(body, env.action_space), action_space=env.action_space, deterministic_eval=True
+        actor=DiscreteActor.for_space(body, env.action_space), action_space=env.action_space, deterministic_eval=True
     )
     algorithm = PPO(
         policy=policy,

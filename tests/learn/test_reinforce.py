@@ -10,11 +10,11 @@ import torch
 from samplebatch import Collector, VectorReplayBuffer
 from samplebatch.errors import ArgumentError
 from samplebatch.learn import (
-    MLP,
     AdamOptimizerFactory,
     DiscreteActor,
     DiscreteActorPolicy,
-    Recurrent,
+    Net,
+    RecurrentBody,
     Reinforce,
     policy_within_training_step,
 )
@@ -66,7 +66,7 @@ def test_discounts_are_fractions() -> None:
 def test_it_learns() -> None:
     torch.manual_seed(0)
     envs = [Match() for _ in range(4)]
-    actor = DiscreteActor(MLP(envs[0].observation_space, [32]), envs[0].action_space)
+    actor = DiscreteActor.for_space(Net.for_space(envs[0].observation_space, [32]), envs[0].action_space)
     policy = DiscreteActorPolicy(actor=actor, action_space=envs[0].action_space, deterministic_eval=True)
     algorithm = Reinforce(policy=policy, optim=AdamOptimizerFactory(lr=0.01), gamma=0.0)
     buffer = VectorReplayBuffer(512, 4)
@@ -82,4 +82,4 @@ def test_it_learns() -> None:
 
 def test_recurrent_policies_are_refused() -> None:
     with pytest.raises(ArgumentError, match="policy must not be recurrent for Reinforce"):
-        make(DiscreteActor(Recurrent(OBS), CHOICES))
+        make(DiscreteActor.for_space(RecurrentBody(OBS), CHOICES))

@@ -22,7 +22,6 @@ from samplebatch.learn import (
     CQL,
     DQN,
     MAPPO,
-    MLP,
     PPO,
     TD3,
     AutoAlpha,
@@ -40,6 +39,7 @@ from samplebatch.learn import (
     LinearSchedule,
     MultiAgentOffPolicyAlgorithm,
     MultiAgentOnPolicyAlgorithm,
+    Net,
     OfflineTrainerParams,
     OffPolicyTrainerParams,
     OnPolicyTrainerParams,
@@ -57,13 +57,15 @@ ONLINE: dict[str, Any] = {"epoch_num_steps": 40, "collection_step_num_env_steps"
 
 
 def critics(env: Any) -> dict[str, Any]:
-    one, other = (ContinuousCritic(env.observation_space, env.action_space, [8]) for _ in range(2))
+    one, other = (ContinuousCritic.for_space(env.observation_space, env.action_space, [8]) for _ in range(2))
     return {"policy_optim": adam(), "critic": one, "critic2": other, "critic_optim": adam()}
 
 
 def q_policy(obs: Any, act: Any) -> DiscreteQLearningPolicy:
     explore = LinearSchedule(1.0, 0.1, 60)
-    return DiscreteQLearningPolicy(model=DiscreteCritic(MLP(obs, [8]), act), action_space=act, eps_training=explore)
+    return DiscreteQLearningPolicy(
+        model=DiscreteCritic.for_space(Net.for_space(obs, [8]), act), action_space=act, eps_training=explore
+    )
 
 
 def prioritized_dqn() -> Any:
@@ -76,7 +78,9 @@ def prioritized_dqn() -> Any:
 
 def hindsight_td3() -> Any:
     policy = ContinuousDeterministicPolicy(
-        actor=ContinuousActorDeterministic(MLP(PointReaching.observation_space, [8]), PointReaching.action_space),
+        actor=ContinuousActorDeterministic.for_space(
+            Net.for_space(PointReaching.observation_space, [8]), PointReaching.action_space
+        ),
         action_space=PointReaching.action_space,
         exploration_noise=OUNoise(),
     )
@@ -97,7 +101,7 @@ def independent_dqn() -> Any:
 
 def independent_ppo() -> Any:
     (obs, *_), (act, *_) = spaces_of(SPREAD)
-    learner = PPO(policy=actor(obs, act), critic=ValueCritic(MLP(obs, [8])), optim=adam())
+    learner = PPO(policy=actor(obs, act), critic=ValueCritic(Net.for_space(obs, [8])), optim=adam())
     return on_policy(MultiAgentOnPolicyAlgorithm({"agent": learner}))
 
 
@@ -115,9 +119,9 @@ def on_policy(algorithm: Any) -> Any:
 
 
 def cql() -> Any:
-    body = MLP(Aim.observation_space, [8])
+    body = Net.for_space(Aim.observation_space, [8])
     policy = SACPolicy(
-        actor=ContinuousActorProbabilistic(body, Aim.action_space, conditioned_sigma=True),
+        actor=ContinuousActorProbabilistic.for_space(body, Aim.action_space, conditioned_sigma=True),
         action_space=Aim.action_space,
     )
     algorithm = CQL(policy=policy, alpha=AutoAlpha(-1.0, 0.0, adam()), num_repeat_actions=2, **critics(Aim))
@@ -125,13 +129,16 @@ def cql() -> Any:
 
 
 def discrete_bcq() -> Any:
-    heads = [head(MLP(Match.observation_space, [8]), Match.action_space) for head in (DiscreteCritic, DiscreteActor)]
+    heads = [
+        head.for_space(Net.for_space(Match.observation_space, [8]), Match.action_space)
+        for head in (DiscreteCritic, DiscreteActor)
+    ]
     policy = DiscreteBCQPolicy(model=heads[0], imitator=heads[1], action_space=Match.action_space)
     return offline(DiscreteBCQ(policy=policy, optim=adam(), target_update_freq=3), Match)
 
 
 def behaviour_cloning() -> Any:
-    head = DiscreteActor(MLP(Match.observation_space, [8]), Match.action_space)
+    head = DiscreteActor.for_space(Net.for_space(Match.observation_space, [8]), Match.action_space)
     policy = ImitationPolicy(actor=head, action_space=Match.action_space)
     return offline(BehaviourCloning(policy=policy, optim=adam()), Match)
 

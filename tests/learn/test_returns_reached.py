@@ -12,7 +12,6 @@ import torch
 from samplebatch import Collector, Dataset, VectorReplayBuffer
 from samplebatch.learn import (
     CQL,
-    MLP,
     SAC,
     TD3,
     AdamOptimizerFactory,
@@ -28,6 +27,7 @@ from samplebatch.learn import (
     DiscreteCritic,
     GaussianNoise,
     ImitationPolicy,
+    Net,
     OfflineTrainerParams,
     OffPolicyTrainerParams,
     SACPolicy,
@@ -39,19 +39,19 @@ SILENT: Any = {"verbose": False, "show_progress": False}
 
 def parts(env: Any, hidden: list[int], rate: float) -> dict[str, Any]:
     factory = AdamOptimizerFactory(lr=rate)
-    critics = [ContinuousCritic(env.observation_space, env.action_space, hidden) for _ in range(2)]
+    critics = [ContinuousCritic.for_space(env.observation_space, env.action_space, hidden) for _ in range(2)]
     return {"policy_optim": factory, "critic_optim": factory, "critic": critics[0], "critic2": critics[1]}
 
 
 def soft_policy(env: Any, hidden: list[int]) -> SACPolicy:
-    body = MLP(env.observation_space, hidden)
-    actor = ContinuousActorProbabilistic(body, env.action_space, conditioned_sigma=True)
+    body = Net.for_space(env.observation_space, hidden)
+    actor = ContinuousActorProbabilistic.for_space(body, env.action_space, conditioned_sigma=True)
     return SACPolicy(actor=actor, action_space=env.action_space)
 
 
 def td3(env: Any, hidden: list[int], rate: float, **options: Any) -> TD3:
     policy = ContinuousDeterministicPolicy(
-        actor=ContinuousActorDeterministic(MLP(env.observation_space, hidden), env.action_space),
+        actor=ContinuousActorDeterministic.for_space(Net.for_space(env.observation_space, hidden), env.action_space),
         action_space=env.action_space,
         exploration_noise=GaussianNoise(sigma=0.2),
     )
@@ -70,14 +70,18 @@ def cql(env: Any) -> CQL:
 
 
 def bcq(env: Any) -> DiscreteBCQ:
-    heads = [head(MLP(env.observation_space, [32]), env.action_space) for head in (DiscreteCritic, DiscreteActor)]
+    heads = [
+        head.for_space(Net.for_space(env.observation_space, [32]), env.action_space)
+        for head in (DiscreteCritic, DiscreteActor)
+    ]
     policy = DiscreteBCQPolicy(model=heads[0], imitator=heads[1], action_space=env.action_space)
     return DiscreteBCQ(policy=policy, optim=AdamOptimizerFactory(lr=3e-3), gamma=0.5, target_update_freq=20)
 
 
 def cloning(env: Any) -> BehaviourCloning:
     policy = ImitationPolicy(
-        actor=DiscreteActor(MLP(env.observation_space, [32]), env.action_space), action_space=env.action_space
+        actor=DiscreteActor.for_space(Net.for_space(env.observation_space, [32]), env.action_space),
+        action_space=env.action_space,
     )
     return BehaviourCloning(policy=policy, optim=AdamOptimizerFactory(lr=1e-2))
 

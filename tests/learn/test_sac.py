@@ -14,13 +14,13 @@ import torch
 from samplebatch import Batch
 from samplebatch.errors import ArgumentError, PolicySpecError
 from samplebatch.learn import (
-    MLP,
     SAC,
     AdamOptimizerFactory,
     AutoAlpha,
     ContinuousActorProbabilistic,
     ContinuousCritic,
     FixedAlpha,
+    Net,
     SACPolicy,
     policy_within_training_step,
 )
@@ -37,10 +37,11 @@ def make(seed: int = 0, **options: Any) -> SAC:
     torch.manual_seed(seed)
     return SAC(
         policy=SACPolicy(
-            actor=ContinuousActorProbabilistic(MLP(OBS, [16]), MEASURES, conditioned_sigma=True), action_space=MEASURES
+            actor=ContinuousActorProbabilistic.for_space(Net.for_space(OBS, [16]), MEASURES, conditioned_sigma=True),
+            action_space=MEASURES,
         ),
         policy_optim=AdamOptimizerFactory(),
-        critic=ContinuousCritic(OBS, MEASURES, [16]),
+        critic=ContinuousCritic.for_space(OBS, MEASURES, [16]),
         critic_optim=AdamOptimizerFactory(),
         **options,
     )

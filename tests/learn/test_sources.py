@@ -23,7 +23,6 @@ from samplebatch.errors import ArgumentError, ColumnNotFoundError, FormatError
 from samplebatch.learn import (
     CQL,
     DQN,
-    MLP,
     TD3,
     AdamOptimizerFactory,
     BehaviourCloning,
@@ -35,6 +34,7 @@ from samplebatch.learn import (
     DiscreteBCQPolicy,
     DiscreteQLearningPolicy,
     ImitationPolicy,
+    Net,
     OfflineTrainerParams,
     SACPolicy,
 )
@@ -62,10 +62,10 @@ def q_learning() -> DQN:
 
 def cql(calibrated: bool = False) -> CQL:
     torch.manual_seed(0)
-    actor = ContinuousActorProbabilistic(MLP(OBS, [16]), MEASURES, conditioned_sigma=True)
+    actor = ContinuousActorProbabilistic.for_space(Net.for_space(OBS, [16]), MEASURES, conditioned_sigma=True)
     return CQL(
         policy=SACPolicy(actor=actor, action_space=MEASURES),
-        critic=ContinuousCritic(OBS, MEASURES, [16]),
+        critic=ContinuousCritic.for_space(OBS, MEASURES, [16]),
         policy_optim=ADAM,
         critic_optim=ADAM,
         calibrated=calibrated,
@@ -74,10 +74,10 @@ def cql(calibrated: bool = False) -> CQL:
 
 def td3() -> TD3:
     torch.manual_seed(0)
-    actor = ContinuousActorDeterministic(MLP(OBS, [16]), MEASURES)
+    actor = ContinuousActorDeterministic.for_space(Net.for_space(OBS, [16]), MEASURES)
     return TD3(
         policy=ContinuousDeterministicPolicy(actor=actor, action_space=MEASURES),
-        critic=ContinuousCritic(OBS, MEASURES, [16]),
+        critic=ContinuousCritic.for_space(OBS, MEASURES, [16]),
         policy_optim=ADAM,
         critic_optim=ADAM,
     )

@@ -14,7 +14,6 @@ import torch
 from samplebatch import Batch
 from samplebatch.errors import ArgumentError, PolicySpecError
 from samplebatch.learn import (
-    MLP,
     TD3,
     AdamOptimizerFactory,
     ContinuousActorDeterministic,
@@ -22,6 +21,7 @@ from samplebatch.learn import (
     ContinuousDeterministicPolicy,
     GaussianNoise,
     ImitationPolicy,
+    Net,
     OUNoise,
     TorchOptimizerFactory,
 )
@@ -34,10 +34,10 @@ def make(seed: int = 0, **options: Any) -> TD3:
     torch.manual_seed(seed)
     return TD3(
         policy=ContinuousDeterministicPolicy(
-            actor=ContinuousActorDeterministic(MLP(OBS, [16]), MEASURES), action_space=MEASURES
+            actor=ContinuousActorDeterministic.for_space(Net.for_space(OBS, [16]), MEASURES), action_space=MEASURES
         ),
         policy_optim=AdamOptimizerFactory(),
-        critic=ContinuousCritic(OBS, MEASURES, [16]),
+        critic=ContinuousCritic.for_space(OBS, MEASURES, [16]),
         critic_optim=AdamOptimizerFactory(),
         **options,
     )
@@ -206,7 +206,7 @@ def test_discrete_actions_are_refused() -> None:
         TD3(
             policy=ImitationPolicy(actor=seeded(0, 3, 4), action_space=CHOICES),  # type: ignore[arg-type]
             policy_optim=AdamOptimizerFactory(),
-            critic=ContinuousCritic(OBS, MEASURES),
+            critic=ContinuousCritic.for_space(OBS, MEASURES),
             critic_optim=AdamOptimizerFactory(),
         )
 

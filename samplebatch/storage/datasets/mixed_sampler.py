@@ -357,8 +357,9 @@ def sample_steps(
     Rows stand for single steps; those that have `returns` and `discount` already, as `NStepReturns` adds them where
     steps are collected, for as many as these.
 
-    Without a `sample_size`, all rows of a dataset come in order. Raises ArgumentError if single steps are to stand for
-    several, and ColumnNotFoundError if rows lack a column that targets need.
+    Without a `sample_size`, all rows of a dataset come in order; a batch always gives all of its rows. Raises
+    ArgumentError if single steps are to represent several, and ColumnNotFoundError if rows lack a column that targets
+    need.
 
     Examples
     --------
@@ -370,12 +371,22 @@ def sample_steps(
     >>> rows.returns, rows.discount
     (tensor([0.5000, 1.0000]), tensor([0.9000, 0.0000]))
     """
-    if sample_size or not isinstance(source, Dataset):
+    drawn: Any
+    if isinstance(source, SampleBatch | Batch):
+        drawn, indices = source, np.arange(len(source))
+    elif sample_size or not isinstance(source, Dataset):
         drawn, indices = source.sample(sample_size)
     else:
         indices = np.arange(len(source))
         drawn = source.take(indices)
     rows: Batch = drawn.as_batch("tianshou") if isinstance(drawn, SampleBatch) else Batch(drawn)
+    if "terminated" not in rows.__dict__ and "done" in rows.__dict__:
+        # Older batches have one flag, which is a termination unless the step is marked as truncated.
+        truncated = rows.__dict__.get("truncated")
+        ends = np.asarray(rows.done, bool)
+        rows = with_unit_of(
+            rows, node(Batch, rows.__dict__ | {"terminated": ends if truncated is None else ends & ~truncated})
+        )
     if n_step is not None:
         rows = with_unit_of(rows, node(Batch, rows.__dict__ | _windows(rows.__dict__, n_step, gamma)))
     return Sample(Delivery(device, floats).one(rows, tree_to), indices)
