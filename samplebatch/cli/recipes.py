@@ -14,18 +14,17 @@ from samplebatch.learn.cql import CQL
 from samplebatch.learn.discrete_bcq import DiscreteBCQ, DiscreteBCQPolicy
 from samplebatch.learn.dqn import DQN, DiscreteQLearningPolicy
 from samplebatch.learn.exploration import GaussianNoise
-from samplebatch.learn.impala import APPO, IMPALA
-from samplebatch.learn.networks import (
+from samplebatch.learn.heads import (
     ContinuousActorDeterministic,
     ContinuousActorProbabilistic,
     ContinuousCritic,
-    Convolutional,
     DiscreteActor,
     DiscreteCritic,
     DuelingCritic,
-    Net,
     ValueCritic,
 )
+from samplebatch.learn.impala import APPO, IMPALA
+from samplebatch.learn.networks import Convolutional, Net
 from samplebatch.learn.optimizer import AdamOptimizerFactory
 from samplebatch.learn.policy import ProbabilisticActorPolicy
 from samplebatch.learn.ppo import PPO

@@ -31,6 +31,15 @@ if TYPE_CHECKING:
     from samplebatch.learn.exploration import BaseNoise as BaseNoise
     from samplebatch.learn.exploration import GaussianNoise as GaussianNoise
     from samplebatch.learn.exploration import OUNoise as OUNoise
+    from samplebatch.learn.heads import ActorCritic as ActorCritic
+    from samplebatch.learn.heads import ContinuousActorDeterministic as ContinuousActorDeterministic
+    from samplebatch.learn.heads import ContinuousActorProbabilistic as ContinuousActorProbabilistic
+    from samplebatch.learn.heads import ContinuousCritic as ContinuousCritic
+    from samplebatch.learn.heads import DiscreteActor as DiscreteActor
+    from samplebatch.learn.heads import DiscreteCritic as DiscreteCritic
+    from samplebatch.learn.heads import DuelingCritic as DuelingCritic
+    from samplebatch.learn.heads import JointCritic as JointCritic
+    from samplebatch.learn.heads import ValueCritic as ValueCritic
     from samplebatch.learn.impala import APPO as APPO
     from samplebatch.learn.impala import IMPALA as IMPALA
     from samplebatch.learn.independent import MultiAgentOffPolicyAlgorithm as MultiAgentOffPolicyAlgorithm
@@ -38,19 +47,10 @@ if TYPE_CHECKING:
     from samplebatch.learn.independent import MultiAgentPolicy as MultiAgentPolicy
     from samplebatch.learn.mappo import MAPPO as MAPPO
     from samplebatch.learn.networks import MLP as MLP
-    from samplebatch.learn.networks import ActorCritic as ActorCritic
-    from samplebatch.learn.networks import ContinuousActorDeterministic as ContinuousActorDeterministic
-    from samplebatch.learn.networks import ContinuousActorProbabilistic as ContinuousActorProbabilistic
-    from samplebatch.learn.networks import ContinuousCritic as ContinuousCritic
     from samplebatch.learn.networks import Convolutional as Convolutional
-    from samplebatch.learn.networks import DiscreteActor as DiscreteActor
-    from samplebatch.learn.networks import DiscreteCritic as DiscreteCritic
-    from samplebatch.learn.networks import DuelingCritic as DuelingCritic
-    from samplebatch.learn.networks import JointCritic as JointCritic
     from samplebatch.learn.networks import Net as Net
     from samplebatch.learn.networks import Recurrent as Recurrent
     from samplebatch.learn.networks import RecurrentBody as RecurrentBody
-    from samplebatch.learn.networks import ValueCritic as ValueCritic
     from samplebatch.learn.optimizer import AdamOptimizerFactory as AdamOptimizerFactory
     from samplebatch.learn.optimizer import LRSchedulerFactory as LRSchedulerFactory
     from samplebatch.learn.optimizer import LRSchedulerFactoryLinear as LRSchedulerFactoryLinear

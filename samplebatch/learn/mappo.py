@@ -24,8 +24,9 @@ from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.actor_critic import RunningMoments
 from samplebatch.learn.algorithm import OnPolicyAlgorithm, require_steps
+from samplebatch.learn.heads import JointCritic
 from samplebatch.learn.independent import MultiAgentPolicy
-from samplebatch.learn.networks import JointCritic, recurrent_parts
+from samplebatch.learn.networks import recurrent_parts
 from samplebatch.learn.optimizer import OptimizerFactory, descend
 from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.learn.ppo import ActorCriticTrainingStats, summarize_steps

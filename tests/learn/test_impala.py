@@ -14,14 +14,14 @@ from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.learn import (
     APPO,
     IMPALA,
-    MLP,
     PPO,
     AdamOptimizerFactory,
     ContinuousActorProbabilistic,
     DiscreteActor,
+    Net,
     OnPolicyTrainerParams,
     ProbabilisticActorPolicy,
-    Recurrent,
+    RecurrentBody,
     ValueCritic,
     load_checkpoint,
     policy_within_training_step,
@@ -39,10 +39,10 @@ def make(kind: Any, env: Any = Match, lr: float = 0.01, **options: Any) -> Any:
     obs, act = env.observation_space, env.action_space
     head = DiscreteActor if env is not Aim else ContinuousActorProbabilistic
     if env is Recall:
-        body = Recurrent(obs, 16)
-        actor, critic = head(body, act), ValueCritic(body)
+        body = RecurrentBody(obs, 16)
+        actor, critic = head.for_space(body, act), ValueCritic(body)
     else:
-        actor, critic = head(MLP(obs, [16]), act), ValueCritic(MLP(obs, [16]))
+        actor, critic = head.for_space(Net.for_space(obs, [16]), act), ValueCritic(Net.for_space(obs, [16]))
     policy = ProbabilisticActorPolicy(actor=actor, action_space=act, deterministic_eval=True)
     return kind(policy=policy, critic=critic, optim=AdamOptimizerFactory(lr=lr), **options)
 

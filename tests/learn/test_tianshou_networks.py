@@ -13,7 +13,7 @@ from torch import nn
 from samplebatch import Batch
 from samplebatch.errors import ArgumentError
 from samplebatch.learn import MLP, ActorCritic, ContinuousCritic, DiscreteActor, DiscreteActorPolicy, Net, Recurrent
-from samplebatch.learn import networks as ours
+from samplebatch.learn import heads as ours
 
 common = pytest.importorskip("tianshou.utils.net.common")
 continuous = pytest.importorskip("tianshou.utils.net.continuous")

@@ -1,0 +1,466 @@
+"""Actors and critics: heads on networks that compute features of observations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Self
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from samplebatch.arguments import whole
+from samplebatch.errors import ArgumentError
+from samplebatch.learn.networks import (
+    FOR_SPACE,
+    MLP,
+    Activation,
+    Flatten,
+    LinearLayer,
+    Net,
+    Space,
+    VectorOutput,
+    as_floats,
+    ask,
+    shape_size,
+    type_name,
+)
+
+_SIGMA_MIN, _SIGMA_MAX = -20.0, 2.0
+"""Bounds of the logarithm of a standard deviation that depends on the observation, as SAC's first code has them."""
+
+
+class DiscreteActor(VectorOutput):
+    """Actor for discrete actions; takes Tianshou's arguments.
+
+    Parameters
+    ----------
+    preprocess_net
+        Network from observations to features, with their width as `output_dim`.
+    action_shape
+        Number of actions, or a shape with that many elements.
+    hidden_sizes
+        Widths of layers between the features and the output.
+    softmax_output
+        Whether the output is a probability per action, otherwise a logit.
+
+    Attributes
+    ----------
+    preprocess, last
+        The given network, and the `MLP` behind it.
+
+    Raises
+    ------
+    ArgumentError
+        If `preprocess_net` has no `output_dim`, or a number is not a positive whole number.
+    """
+
+    def __init__(
+        self,
+        preprocess_net: nn.Module,
+        action_shape: int | Sequence[int],
+        hidden_sizes: Sequence[int] = (),
+        softmax_output: bool = True,
+    ) -> None:
+        super().__init__()
+        self.output_dim, self.softmax_output = shape_size("action_shape", action_shape, 1), softmax_output
+        self.preprocess = preprocess_net
+        self.last = MLP(_width(preprocess_net), self.output_dim, hidden_sizes, flatten_input=False)
+
+    @classmethod
+    def for_space(cls, body: nn.Module, action_space: Space) -> Self:
+        """Create an actor that returns a logit for each action of a Discrete space from the features of a body."""
+        return cls(body, _choices(action_space), softmax_output=False)
+
+    def get_preprocess_net(self) -> nn.Module:
+        """Return the network that computes the features."""
+        return self.preprocess
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
+        """Return logits or probabilities of the actions, and the state."""
+        features, state = ask(self.preprocess, obs, state)
+        output = self.last(features)
+        return (output.softmax(-1) if self.softmax_output else output), state
+
+
+class ContinuousActorProbabilistic(VectorOutput):
+    """Actor that returns the mean and the standard deviation of continuous actions; takes Tianshou's arguments.
+
+    Parameters
+    ----------
+    preprocess_net, action_shape, hidden_sizes
+        See `DiscreteActor`; `action_shape` is the shape of an action.
+    max_action
+        Largest mean, which tanh approaches.
+    unbounded
+        Whether means have no bound.
+    conditioned_sigma
+        Whether standard deviations depend on the observation, as in SAC, or are parameters.
+
+    Attributes
+    ----------
+    mu, sigma
+        Heads of the mean and of the logarithm of the standard deviation.
+    sigma_param
+        Logarithms of the standard deviations, shape (actions, 1), without `conditioned_sigma`.
+
+    Raises
+    ------
+    ArgumentError
+        If `preprocess_net` has no `output_dim`, or a number is not a positive whole number.
+    """
+
+    def __init__(
+        self,
+        preprocess_net: nn.Module,
+        action_shape: int | Sequence[int],
+        hidden_sizes: Sequence[int] = (),
+        max_action: float = 1.0,
+        unbounded: bool = False,
+        conditioned_sigma: bool = False,
+    ) -> None:
+        super().__init__()
+        if unbounded:
+            max_action = 1.0
+        self.preprocess, self.max_action, self.unbounded = preprocess_net, _bound(max_action), unbounded
+        self.output_dim, width = shape_size("action_shape", action_shape, 1), _width(preprocess_net)
+        self.mu = MLP(width, self.output_dim, hidden_sizes, flatten_input=False)
+        self.sigma = MLP(width, self.output_dim, hidden_sizes, flatten_input=False) if conditioned_sigma else None
+        self.sigma_param = None if conditioned_sigma else nn.Parameter(torch.zeros(self.output_dim, 1))
+
+    @classmethod
+    def for_space(
+        cls, body: nn.Module, action_space: Space, *, max_action: float | None = None, conditioned_sigma: bool = False
+    ) -> Self:
+        """Create an actor for a Box of one axis; without `max_action`, means are unbounded."""
+        width, is_unbounded = _measures(action_space), max_action is None
+        bound = 1.0 if max_action is None else max_action
+        return cls(body, width, max_action=bound, unbounded=is_unbounded, conditioned_sigma=conditioned_sigma)
+
+    def get_preprocess_net(self) -> nn.Module:
+        """Return the network that computes the features."""
+        return self.preprocess
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[tuple[torch.Tensor, torch.Tensor], Any]:
+        """Return means and standard deviations, and the state."""
+        features, state = ask(self.preprocess, obs, state)
+        mu = self.mu(features)
+        if not self.unbounded:
+            mu = _scale(self.max_action, mu) * torch.tanh(mu)
+        if self.sigma is not None:
+            return (mu, self.sigma(features).clamp(_SIGMA_MIN, _SIGMA_MAX).exp()), state
+        assert self.sigma_param is not None
+        return (mu, self.sigma_param.flatten().exp().expand_as(mu)), state
+
+
+class ContinuousActorDeterministic(VectorOutput):
+    """Actor that returns one continuous action within [-max_action, max_action]; takes Tianshou's arguments.
+
+    Parameters
+    ----------
+    preprocess_net, action_shape, hidden_sizes
+        See `DiscreteActor`; `action_shape` is the shape of an action.
+    max_action
+        Largest absolute value, which tanh approaches.
+
+    Raises
+    ------
+    ArgumentError
+        If `preprocess_net` has no `output_dim`, or a number is not a positive whole number.
+    """
+
+    def __init__(
+        self,
+        preprocess_net: nn.Module,
+        action_shape: int | Sequence[int],
+        hidden_sizes: Sequence[int] = (),
+        max_action: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.preprocess, self.max_action = preprocess_net, _bound(max_action)
+        self.output_dim = shape_size("action_shape", action_shape, 1)
+        self.last = MLP(_width(preprocess_net), self.output_dim, hidden_sizes, flatten_input=False)
+
+    @classmethod
+    def for_space(cls, body: nn.Module, action_space: Space, *, max_action: float = 1.0) -> Self:
+        """Create an actor for a Box of one axis from the features of a body."""
+        return cls(body, _measures(action_space), max_action=max_action)
+
+    def get_preprocess_net(self) -> nn.Module:
+        """Return the network that computes the features."""
+        return self.preprocess
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
+        """Return actions, and the state."""
+        features, state = ask(self.preprocess, obs, state)
+        output = self.last(features)
+        return _scale(self.max_action, output) * torch.tanh(output), state
+
+
+class DiscreteCritic(VectorOutput):
+    """Critic V(s), or Q(s, a) of each discrete action; takes Tianshou's arguments.
+
+    Parameters
+    ----------
+    preprocess_net, hidden_sizes
+        See `DiscreteActor`.
+    last_size
+        Width of the output: 1 for V(s), the number of actions for Q(s, a).
+
+    Raises
+    ------
+    ArgumentError
+        If `preprocess_net` has no `output_dim`, or a number is not a positive whole number.
+    """
+
+    def __init__(self, preprocess_net: nn.Module, hidden_sizes: Sequence[int] = (), last_size: int = 1) -> None:
+        super().__init__()
+        self.preprocess = preprocess_net
+        if isinstance(hidden_sizes, gymnasium.Space):
+            raise ArgumentError(f"hidden_sizes must be widths of layers, got a {type_name(hidden_sizes)}; {FOR_SPACE}")
+        self.last = MLP(_width(preprocess_net), whole("last_size", last_size, 1), hidden_sizes, flatten_input=False)
+        self.output_dim = last_size
+
+    @classmethod
+    def for_space(cls, body: nn.Module, action_space: Space) -> Self:
+        """Create a critic of the values Q(s, a) of a Discrete space from the features of a body."""
+        return cls(body, last_size=_choices(action_space))
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:
+        """Return the values, shape (n, last_size); of a recurrent network, a pair of the values and the state."""
+        features, state = ask(self.preprocess, obs, state)
+        values = self.last(features)
+        return values if state is None else (values, state)
+
+
+class ActorCritic(nn.Module):
+    """Actor and critic as one module, for initializing or moving both.
+
+    Parameters
+    ----------
+    actor, critic
+        The networks.
+    """
+
+    def __init__(self, actor: nn.Module, critic: nn.Module) -> None:
+        super().__init__()
+        self.actor, self.critic = actor, critic
+
+
+class DuelingCritic(VectorOutput):
+    r"""Dueling critic Q(s, a) of discrete actions (Wang et al., arXiv:1511.06581, equation 9).
+
+    .. math:: Q(s, a) = V(s) + A(s, a) - \frac{1}{|A|} \sum_{a'} A(s, a')
+
+    Parameters
+    ----------
+    preprocess_net, action_shape
+        See `DiscreteActor`.
+
+    Raises
+    ------
+    ArgumentError
+        If `preprocess_net` has no `output_dim`, or `action_shape` is not positive.
+    """
+
+    def __init__(self, preprocess_net: nn.Module, action_shape: int | Sequence[int]) -> None:
+        super().__init__()
+        self.output_dim, width = shape_size("action_shape", action_shape, 1), _width(preprocess_net)
+        self.preprocess = preprocess_net
+        self.value, self.advantage = nn.Linear(width, 1), nn.Linear(width, self.output_dim)
+
+    @classmethod
+    def for_space(cls, body: nn.Module, action_space: Space) -> Self:
+        """Create a critic for the actions of a Discrete space from the features of a body."""
+        return cls(body, _choices(action_space))
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
+        """Return the values of the actions, and the state."""
+        features, state = ask(self.preprocess, obs, state)
+        advantage = self.advantage(features)
+        return self.value(features) + advantage - advantage.mean(-1, keepdim=True), state
+
+
+class ValueCritic(nn.Module):
+    """A head for the value V(s) of observations.
+
+    Parameters
+    ----------
+    body
+        What makes the features; if it is recurrent, the actor's own, whose state is known.
+    trains_body
+        Whether errors of values train the body. Where the actor has the same one, they may drown its own gradients;
+        without them, values are read from the features that the actor learns.
+    """
+
+    def __init__(self, body: nn.Module, *, trains_body: bool = True) -> None:
+        super().__init__()
+        self.body, self.head, self.trains_body = body, nn.Linear(_width(body), 1), trains_body
+
+    def forward(self, obs: Any, state: Any = None) -> torch.Tensor:
+        """Return a value for each observation, shape (n, 1)."""
+        features = ask(self.body, obs, state)[0]
+        values: torch.Tensor = self.head(features if self.trains_body else features.detach())
+        return values
+
+
+class ContinuousCritic(VectorOutput):
+    """Critic Q(s, a) of continuous actions, or V(s) without actions; takes Tianshou's arguments.
+
+    Parameters
+    ----------
+    preprocess_net
+        Network from observations followed by actions to features, such as a `Net` with `concat`, with their width as
+        `output_dim`; from observations alone for V(s).
+    hidden_sizes, linear_layer
+        See `MLP`.
+    flatten_input
+        Whether observations and actions are flattened to shape (n, -1).
+    apply_preprocess_net_to_obs_only
+        Whether actions follow the features instead of the observations; `output_dim` then includes their width.
+
+    Raises
+    ------
+    ArgumentError
+        If `preprocess_net` has no `output_dim`, or a number is not a positive whole number.
+    """
+
+    def __init__(
+        self,
+        preprocess_net: nn.Module,
+        hidden_sizes: Sequence[int] = (),
+        linear_layer: LinearLayer = nn.Linear,
+        flatten_input: bool = True,
+        apply_preprocess_net_to_obs_only: bool = False,
+    ) -> None:
+        super().__init__()
+        if isinstance(preprocess_net, gymnasium.Space):
+            raise ArgumentError(f"preprocess_net must be a network, got a {type_name(preprocess_net)}; {FOR_SPACE}")
+        self.preprocess, self.flatten_input = preprocess_net, flatten_input
+        self.apply_preprocess_net_to_obs_only = apply_preprocess_net_to_obs_only
+        self.last = MLP(_width(preprocess_net), 1, hidden_sizes, linear_layer=linear_layer, flatten_input=False)
+        self.output_dim = 1
+        self.flatten: Flatten | None = None
+
+    @classmethod
+    def for_space(
+        cls,
+        observation_space: Space,
+        action_space: Space,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: Activation = nn.ReLU,
+    ) -> Self:
+        """Create a critic Q(s, a) for observations of any space and actions of a Box of one axis.
+
+        Parameters
+        ----------
+        observation_space, action_space
+            The spaces.
+        hidden_sizes, activation
+            See `MLP`.
+        """
+        flatten, actions = Flatten(observation_space), _measures(action_space)
+        critic = cls(Net(flatten.output_dim, actions, hidden_sizes, activation=activation, concat=True))
+        critic.flatten = flatten
+        return critic
+
+    def forward(self, obs: Any, act: Any = None, info: Any = None) -> torch.Tensor:
+        """Return a value for each observation and action, shape (n, 1)."""
+        rows = as_floats(obs, self) if self.flatten is None else self.flatten(obs)
+        if self.flatten is None and self.flatten_input:
+            rows = rows.flatten(1)
+        if self.apply_preprocess_net_to_obs_only:
+            rows = ask(self.preprocess, rows)[0]
+        if act is not None:
+            actions = as_floats(act, self)
+            rows = torch.cat([rows, actions.flatten(1) if self.flatten_input else actions], -1)
+        if not self.apply_preprocess_net_to_obs_only:
+            rows = ask(self.preprocess, rows)[0]
+        values: torch.Tensor = self.last(rows)
+        return values
+
+
+class JointCritic(nn.Module):
+    """A critic of a team, for `MAPPO`: from the observations of all agents to a value for each.
+
+    Parameters
+    ----------
+    observation_spaces
+        The space of each agent's observations, by `agent_index`: in the order of the environment's `possible_agents`.
+    hidden_sizes, activation
+        As of `MLP`.
+
+    Examples
+    --------
+    >>> critic = JointCritic([spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,))])
+    >>> critic(torch.zeros(4, 5)).shape
+    torch.Size([4, 2])
+    """
+
+    def __init__(
+        self,
+        observation_spaces: Sequence[Space],
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Activation = nn.Tanh,
+    ) -> None:
+        super().__init__()
+        self._starts = [*accumulate((math.prod(space.shape or ()) for space in observation_spaces), initial=0)]
+        joint = spaces.Box(-math.inf, math.inf, (self._starts[-1],))
+        self.body = Net.for_space(joint, hidden_sizes, activation)
+        self.head = nn.Linear(self.body.output_dim, len(observation_spaces))
+
+    def forward(self, joint: torch.Tensor) -> torch.Tensor:
+        """Return the value of each agent, shape (steps, agents), of joint observations, shape (steps, width)."""
+        values: torch.Tensor = self.head(self.body(joint)[0])
+        return values
+
+    def join(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Lay the observations of all agents at each environment step side by side; zeros for agents that are missing.
+
+        Parameters
+        ----------
+        parts
+            Of each policy the observations, shape (n, ...), and the environment step and agent index of each row.
+            Steps are numbered from 0.
+        """
+        steps = 1 + max(int(step.max()) for _, step, _ in parts)
+        joint = self.head.weight.new_zeros((steps, self._starts[-1]))
+        for obs, step, agent in parts:
+            for index in torch.unique(agent).tolist():
+                rows, begin, end = agent == index, *self._starts[index : index + 2]
+                joint[step[rows], begin:end] = obs[rows].reshape(-1, end - begin)
+        return joint
+
+
+def _bound(max_action: Any) -> Any:
+    """Return the bound of actions: one number, or an array with one number per action."""
+    return torch.as_tensor(max_action) if isinstance(max_action, np.ndarray | Sequence) else max_action
+
+
+def _scale(bound: Any, like: torch.Tensor) -> Any:
+    return bound.to(like) if isinstance(bound, torch.Tensor) else bound
+
+
+def _width(body: nn.Module) -> int:
+    width = getattr(body, "output_dim", None)
+    if not isinstance(width, int):
+        raise ArgumentError(
+            f"preprocess_net must have the width of its features as output_dim, got a {type_name(body)} without it"
+        )
+    return width
+
+
+def _choices(space: Space) -> int:
+    if not isinstance(space, spaces.Discrete):
+        raise ArgumentError(f"action_space must be a Discrete space for this head, got a {type(space).__name__}")
+    return int(space.n)
+
+
+def _measures(space: Space) -> int:
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ArgumentError(f"action_space must be a Box of one axis for this head, got {space}")
+    return space.shape[0]
