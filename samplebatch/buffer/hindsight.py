@@ -272,7 +272,9 @@ class HERReplayBuffer(ReplayBuffer):
         chance = fraction("future_p", value)
         self.__dict__.update(future_p=chance, future_k=inf if chance == 1 else 1 / (1 - chance))
 
-    def _sample(self, batch_size: int | None, n_step: int | None, gamma: float) -> Sample[Batch, Ints]:
+    def _sample(
+        self, batch_size: int | None, n_step: int | None, gamma: float, limits: tuple[int | None, bool] | None
+    ) -> Sample[Batch, Ints]:
         """Draw rows, and relabel them; see `ReplayBuffer.sample` and `rewrite_transitions`.
 
         With `n_step`, the rewards of all steps that a row stands for are those of its new goal.
@@ -280,7 +282,7 @@ class HERReplayBuffer(ReplayBuffer):
         with self._table.lock:
             check_window(self._table, n_step, gamma)
             self._check_goals()
-            slots = self._draw(batch_size)
+            slots = self._draw(batch_size, limits)
             rows = self._relabel_rows(slots, n_step, gamma)
         return Sample(rows, slots - self._start if self._start else slots)
 

@@ -23,7 +23,7 @@ from samplebatch.buffer import gather, views
 from samplebatch.buffer.columns import first_row
 from samplebatch.buffer.extending import add_steps, is_dataset, steps_of
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
-from samplebatch.buffer.samplers import Sampler, Uniform, whole_stacks
+from samplebatch.buffer.samplers import Sampler, Uniform, draw_limited, whole_stacks
 from samplebatch.buffer.sampling import Sample, convert_sample
 from samplebatch.buffer.sequences import check_sequences, draw_episodes, draw_stretches, sequence_rows
 from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
@@ -34,6 +34,7 @@ from samplebatch.errors import ArgumentError, ColumnMismatchError, ColumnNotFoun
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     from samplebatch.batch.delivery import Device, Floats
 
@@ -51,25 +52,23 @@ _GAMMA = 0.99
 
 
 class ReplayBuffer:
-    """A ring buffer of the newest steps of an environment, filled by collectors and sampled by learners.
+    """Ring buffer of the newest steps of an environment, filled by collectors and sampled by learners.
 
-    Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, if wanted, `obs_next`, `info`,
-    `policy` and anything else; `done` is made of the flags. The first step decides dtypes and shapes; new names may
-    come later, their earlier rows hold zeros or None. `buf.obs` is the memory of all slots, `buf[...]` copies rows. A
-    buffer of up to 20 slots is printed like a `Batch`, slot by slot, a larger one as a summary.
+    Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, optionally, `obs_next`, `info`,
+    `policy` and other names; `done` is computed. The first step decides dtypes and shapes. Names that are added later
+    have zeros or None in earlier rows. `buf.obs` is the memory of all slots; `buf[...]` copies rows.
 
-    Threads may share a buffer: each call holds its lock, so that a learner's thread never gets a row that a collector's
-    is writing. Only memory that is handed out, such as `buf.obs`, changes while it is looked at.
+    Threads may share a buffer: each call holds its lock. Only returned memory, such as `buf.obs`, changes later.
 
     Parameters
     ----------
     size
         How many steps to keep.
     stack_num
-        How many steps of its episode to stack, up to each row's own, where observations, info and policy are read.
+        Number of steps of an episode to stack where observations, info and policy are read.
     ignore_obs_next
-        Whether not to store next observations. They are then those of the steps that follow; where an episode was cut
-        or runs on, the final one is kept aside.
+        Whether to derive next observations from the following step. Final observations of truncated and running
+        episodes are stored separately.
     save_only_last_obs
         Whether to store only the last frame of observations that come stacked.
     sample_avail
@@ -77,16 +76,16 @@ class ReplayBuffer:
     random_seed
         Seed of the buffer's own generator, from which all draws come.
     compress
-        Names of columns to keep in LZ4 chunks, which suits images; True for observations. A name stands for all that
-        is nested under it. The first step must have them, `obs_next`, `info` and `policy` aside.
+        Names of columns to compress by LZ4, for images; True for observations. A name includes nested columns. The
+        first step must have them, except for `obs_next`, `info` and `policy`.
     ragged
         Names of columns whose rows vary in shape; observations that come as arrays of arrays are found out.
     reward_dtype
-        The dtype of rewards, n-step returns and discounts in the rows that are read: `"float32"` for learners that
-        compute in it. They are kept and summed up in float64, in which `buf.rew` shows them.
+        Dtype of rewards, n-step returns and discounts in rows that are read. They are stored and summed in float64.
+    raise_on_nan
+        Whether to reject steps with NaN in a column of floats, before anything is stored.
     storage
-        A new folder to keep the rows in, mapped from files, so that they need not fit into memory and outlive the
-        process; `open` opens it again. They must be numbers of one shape then.
+        New folder for memory-mapped rows, which must be numbers of one shape; `open` opens it again.
 
     Raises
     ------
@@ -95,10 +94,8 @@ class ReplayBuffer:
 
     Attributes
     ----------
-    maxsize
-        How many steps are kept.
-    options
-        The arguments, as a dict.
+    maxsize, options
+        Capacity in steps, and the arguments as a dict.
 
     Examples
     --------
@@ -148,6 +145,7 @@ class ReplayBuffer:
         compress: bool | str | Sequence[str] = False,
         ragged: bool | str | Sequence[str] = (),
         reward_dtype: Literal["float32", "float64"] = "float64",
+        raise_on_nan: bool = False,
         storage: str | os.PathLike[str] | None = None,
     ) -> None:
         options: dict[str, Any] = {
@@ -158,12 +156,12 @@ class ReplayBuffer:
         }
         single = choice("reward_dtype", reward_dtype, ("float32", "float64")) == "float32"
         extras = {"compress": compress, "ragged": ragged, "reward_dtype": reward_dtype if single else ""}
+        extras["raise_on_nan"] = bool(raise_on_nan)
         options |= {name: value for name, value in extras.items() if value}
         self._set_up([size], options, random_seed)
         self._keep_in(storage)
 
     def _set_up(self, maxsizes: Sequence[int], options: Mapping[str, Any], random_seed: int) -> None:
-        """Make empty rings of such sizes."""
         sizes = [whole("size", size) for size in maxsizes]
         if sum(sizes) > _MAX_SIZE:
             raise ArgumentError(f"size must be at most {_MAX_SIZE}, got {sum(sizes)}")
@@ -182,13 +180,12 @@ class ReplayBuffer:
         self._use(Uniform())
 
     def _use(self, sampler: Sampler) -> None:
-        """Draw rows by a sampler from now on."""
         self._sampler = sampler
         self._table.listener = sampler if sampler.listens else None
+        self._table.raise_on_nan = bool(self.options.get("raise_on_nan", False))
         self._table.forget_fast_add()
 
     def _keep_in(self, storage: str | os.PathLike[str] | None) -> None:
-        """Store the rows to come in a new folder, if one is given. The buffer must be empty."""
         if storage is not None:
             from samplebatch.storage import store_in_folder
 
@@ -205,10 +202,9 @@ class ReplayBuffer:
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """The unit of the rows' actions: the environment's, or a policy's with its mapping; None if unknown.
+        """Unit of the rows' actions: the environment's, or a policy's with its mapping; None if unknown.
 
-        Collectors set it, and so do batches that are added by `extend`. Parts of a buffer have one unit. It is in every
-        file and state of the buffer, and goes with its samples.
+        Collectors and `extend` set it; files, states and samples have it.
         """
         return self._table.action_unit
 
@@ -241,27 +237,23 @@ class ReplayBuffer:
         Parameters
         ----------
         batch
-            Its values by name. It is not changed. The older form gives them as keywords, where `done` alone stands for
-            `terminated`.
+            Values by name, or keywords; `done` alone stands for `terminated`.
         buffer_ids
-            `[0]` says that the values have a leading axis of length 1; k zeros, that they are those of k steps, one
-            after the other.
+            k zeros if the values have a leading axis of k successive steps; None for one step without that axis.
 
         Returns
         -------
         tuple
-            Four arrays of length 1, or k: the index that the step went to, return and length of the episode that it
-            ended (zero if it did not), and the index where the episode began. Steps that end no episode share all
-            but the first of them, which are read-only then.
+            Four arrays of length 1, or k: index of the step; return and length of the episode that it ended, or 0;
+            index of the episode's first step. All but the first are read-only if no episode ended.
 
         Raises
         ------
         ColumnNotFoundError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a column is missing that every step must have, or cannot take its value without loss; names it. Nothing
-            has changed then.
+            If a required column is missing, or cannot store its value exactly; names it. Nothing has changed then.
         ArgumentError, RingError
-            If the first step has no column that `compress` or `ragged` names; if `buffer_ids` is something else, or
-            the buffer has no slots.
+            If the first step lacks a column of `compress` or `ragged`; if `buffer_ids` is something else, or the buffer
+            has no slots.
         """
         table = self._table
         with table.lock:
@@ -289,22 +281,20 @@ class ReplayBuffer:
     def extend(self, batch: Any) -> Ints:
         """Add all steps of a `SampleBatch`, `MultiAgentBatch`, `Batch`, mapping, Arrow table or `Dataset`.
 
-        RLlib's names of columns become the buffer's. The steps of each agent go in one after the other, by `eps_id`,
-        `agent_index` and `t` where these are there, and go on with the ring's newest step if they follow it. Steps that
-        end in mid-episode before others come to the same ring count as truncated. Of several rings, the one by `env_id`
-        takes a row; without that column, whole episodes go to the rings in turn. The episodes of a dataset are put
-        together from the fragments in which they were appended; no more than one is in memory.
+        RLlib's column names are translated. Steps are ordered by `eps_id`, `agent_index` and `t` where available, and
+        continue the ring's running episode if they follow its newest step. An episode that others interrupt in its ring
+        is truncated. `env_id` selects the ring; without that column, episodes go to the rings in turn. Episodes of a
+        dataset are assembled one at a time.
 
         Returns
         -------
-        Array of the indices that the rows went to, in the batch's order or that of the dataset's episodes, shape (n,).
+        Indices of the rows in the order of the batch, or of the dataset's episodes, shape (n,).
 
         Raises
         ------
         ColumnTypeError, ColumnMismatchError, SequenceError, RingError
-            If it is no batch, policies differ in their columns, its actions are in another unit than those of the
-            buffer, rows come as sequences, or it cannot be told which ring a row is for; or as `add` and
-            `Dataset.iter_episodes` do.
+            If it is no batch, policies differ in their columns, actions have another unit than the buffer's, rows are
+            sequences, or a row's ring is unknown; or as `add` and `Dataset.iter_episodes` do.
 
         Examples
         --------
@@ -327,11 +317,7 @@ class ReplayBuffer:
                 raise
 
     def update(self, buffer: ReplayBuffer) -> Ints:
-        """Move the steps of another buffer here, oldest first, ring by ring.
-
-        The running episode is neither ended nor lengthened. Returns the indices that the steps went to, in order.
-        Raises as `add` does.
-        """
+        """Copy the steps of another buffer, oldest first, ring by ring; return their indices. Raises as `add` does."""
         # One lock after the other: two buffers may be moved into each other.
         with buffer._table.lock:
             slots = views.slots_of(buffer, slice(None))
@@ -345,10 +331,7 @@ class ReplayBuffer:
             return self._table.append(self._ring or 0, rows, len(slots), gaps) - self._start
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer; with `keep_statistics` the running episodes go on, though their steps are gone.
-
-        The rows stay in memory until they are written over.
-        """
+        """Empty the buffer; with `keep_statistics`, returns and lengths of running episodes continue."""
         with self._table.lock:
             self._table.reset(None if self._ring is None else [self._ring], keep_statistics=keep_statistics)
 
@@ -360,6 +343,8 @@ class ReplayBuffer:
         *,
         n_step: int | None = None,
         gamma: float = _GAMMA,
+        max_age: int | None = None,
+        once: bool = False,
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Batch, Ints]:
@@ -376,6 +361,11 @@ class ReplayBuffer:
             last is terminated. None: each row is a step.
         gamma
             The discount of a step.
+        max_age
+            Number of newest rows of each ring that may be drawn; None for all.
+        once
+            Whether to draw each row at most once until it is overwritten, without replacement. Fewer rows than
+            `batch_size` are returned if fewer are left. A column `sampled` marks drawn rows.
         device
             The device of tensors that the rows come as; None for arrays. Rows that vary in shape come as an array of
             tensors. Other objects stay as they are.
@@ -391,9 +381,8 @@ class ReplayBuffer:
         Raises
         ------
         EmptyBufferError, ArgumentError, DeviceError, ColumnNotFoundError
-            If there is no row to draw from; if `batch_size` is no whole number, `n_step` none from 1 on, `gamma` no
-            number from 0 to 1, or `floats` no floating-point dtype; if torch cannot use the device; if rows are to
-            stand for several steps, and have no next observations. Nothing is drawn then.
+            If there is no row to draw from; if an argument is out of range; if torch cannot use the device; if
+            `n_step` needs next observations that rows do not have. Nothing is drawn then.
 
         Examples
         --------
@@ -404,17 +393,19 @@ class ReplayBuffer:
         >>> batch.returns, batch.discount, batch.obs_next
         (array([1.75, 1.75, 1.75, 1.5 , 1.  ]), array([0.125, 0.125, 0.   , 0.   , 0.   ]), array([3, 4, 5, 5, 5]))
         """
+        limits = None if max_age is None and not once else (max_age, once)
         if device is not None or floats is not None:
             delivery = Delivery(device, floats)
-            return delivery.one(self._sample(batch_size, n_step, gamma), convert_sample)
-        return self._sample(batch_size, n_step, gamma)
+            return delivery.one(self._sample(batch_size, n_step, gamma, limits), convert_sample)
+        return self._sample(batch_size, n_step, gamma, limits)
 
-    def _sample(self, batch_size: int | None, n_step: int | None, gamma: float) -> Sample[Batch, Ints]:
-        """Draw rows, as arrays."""
+    def _sample(
+        self, batch_size: int | None, n_step: int | None, gamma: float, limits: tuple[int | None, bool] | None
+    ) -> Sample[Batch, Ints]:
         with self._table.lock:
             if n_step is not None or gamma != _GAMMA:
                 gather.check_window(self._table, n_step, gamma)
-            slots = self._draw(batch_size)
+            slots = self._draw(batch_size, limits)
             rows = self._rows(slots)
             if n_step is not None:
                 rows.__dict__.update(self._nstep_columns(slots, n_step, gamma))
@@ -432,10 +423,13 @@ class ReplayBuffer:
         with self._table.lock:
             return self._draw(batch_size) - self._start
 
-    def _draw(self, batch_size: int | None) -> Ints:
+    def _draw(self, batch_size: int | None, limits: tuple[int | None, bool] | None = None) -> Ints:
         if batch_size is not None and type(batch_size) is not int:
             batch_size = whole("batch_size", batch_size, None)
         frames = self.stack_num if self.options["sample_avail"] else 1
+        if limits is not None:
+            max_age, once = limits
+            return draw_limited(self._table, self._ring, self._sampler, batch_size, self._rng, max_age, once, frames)
         if batch_size is not None and batch_size > 0:
             sampler = self._sampler
             if type(sampler) is Uniform:
@@ -508,11 +502,10 @@ class ReplayBuffer:
         rows: Batch = self[:]
         return rows.split(size, shuffle, merge_last, rng=self._rng if seed is None else np.random.default_rng(seed))
 
-    def sample_episodes(self, n: int | None, *, unfinished: bool = False) -> Sample[list[Batch], list[Ints]]:
-        """Draw whole episodes with replacement, each as likely as any other.
-
-        An episode is whole if all of its steps are there. Of the oldest one in a ring whose first rows have been
-        written over, nothing tells, so it is left out.
+    def sample_episodes(
+        self, n: int | None, *, unfinished: bool = False, where: pc.Expression | None = None
+    ) -> Sample[list[Batch], list[Ints]]:
+        """Draw episodes uniformly with replacement, those that are stored completely.
 
         Parameters
         ----------
@@ -521,6 +514,10 @@ class ReplayBuffer:
             Raises EmptyBufferError if there is none to draw from, ArgumentError if it is no whole number.
         unfinished
             Whether running episodes may be drawn, too.
+        where
+            Arrow expression that selects episodes: over `length`, `return` (the sum of rewards), `terminated` and
+            `truncated` of the last step, and the first step's numbers under dotted names (`obs`, `policy.version`).
+            Raises ColumnNotFoundError if it names another column.
 
         Returns
         -------
@@ -540,7 +537,7 @@ class ReplayBuffer:
         if n is not None:
             whole("n", n, None)
         with self._table.lock:
-            slots, ends = draw_episodes(self._table, self._ring, n, self._rng, unfinished=unfinished)
+            slots, ends = draw_episodes(self._table, self._ring, n, self._rng, unfinished=unfinished, where=where)
             if not len(slots):
                 return Sample([], [])
             rows, indices = self._rows(slots), slots - self._start
@@ -568,15 +565,10 @@ class ReplayBuffer:
         length, burn_in
             As `get_sequences` takes them.
         padded
-            Whether sequences may be shorter. If not, one is drawn of all stretches of `length` steps of an episode,
-            uniformly and without regard to priorities, and its first `burn_in` steps only warm up the state.
+            Whether sequences may be shorter. If not, all stretches of `length` steps of an episode are candidates;
+            their first `burn_in` steps warm up the state, and the priority of the step after them decides.
         device, floats
-            As `sample` takes them.
-
-        Raises
-        ------
-        EmptyBufferError, ArgumentError, ColumnMismatchError, SequenceError, DeviceError
-            As `get_sequences` and `sample` do. Nothing is drawn then.
+            As `sample` takes them; raises as `get_sequences` and `sample` do, and draws nothing then.
 
         Examples
         --------
@@ -596,15 +588,15 @@ class ReplayBuffer:
                 slots = self._draw(batch_size)
             else:
                 count = whole("batch_size", batch_size)
-                slots = draw_stretches(self._table, self._ring, count, length, burn_in, self._rng)
+                slots = draw_stretches(self._table, self._ring, self._sampler, count, length, burn_in, self._rng)
             found = self._sequences(slots, length, burn_in)
         return delivery.one(found, convert_sample)
 
     def get_sequences(self, index: Any, length: int, *, burn_in: int = 0) -> Sample[Batch, Ints]:
         """Return the sequences that begin with some steps; none crosses an episode or the write cursor.
 
-        A sequence has up to `burn_in` steps that come before, the step itself, and those that follow, `length` in all
-        at the most. Where the episode has fewer, zeros (None for objects) stand at the end.
+        A sequence has up to `burn_in` earlier steps, the step itself and later ones, at most `length` in total. Zeros
+        (None for objects) pad shorter ones at the end.
 
         Parameters
         ----------
@@ -645,7 +637,6 @@ class ReplayBuffer:
             return self._sequences(views.slots_of(self, index).reshape(-1), length, burn_in)
 
     def _sequences(self, given: Ints, length: int, burn_in: int) -> Sample[Batch, Ints]:
-        """Return the sequences that begin with the steps in given slots, shape (n,)."""
         check_sequences(self._table, length, burn_in)
         columns, slots = sequence_rows(self._table, given, length, burn_in, self.stack_num)
         columns["rew"] = self._cast_rewards(columns["rew"])
@@ -675,10 +666,7 @@ class ReplayBuffer:
 
     @property
     def _meta(self) -> Batch:
-        """The memory of all columns as a batch, as Tianshou's algorithms know it: a column that is set is the buffer's.
-
-        Setting it sets all columns of a batch, and keeps those that it lacks.
-        """
+        """Memory of all columns as a batch, for Tianshou's algorithms; columns that are set in it are the buffer's."""
         return views.stored_batch(self._table, self._start, self._start + self.maxsize, settable=self._ring is None)
 
     @_meta.setter
@@ -688,16 +676,14 @@ class ReplayBuffer:
     def __getitem__(self, index: Any) -> Any:
         """Copy rows: one, a slice, or those of indices of any shape.
 
-        `buf[:]` has all rows in time order, ring by ring. Any other slice counts the rows as they lie in memory, and so
-        does `buf[-1]`, of all slots; `latest` has the newest. Rows have `obs`, `act`, `rew`, `terminated`, `truncated`,
-        `done`, `obs_next`, `info` and `policy` (empty if never given), then other names. An array of
-        indices may name slots that hold no row, whose values are then those of the memory; a single index may not.
+        `buf[:]` has all rows in time order, ring by ring. Other slices and indices count slots; see `latest` for the
+        newest rows. Rows have `obs`, `act`, `rew`, `terminated`, `truncated`, `done`, `obs_next`, `info` and `policy`
+        (empty if never added), then other names. An array of indices may include empty slots.
 
         Raises
         ------
         ColumnNotFoundError, RowIndexError
-            If nothing has been added yet; if an index lies outside of [-maxsize, maxsize), or is of no such kind; if a
-            single one has no row.
+            If nothing has been added; if an index is outside [-maxsize, maxsize), or a single one has no row.
         """
         if isinstance(index, str):
             tree = self._table.columns.tree
@@ -798,7 +784,6 @@ class ReplayBuffer:
         return self._with_unit(node(Batch, columns))
 
     def _with_unit(self, rows: Batch) -> Batch:
-        """Give rows of the table the unit of its actions."""
         unit = self._table.action_unit
         if unit is not None:
             set_unit(rows, unit)
@@ -810,7 +795,6 @@ class ReplayBuffer:
         return values.astype(dtype, copy=False) if dtype and type(values) is _ndarray else values
 
     def _nstep_columns(self, slots: Ints, n_step: int, gamma: float) -> dict[str, Any]:
-        """Compute the columns of n-step rows; see `gather.nstep_columns`."""
         columns = gather.nstep_columns(self._table, slots, n_step, gamma, self.stack_num)
         for name in ("returns", "discount"):
             columns[name] = self._cast_rewards(columns[name])
@@ -858,17 +842,11 @@ class ReplayBuffer:
         return self._table.rings.interval(start + self._start, stop + self._start) - self._start
 
     def prev(self, index: Any) -> Any:
-        """Return the index of the step before each in its episode; of an episode's first step, that step's own.
-
-        An index that lies outside raises RowIndexError.
-        """
+        """Return the index of the step before each in its episode; a first step's own index."""
         return self._neighbour(index, Rings.prev)
 
     def next(self, index: Any) -> Any:
-        """Return the index of the step after each in its episode; of the last one that is there, that step's own.
-
-        An index that lies outside raises RowIndexError.
-        """
+        """Return the index of the step after each in its episode; a last step's own index."""
         return self._neighbour(index, Rings.next)
 
     def _neighbour(self, index: Any, find: Callable[[Rings, Ints, Flags], Ints]) -> Any:
@@ -902,10 +880,9 @@ class ReplayBuffer:
             self._table.fill(values, self._start, self._start + self.maxsize)
 
     def set_array_at_key(self, seq: Any, key: str, index: Any = None, default_value: float | None = None) -> None:
-        """Put values into one column, which may be new: as many as slots, or as the index asks for.
+        """Put values into one column, which may be new: one per slot, or per index.
 
-        The other slots of a new column get the default; if that is None, the missing value of its dtype: NaN, False or
-        None.
+        Other slots of a new column get the default, or the missing value of its dtype (NaN, False, None).
 
         Raises
         ------
@@ -921,16 +898,56 @@ class ReplayBuffer:
         with self._table.lock:
             self._table.set_column(key, seq, slots, default_value)
 
+    def update_rows(self, index: Any, generation: Any = None, **columns: Any) -> Flags:
+        """Replace or add columns of stored rows, such as new advantages; priorities stay.
+
+        Parameters
+        ----------
+        index
+            Which rows, as between brackets; n of them. On duplicates the last value wins.
+        generation
+            `generation_of` the rows when they were read, shape (n,): rows that were overwritten since are left alone.
+            None requires rows in all slots.
+        **columns
+            Values by name, n rows each. Rows outside `index` get the missing value of a new column: NaN, False, None.
+
+        Returns
+        -------
+        Which rows were updated, shape (n,).
+
+        Raises
+        ------
+        ColumnLengthError, ColumnMismatchError, ColumnTypeError, RowIndexError
+            If a column does not have n rows, or cannot hold the values; names it. If an index lies outside, or, without
+            generations, has no row. Nothing has changed then.
+
+        Examples
+        --------
+        >>> buf = ReplayBuffer(4)
+        >>> for i in range(3):
+        ...     added = buf.add(Batch(obs=i, act=0, rew=0.0, terminated=False, truncated=False))
+        >>> buf.update_rows([0, 2], buf.generation_of([0, 2]), advantage=[0.5, 1.5])
+        array([ True,  True])
+        >>> buf.advantage[:3]
+        array([0.5, nan, 1.5])
+        """
+        slots = views.slots_of(self, index).reshape(-1)
+        with self._table.lock:
+            return views.update_rows(self, slots, generation, columns)
+
+    def generation_of(self, index: Any) -> Ints:
+        """Return how often each slot has been overwritten, shape of the index; for `update_rows`."""
+        with self._table.lock:
+            return self._table.rings.generation(views.slots_of(self, index))
+
     @classmethod
     def from_data(
         cls, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, done: Any, obs_next: Any, **options: Any
     ) -> Self:
-        """Make a full buffer of rows that are there already, in time order, such as those of a data set.
+        """Create a full buffer over rows in time order; options are those of the class, except for the size.
 
-        Arrays that lie as columns do are kept, not copied: adding steps later overwrites them. Options are those of the
-        class, the size aside.
-
-        ColumnLengthError or ColumnTypeError names a column that has not as many rows as `obs`, or cannot be stored.
+        Contiguous arrays are not copied: later steps overwrite them. Raises ColumnLengthError or ColumnTypeError for a
+        column with another number of rows than `obs`, or that cannot be stored.
 
         Examples
         --------
@@ -958,10 +975,7 @@ class ReplayBuffer:
         return bool(len(self)) and any_null(self[: len(self)])
 
     def dropnull(self) -> None:
-        """Remove all rows in which anything is NaN, NaT or None; the others move together, in time order.
-
-        Columns of objects that are numbers then become columns of numbers. Rows keep their priorities.
-        """
+        """Remove all rows with NaN, NaT or None; columns of objects become columns of numbers where possible."""
         table = self._table
         with table.lock:
             for ring in range(table.rings.n) if self._ring is None else (self._ring,):
@@ -1013,25 +1027,21 @@ class ReplayBuffer:
 
     @property
     def _journal(self) -> Journal | None:
-        """The journal of a buffer in a folder; parts of a buffer have none of their own."""
         return self._table.journal if self._ring is None else None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool | None = None) -> Self:
-        """Open a buffer that was made with `storage`, in the state after the last step that it took.
+        """Open a buffer that was made with `storage`, in the state after its last step, however its process ended.
 
-        That is so however its process ended. Only the generator, priorities written back and `stack_num` may be those
-        of a step before, if no step came after they changed and the buffer was not closed.
-
-        With `verify`, all files are held against the checksums that they were closed with, which reads all of them. By
-        default the files are that were touched since the folder was closed, which those of a copy are. If false, none
-        are, and a folder is taken that was copied without being closed, or whose machine went down.
+        Without `close`, the generator, priorities and `stack_num` may be those of the last step that was added.
+        `verify=True` compares all files with the checksums of the last `close`; None compares files that were modified
+        since then; False compares none, and accepts a folder that was copied while open, or whose machine failed.
 
         Raises
         ------
         StorageError, FormatError
             If another process has it open, or it is no buffer's folder; if it is damaged, which names file and column,
-            holds a buffer of another class, or is a copy that was made while the buffer was open.
+            has a buffer of another class, or was copied while the buffer was open.
 
         Examples
         --------
@@ -1049,19 +1059,15 @@ class ReplayBuffer:
         return open_buffer(cls, path, verify=verify)
 
     def flush(self) -> None:
-        """Wait until a buffer with `storage` is on the disk, so that it survives a failure of the machine.
-
-        Any other buffer has nothing to wait for. Raises StorageError if it is closed, OSError if the disk fails.
-        """
+        """Write a buffer with `storage` to the disk; raises StorageError if it is closed, OSError if the disk fails."""
         if self._journal is not None:
             with self._table.lock:
                 self._journal.flush()
 
     def close(self) -> None:
-        """Flush a buffer with `storage`, write its checksums, and unlock its folder.
+        """Flush a buffer with `storage`, write the checksums of all rows, and unlock its folder.
 
-        It can still be read, but takes no more steps. Checksums are computed of all rows, at several gigabytes a
-        second. Any other buffer stays as it is. Closing again does nothing.
+        It can still be read, but no step can be added. Closing again, or another buffer, does nothing.
         """
         with self._table.lock:
             if self._journal is not None:
@@ -1102,10 +1108,7 @@ class ReplayBuffer:
         return load_buffer(cls, path, missing=missing, **trust)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the buffer: its rows, and all that it needs to continue exactly as it would have.
-
-        It has plain values, arrays, tensors and columns, which can be pickled, and a checksum for each part. Rows are
-        copies.
+        """Return a copy of the complete state: picklable values, arrays and columns, with a checksum per part.
 
         Examples
         --------

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
+from samplebatch.arguments import whole
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.sum_tree import SumTree
-from samplebatch.buffer.table import Table
+from samplebatch.buffer.table import SAMPLED, Table
 from samplebatch.errors import EmptyBufferError, PriorityError
 
 _ROUNDS = 3
@@ -105,6 +106,51 @@ def whole_stacks(table: Table, ring: int | None, frames: int) -> Ints:
     if frames < 2 or not len(every):
         return every
     return every[table.rings.has_frames(every, frames, table.done)]
+
+
+def draw_limited(
+    table: Table,
+    ring: int | None,
+    sampler: Sampler,
+    batch_size: int | None,
+    rng: np.random.Generator,
+    max_age: int | None,
+    once: bool,
+    frames: int,
+) -> Ints:
+    """Draw slots of the newest `max_age` rows of each ring, or of rows that `once` has not drawn yet.
+
+    Priorities decide the probabilities. Draws with `once` are without replacement, and at most as many as rows are
+    left; their rows are marked.
+    """
+    newest = whole("max_age", table.rings.capacity if max_age is None else max_age, 0 if max_age is None else 1)
+    candidates = table.rings.newest(newest, ring)
+    if frames > 1 and len(candidates):
+        candidates = candidates[table.rings.has_frames(candidates, frames, table.done)]
+    if once and SAMPLED in table.columns.tree:
+        candidates = candidates[~table.columns.tree[SAMPLED].values[candidates]]
+    if batch_size is not None and batch_size < 0:
+        return candidates[:0]
+    if batch_size is None:
+        drawn = rng.permutation(candidates)
+    elif batch_size == 0:
+        drawn = candidates
+    else:
+        if not len(candidates):
+            raise EmptyBufferError("a buffer must have rows to draw from, it has none within max_age and once")
+        drawn = draw_from(candidates, sampler, min(batch_size, len(candidates)) if once else batch_size, rng, not once)
+    if once and len(drawn):
+        table.mark_sampled(drawn)
+    return drawn
+
+
+def draw_from(candidates: Ints, sampler: Sampler, count: int, rng: np.random.Generator, replace: bool = True) -> Ints:
+    """Draw among slots, by priority if the sampler has priorities."""
+    if not isinstance(sampler, Prioritized):
+        picks = rng.integers(0, len(candidates), count) if replace else rng.permutation(len(candidates))[:count]
+        return candidates[picks]
+    weights = sampler.tree.get(candidates)
+    return rng.choice(candidates, count, replace, weights / weights.sum())
 
 
 Floats = npt.NDArray[np.float64]

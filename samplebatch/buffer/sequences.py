@@ -12,8 +12,15 @@ from samplebatch.arguments import whole
 from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, node
 from samplebatch.buffer.gather import check_gathered_rows, rows_at
 from samplebatch.buffer.ring import Flags, Ints, Rings
+from samplebatch.buffer.samplers import Prioritized, Sampler, draw_from
 from samplebatch.buffer.table import Table
-from samplebatch.errors import ColumnMismatchError, EmptyBufferError, SequenceError
+from samplebatch.errors import (
+    ColumnMismatchError,
+    ColumnNotFoundError,
+    ColumnTypeError,
+    EmptyBufferError,
+    SequenceError,
+)
 
 
 class Episodes(NamedTuple):
@@ -138,7 +145,13 @@ def _run(rings: Rings, done: Flags, slots: Ints, limit: int, *, forward: bool) -
 
 
 def draw_episodes(
-    table: Table, ring: int | None, n: int | None, rng: np.random.Generator, *, unfinished: bool
+    table: Table,
+    ring: int | None,
+    n: int | None,
+    rng: np.random.Generator,
+    *,
+    unfinished: bool,
+    where: Any = None,
 ) -> tuple[Ints, Ints]:
     """Draw episodes; return the slots of their steps, and where each episode begins among them, shape (k + 1,)."""
     if "obs" not in table.columns.tree:
@@ -146,6 +159,8 @@ def draw_episodes(
     else:
         found = find_episodes(table.rings, table.done, ring)
         candidates = np.flatnonzero(found.whole if unfinished else found.whole & found.finished)
+        if where is not None and len(candidates):
+            candidates = select_episodes(table, found, candidates, where)
     chosen = candidates[:0]
     if n is None:
         chosen = rng.permutation(candidates)
@@ -161,10 +176,51 @@ def draw_episodes(
     return found.slots(table.rings, chosen)
 
 
+def select_episodes(table: Table, episodes: Episodes, candidates: Ints, where: Any) -> Ints:
+    """Return those of some episodes, shape (k,), that an Arrow expression selects."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not isinstance(where, pc.Expression):
+        raise ColumnTypeError(f"where must be an Arrow expression, got a {type(where).__name__}; see pyarrow.compute")
+    first, length = episodes.first[candidates], episodes.length[candidates]
+    last = shift_slots(table.rings, first, length - 1)
+    columns: dict[str, Any] = {}
+    for path, store in table.columns.leaves():
+        if store.row_shape == () and store.dtype is not None and store.dtype.kind in "biuf":
+            columns[".".join(path)] = np.asarray(store.take(first))
+    slots, ends = episodes.slots(table.rings, candidates)
+    rewards = table.columns.tree["rew"].values[slots]
+    if rewards.ndim == 1:
+        columns["return"] = np.add.reduceat(rewards, ends[:-1])
+    columns |= {name: table.columns.tree[name].values[last] for name in ("terminated", "truncated")}
+    columns |= {"length": length, _POSITION: np.arange(len(candidates))}
+    try:
+        selected = pa.table(columns).filter(where)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        names_found = ", ".join(sorted(columns.keys() - {_POSITION}))
+        raise ColumnNotFoundError(f"where must name columns of episodes, there are {names_found}: {error}") from error
+    selected_candidates: Ints = candidates[selected[_POSITION].to_numpy()]
+    return selected_candidates
+
+
+_POSITION = "samplebatch/position"
+"""Column of the numbers of episodes, beside those that an expression names."""
+
+
 def draw_stretches(
-    table: Table, ring: int | None, count: int, length: int, burn_in: int, rng: np.random.Generator
+    table: Table,
+    ring: int | None,
+    sampler: Sampler,
+    count: int,
+    length: int,
+    burn_in: int,
+    rng: np.random.Generator,
 ) -> Ints:
-    """Draw stretches of `length` steps within episodes, and return the slots of their first steps after burn-in."""
+    """Draw stretches of `length` steps within episodes, and return the slots of their first steps after burn-in.
+
+    Draws are uniform, or proportional to the weights that a prioritized sampler has for the returned slots.
+    """
     total = 0
     if "obs" in table.columns.tree:
         episodes = find_episodes(table.rings, table.done, ring)
@@ -174,10 +230,11 @@ def draw_stretches(
         raise EmptyBufferError(
             f"a buffer must have an episode of {length} steps to draw from, it has none; add more, or allow padding"
         )
-    picked = rng.integers(0, total, count)
+    picked = np.arange(total) if isinstance(sampler, Prioritized) else rng.integers(0, total, count)
     episode = np.searchsorted(stretches, picked, "right")
     offset = picked - stretches[episode] + episodes.length[episode] - length + 1
-    return shift_slots(table.rings, episodes.first[episode], offset + burn_in)
+    starts = shift_slots(table.rings, episodes.first[episode], offset + burn_in)
+    return draw_from(starts, sampler, count, rng) if isinstance(sampler, Prioritized) else starts
 
 
 # Rows

@@ -19,7 +19,7 @@ from samplebatch.buffer.final_observations import OWNER, FinalObservations
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
 from samplebatch.buffer.store import Slots
 from samplebatch.buffer.stores import Stores
-from samplebatch.buffer.writing import FLAGS, Series, convert_step, numbers, rows_at
+from samplebatch.buffer.writing import FLAGS, Series, check_nan, convert_step, numbers, rows_at
 from samplebatch.errors import (
     ColumnMismatchError,
     ColumnNotFoundError,
@@ -64,6 +64,9 @@ if hasattr(os, "register_at_fork"):
 
 
 _count = np.count_nonzero
+SAMPLED = "sampled"
+"""Column that marks rows which were drawn to be used once."""
+
 _NONE: Flags = np.zeros(0, np.bool_)
 
 
@@ -132,7 +135,7 @@ class Table:
 
     __slots__ = (
         "_general_only", "action_unit", "columns", "fast_add", "finals", "journal", "keeps_next", "last_frame",
-        "listener", "lock", "max_gather_nbytes", "rings",
+        "listener", "lock", "max_gather_nbytes", "raise_on_nan", "rings",
     )  # fmt: skip
 
     def __init__(self, maxsizes: Sequence[int], stores: Stores, *, keeps_next: bool, last_frame: bool) -> None:
@@ -146,6 +149,7 @@ class Table:
         self.journal: Journal | None = None
         self.listener: Listener | None = None
         self.fast_add: FastAdd | None = None
+        self.raise_on_nan = False
         self._general_only: tuple[Any, ...] = ()
         self.finals = (
             None if keeps_next else FinalObservations(self.rings.n, self.rings.capacity, stores, self.forget_fast_add)
@@ -165,7 +169,7 @@ class Table:
     def compile_fast_add(self, held: dict[str, Any], n: int | None) -> None:
         """Compile `fast_add`, if there is none, for batches like one that `add` has just taken."""
         form = (n, *held)
-        if self.fast_add is None and form != self._general_only:
+        if self.fast_add is None and not self.raise_on_nan and form != self._general_only:
             self.fast_add = compile_fast_add(self, held, n)
             self._general_only = () if self.fast_add else form
 
@@ -302,14 +306,19 @@ class Table:
             finals.keep(final_ready, slots[cut])
         self._commit()
 
-    def set_column(self, name: str, value: Any, slots: Ints, default: float | None) -> None:
-        """Put values into one column; other slots of a new one get the default, or the missing value of the dtype."""
-        n = len(slots)
+    def check_column(self, name: str, value: Any, n: int) -> Ready:
+        """Check that one column can take n rows, and make them ready; nothing is changed."""
         if name == "done":
             raise ColumnMismatchError("column 'done' follows from 'terminated' and 'truncated'; set those")
         if name in ("rew", *FLAGS):
             value = numbers(value, name, (n,), np.float64 if name == "rew" else np.bool_)
-        ready = self.columns.fit_only(name, value, n)
+        if self.raise_on_nan:
+            check_nan({name: value})
+        return self.columns.fit_only(name, value, n)
+
+    def set_column(self, name: str, value: Any, slots: Ints, default: float | None) -> None:
+        """Put values into one column; other slots of a new one get the default, or the missing value of the dtype."""
+        ready = self.check_column(name, value, len(slots))
         blanks = self.columns.fit_others(ready, slots, default)
         self._begin(slots, slice(0, 0), 0)
         self.forget_fast_add()
@@ -331,6 +340,15 @@ class Table:
         self.columns.tree["truncated"].values[slots] = True
         self.done[slots] = True
         self.rings.end_episode(ring)
+        self._commit()
+
+    def mark_sampled(self, slots: Ints) -> None:
+        """Set the column `sampled` of rows, which the next step in a slot clears."""
+        if SAMPLED not in self.columns.tree:
+            self.set_column(SAMPLED, np.ones(len(slots), np.bool_), slots, None)
+            return
+        self._begin(slots, slice(0, 0), 0)
+        self.columns.tree[SAMPLED].values[slots] = True
         self._commit()
 
     def _write(self, values: dict[str, Any], obs_next: Any, rings: Ints | None, n: int, *, single: bool) -> None:
@@ -393,6 +411,8 @@ class Table:
         values = convert_step(held, n, single=single, last_frame=self.last_frame and not stored)
         if not stored and not self.columns.tree:
             self.columns.stores.check_names(values)
+        if self.raise_on_nan:
+            check_nan(values)
         if not self.keeps_next:
             return values, values.pop("obs_next", None)
         if "obs_next" in self.columns.tree and "obs_next" not in values:

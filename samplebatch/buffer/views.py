@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from samplebatch.batch import summary
+from samplebatch.batch.delivery import as_array
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, node, values_of
 from samplebatch.batch.nested.rows import shortest
 from samplebatch.batch.nested.values import complete_rows, trees_equal
 from samplebatch.buffer.columns import Columns, Tree, show
 from samplebatch.buffer.gather import rows_at, show_slots
-from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.ring import Flags, Ints
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import Range, Slots, Store
 from samplebatch.buffer.table import Table
 from samplebatch.buffer.writing import FLAGS, drop_empty, numbers
 from samplebatch.errors import (
     ColumnLengthError,
+    ColumnMismatchError,
     ColumnTypeError,
     RingError,
     RowIndexError,
@@ -232,6 +234,32 @@ def slots_at(buffer: ReplayBuffer, indices: Ints) -> Ints:
             )
         indices = indices % maxsize
     return indices + buffer._start if buffer._start else indices
+
+
+def update_rows(buffer: ReplayBuffer, slots: Ints, generation: Any, columns: Mapping[str, Any]) -> Flags:
+    """Write columns of rows whose slots have the given generation; see `ReplayBuffer.update_rows`."""
+    table, n = buffer._table, len(slots)
+    is_current = table.rings.holds(slots)
+    if generation is None:
+        if not is_current.all():
+            missing = int(slots[~is_current][0]) - buffer._start
+            raise RowIndexError(f"index {missing} must be of a row to be updated, its slot is empty")
+    else:
+        generations = as_array(generation).reshape(-1)
+        if len(generations) != n:
+            raise ColumnLengthError(f"column 'generation' must have {n} rows, one a row, got {len(generations)}")
+        is_current &= table.rings.generation(slots) == generations
+    values = Batch(dict(columns)).__dict__
+    for name, value in values.items():
+        if name in table.columns.tree or table.finals is None or name != "obs_next":
+            table.check_column(name, value, n)
+        else:
+            raise ColumnMismatchError("column 'obs_next' must be stored to be updated, the buffer ignores it")
+    for name, value in values.items():
+        rows = value if is_current.all() else Batch({name: value})[is_current].__dict__[name]
+        if is_current.any():
+            table.set_column(name, rows, slots[is_current], None)
+    return is_current
 
 
 def drop_null_rows(table: Table, ring: int, sampler: Sampler) -> None:

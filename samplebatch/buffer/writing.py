@@ -87,6 +87,29 @@ def convert_step(held: Mapping[str, Any], n: int, *, single: bool, last_frame: b
     return values
 
 
+def check_nan(values: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise ColumnMismatchError if a column of floats has NaN.
+
+    >>> check_nan({"obs": {"speed": np.array([0.0, np.nan])}})
+    Traceback (most recent call last):
+    samplebatch.errors.ColumnMismatchError: column 'obs.speed' must have no NaN (raise_on_nan=True), got 1 of 2 values
+    """
+    for name, value in values.items():
+        parts = values_of(value)
+        if parts is not None:
+            check_nan(parts, f"{prefix}{name}.")
+            continue
+        array = as_array(value)
+        if array.dtype.kind not in "fc":
+            continue
+        is_nan = np.isnan(array)
+        if is_nan.any():
+            raise ColumnMismatchError(
+                f"column '{prefix}{name}' must have no NaN (raise_on_nan=True), got {int(np.count_nonzero(is_nan))} "
+                f"of {array.size} values"
+            )
+
+
 def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> npt.NDArray[Any]:
     """Convert rewards or flags to numbers of a kind.
 

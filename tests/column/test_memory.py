@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -33,20 +35,31 @@ def test_zeros_is_numpys_zeros_over_dirty_pages(dtype):
     assert (memory.zeros((64, 64), dtype) == np.zeros((64, 64), dtype)).all()
 
 
+FREE_AND_ALLOCATE = """
+import gc
+import sys
+import numpy as np
+from samplebatch.column import memory
+dtype, nbytes = np.dtype("u1"), int(sys.argv[1])
+block = memory.empty((nbytes,), dtype)
+first = block.ctypes.data
+del block
+gc.collect()
+addresses = set()
+for _ in range(5):
+    again = memory.empty((nbytes,), dtype)
+    addresses.add(again.ctypes.data)
+    del again
+assert addresses == {first}, (first, addresses)
+"""
+
+
 @pytest.mark.parametrize("nbytes", [16 << 20, 64 << 20])
 def test_a_freed_block_is_handed_out_again(nbytes):
     if nbytes >= 32 << 20 and int(pa.__version__.partition(".")[0]) < 21:
         pytest.skip("the mimalloc of pyarrow before 21 gives such blocks back to the system")
-    block = memory.empty((nbytes,), np.dtype("u1"))
-    first = block.ctypes.data
-    del block
-    gc.collect()
-    addresses = set()
-    for _ in range(5):
-        again = memory.empty((nbytes,), np.dtype("u1"))
-        addresses.add(again.ctypes.data)
-        del again
-    assert addresses == {first}
+    # Its own process: blocks and threads that other tests left behind compete for the same addresses.
+    subprocess.run([sys.executable, "-c", FREE_AND_ALLOCATE, str(nbytes)], check=True, timeout=120)
 
 
 def test_copies_of_a_column_reuse_pages_as_well():
