@@ -353,12 +353,11 @@ class ReplayBuffer:
         Parameters
         ----------
         batch_size
-            How many, as `sample_indices` takes it.
+            Number of rows, as `sample_indices` takes it.
         n_step
-            The most steps that each row stands for. The rows then have two columns more: `returns`, the discounted sum
-            of the rewards of up to `n_step` steps of the episode, and `discount`, the factor of the bootstrap value at
-            `obs_next`, now the observation after the last of them: `gamma` to the number of the steps, or 0 where the
-            last is terminated. None: each row is a step.
+            Maximum steps per row; None for single steps. Adds `returns`, the discounted sum of up to `n_step` rewards
+            of the episode, and `discount`, the factor of the bootstrap value at `obs_next` after the last step:
+            `gamma` to the number of steps, or 0 where the last step is terminated.
         gamma
             The discount of a step.
         max_age
@@ -367,11 +366,9 @@ class ReplayBuffer:
             Whether to draw each row at most once until it is overwritten, without replacement. Fewer rows than
             `batch_size` are returned if fewer are left. A column `sampled` marks drawn rows.
         device
-            The device of tensors that the rows come as; None for arrays. Rows that vary in shape come as an array of
-            tensors. Other objects stay as they are.
+            Device of tensors; None for arrays. Ragged rows become an array of tensors; other objects are unchanged.
         floats
-            The dtype of floating-point columns, torch's or NumPy's, or its name; None for their own. Integers, flags
-            and images are left alone.
+            Dtype of floating-point columns, torch's or NumPy's, or its name; None for their own.
 
         Returns
         -------
@@ -1080,10 +1077,7 @@ class ReplayBuffer:
         self.close()
 
     def save(self, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True) -> None:
-        """Write the buffer to a file or folder, whole or not at all; parameters and errors as of `SampleBatch.save`.
-
-        A name without ending is a folder for `open`, or with one Arrow file where its rows cannot be mapped.
-        """
+        """Write the buffer atomically to a file, or to a folder if the name has no ending; see `SampleBatch.save`."""
         from samplebatch.storage import save
 
         save(self, path, compression, durable=durable)
@@ -1098,7 +1092,7 @@ class ReplayBuffer:
         max_nbytes: int | None = None,
         **missing: Any,
     ) -> Self:
-        """Read a buffer of this class that `save` wrote; it goes on exactly as that one would have.
+        """Read a buffer of this class that `save` wrote, with its complete state.
 
         Parameters and errors are those of `samplebatch.load`. Files without checksums, by an older version, are read.
         """
