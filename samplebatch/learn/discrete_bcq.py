@@ -51,7 +51,7 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
         self._log_threshold = math.log(unlikely_action_threshold) if unlikely_action_threshold else -math.inf
 
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
-        """Return the actions as `act`, values as `q_value`, and the imitator's output as `imitation_logits`.
+        """Return the actions as `act`, an array, values as `q_value`, and the imitator's output as `imitation_logits`.
 
         Parameters
         ----------
@@ -66,7 +66,7 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
         allowed = logits if mask is None else logits.masked_fill(~mask, -math.inf)
         # Equation 17, in logarithms: the softmax's sum cancels out.
         unlikely = allowed - allowed.max(-1, keepdim=True).values < self._log_threshold
-        act = values.masked_fill(unlikely, -math.inf).argmax(-1)
+        act = values.masked_fill(unlikely, -math.inf).argmax(-1).numpy(force=True)
         return Batch(act=act, q_value=values, imitation_logits=logits, logits=logits, state=state)
 
 
@@ -127,8 +127,9 @@ class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
     @torch.no_grad()
     def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
         after = Batch(obs=batch.obs_next)
-        chosen = self.policy(after).act
-        values = self.policy(after, model=self.model_old).q_value.gather(-1, chosen[:, None])[:, 0]
+        values = self.policy(after, model=self.model_old).q_value
+        chosen = torch.as_tensor(self.policy(after).act, device=values.device)
+        values = values.gather(-1, chosen[:, None])[:, 0]
         batch.returns = batch.returns + batch.discount * values
         return batch
 

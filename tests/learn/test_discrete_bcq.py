@@ -75,7 +75,9 @@ def test_masked_actions_are_not_taken_if_they_are_the_likely_ones() -> None:
         model=Says(3.0, 2.0, 1.0, 0.0), imitator=Says(*np.log([1.0, 0.1, 0.01, 0.001])), action_space=CHOICES
     )
     obs = {"obs": np.zeros((1, 3), np.float32), "mask": np.array([[False, True, True, True]])}
-    assert policy(Batch(obs=obs)).act.tolist() == [1]
+    act = policy(Batch(obs=obs)).act
+    assert isinstance(act, np.ndarray)
+    assert act.tolist() == [1]
 
 
 def test_continues_from_its_state_between_copies_to_the_target() -> None:

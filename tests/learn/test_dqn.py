@@ -118,6 +118,20 @@ def test_random_actions_replace_some(within: bool, share: float) -> None:
     assert (acts != 0).mean() == pytest.approx(share * 0.75, abs=0.02)
 
 
+def test_the_seed_document_steps_an_environment_with_the_action() -> None:
+    env = gymnasium.make("CartPole-v1")
+    policy = DiscreteQLearningPolicy(model=seeded(0, 4, 2), action_space=env.action_space)
+    obs, _ = env.reset(seed=1)
+    steps, done = 0, False
+    while not done:
+        batch = Batch(obs=[obs])
+        act = policy(batch).act[0]
+        obs, _, terminated, truncated, _ = env.step(act)
+        steps, done = steps + 1, terminated or truncated
+    assert isinstance(act, np.integer)
+    assert steps > 1
+
+
 def test_random_actions_are_allowed_ones() -> None:
     policy = DiscreteQLearningPolicy(model=nn.Identity(), action_space=CHOICES, eps_inference=1.0)
     mask = np.tile([[0, 1, 0, 1]], (500, 1))
