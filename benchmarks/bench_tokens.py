@@ -240,10 +240,10 @@ def mean_bare(_: Any, data: Any) -> Any:
 
 
 def gae_ours(lib: Any, data: Any) -> Any:
-    from samplebatch.returns import gae_of_rows
+    from samplebatch.returns import gae
 
     held = our_batch(lib, data)
-    return lambda: gae_of_rows(held["rewards"], held["old_logp"], gamma=0.99, gae_lambda=0.95)[1].flat
+    return lambda: gae(held["rewards"], values=held["old_logp"], gamma=0.99, gae_lambda=0.95)[1].flat
 
 
 def gae_padded(lib: Any, data: Any) -> Any:

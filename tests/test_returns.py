@@ -19,8 +19,8 @@ from samplebatch.returns import (
     discounted_returns,
     gae,
     nstep,
-    value_mask,
 )
+from samplebatch.returns.batches import value_mask
 from tests.optional import torch
 
 NO = [False, False, False]

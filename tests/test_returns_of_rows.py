@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from samplebatch import SampleBatch
 from samplebatch.column import RaggedColumn
 from samplebatch.errors import ArgumentError, ColumnLengthError, ColumnTypeError
-from samplebatch.returns import discounted_returns_of_rows, gae, gae_of_rows
+from samplebatch.returns import discounted_returns, gae
 from tests.optional import HAS_TORCH
 
 
@@ -38,8 +38,8 @@ def test_advantages_and_returns_agree_with_a_loop(lengths, gamma, gae_lambda, dt
     batch = SampleBatch(r=rewards, v=values, ragged={"r": dtype, "v": dtype})
     if in_torch and HAS_TORCH:
         batch = batch.to_torch()
-    returns, advantages = gae_of_rows(batch["r"], batch["v"], last, gamma=gamma, gae_lambda=gae_lambda)
-    sums = discounted_returns_of_rows(batch["r"], last, gamma=gamma)
+    returns, advantages = gae(batch["r"], values=batch["v"], next_values=last, gamma=gamma, gae_lambda=gae_lambda)
+    sums = discounted_returns(batch["r"], next_values=last, gamma=gamma)
     assert advantages.dtype == returns.dtype == sums.dtype == batch["r"].dtype
     for i, (reward, value) in enumerate(zip(rewards, values, strict=True)):
         expected = loop(reward, value, last[i], gamma, gae_lambda)
@@ -51,24 +51,31 @@ def test_advantages_and_returns_agree_with_a_loop(lengths, gamma, gae_lambda, dt
 
 def test_rows_agree_with_steps_of_terminated_episodes():
     rewards, values = RaggedColumn.from_rows([[1.0, 2.0], [3.0]], "r"), RaggedColumn.from_rows([[0.5, 1.0], [2.0]], "v")
-    returns, advantages = gae_of_rows(rewards[:], values, gamma=0.9, gae_lambda=0.8)
+    returns, advantages = gae(rewards[:], values=values, gamma=0.9, gae_lambda=0.8)
     steps = gae(rewards.flat, [0, 1, 1], values=values.flat, next_values=[1.0, 0, 0], gamma=0.9, gae_lambda=0.8)
     assert (returns.flat.tolist(), advantages.flat.tolist()) == (steps[0].tolist(), steps[1].tolist())
-    part = gae_of_rows(rewards[1:], values[1:])[1]
+    part = gae(rewards[1:], values=values[1:])[1]
     assert part.flat.tolist() == [1.0]
-    assert discounted_returns_of_rows(RaggedColumn.from_rows([[1, 2]], "r")).flat.tolist() == [3.0, 2.0]
+    assert discounted_returns(RaggedColumn.from_rows([[1, 2]], "r")).flat.tolist() == [3.0, 2.0]
 
 
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda r: gae_of_rows(r, r[:1]), ColumnLengthError, "values must have 2 rows, got 1"),
-        (lambda r: gae_of_rows(r, [1.0]), ColumnTypeError, "values must be a ragged column, got list"),
-        (lambda r: gae_of_rows(r, r, [1.0]), ColumnLengthError, "last_values must have 2 rows"),
-        (lambda r: gae_of_rows(r, r, gamma=2), ArgumentError, "gamma must be a number from 0 to 1"),
-        (lambda r: discounted_returns_of_rows(np.zeros(3)), ColumnTypeError, "rewards must be a ragged column"),
+        (lambda r: gae(r, values=r[:1]), ColumnLengthError, "values must have 2 rows, got 1"),
+        (lambda r: gae(r, values=[1.0]), ColumnTypeError, "values must be a ragged column, got list"),
+        (lambda r: gae(r, values=r, next_values=[1.0]), ColumnLengthError, "next_values must have 2 rows"),
+        (lambda r: gae(r, values=r, gamma=2), ArgumentError, "gamma must be a number from 0 to 1"),
         (
-            lambda r: discounted_returns_of_rows(RaggedColumn.from_array(np.zeros((2, 2, 2)))),
+            lambda r: discounted_returns(np.zeros(3)),
+            ArgumentError,
+            "terminated must be an array with one flag",
+        ),
+        (lambda r: gae(np.zeros(3), values=np.zeros(3)), ArgumentError, "next_values must be an array of the shape"),
+        (lambda r: gae(r, [0, 1], values=r), ArgumentError, "terminated must be None for ragged rewards, got list"),
+        (lambda r: discounted_returns(r, None, [0, 1]), ArgumentError, "truncated must be None for ragged rewards"),
+        (
+            lambda r: discounted_returns(RaggedColumn.from_array(np.zeros((2, 2, 2)))),
             ColumnTypeError,
             "rewards must have rows of one dimension, got 2",
         ),

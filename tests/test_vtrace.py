@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from samplebatch import Batch, ReplayBuffer, SampleBatch
 from samplebatch.errors import ArgumentError, ColumnLengthError, ColumnTypeError, SequenceError
-from samplebatch.returns import compute_vtrace_return, gae, vtrace, vtrace_of_rows
+from samplebatch.returns import compute_vtrace_return, gae, vtrace
 from tests.optional import HAS_TORCH, torch
 
 
@@ -199,7 +199,9 @@ def test_ragged_rows_agree_with_one_call_per_row(in_torch):
     batch = SampleBatch(columns, ragged=dict.fromkeys(columns, "f4"))
     if in_torch:
         batch = batch.to_torch()
-    targets, advantages = vtrace_of_rows(batch["r"], batch["v"], batch["l"], last, gamma=0.9, c_clip=0.7)
+    targets, advantages = vtrace(
+        batch["r"], values=batch["v"], log_ratios=batch["l"], next_values=last, gamma=0.9, c_clip=0.7
+    )
     for row, n in enumerate(lengths):
         rewards, values, ratios = (np.asarray(columns[name][row], float) for name in "rvl")
         following = np.append(values[1:], last[row])[:n]
@@ -212,6 +214,6 @@ def test_ragged_rows_agree_with_one_call_per_row(in_torch):
 def test_ragged_rows_must_have_the_same_lengths():
     batch = SampleBatch(r=[[1.0], [2.0]], l=[[1.0], [2.0, 3.0]], ragged=["r", "l"])
     with pytest.raises(ColumnLengthError, match="log_ratios"):
-        vtrace_of_rows(batch["r"], batch["r"], batch["l"])
+        vtrace(batch["r"], values=batch["r"], log_ratios=batch["l"])
     with pytest.raises(ColumnTypeError, match="log_ratios must be a ragged column"):
-        vtrace_of_rows(batch["r"], batch["r"], np.zeros(2))
+        vtrace(batch["r"], values=batch["r"], log_ratios=np.zeros(2))

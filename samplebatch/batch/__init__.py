@@ -11,7 +11,6 @@ from samplebatch.exports import exports
 
 if TYPE_CHECKING:
     from samplebatch.batch.action_unit import ActionUnit as ActionUnit
-    from samplebatch.batch.action_unit import common_unit as common_unit
     from samplebatch.batch.builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
     from samplebatch.batch.builder import SampleBatchBuilder as SampleBatchBuilder
     from samplebatch.batch.concat import attempt_count_timesteps as attempt_count_timesteps
@@ -24,13 +23,11 @@ if TYPE_CHECKING:
     from samplebatch.batch.nested.distributions import dist_to_atleast_2d as dist_to_atleast_2d
     from samplebatch.batch.nested.distributions import get_len_of_dist as get_len_of_dist
     from samplebatch.batch.nested.distributions import get_sliced_dist as get_sliced_dist
-    from samplebatch.batch.nested.distributions import parameters_of as parameters_of
     from samplebatch.batch.nested.functions import collate as collate
     from samplebatch.batch.nested.functions import to_numpy as to_numpy
     from samplebatch.batch.nested.functions import to_torch as to_torch
     from samplebatch.batch.nested.functions import to_torch_as as to_torch_as
     from samplebatch.batch.nested.typed import ActBatch as ActBatch
-    from samplebatch.batch.nested.typed import ActStateBatch as ActStateBatch
     from samplebatch.batch.nested.typed import AdvantagesBatch as AdvantagesBatch
     from samplebatch.batch.nested.typed import AnyBatch as AnyBatch
     from samplebatch.batch.nested.typed import DistributionBatch as DistributionBatch

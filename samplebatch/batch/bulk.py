@@ -179,6 +179,14 @@ Move = tuple[dict[str, Column], str, Indices]
 """A column that `reorder` replaces: the columns, its name, and the order of its rows."""
 
 
+def draw_moves(columns: dict[str, Column], count: int, rng: np.random.Generator) -> list[Move]:
+    """Sample one permutation of `count` rows for all columns."""
+    if not count:
+        return []
+    order = rng.permutation(count)
+    return [(columns, name, order) for name in columns]
+
+
 def reorder(moves: Iterable[Move]) -> None:
     """Replace columns by their rows in another order, largest first: the peak is one copy of the largest column.
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.arguments import choice, whole
+from samplebatch.batch import sequences
 from samplebatch.batch.nested.node import (
     ARRAY,
     DISTRIBUTION,
@@ -37,6 +38,8 @@ from samplebatch.errors import ArgumentError, DeviceError
 if TYPE_CHECKING:
     import torch
 
+    from samplebatch.batch.sample_batch import SampleBatch
+
     Device = str | int | torch.device
     """Where tensors lie, as torch names it."""
     Floats = torch.dtype | npt.DTypeLike
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
 
 N = TypeVar("N", bound=Node)
+B = TypeVar("B", bound="SampleBatch[Any]")
 
 _FIRST_OBJECT = np.dtype(object).num
 
@@ -514,6 +518,41 @@ def _copy_on(
             brought = convert(part, target)
             end = stream.record_event()
         yield brought, end
+
+
+def minibatches(
+    batch: B,
+    size: int | None,
+    epochs: int,
+    shuffle: bool,
+    rng: np.random.Generator | int | None,
+    max_tokens: int | None,
+    lengths: str | npt.ArrayLike | None,
+) -> Iterator[B]:
+    """Validate the arguments and yield the parts of `SampleBatch.minibatches`."""
+    if (size is None) == (max_tokens is None):
+        raise ArgumentError(f"one of size and max_tokens must be given, got {'none' if size is None else 'both'}")
+    if max_tokens is not None:
+        from samplebatch.tokens import token_minibatches
+
+        return token_minibatches(batch, max_tokens, lengths, whole("epochs", epochs), shuffle, rng)
+    if lengths is not None:
+        raise ArgumentError("lengths must be given with max_tokens, got lengths alone")
+    nrows, nepochs = whole("size", size, 1), whole("epochs", epochs)
+    generator = np.random.default_rng(rng) if shuffle else None
+    return (part for _ in range(nepochs) for part in each_part(batch, nrows, generator))
+
+
+def each_part(batch: B, size: int, rng: np.random.Generator | None) -> Iterator[B]:
+    """Yield every step once in parts of `size` steps: in random order, or as views if `rng` is None."""
+    if batch._has_sequences:
+        yield from sequences.each_packed(batch, size, rng)
+    elif rng is None:
+        yield from batch.timeslices(size)
+    else:
+        order = rng.permutation(batch.count)
+        for start in range(0, batch.count, size):
+            yield batch._gather(order[start : start + size])
 
 
 def convert_column(column: Column, target: Target) -> Column:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pickle import PickleBuffer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from samplebatch.batch.flags import DEFAULT, Flags
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.interface import Column, Header
 from samplebatch.column.objects import ObjectColumn
@@ -18,6 +19,10 @@ from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.text import TextColumn
 from samplebatch.column.torch_tensor import RaggedTorchColumn, TorchColumn
 from samplebatch.errors import FormatError
+
+if TYPE_CHECKING:
+    from samplebatch.batch.sample_batch import SampleBatch
+    from samplebatch.batch.tree import Structure
 
 _KINDS: dict[str, type[Column]] = {
     cls.kind: cls
@@ -68,3 +73,15 @@ def load_columns(header: Any, buffers: Sequence[Any], *, allow_pickle: bool = Fa
     if at != len(buffers):
         raise FormatError(f"a batch of {at} buffers must come with as many, got {len(buffers)}")
     return columns
+
+
+def unpickle(
+    cls: type[SampleBatch[Any]],
+    header: Any,
+    nested: dict[str, Structure],
+    flags: tuple[Any, ...] | None,
+    *buffers: Any,
+) -> SampleBatch[Any]:
+    """Restore a pickled batch; unpickling trusts its bytes."""
+    columns = load_columns(header, buffers, allow_pickle=True)
+    return cls._of(columns, nested, DEFAULT if flags is None else Flags(*flags))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.arguments import whole
 from samplebatch.batch import arrow, bulk, summary
-from samplebatch.batch.delivery import Delivery
+from samplebatch.batch.delivery import Delivery, each_part
 from samplebatch.batch.episodes import by_stream, ends_by_change, ends_in, number_env_steps
 from samplebatch.batch.sample_batch import OBSERVATIONS, SampleBatch, ValuesT
 from samplebatch.batch.sequences import steps_of, unpadded
@@ -388,7 +388,7 @@ class MultiAgentBatch(Generic[ValuesT]):
     def _epoch(self, size: int, rng: np.random.Generator | None) -> Iterator[Self]:
         """Yield every row of each policy once."""
         policies = list(self.policy_batches)
-        for parts in zip_longest(*(batch._epoch(size, rng) for batch in self.policy_batches.values())):
+        for parts in zip_longest(*(each_part(batch, size, rng) for batch in self.policy_batches.values())):
             present = {policy: part for policy, part in zip(policies, parts, strict=True) if part is not None}
             yield self._of(present, max(part.count for part in present.values()))
 

@@ -1,4 +1,4 @@
-"""SampleBatch: steps of experience, RLlib's flat type."""
+"""SampleBatch: steps of experience with RLlib's interface."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import astuple, replace
 from functools import cache
 from itertools import pairwise
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast, overload
 from weakref import ReferenceType
@@ -21,18 +22,13 @@ from samplebatch.batch import arrow, bulk, delivery, episodes, frame, sequences,
 from samplebatch.batch.action_unit import ENVIRONMENT, ActionUnit
 from samplebatch.batch.flags import DEFAULT, Flags, flag, flags_of_unit
 from samplebatch.batch.joining import join
-from samplebatch.batch.row_parts import RowParts
+from samplebatch.batch.sequences import Window, slice_column
 from samplebatch.batch.tree import NestedColumn, Structure, leaf_names
 from samplebatch.batch.view_requirement import view_step
 from samplebatch.column.convert import Ragged, is_plain, plain_columns, ragged_dtypes
 from samplebatch.column.interface import Column, Indices, as_indices, resolve
 from samplebatch.column.tensor import TensorColumn
-from samplebatch.errors import (
-    ArgumentError,
-    ColumnTypeError,
-    RowIndexError,
-    no_such_column,
-)
+from samplebatch.errors import ArgumentError, ColumnTypeError, RowIndexError, no_such_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +40,7 @@ if TYPE_CHECKING:
     from samplebatch.batch.delivery import Device, Floats, Target
     from samplebatch.batch.multi_agent import MultiAgentBatch
     from samplebatch.batch.nested.batch import Batch
+    from samplebatch.tokens import Groups, PackedBatch, Parts
 
     ValuesT = TypeVar("ValuesT", default=npt.NDArray[Any])
     """The type of a batch's columns: arrays, unless they were made tensors."""
@@ -52,49 +49,50 @@ else:
 
     ValuesT = TypeVar("ValuesT")
 
-Window = tuple[dict[str, Column], int, int, int, int]
-"""Pending cut of a view: the source's columns, a range of their rows, and a range of their sequences."""
+RowLengths = str | npt.ArrayLike | None
+"""Name of a column whose rows have or count tokens, or one number per row; None: lengths of the ragged columns."""
 
 OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
 """Columns that `compress` packs by default."""
+
+_DEFAULT_FLAGS = astuple(DEFAULT)
 
 _FLAT: Mapping[str, Structure] = MappingProxyType({})
 """The structures of a batch without nested columns; all such batches share it."""
 
 
-class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
-    """Steps of experience: a mapping from column name to array, all of one length.
+class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
+    """Steps of experience: a mapping from column names to arrays of equal length.
 
-    Columns keep the very arrays they are given wherever these are C-contiguous and in native byte order, and copy
-    others once. Slices are views that cut a column when it is asked for. A dict or tuple of arrays is a nested column:
-    stored flat under dotted names and returned in its former structure. Assigning to such a dict and deleting from it
-    changes the batch (see `NestedColumn`). `len` counts steps, not columns.
+    C-contiguous arrays in native byte order are stored without a copy; other arrays are copied once. Slices are views
+    that slice a column on first access. A dict or tuple of arrays is a nested column: it is stored under dotted names
+    and returned with its structure. Assigning to or deleting from that dict changes the batch (see `NestedColumn`).
+    `len` counts steps, not columns.
 
-    With a column `seq_lens` of shape (s,) the steps form s sequences for recurrent models. Then `state_in_*` columns
-    have one row per sequence, all others one row per step; when padded, all others have `max_seq_len` rows per
-    sequence.
+    A column `seq_lens` of shape (s,) divides the steps into s sequences for recurrent models. Then `state_in_*` columns
+    have one row per sequence and all others one row per step, or `max_seq_len` rows per sequence if the batch is
+    padded.
 
-    `batch["dones"]` is `terminateds` or `truncateds` where the batch has no such column.
+    Without a column `dones`, `batch["dones"]` is `terminateds` or `truncateds`.
 
     Parameters
     ----------
     *args, **kwargs
-        Columns by name: a mapping, a dataclass, a named tuple, a TensorDict, another library's batch, or pairs; and
-        keywords.
+        Columns by name: a mapping, dataclass, named tuple, TensorDict, another library's batch, pairs, or keywords.
     ragged
-        Names of columns (dotted ones for nested columns) that are ragged whatever the lengths of their rows happen to
-        be, or a mapping from names to the dtypes of their elements. Without it, rows of one shape become an array.
+        Names of columns (dotted for nested columns) to store as ragged columns regardless of their row lengths, or a
+        mapping from names to element dtypes. By default, rows of equal shape become an array.
     _time_major, _zero_padded, _max_seq_len, _num_grad_updates, _is_training, _action_unit
-        The flags (see `Flags`). `_max_seq_len` defaults to the longest sequence.
+        Flags (see `Flags`). `_max_seq_len` defaults to the longest sequence.
 
     Raises
     ------
     ColumnLengthError, SequenceError
-        If a column has another number of rows than the batch, or sequences do not fit the padding; names the columns.
+        If a column has a different number of rows, or sequences do not fit the padding; names the columns.
     ColumnTypeError, ColumnMismatchError
-        If a value has no rows or a dtype that no column can hold, or is not ragged as `ragged` says.
+        If a value has no rows, has an unsupported dtype, or does not match `ragged`.
     ArgumentError
-        If `ragged` names a column that is not there.
+        If `ragged` names a missing column.
 
     Examples
     --------
@@ -109,8 +107,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     RaggedColumn(2 rows of int32, row shape (None,))
     """
 
-    OBS = names.OBS
-    CUR_OBS = names.OBS
+    OBS = CUR_OBS = names.OBS
     NEXT_OBS = names.NEXT_OBS
     ACTIONS = names.ACTIONS
     REWARDS = names.REWARDS
@@ -137,7 +134,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     OBS_EMBEDS = names.OBS_EMBEDS
 
     count: int
-    """Steps in the batch; padding is not counted."""
+    """Number of steps, without padding."""
 
     # A view has a window on the columns of its source, and cuts a column when it is first asked for. The source's dict
     # is therefore never changed once it is lent to a view: `_own` copies it first.
@@ -161,15 +158,8 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         _action_unit: ActionUnit | None = None,
         **kwargs: Any,
     ) -> None:
-        if (
-            _time_major is not None
-            or _zero_padded
-            or _max_seq_len is not None
-            or _num_grad_updates is not None
-            or _is_training
-            or _action_unit is not None
-        ):
-            flags = _time_major, _zero_padded, _max_seq_len, _num_grad_updates, bool(_is_training), _action_unit
+        flags = _time_major, _zero_padded, _max_seq_len, _num_grad_updates, bool(_is_training), _action_unit
+        if flags != _DEFAULT_FLAGS:
             self._flags = Flags(*flags)
         data = tree.columns_in(args, kwargs)
         if names.SEQ_LENS in data:
@@ -190,7 +180,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     def _of(
         cls, columns: dict[str, Column], nested: Mapping[str, Structure] | None = None, flags: Flags = DEFAULT
     ) -> Self:
-        """Make a batch of built columns, and count and check their rows."""
+        """Create a batch from columns; count the steps and validate the column lengths."""
         new = cls.__new__(cls)
         new._columns = columns
         if nested:
@@ -202,7 +192,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
 
     @classmethod
     def _of_steps(cls, columns: dict[str, Column], nested: Mapping[str, Structure], count: int) -> Self:
-        """Make a batch of built columns that are known to have a row for each of `count` steps, and no sequences."""
+        """Create a batch from columns that are known to have `count` rows each and no sequences."""
         new = cls.__new__(cls)
         new._columns, new.count = columns, count
         if nested:
@@ -210,7 +200,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return new
 
     def _with(self, columns: dict[str, Column], flags: Flags | None = None) -> Self:
-        """Make a batch of other columns with this one's structure, flags and, until the caller sets it, count."""
+        """Create a batch of other columns with this batch's structure and flags; the caller updates `count`."""
         new = object.__new__(type(self))
         new._columns = columns
         new.count = self.count
@@ -224,7 +214,6 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return new
 
     def _count_rows(self) -> None:
-        """Count steps (infos and states alone do not count) and check every column's length."""
         self._has_sequences = names.SEQ_LENS in self._columns
         if self._has_sequences:
             sequences.count_steps(self)
@@ -244,10 +233,10 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return self._find(str(key)) if isinstance(key, str) else self._get_rows(key)
 
     def _find(self, name: str) -> Any:
-        """Return the values of a name that is not among the columns cut so far."""
+        """Return the values of a column that is not sliced yet, nested or derived."""
         window = self._window
         if window is not None and name in window[0]:
-            column = self._columns[name] = _cut(window, name)
+            column = self._columns[name] = slice_column(window, name)
             return column.values
         if name in self._columns:
             return self._columns[name].values
@@ -259,29 +248,29 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return values
 
     def column(self, name: str) -> Column:
-        """Return the column behind a dotted name, or raise ColumnNotFoundError with the near names."""
+        """Return the column with a dotted name; raises ColumnNotFoundError with near names."""
         column = self._columns.get(name)
         if column is not None:
             return column
         window = self._window
         if window is None or name not in window[0]:
             raise no_such_column(name, self.column_names)
-        column = _cut(window, name)
+        column = slice_column(window, name)
         self._columns[name] = column
         return column
 
     def _all(self) -> dict[str, Column]:
-        """Cut every column that is not cut yet, and return them all by dotted name, in order; not to be changed."""
+        """Slice all remaining columns and return the columns by dotted name, read-only."""
         window = self._window
         if window is not None:
             cut = self._columns
-            self._columns = {name: cut[name] if name in cut else _cut(window, name) for name in window[0]}
+            self._columns = {name: cut[name] if name in cut else slice_column(window, name) for name in window[0]}
             self._window = None
             self._lent = False
         return self._columns
 
     def _own(self) -> dict[str, Column]:
-        """Return all columns in a dict that no view looks at, free to be changed."""
+        """Return all columns in a dict that no view shares, so that it can be modified."""
         columns = self._all()
         if self._lent:
             self._columns = columns = columns.copy()
@@ -289,7 +278,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return columns
 
     def _names(self) -> dict[str, Column]:
-        """Return the dotted names as the keys of a dict, without cutting anything."""
+        """Return a dict with the dotted names as keys, without slicing columns."""
         return self._columns if self._window is None else self._window[0]
 
     @property
@@ -306,35 +295,20 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     def __contains__(self, key: object) -> bool:
         return key in self._names() or key in self._nested
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a column, or the default if there is none.
-
-        >>> SampleBatch(a=[1]).get("b", 0)
-        0
-        """
-        try:
-            return self[key]
-        except KeyError:
-            return default
-
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return a column, made of the default first if there is none."""
+        """Return a column; if it is missing, create it from `default` first."""
         if key not in self:
             self[key] = default
         return self[key]
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Take a column out of the batch and return it, or the default, or raise ColumnNotFoundError if it has none."""
+        """Remove a column and return it; if it is missing, return the default or raise ColumnNotFoundError."""
         if key not in self and default:
             return default[0]
         return super().pop(key)
 
     def columns(self, keys: Sequence[str]) -> list[Any]:
-        """Return the arrays of the given columns, in order; raises ColumnNotFoundError if one is not there.
-
-        >>> [values.tolist() for values in SampleBatch(a=[1], b=[2], c=[3]).columns(["a", "b"])]
-        [[1], [2]]
-        """
+        """Return the arrays of columns in order; raises ColumnNotFoundError if one is missing."""
         return [self[key] for key in keys]
 
     def __setitem__(self, name: str, values: Any) -> None:
@@ -352,7 +326,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
             self.action_unit = None
 
     def update(self, other: Any = (), /, **columns: Any) -> None:
-        """Put several columns, given as a mapping, as pairs or as keywords: all of them, or none if one is refused."""
+        """Assign several columns atomically, from a mapping, pairs or keywords: an error leaves the batch unchanged."""
         before = dict(self.__dict__)
         # So that no column is put into the dict of those before.
         self._lent = True
@@ -367,13 +341,13 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         tree.delete(self, name)
 
     def clear(self) -> None:
-        """Take all columns out of the batch."""
+        """Remove all columns."""
         self._flags = replace(self._flags, zero_padded=False, max_seq_len=None)
         self._columns, self._window, self._lent, self._nested, self._shown = {}, None, False, {}, {}
         self._count_rows()
 
     def _leaves(self, name: str) -> list[str]:
-        """List the dotted names that a name stands for: its leaves if it is nested, else itself; raises if unknown."""
+        """Return the dotted leaf names of a column; raises ColumnNotFoundError if it is missing."""
         if name in self._nested:
             return list(leaf_names(name, self._nested[name]))
         if name not in self._names():
@@ -381,9 +355,9 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return [name]
 
     def select(self, *keys: str) -> Self:
-        """View only the given columns, in the order asked for; sequences stay with `seq_lens`.
+        """View only the named columns, in the order of `keys`; `seq_lens` must be selected to keep sequences.
 
-        Raises ColumnNotFoundError, with the near names, if one is not there.
+        Raises ColumnNotFoundError with near names if one is missing.
 
         >>> list(SampleBatch(a=[1], b=[2], c=[3]).select("c", "a"))
         ['c', 'a']
@@ -392,10 +366,10 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return self._part({path: columns[path] for key in keys for path in self._leaves(key)})
 
     def drop(self, *keys: str) -> Self:
-        """View all columns but the given ones.
+        """View all columns except the named ones.
 
-        Raises ColumnNotFoundError if one is not there, SequenceError if `seq_lens` goes and columns with a row per
-        sequence stay.
+        Raises ColumnNotFoundError if one is missing, SequenceError if dropping `seq_lens` leaves columns with one row
+        per sequence.
 
         >>> list(SampleBatch(a=[1], b=[2], c=[3]).drop("b"))
         ['a', 'c']
@@ -404,7 +378,6 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return self._part({path: column for path, column in self._all().items() if path not in dropped})
 
     def _part(self, columns: dict[str, Column]) -> Self:
-        """Make a batch of some of the columns; of a nested one all or none."""
         is_torn = self._has_sequences and names.SEQ_LENS not in columns
         flags = sequences.flags_without(self, columns) if is_torn else self._flags
         return self._of(columns, tree.select(self._nested, columns), flags)
@@ -412,7 +385,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     def rename(self, mapping: Mapping[str, str]) -> Self:
         """View the columns under other names, in the same order.
 
-        Raises ColumnNotFoundError if a name is not there, ColumnMismatchError if two columns would have one name.
+        Raises ColumnNotFoundError if a name is missing, ColumnMismatchError if two columns would share a name.
 
         >>> list(SampleBatch(obs=[1], rewards=[2]).rename({"rewards": "rew"}))
         ['obs', 'rew']
@@ -424,11 +397,11 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return self._of(renamed, nested, self._flags)
 
     def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = OBSERVATIONS) -> Self:
-        """Compress columns with LZ4, in place; such a column is handed out as a `CompressedColumn`.
+        """Compress columns with LZ4, in place; they are then returned as `CompressedColumn`.
 
-        With `bulk` each column is compressed as a whole, not in blocks of a few rows, which can be read alone.
-        `columns` are names or dotted names; missing and compressed ones are left alone. Raises ColumnTypeError if one
-        is no array of numbers.
+        With `bulk`, a column becomes one compressed block, otherwise blocks of a few rows that can be read
+        individually. `columns` are names or dotted names; missing and compressed columns are skipped. Raises
+        ColumnTypeError if a column is not an array of numbers.
 
         >>> batch = SampleBatch(obs=[[0.0] * 84] * 100, rewards=[0.0] * 100).compress(bulk=True)
         >>> batch["obs"].nbytes < 1000, batch.decompress_if_needed()["obs"].shape
@@ -440,10 +413,10 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     def decompress_if_needed(
         self, columns: Set[str] | Iterable[str] = OBSERVATIONS, *, allow_pickle: bool = False
     ) -> Self:
-        """Decompress columns, in place, and unpack those that RLlib packed; others are left alone.
+        """Decompress columns, and unpack columns that RLlib packed, in place; other columns are unchanged.
 
-        With `allow_pickle`, packed rows of more than arrays, numbers and strings are unpickled: only for data that you
-        trust. Without it they raise UntrustedPickleError, and damaged rows raise FormatError; both name the column.
+        `allow_pickle` permits unpickling packed rows of other values than arrays, numbers and strings; use it only for
+        trusted data. Otherwise they raise UntrustedPickleError. Damaged rows raise FormatError. Both name the column.
         """
         tree.decompress(self, columns, allow_pickle=allow_pickle)
         return self
@@ -451,20 +424,19 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     # -- flags ---------------------------------------------------------------------------------------------------------
 
     num_grad_updates = flag("num_grad_updates", is_layout=False)
-    """Gradient updates that the policy had seen, averaged over steps; None if unknown."""
+    """Gradient updates of the behaviour policy, averaged over steps; None if unknown."""
     time_major = flag("time_major")
     """Whether step columns have shape (T, B, ...); None if unknown."""
     zero_padded = flag("zero_padded")
     """Whether every sequence occupies `max_seq_len` rows."""
     max_seq_len = flag("max_seq_len")
-    """Steps of the longest sequence, or rows per sequence when padded; None without sequences."""
+    """Steps of the longest sequence, or rows per sequence if padded; None without sequences."""
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """The unit of the actions: the environment's, or a policy's with its mapping; None if unknown.
+        """Unit of the actions: the environment's, or a policy's with its mapping; None if unknown.
 
-        Collectors set it. It goes with every part, copy and file of the batch. A column of actions that is assigned
-        has no known unit: set it with the column.
+        Collectors set it, and parts, copies and files of the batch keep it. Assigning the actions resets it to None.
         """
         return self._flags.action_unit
 
@@ -476,26 +448,23 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         # Batches share one object, by which joining them and sending them is faster.
         self._flags = flags_of_unit(unit) if flags == flags_of_unit(unit) else flags
 
-    @property
-    def is_training(self) -> bool:
-        """Whether the batch is meant for training rather than for computing actions."""
-        return self._flags.is_training
+    is_training = property(attrgetter("_flags.is_training"))
+    """Whether the batch is for training rather than for computing actions."""
 
     def set_training(self, training: bool = True) -> None:
-        """Set whether the batch is meant for training."""
+        """Set whether the batch is for training."""
         self._flags = replace(self._flags, is_training=training)
 
     def _set_layout(self, flags: Flags) -> None:
-        """Set flags of how rows lie, after checking that the columns lie so."""
         trial = self._with(self._all(), flags)
         trial._count_rows()
         self._flags = trial._flags
 
     def to_environment_actions(self) -> Self:
-        """Return the batch with its actions as the environment takes them; the other columns are shared.
+        """Return a batch whose actions are in the environment's unit; the other columns are shared.
 
-        A batch of unknown unit, or of the environment's, is returned itself. Raises ColumnMismatchError if the actions
-        were mapped by a function, which is not recorded.
+        Returns the batch itself if the unit is unknown or the environment's. Raises ColumnMismatchError if a function
+        mapped the actions, because functions are not recorded.
 
         >>> from samplebatch import ActionUnit
         >>> batch = SampleBatch(actions=np.array([[-1.0], [0.5]]), _action_unit=ActionUnit("scale", low=-2.0, high=2.0))
@@ -514,20 +483,14 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     def __len__(self) -> int:
         return self.count
 
-    def agent_steps(self) -> int:
-        """Return the number of steps, as `MultiAgentBatch.agent_steps` does."""
+    def env_steps(self) -> int:
+        """Return the number of steps, like `MultiAgentBatch.env_steps`."""
         return self.count
 
-    def env_steps(self) -> int:
-        """Return the number of steps, as `MultiAgentBatch.env_steps` does."""
-        return self.count
+    agent_steps = env_steps
 
     def size_bytes(self) -> int:
-        """Return the bytes of all columns in view; of Python objects, their shallow sizes.
-
-        >>> SampleBatch(a=np.zeros((4, 2), np.float32))[1:].size_bytes()
-        24
-        """
+        """Return the bytes of all columns in view; Python objects count their shallow size."""
         return sum([column.nbytes for column in self._all().values()])
 
     def _get_rows(self, key: Any) -> Self:
@@ -537,7 +500,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
                 return self._range(start, stop if stop > start else start)
         rows = resolve(key, self.count)
         if isinstance(rows, int):
-            raise RowIndexError(f"a batch hands out no single rows; for a batch of row {key} use take([{key}])")
+            raise RowIndexError(f"rows must be a slice, a mask or an array, got {key}; use take([{key}])")
         return self._gather(np.arange(*rows) if isinstance(rows, tuple) else rows)
 
     def _range(self, start: int, stop: int) -> Self:
@@ -562,13 +525,12 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return new
 
     def slice(self, start: int, end: int, state_start: int | None = None, state_end: int | None = None) -> Self:
-        """View the steps from `start` to `end`, exactly, even inside sequences.
+        """View exactly the steps from `start` to `end`, even inside sequences.
 
-        A negative start pads that many zero rows (None for objects) on the left, which takes a copy. A negative `end`
-        counts from the end, and one beyond the length is cut to it. Where there are sequences, the first and last ones
-        may be cut short, each keeps its state, and padding is taken out. `state_start` and `state_end` are the
-        sequences that the steps come from, if known. Raises SequenceError if these have fewer steps than the range, or
-        only one end of them is given.
+        A negative `start` prepends that many zero rows (None for objects), which copies. A negative `end` counts from
+        the end; a larger `end` is clipped to the length. With sequences, the first and last sequence may be cut, each
+        keeps its state, and padding is removed. `state_start` and `state_end` are the range of sequences with these
+        steps, if known. Raises SequenceError if they have too few steps or only one of them is passed.
 
         >>> part = SampleBatch(a=[1, 2, 3, 4, 5, 6], seq_lens=[2, 3, 1]).slice(1, 4)
         >>> part["a"].tolist(), part["seq_lens"].tolist()
@@ -586,9 +548,9 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     def take(self, indices: Any) -> Self:
         """Gather steps in the given order into a new batch, one copy per column: shape (n, ...) becomes (k, ...).
 
-        `indices` are integers of shape (k,) in [-n, n), or a mask of shape (n,). Where there are sequences, steps that
-        follow each other out of one sequence form a sequence of the result, with that one's state; padding is taken
-        out. Raises RowIndexError if an index lies outside; names the first such one.
+        `indices` are integers of shape (k,) in [-n, n), or a mask of shape (n,). With sequences, consecutive steps of
+        one sequence form a sequence of the result with the same state; padding is removed. Raises RowIndexError with
+        the first index that is out of range.
 
         >>> SampleBatch(rewards=[1.0, 2.0, 3.0]).take([2, 0])["rewards"].tolist()
         [3.0, 1.0]
@@ -603,7 +565,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return new
 
     def copy(self, shallow: bool = False) -> Self:
-        """Copy the batch; if `shallow`, the copy shares the arrays, and only its set of columns is independent."""
+        """Copy the batch; a `shallow` copy shares the arrays but has its own set of columns."""
         columns = self._all()
         return self._with(columns.copy() if shallow else bulk.copy(columns, self.count))
 
@@ -614,7 +576,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return self.copy()
 
     def concat(self, other: SampleBatch[ValuesT]) -> SampleBatch[ValuesT]:
-        """Join another batch to this one in a new batch; see `concat_samples`.
+        """Concatenate this batch and another into a new one; see `concat_samples`.
 
         >>> SampleBatch(a=[1, 2]).concat(SampleBatch(a=[3, 4, 5]))["a"].tolist()
         [1, 2, 3, 4, 5]
@@ -623,27 +585,19 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return join(parts, SampleBatch)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the other batch has the same columns, dtypes and rows, laid out alike; NaN equals NaN."""
+        """Return whether both batches have equal columns, dtypes, rows and layout; NaN equals NaN."""
         if not isinstance(other, SampleBatch):
             return NotImplemented
-        mine, theirs = self._all(), other._all()
-        return (
-            self.count == other.count
-            and mine.keys() == theirs.keys()
-            and self._nested == other._nested
-            and self._flags.zero_padded == other._flags.zero_padded
-            and bool(self._flags.time_major) == bool(other._flags.time_major)
-            and all(column.equals(theirs[name]) for name, column in mine.items())
-        )
+        return tree.equal(self, other)
 
     __hash__ = None  # type: ignore[assignment]
 
     # -- order and parts -----------------------------------------------------------------------------------------------
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield each step as a dict of its values: scalars, views of array rows, objects; nested where columns are.
+        """Yield each step as a dict of scalars, views of array rows and objects; nested columns are nested dicts.
 
-        Where there are sequences, padding is left out, `seq_lens` is 1 and states are those of the step's sequence.
+        With sequences, padding is omitted, `seq_lens` is 1, and states are those of the step's sequence.
 
         >>> [(row["a"], row["b"]) for row in SampleBatch(a=[1, 2], b=["x", "y"]).rows()]
         [(np.int64(1), 'x'), (np.int64(2), 'y')]
@@ -656,22 +610,21 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
             yield self._nest(flat) if self._nested else flat
 
     def _rowwise(self) -> dict[str, Column]:
-        """Return columns with one row per step each."""
+        """Return columns with one row per step."""
         return sequences.rowwise(self) if self._has_sequences else self._all()
 
     def _nest(self, flat: dict[str, Any]) -> dict[str, Any]:
-        """Put values by dotted names into the structures of nested columns."""
         return {
             name: tree.unflatten(name, self._nested[name], flat.__getitem__) if name in self._nested else flat[name]
             for name in self
         }
 
     def shuffle(self, rng: np.random.Generator | int | None = None) -> Self:
-        """Shuffle the steps in place; where sequences are padded, whole sequences with their states.
+        """Shuffle the steps in place; padded sequences are shuffled as units, with their states.
 
-        Columns are replaced one after the other, by new arrays: arrays and views that were handed out before keep their
-        order, and the additional memory is that of the largest column. `rng` is a generator or a seed; by default,
-        fresh entropy. Raises SequenceError if there are sequences that are not padded: shuffle whole ones by
+        Columns are replaced by new arrays, one at a time: existing arrays and views keep their order, and the peak
+        memory overhead is the largest column. `rng` is a generator or a seed; by default, fresh entropy. Raises
+        SequenceError for unpadded sequences: shuffle those with
         `take_sequences(rng.permutation(len(batch["seq_lens"])))`.
 
         >>> sorted(SampleBatch(a=[1, 2, 3, 4]).shuffle(rng=0)["a"].tolist())
@@ -681,27 +634,14 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return self
 
     def _draw_moves(self, rng: np.random.Generator) -> list[bulk.Move]:
-        """Draw a random order of the rows: each column with the order of its own rows."""
-        if self._has_sequences:
-            return sequences.draw_moves(self, rng)
-        if not self.count:
-            return []
-        order = rng.permutation(self.count)
-        columns = self._own()
-        return [(columns, name, order) for name in columns]
+        return sequences.draw_moves(self, rng) if self._has_sequences else bulk.draw_moves(self._own(), self.count, rng)
 
     def timeslices(self, size: int | None = None, num_slices: int | None = None, k: int | None = None) -> list[Self]:
-        """Split into consecutive views, by one of three numbers from 1 on; another number of them is an ArgumentError.
+        """Split into consecutive views by exactly one positive argument; other combinations raise ArgumentError.
 
-        Parameters
-        ----------
-        size, k
-            Steps in each view, fewer in the last. With sequences, both ends move back to where theirs begins.
-        num_slices
-            How many views to make, as equal as they can be, later ones the longer.
+        `size` (or `k`) is the number of steps per view, fewer in the last; with sequences, both ends move back to the
+        start of a sequence. `num_slices` is the number of views, of nearly equal size; later ones are larger.
 
-        Examples
-        --------
         >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3, 4, 5]).timeslices(2)]
         [[1, 2], [3, 4], [5]]
         """
@@ -709,38 +649,182 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         part = self._range if self._has_sequences else self._view
         return [part(start, stop) for start, stop in pairwise(bounds)]
 
-    def _epoch(self, size: int, rng: np.random.Generator | None) -> Iterator[Self]:
-        """Yield every step once, in parts of `size` steps; in random order, or as views without a generator."""
-        if self._has_sequences:
-            yield from sequences.each_packed(self, size, rng)
-        elif rng is None:
-            yield from self.timeslices(size)
-        else:
-            order = rng.permutation(self.count)
-            for start in range(0, self.count, size):
-                yield self._gather(order[start : start + size])
+    @overload
+    def minibatches(
+        self,
+        size: int | None = None,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        *,
+        max_tokens: int | None = None,
+        lengths: RowLengths = None,
+        device: None = None,
+        floats: Floats | None = None,
+    ) -> Iterator[Self]: ...
+    @overload
+    def minibatches(
+        self,
+        size: int | None = None,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        *,
+        max_tokens: int | None = None,
+        lengths: RowLengths = None,
+        device: Device,
+        floats: Floats | None = None,
+        prefetch: int = 0,
+    ) -> Iterator[SampleBatch[torch.Tensor]]: ...
+    def minibatches(
+        self,
+        size: int | None = None,
+        epochs: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        *,
+        max_tokens: int | None = None,
+        lengths: RowLengths = None,
+        device: Device | None = None,
+        floats: Floats | None = None,
+        prefetch: int = 0,
+    ) -> Any:
+        """Yield the batch in parts of `size` steps, every step once an epoch; the last part of an epoch may be smaller.
+
+        Where there are sequences, parts consist of whole ones: as many as fit in `size` steps, but at least one.
+
+        Parameters
+        ----------
+        size, epochs
+            Steps per part, and passes over the batch.
+        shuffle
+            Whether each pass has a random order of its own. If not, parts are views.
+        rng
+            A generator or a seed; by default, fresh entropy.
+        max_tokens
+            The most tokens in a part, instead of `size`: parts have as many rows as fit.
+        lengths
+            The name of a column with or of tokens, or a number per row; by default the lengths of the ragged columns.
+        device, floats
+            The device of tensors and the dtype of floating-point columns; None for columns as they are.
+        prefetch
+            How many parts to make ahead. On a GPU they are copied from page-locked memory, on a stream of their own,
+            while the learner computes.
+
+        Raises
+        ------
+        ArgumentError, DeviceError
+            If not exactly one of `size` and `max_tokens` is given, a number is too small, a row has more than
+            `max_tokens` tokens, `floats` is no floating-point dtype, parts are made ahead for no device, or torch
+            cannot use it.
+
+        Examples
+        --------
+        >>> [len(part) for part in SampleBatch(a=[1, 2, 3, 4, 5]).minibatches(2, epochs=2, rng=0)]
+        [2, 2, 1, 2, 2, 1]
+        >>> rollouts = SampleBatch(ids=[[1, 2, 3], [4], [5, 6], [7]])
+        >>> [part["ids"].lengths.tolist() for part in rollouts.minibatches(max_tokens=4, shuffle=False)]
+        [[3, 1], [2, 1]]
+        """
+        parts = delivery.minibatches(self, size, epochs, shuffle, rng, max_tokens, lengths)
+        return delivery.Delivery(device, floats, prefetch).each(parts, type(self)._to)
+
+    def pack(self, max_tokens: int, lengths: RowLengths = None) -> PackedBatch[Any]:
+        """Pack rows into bins of at most `max_tokens` tokens by first-fit decreasing; see `samplebatch.tokens.pack`.
+
+        >>> SampleBatch(ids=[[1, 2, 3], [4], [5, 6]]).pack(max_tokens=4)
+        PackedBatch(3 rows in 2 bins, 75.0% full)
+        """
+        from samplebatch.tokens import pack
+
+        return pack(self, max_tokens, lengths)
+
+    def balance(self, k: int, weights: RowLengths = None, *, equal_size: bool = False) -> Parts[Any]:
+        """Partition rows into `k` parts of similar weight (default: tokens); see `samplebatch.tokens.balance`.
+
+        >>> parts = SampleBatch(ids=[[1, 2, 3], [4], [5, 6]]).balance(2)
+        >>> parts.totals.tolist(), parts.imbalance
+        ([3.0, 3.0], 1.0)
+        """
+        from samplebatch.tokens import balance
+
+        return balance(self, k, weights, equal_size=equal_size)
+
+    def chunk(self, n: int, *, pad_to_divisor: bool = False) -> Parts[Any]:
+        """Split into `n` consecutive parts of similar size, or equal by repeating rows; see `samplebatch.tokens.chunk`.
+
+        >>> parts = SampleBatch(a=[1, 2, 3]).chunk(2, pad_to_divisor=True)
+        >>> [part["a"].tolist() for part in parts], parts.join()["a"].tolist()
+        ([[1, 2], [3, 1]], [1, 2, 3])
+        """
+        from samplebatch.tokens import chunk
+
+        return chunk(self, n, pad_to_divisor=pad_to_divisor)
+
+    def group_by(self, key: str | npt.ArrayLike) -> Groups[Any]:
+        """Group rows by a column of numbers or strings, for statistics per group; see `samplebatch.tokens.group_by`.
+
+        >>> groups = SampleBatch(uid=[7, 7, 8, 8], rewards=[0.0, 1.0, 3.0, 5.0]).group_by("uid")
+        >>> groups.mean("rewards"), groups.normalize("rewards", scale=False)
+        (array([0.5, 4. ]), array([-0.5,  0.5, -1. ,  1. ]))
+        """
+        from samplebatch.tokens import group_by
+
+        return group_by(self, key)
+
+    def repeat(self, k: int, *, interleave: bool = True) -> Self:
+        """Repeat every row `k` times, consecutively if `interleave`, otherwise by repeating the batch.
+
+        >>> SampleBatch(uid=[7, 8]).repeat(2)["uid"].tolist()
+        [7, 7, 8, 8]
+        """
+        from samplebatch.tokens import repeat
+
+        return repeat(self, k, interleave=interleave)
+
+    def union(self, other: SampleBatch[Any] | Mapping[str, Any]) -> Self:
+        """Return a batch with the columns of both, over the same memory; common columns must be equal.
+
+        Raises ColumnLengthError if the numbers of rows differ, ColumnMismatchError if a common column differs.
+
+        >>> list(SampleBatch(ids=[1, 2]).union(SampleBatch(rewards=[0.5, 1.0])))
+        ['ids', 'rewards']
+        """
+        from samplebatch.tokens import union
+
+        return union(self, other)
+
+    def assign(self, **columns: Any) -> Self:
+        """Return a batch with added or replaced columns, over the same memory; this batch is unchanged.
+
+        >>> list(SampleBatch(rewards=[1.0, 3.0]).assign(advantages=[-1.0, 1.0]))
+        ['rewards', 'advantages']
+        """
+        from samplebatch.tokens import assign
+
+        return assign(self, **columns)
 
     # -- episodes ------------------------------------------------------------------------------------------------------
 
     def is_terminated_or_truncated(self) -> bool:
-        """Tell whether the last step ends its episode.
+        """Return whether the last step ends its episode.
 
-        Raises RowIndexError if there are no steps, ColumnNotFoundError if the batch has no column that says so.
+        Raises RowIndexError if there are no steps, ColumnNotFoundError without a column of episode ends.
         """
         if not self.count:
             raise RowIndexError("a batch without steps has no last one")
         return bool(np.asarray(sequences.unpadded(self)[names.DONES])[-1])
 
     def is_single_trajectory(self) -> bool:
-        """Tell whether no step but the last ends an episode; raises ColumnNotFoundError if no column says so."""
+        """Return whether no step except the last ends an episode; raises ColumnNotFoundError without such a column."""
         return not np.asarray(sequences.unpadded(self)[names.DONES])[:-1].any()
 
     def split_by_episode(self, key: str | None = None) -> list[Self]:
-        """Split into one view per episode, the last one even if it has not ended.
+        """Split into one view per episode, including an unfinished last one.
 
-        `key` is the column to split by: after each true flag for `dones`, `terminateds` and `truncateds`, else wherever
-        the value changes. By default it is `eps_id`, or `dones` where there is none. Raises ColumnNotFoundError if it
-        is not there.
+        `key` is the column to split by: after each true flag of `dones`, `terminateds` or `truncateds`, for other
+        columns wherever the value changes. The default is `eps_id`, or `dones` without it. Raises ColumnNotFoundError
+        if the column is missing.
 
         >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3], eps_id=[0, 0, 1]).split_by_episode()]
         [[1, 2], [3]]
@@ -752,13 +836,13 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     # -- sequences -----------------------------------------------------------------------------------------------------
 
     def to_sequences(self, max_seq_len: int) -> Self:
-        """View the steps as sequences of at most `max_seq_len` steps, each with the state that it begins with.
+        """View the steps as sequences of at most `max_seq_len` steps, each with its initial state.
 
-        A sequence ends where `eps_id`, `agent_index`, `env_id` or `unroll_id` change and where `t` does not go on by 1,
-        in as far as these columns are there; without `eps_id` also after a step that ends its episode. The rows of each
-        agent must lie together, as collectors hand them out. Of `state_in_*`, a row for each step, the first row of
-        each sequence is kept; all other columns are shared. A batch without steps is returned as a shallow copy. Raises
-        ArgumentError if `max_seq_len` is no whole number from 1 on, SequenceError if the batch has sequences already.
+        A sequence ends where `eps_id`, `agent_index`, `env_id` or `unroll_id` changes, where `t` does not increase by
+        1, and without `eps_id` after each step that ends an episode; missing columns are ignored. The rows of each
+        agent must be contiguous, as collectors return them. `state_in_*`, with one row per step, keeps the first row of
+        each sequence; all other columns are shared. A batch without steps is returned as a shallow copy. Raises
+        ArgumentError if `max_seq_len` is not a positive integer, SequenceError if the batch already has sequences.
 
         >>> steps = SampleBatch(a=[1, 2, 3, 4, 5], eps_id=[7, 7, 7, 8, 8], state_in_0=[0.0, 0.1, 0.2, 0.0, 0.3])
         >>> recurrent = steps.to_sequences(max_seq_len=2)
@@ -768,10 +852,10 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return sequences.cut_streams(self, max_seq_len)
 
     def take_sequences(self, indices: Any) -> Self:
-        """Gather whole sequences in the given order into a new batch, states included, padded as this one is.
+        """Gather entire sequences with their states in the given order into a new batch with the same padding.
 
         `indices` are integers of shape (k,) in [-s, s) for s sequences, or a mask of shape (s,). Raises SequenceError
-        if the batch has no `seq_lens`, RowIndexError if an index lies outside.
+        without `seq_lens`, RowIndexError if an index is out of range.
 
         >>> swapped = SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 3.0], seq_lens=[1, 2]).take_sequences([1, 0])
         >>> swapped["a"].tolist(), swapped["state_in_0"].tolist(), swapped["seq_lens"].tolist()
@@ -780,7 +864,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return sequences.gather_whole(self, indices)
 
     def mask(self) -> npt.NDArray[np.bool_]:
-        """Return which rows of the columns are steps rather than padding, shape (rows,).
+        """Return whether each row is a step rather than padding, shape (rows,).
 
         >>> SampleBatch(a=[1, 2, 3], seq_lens=[1, 2]).right_zero_pad(2).mask().tolist()
         [True, False, True, True]
@@ -788,11 +872,11 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return sequences.mask(self) if self._has_sequences and self.zero_padded else np.ones(self.count, np.bool_)
 
     def right_zero_pad(self, max_seq_len: int, exclude_states: bool = True) -> Self:
-        """Give every sequence `max_seq_len` rows, in place: zeros (None for objects) after its last step.
+        """Pad every sequence to `max_seq_len` rows in place, with zeros (None for objects) after its last step.
 
-        Sets `zero_padded` and `max_seq_len`. A padded batch is padded to the new length. Unless `exclude_states`, each
-        sequence's state is followed by zeros as well. Raises ArgumentError if `max_seq_len` is no whole number from 0
-        on, SequenceError if the batch has no `seq_lens`, or a sequence has more steps.
+        Sets `zero_padded` and `max_seq_len`; a padded batch is padded to the new length. Unless `exclude_states`,
+        states are padded as well. Raises ArgumentError if `max_seq_len` is not a non-negative integer, SequenceError
+        without `seq_lens` or if a sequence is longer.
 
         >>> SampleBatch(a=[1, 2, 3], seq_lens=[1, 2]).right_zero_pad(max_seq_len=4)["a"].tolist()
         [1, 0, 0, 0, 2, 3, 0, 0]
@@ -801,18 +885,16 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return self
 
     def to_batch_major(self) -> Self:
-        """Copy a time-major batch of sequences, columns of shape (T, B, ...), into a padded one of shape (B * T, ...).
+        """Copy a time-major batch of sequences with columns (T, B, ...) into a padded one with columns (B * T, ...).
 
         Raises SequenceError if the batch is not time-major or has no sequences.
         """
         return sequences.to_batch_major(self)
 
     def _lengths(self) -> sequences.Lengths:
-        """Return the steps of every sequence, shape (s,)."""
         return sequences.lengths_of(self.column(names.SEQ_LENS))
 
     def _is_per_sequence(self, name: str) -> bool:
-        """Tell whether a column has one row per sequence rather than one per step."""
         if not self._has_sequences or not names.is_per_sequence(name):
             return False
         return len(self.column(name)) == len(self.column(names.SEQ_LENS))
@@ -820,7 +902,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     # -- other forms ---------------------------------------------------------------------------------------------------
 
     def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch[ValuesT]:
-        """Wrap the batch as that of one policy, by default the default one, with as many env steps as it has steps."""
+        """Wrap the batch as one policy's batch (default: the default policy), with one env step per step."""
         if module_id is None:
             return _multi_agent_batch()._of({names.DEFAULT_POLICY_ID: self}, self.count)
         return _multi_agent_batch()({module_id: self}, self.count)
@@ -828,11 +910,11 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     def as_batch(self, convention: names.Convention | None = None) -> Batch:
         """Return a nested batch over the same arrays and tensors; nested columns become nested batches.
 
-        A tuple of columns becomes a batch with the names `0`, `1`, ...; ragged columns stay ragged. Writing to one is
-        seen in the other; columns added to one are not. With `convention="tianshou"` the columns that both libraries
-        know are renamed: `rewards` becomes `rew`, `new_obs` becomes `obs_next`; `"rllib"` does the reverse, None
-        keeps all names. Raises ColumnTypeError if a column is compressed, ArgumentError if `convention` is another
-        word, ColumnMismatchError if two columns would have one name.
+        A tuple of columns becomes a batch with the names `0`, `1`, ...; ragged columns stay ragged. Both batches share
+        values, but not later additions of columns. `convention="tianshou"` renames the columns that both libraries
+        know: `rewards` becomes `rew`, `new_obs` becomes `obs_next`; `"rllib"` does the reverse, None keeps all names.
+        Raises ColumnTypeError if a column is compressed, ArgumentError for another `convention`, ColumnMismatchError if
+        two columns would share a name.
 
         >>> SampleBatch(obs=[1.0, 2.0], rewards=[0.5, 1.0]).as_batch(convention="tianshou").rew
         array([0.5, 1. ])
@@ -844,21 +926,19 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
     def get_single_step_input_dict(
         self, view_requirements: Mapping[str, Any], index: int | Literal["last"] = "last"
     ) -> SampleBatch:
-        """Gather a model's inputs at one step into a batch of that step.
+        """Gather a model's inputs at one step into a batch with that step.
 
-        Columns have shape (1, ...), or (1, window, ...). Steps before the first are zeros, and `seq_lens` is [1].
-        Raises ColumnNotFoundError if a view looks at a column that is not there, RowIndexError if the step lies
-        outside.
+        Columns have shape (1, ...) or (1, window, ...). Steps before the first are zeros, and `seq_lens` is [1]. Raises
+        ColumnNotFoundError if a view needs a missing column, RowIndexError if the step is out of range.
 
         Parameters
         ----------
         view_requirements
-            The model's views by name, a `ViewRequirement` or RLlib's own each; those not used for computing actions
-            are left out.
+            Views by name, as `ViewRequirement` of this library or RLlib; those not used for computing actions are
+            skipped.
         index
-            The step, negative ones from the end; or `"last"` for the step *after* the last, as for estimating its
-            value: there `obs` is the last row of `new_obs`, `prev_actions` that of `actions`, `prev_rewards` that of
-            `rewards`.
+            Step index, negative from the end; or `"last"` for the step *after* the last one, as for a value estimate:
+            there `obs` is the last row of `new_obs`, `prev_actions` of `actions`, `prev_rewards` of `rewards`.
 
         Examples
         --------
@@ -879,24 +959,22 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         pin_memory: bool = False,
         non_blocking: bool = False,
     ) -> SampleBatch[torch.Tensor]:
-        """Return a batch of tensors, over the same memory wherever torch can use it.
+        """Return a batch of tensors that share memory with the arrays wherever torch can use it.
 
-        Only read-only arrays, and columns that change device or dtype, are copied. Columns that torch has no dtype for
-        (objects, strings, dates) and compressed ones stay as they are. Of ragged columns the elements are moved. Raises
-        ArgumentError if the dtype is no floating-point one, or given twice, DeviceError if torch cannot use the device,
-        or memory cannot be page-locked for want of one.
+        Only read-only arrays and columns that change device or dtype are copied. Compressed columns and columns without
+        a torch dtype (objects, strings, dates) are unchanged. For ragged columns, the elements are converted. Raises
+        ArgumentError if the dtype is not a floating-point one or passed twice, DeviceError if torch cannot use the
+        device or pin memory.
 
         Parameters
         ----------
         dtype, floats
-            The dtype of floating-point columns, torch's or NumPy's, or its name; None leaves each as it is. Integers,
-            flags and images are left alone. `floats` is what all methods with tensors call it.
+            Two names for the dtype of floating-point columns: torch's, NumPy's or its name; None keeps each dtype.
+            Integers, flags and images are unchanged.
         device
-            The device of all tensors.
-        pin_memory
-            Whether to page-lock the host memory that tensors lie in or are copied from.
-        non_blocking
-            Whether to return before copies to a device have ended.
+            Device of all tensors.
+        pin_memory, non_blocking
+            Whether to pin host memory, and whether to return before copies to a device have finished.
 
         Examples
         --------
@@ -904,16 +982,16 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         tensor([0.5000, 1.0000])
         """
         if dtype is not None and floats is not None:
-            raise ArgumentError("one of dtype and floats must be given, they are names of the same argument")
+            raise ArgumentError("only one of dtype and floats may be passed, both name the same argument")
         floats = dtype if floats is None else floats
         target = delivery.TorchTarget(device=device, floats=floats, pin_memory=pin_memory, non_blocking=non_blocking)
         return cast("SampleBatch[torch.Tensor]", self._to(target))
 
     def to_numpy(self, *, floats: Floats | None = None) -> SampleBatch:
-        """Return a batch of arrays, over the tensors' memory where that is on the host.
+        """Return a batch of arrays, over the tensors' memory if that is on the host.
 
-        bfloat16 becomes float32, which holds it exactly. Compressed columns stay as they are. `floats` is the dtype of
-        floating-point columns, None for their own; raises ArgumentError if NumPy has no such floating-point dtype.
+        bfloat16 becomes float32, which represents it exactly. Compressed columns are unchanged. `floats` is the dtype
+        of floating-point columns, None keeps it; raises ArgumentError if NumPy has no such floating-point dtype.
 
         >>> SampleBatch(rewards=[0.5, 1.0]).to_torch().to_numpy(floats="float32")["rewards"]
         array([0.5, 1. ], dtype=float32)
@@ -929,28 +1007,20 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         use_stream: bool = False,
         stream: torch.cuda.Stream | None = None,
     ) -> Self:
-        """Turn the columns into tensors on a device, in place; dtypes are kept, and copies as in `to_torch`.
+        """Convert the columns to tensors on a device, in place; keeps dtypes and copies like `to_torch`.
 
-        Raises ArgumentError if `framework` is another than `"torch"`, DeviceError if torch cannot use the device; the
-        batch is then left as it is.
+        `pin_memory` copies to the device asynchronously from pinned memory, `use_stream` on `stream` (None: a new CUDA
+        stream) instead of the current one. Raises ArgumentError if `framework` is not `"torch"`, DeviceError if torch
+        cannot use the device; the batch is then unchanged.
 
-        Parameters
-        ----------
-        pin_memory
-            Whether to copy to the device from page-locked memory, asynchronously.
-        use_stream, stream
-            Whether to copy on `stream`, or if None on a CUDA stream of its own, rather than on the current one.
-
-        Examples
-        --------
         >>> SampleBatch(rewards=[1.0, 2.0]).to_device("cpu")["rewards"]
         tensor([1., 2.], dtype=torch.float64)
         """
         choice("framework", framework, ["torch"])
-        place = delivery.require_device(device)
-        on_gpu = place.type == "cuda"
-        target = delivery.TorchTarget(device=place, pin_memory=pin_memory and on_gpu, non_blocking=pin_memory)
-        with delivery.on_stream(place, stream) if use_stream and on_gpu else nullcontext():
+        torch_device = delivery.require_device(device)
+        on_gpu = torch_device.type == "cuda"
+        target = delivery.TorchTarget(device=torch_device, pin_memory=pin_memory and on_gpu, non_blocking=pin_memory)
+        with delivery.on_stream(torch_device, stream) if use_stream and on_gpu else nullcontext():
             self._columns = self._to(target)._columns
         self._lent = False
         return self
@@ -960,7 +1030,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return self._with({name: delivery.convert_column(column, target) for name, column in self._all().items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict of the columns as the batch hands them out, nested ones as dicts and tuples.
+        """Return a dict of the columns' values, with nested columns as dicts and tuples.
 
         >>> SampleBatch(obs={"x": [1, 2]}, rewards=[0.5, 1.0]).to_dict()
         {'obs': {'x': array([1, 2])}, 'rewards': array([0.5, 1. ])}
@@ -968,11 +1038,10 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return self._nest({name: column.values for name, column in self._all().items()})
 
     def to_arrow(self) -> pa.Table:
-        """Return an Arrow table over the same memory.
+        """Return an Arrow table over the same memory; `from_arrow` is the inverse.
 
-        Without sequences it has a row per step. With them it has a row per sequence, whose step columns are lists:
-        their values are the columns untouched. N-dimensional columns are fixed-shape tensors. `from_arrow` is the
-        inverse.
+        The table has one row per step, or with sequences one row per sequence, whose step columns are lists over the
+        columns' values. N-dimensional columns are fixed-shape tensors.
 
         >>> SampleBatch(obs=np.zeros((2, 3)), rewards=[1.0, 2.0]).to_arrow().num_rows
         2
@@ -981,20 +1050,23 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
 
     @classmethod
     def from_arrow(cls, table: Any, *, allow_pickle: bool = False, max_nbytes: int | None = None) -> Self:
-        """View an Arrow table as a batch, without copying wherever its layout permits.
-
-        Raises ColumnTypeError if a column has nulls or a type that no column can hold, UntrustedPickleError if one is
-        pickled and may not be, CapacityError if objects take too much; all name the column.
+        """View an Arrow table as a batch, without copying if its layout permits.
 
         Parameters
         ----------
         table
-            A table, record batch or anything with the Arrow PyCapsule interface; written by `to_arrow` or by anyone
-            else. Columns in several chunks are joined, with one copy.
+            A table, record batch or object with the Arrow PyCapsule interface, written by `to_arrow` or another
+            library. Columns with several chunks are concatenated, with one copy.
         allow_pickle
-            Whether columns of Python objects that Arrow could not hold may be unpickled. Only for data that you trust.
+            Whether to unpickle columns of Python objects that Arrow cannot represent. Only for trusted data.
         max_nbytes
-            Bytes that Python objects may take; 256 MiB or 1024 times the table's own, whichever is more, if None.
+            Maximum bytes of Python objects; None: 256 MiB or 1024 times the table's size, whichever is larger.
+
+        Raises
+        ------
+        ColumnTypeError, UntrustedPickleError, CapacityError
+            If a column has nulls or an unsupported type, is pickled without `allow_pickle`, or exceeds `max_nbytes`;
+            names it.
 
         Examples
         --------
@@ -1013,30 +1085,27 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def save(self, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True) -> None:
-        """Write the batch to a file or folder, whole or not at all, from which `samplebatch.load` makes the same again.
+        """Write the batch atomically to a file or folder that `samplebatch.load` reads back.
 
         Parameters
         ----------
         path
-            The file. The ending of its name says in which format: `.arrow` to be mapped, `.parquet` to be kept small
-            and given away, `.hdf5` for readers of that. A name without ending is a folder, a `Dataset`.
+            The file; its extension selects the format: `.arrow` for memory mapping, `.parquet` for small files and
+            exchange, `.hdf5` for HDF5 readers. A name without extension is a folder, a `Dataset`.
         compression
-            Of the columns. `"lz4"`, `"zstd"` or `"none"` for Arrow, which is compressed with LZ4 by default where a
-            column is in memory; these, `"snappy"`, `"gzip"` or `"brotli"` for Parquet, `"zstd"` by default; `"gzip"` or
-            `"lzf"` for HDF5, `"lzf"` by default where a column is compressed in memory, else none.
+            `"lz4"`, `"zstd"` or `"none"` for Arrow (default: LZ4 if a column is compressed in memory); these,
+            `"snappy"`, `"gzip"` or `"brotli"` for Parquet (default: `"zstd"`); `"gzip"` or `"lzf"` for HDF5 (default:
+            `"lzf"` if a column is compressed in memory).
         durable
-            Whether to wait until a file is on the disk, so that it outlives a power cut. Without that, the end of this
-            process still loses nothing; after a power cut the file may be damaged, which `load(verify=True)` tells.
-            Folders are always durable.
+            Whether to wait until the file is on disk. Otherwise a power failure may damage it, which
+            `load(verify=True)` detects; the end of this process loses nothing. Folders are always durable.
 
         Raises
         ------
         FormatError, ArgumentError
-            If no format has that ending, or it has no such compression; if a folder is not to be durable.
-        ColumnTypeError, UnstorableError
-            If a column holds values that the format cannot hold and that cannot be pickled; names it.
-        OSError
-            If the file cannot be written.
+            If no format has that extension or it lacks the codec, or if a folder is not durable.
+        ColumnTypeError, UnstorableError, OSError
+            If a column can be neither stored nor pickled (names it), or the file cannot be written.
 
         Examples
         --------
@@ -1045,6 +1114,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         >>> SampleBatch(obs=[[1.0, 2.0], [3.0, 4.0]], rewards=[0.5, 1.0]).save(path)
         >>> samplebatch.load(path, columns=["rewards"], filters=[("rewards", ">", 0.5)])["rewards"]
         array([1.])
+        - SampleBatch._rowwise
         """
         from samplebatch.storage import save
 
@@ -1054,7 +1124,7 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         header, buffers = frame.dump_columns(self._all())
         wrapped = frame.for_pickle(buffers, int(protocol))
         flags = None if self._flags is DEFAULT else astuple(self._flags)
-        return _unpickled, (type(self), header, dict(self._nested), flags, *wrapped)
+        return frame.unpickle, (type(self), header, dict(self._nested), flags, *wrapped)
 
     # -- for people ----------------------------------------------------------------------------------------------------
 
@@ -1072,12 +1142,12 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return f"SampleBatch({self.count} steps{parts})"
 
     def plot(self, *columns: str) -> Figure:
-        """Draw columns over time, an axis each, with a line where an episode ends.
+        """Plot columns over time, one axis per column, with a vertical line at each episode end.
 
-        Rows of a few numbers have a line for each, larger ones their mean. Long batches are drawn by evenly spaced
-        steps. `columns` are dotted names; by default all of numbers, ids aside, but no more than twelve. Raises
-        MissingExtraError without matplotlib, ColumnNotFoundError if a column is not there, ColumnTypeError if it is not
-        of numbers.
+        Rows with a few numbers have one line per number, larger rows show their mean. Long batches are plotted at
+        evenly spaced steps. `columns` are dotted names; default: numeric columns except ids, at most twelve. Raises
+        MissingExtraError without matplotlib, ColumnNotFoundError if a column is missing, ColumnTypeError if it is not
+        numeric.
 
         >>> [axes.get_ylabel() for axes in SampleBatch(rewards=[0.0, 1.0, 0.5], eps_id=[0, 0, 1]).plot("rewards").axes]
         ['rewards']
@@ -1089,10 +1159,9 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return summary.draw_columns([part], chosen=bool(columns))
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a data frame with a row per step and a column per dotted name; needs the package pandas.
+        """Return a data frame with one row per step and one column per dotted name; needs the package pandas.
 
-        Columns of numbers share their memory. Where rows are arrays, a cell holds one; states of sequences stand with
-        every step of theirs.
+        Numeric columns share memory. Array rows become one array per cell; sequence states are repeated for every step.
 
         >>> SampleBatch(obs=[[1, 2], [3, 4]], rewards=[0.5, 1.0]).to_pandas()
               obs  rewards
@@ -1102,28 +1171,11 @@ class SampleBatch(RowParts, MutableMapping[str, Any], Generic[ValuesT]):
         return summary.data_frame(self._rowwise())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Return the steps as an array of records, which `pandas.DataFrame(batch)` asks for; shape (n,), of objects.
+        """Return the steps as an object array of records, shape (n,), as `pandas.DataFrame(batch)` requires.
 
-        Raises ColumnTypeError if the name of a column cannot be that of a field; names it.
+        Raises ColumnTypeError if a column name is not a valid field name.
         """
         return summary.records(list(self), self._rowwise(), self._nest, self.count)
-
-
-def _cut(window: Window, name: str) -> Column:
-    """Cut a column of a view out of its source's."""
-    source, start, stop, first, last = window
-    column = source[name]
-    if names.SEQ_LENS in source and names.is_per_sequence(name) and len(column) == len(source[names.SEQ_LENS]):
-        return column.slice(first, last)
-    return column.slice(start, stop)
-
-
-def _unpickled(
-    cls: type[SampleBatch], header: Any, nested: dict[str, Structure], flags: tuple[Any, ...] | None, *buffers: Any
-) -> SampleBatch:
-    """Rebuild a pickled batch; unpickling means trusting its bytes."""
-    columns = frame.load_columns(header, buffers, allow_pickle=True)
-    return cls._of(columns, nested, DEFAULT if flags is None else Flags(*flags))
 
 
 @cache
@@ -1138,7 +1190,7 @@ _RLLIB_FLAGS = ("time_major", "zero_padded", "max_seq_len", "num_grad_updates", 
 
 
 def require_flat(sample: Any) -> SampleBatch[Any]:
-    """Return a `SampleBatch`, make one of RLlib's over the same arrays, and refuse anything else."""
+    """Return a `SampleBatch`, convert RLlib's without copying, and reject other types."""
     if isinstance(sample, SampleBatch):
         return sample
     if isinstance(sample, Mapping) and all(hasattr(sample, name) for name in _RLLIB_FLAGS):

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 B = TypeVar("B", bound="SampleBatch[Any]")
 
+Window = tuple[dict[str, Column], int, int, int, int]
+"""Pending slice of a view: the source's columns, a range of their rows, and a range of their sequences."""
+
 Lengths = npt.NDArray[np.int64]
 
 
@@ -209,6 +212,15 @@ def as_lengths(values: Any) -> Any:
     if getattr(values, "ndim", 1) > 1:
         values = values.reshape(-1)
     return values if len(values) else None
+
+
+def slice_column(window: Window, name: str) -> Column:
+    """Slice a view's column from its source."""
+    source, start, stop, first, last = window
+    column = source[name]
+    if names.SEQ_LENS in source and names.is_per_sequence(name) and len(column) == len(source[names.SEQ_LENS]):
+        return column.slice(first, last)
+    return column.slice(start, stop)
 
 
 def lengths_of(seq_lens: Column) -> Lengths:

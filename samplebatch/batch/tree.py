@@ -611,3 +611,16 @@ def with_environment_actions(batch: SampleBatch[Any], unit: ActionUnit) -> dict[
             raise ColumnMismatchError(f"column {names.ACTIONS!r} must be one array to be mapped, it is not")
         columns[names.ACTIONS] = as_column(unit.to_environment(columns[names.ACTIONS].values), names.ACTIONS)
     return columns
+
+
+def equal(batch: SampleBatch[Any], other: SampleBatch[Any]) -> bool:
+    """Return whether two batches have equal columns, dtypes, rows and layout; NaN equals NaN."""
+    columns, others = batch._all(), other._all()
+    return (
+        batch.count == other.count
+        and columns.keys() == others.keys()
+        and batch._nested == other._nested
+        and batch._flags.zero_padded == other._flags.zero_padded
+        and bool(batch._flags.time_major) == bool(other._flags.time_major)
+        and all(column.equals(others[name]) for name, column in columns.items())
+    )

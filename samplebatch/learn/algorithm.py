@@ -37,6 +37,7 @@ from samplebatch.learn.trainer import (
 )
 from samplebatch.names import GENERATION, WEIGHT
 from samplebatch.returns import batches as returns
+from samplebatch.returns.batches import value_mask
 from samplebatch.rollout.statistics import PrintedAsDict, SequenceSummaryStats
 from samplebatch.service.client import ReplayClient
 from samplebatch.storage.datasets.mixed_sampler import MixedIndices, sample_steps
@@ -375,7 +376,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
     # Returns
 
-    value_mask = staticmethod(returns.value_mask)
+    value_mask = staticmethod(value_mask)
     compute_episodic_return = staticmethod(returns.compute_episodic_return)
     compute_nstep_return = staticmethod(returns.compute_nstep_return)
 

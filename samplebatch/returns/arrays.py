@@ -12,7 +12,9 @@ from samplebatch.arguments import fraction, positive, whole
 from samplebatch.batch.delivery import as_array
 from samplebatch.column import memory
 from samplebatch.column.casting import as_flags
-from samplebatch.errors import ColumnLengthError, ColumnTypeError, RowIndexError
+from samplebatch.column.ragged_math import accumulate_floats, check_alike
+from samplebatch.column.ragged_rows import RaggedRows
+from samplebatch.errors import ArgumentError, ColumnLengthError, ColumnTypeError, RowIndexError
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -32,46 +34,52 @@ class NStep(NamedTuple):
 
 
 def gae(
-    rewards: npt.ArrayLike,
-    terminated: npt.ArrayLike,
+    rewards: Any,
+    terminated: npt.ArrayLike | None = None,
     truncated: npt.ArrayLike | None = None,
     *,
-    values: npt.ArrayLike,
-    next_values: npt.ArrayLike,
-    gamma: float = 0.99,
-    gae_lambda: float = 0.95,
-) -> tuple[Floats, Floats]:
-    r"""Estimate the returns and advantages of steps, by generalized advantage estimation (arXiv:1506.02438).
+    values: Any,
+    next_values: npt.ArrayLike | None = None,
+    gamma: float | None = None,
+    gae_lambda: float | None = None,
+) -> tuple[Any, Any]:
+    r"""Estimate returns and advantages by generalized advantage estimation (arXiv:1506.02438).
 
     .. math::
         A_t = r_t + \gamma V(s_{t+1}) - V(s_t) + \gamma \lambda A_{t+1}
 
-    where the value of the next state is 0 if the step is terminated, and the last term is 0 if the episode ends with
-    the step in whichever way, or with the last row.
+    The value of the next state is 0 if the step is terminated. The last term is 0 if the step ends its episode or is
+    the last row.
 
     Parameters
     ----------
     rewards
-        Of steps in time order, one episode after the other; shape (n,), or (n, m) for m rewards a step.
+        Rewards of steps in time order, episode by episode, shape (n,), or (n, m) for m rewards per step. Or a ragged
+        column in which each row is one trajectory, such as the tokens of a completion.
     terminated, truncated
-        Flags, shape (n,). None: no step is truncated.
-    values, next_values
-        Estimates for the observations that the steps start from and lead to, of the shape of the rewards. An array or
-        a tensor.
+        Flags, shape (n,); `truncated` is optional. None for ragged rewards.
+    values
+        Estimates at the observations of the steps, of the shape of the rewards: array, tensor or ragged column.
+    next_values
+        Estimates at the observations after the steps, of the shape of the rewards. For ragged rewards: one estimate
+        after the last element of each row, shape (rows,), 0 if the row is terminated; None: all rows are terminated.
     gamma, gae_lambda
-        The discount of a step, and the decay of the estimate on top of it.
+        Discount per step, and decay of the estimates. Default: 0.99 and 0.95; for ragged rewards 1 and 1.
 
     Returns
     -------
     tuple
-        Returns, which are the advantages plus the values, and advantages, of the shape of the rewards.
+        Returns (advantages plus values) and advantages, of the shape of the rewards. float64, except that ragged
+        results have the dtype of floating-point rewards.
 
     Raises
     ------
     ColumnLengthError
-        If an array has not as many elements as it must; names it.
+        If an array has the wrong number of elements; names it.
     ColumnTypeError
-        If an array holds no numbers; names it.
+        If an array is not numeric, or only one of rewards and values is ragged; names it.
+    ArgumentError
+        If `gamma` or `gae_lambda` is not in [0, 1], an argument is missing, or flags are passed for ragged rewards.
 
     Examples
     --------
@@ -80,11 +88,22 @@ def gae(
     ... )
     >>> returns, advantages
     (array([1.75, 1.5 , 1.  ]), array([1.25, 1.  , 0.5 ]))
+    >>> from samplebatch import SampleBatch
+    >>> batch = SampleBatch(rewards=[[0.0, 1.0], [1.0]], values=[[0.5, 0.5], [0.25]], ragged=["rewards", "values"])
+    >>> [list(rows) for rows in gae(batch["rewards"], values=batch["values"], gamma=0.5)]
+    [[array([0.5, 1. ]), array([1.])], [array([0. , 0.5]), array([0.75])]]
     """
+    if isinstance(rewards, RaggedRows):
+        _require_no_flags(terminated, truncated)
+        discount, decay = 1.0 if gamma is None else gamma, 1.0 if gae_lambda is None else gae_lambda
+        return _gae_of_rows(rewards, values, next_values, gamma=discount, gae_lambda=decay)
+    if next_values is None:
+        raise ArgumentError("next_values must be an array of the shape of the rewards, got None")
     reward = as_floats("rewards", rewards)
-    over, ended = as_episode_flags(terminated, truncated, len(reward))
+    over, ended = as_episode_flags(_require_flags(terminated), truncated, len(reward))
     estimates = as_floats("values", values, reward.shape), as_floats("next_values", next_values, reward.shape)
-    return estimate_advantages(reward, over, ended, *estimates, gamma, gae_lambda)
+    discount, decay = 0.99 if gamma is None else gamma, 0.95 if gae_lambda is None else gae_lambda
+    return estimate_advantages(reward, over, ended, *estimates, discount, decay)
 
 
 class VTrace(NamedTuple):
@@ -97,14 +116,14 @@ class VTrace(NamedTuple):
 
 
 def vtrace(
-    rewards: npt.ArrayLike,
-    terminated: npt.ArrayLike,
+    rewards: Any,
+    terminated: npt.ArrayLike | None = None,
     truncated: npt.ArrayLike | None = None,
     *,
-    values: npt.ArrayLike,
-    next_values: npt.ArrayLike,
-    log_ratios: npt.ArrayLike,
-    gamma: float = 0.99,
+    values: Any,
+    next_values: npt.ArrayLike | None = None,
+    log_ratios: Any,
+    gamma: float | None = None,
     vtrace_lambda: float = 1.0,
     rho_clip: float | None = 1.0,
     c_clip: float | None = 1.0,
@@ -123,16 +142,13 @@ def vtrace(
 
     Parameters
     ----------
-    rewards
-        Steps in time order, one episode after the other; shape (n,), or (n, m) for m rewards per step.
-    terminated, truncated
-        Flags, shape (n,). None: no step is truncated.
-    values, next_values
-        Estimates for the observations before and after each step, of the shape of the rewards. An array or a tensor.
+    rewards, terminated, truncated, values, next_values
+        As for `gae`.
     log_ratios
-        Log-probability of each action under the target policy minus that under the behaviour policy, shape (n,).
+        Log-probability of each action under the target policy minus that under the behaviour policy, shape (n,). For
+        ragged rewards: a ragged column with rows of the same lengths.
     gamma, vtrace_lambda
-        Discount per step, and decay of the trace on top of it (remark 2 of the paper).
+        Discount per step (default: 0.99; for ragged rewards 1), and decay of the trace (remark 2 of the paper).
     rho_clip, c_clip
         Upper bounds of the importance ratios in temporal differences and in traces; None for no bound.
     advantage_rho_clip
@@ -141,16 +157,14 @@ def vtrace(
     Returns
     -------
     VTrace
-        Targets and advantages.
+        Targets and advantages, in the dtype and form of the results of `gae`.
 
     Raises
     ------
-    ColumnLengthError
-        If an array does not have as many elements as it must; names the array.
-    ColumnTypeError
-        If an array holds no numbers; names the array.
+    ColumnLengthError, ColumnTypeError
+        As for `gae`.
     ArgumentError
-        If `gamma` or `vtrace_lambda` is not a number from 0 to 1, or a clip threshold is not a number above 0.
+        As for `gae`, or if a clip threshold is not a positive number.
 
     Examples
     --------
@@ -160,58 +174,89 @@ def vtrace(
     >>> targets.returns, targets.advantages
     (array([1.375, 0.75 ]), array([0.875, 0.25 ]))
     """
+    clips = rho_clip, c_clip, advantage_rho_clip
+    if isinstance(rewards, RaggedRows):
+        _require_no_flags(terminated, truncated)
+        discount = 1.0 if gamma is None else gamma
+        return _vtrace_of_rows(rewards, values, log_ratios, next_values, discount, vtrace_lambda, *clips)
+    if next_values is None:
+        raise ArgumentError("next_values must be an array of the shape of the rewards, got None")
+    discount = 0.99 if gamma is None else gamma
     reward = as_floats("rewards", rewards)
-    over, ended = as_episode_flags(terminated, truncated, len(reward))
+    over, ended = as_episode_flags(_require_flags(terminated), truncated, len(reward))
     estimates = as_floats("values", values, reward.shape), as_floats("next_values", next_values, reward.shape)
     ratios = as_floats("log_ratios", log_ratios, reward.shape[:1])
-    clips = rho_clip, c_clip, advantage_rho_clip
-    return estimate_vtrace(reward, over, ended, *estimates, ratios, gamma, vtrace_lambda, *clips)
+    return estimate_vtrace(reward, over, ended, *estimates, ratios, discount, vtrace_lambda, *clips)
 
 
 def discounted_returns(
-    rewards: npt.ArrayLike,
-    terminated: npt.ArrayLike,
+    rewards: Any,
+    terminated: npt.ArrayLike | None = None,
     truncated: npt.ArrayLike | None = None,
     next_values: npt.ArrayLike | None = None,
     *,
-    gamma: float = 0.99,
-) -> Floats:
-    """Sum each step's reward and the discounted rewards that follow it in its episode.
+    gamma: float | None = None,
+) -> Any:
+    """Sum the discounted rewards from each step to the end of its episode.
 
     Parameters
     ----------
     rewards, terminated, truncated
-        As `gae` takes them.
+        As for `gae`.
     next_values
-        Estimates for the observations that the steps lead to, of the shape of the rewards: they stand for what follows
-        a truncated step or an unfinished last row, and count nowhere else. None: nothing follows.
+        Estimates at the observations after the steps, of the shape of the rewards. They replace the rewards after a
+        truncated step or an unfinished last row; others are ignored. For ragged rewards one per row, as for `gae`.
+        None: zeros.
     gamma
-        The discount of a step.
+        Discount per step. Default: 0.99; for ragged rewards 1.
 
     Returns
     -------
-    ndarray
-        Of the shape of the rewards.
+    ndarray, RaggedColumn or RaggedTorchColumn
+        Sums of the shape of the rewards; dtype as for `gae`.
 
     Raises
     ------
-    ColumnLengthError, ColumnTypeError
-        As `gae` does.
+    ColumnLengthError, ColumnTypeError, ArgumentError
+        As for `gae`.
 
     Examples
     --------
     >>> discounted_returns([1.0, 1.0, 1.0, 1.0], [0, 1, 0, 0], next_values=[8.0, 8.0, 8.0, 8.0], gamma=0.5)
     array([1.5, 1. , 3.5, 5. ])
+    >>> from samplebatch import SampleBatch
+    >>> rewards = SampleBatch(rewards=[[1.0, 1.0, 1.0], [2.0]])["rewards"]
+    >>> list(discounted_returns(rewards, next_values=[8.0, 0.0], gamma=0.5))
+    [array([2.75, 3.5 , 5.  ]), array([2.])]
     """
+    if isinstance(rewards, RaggedRows):
+        _require_no_flags(terminated, truncated)
+        return _discounted_returns_of_rows(rewards, next_values, gamma=1.0 if gamma is None else gamma)
     reward = as_floats("rewards", rewards)
-    over, ended = as_episode_flags(terminated, truncated, len(reward))
+    over, ended = as_episode_flags(_require_flags(terminated), truncated, len(reward))
     following = np.zeros(reward.shape)
     if next_values is not None:
-        given = as_floats("next_values", next_values, reward.shape)
+        estimates = as_floats("next_values", next_values, reward.shape)
         ended[-1:] = True
-        following[ended] = given[ended]
-    returns, _ = estimate_advantages(reward, over, ended, np.zeros(reward.shape), following, gamma, 1.0)
+        following[ended] = estimates[ended]
+    discount = 0.99 if gamma is None else gamma
+    returns, _ = estimate_advantages(reward, over, ended, np.zeros(reward.shape), following, discount, 1.0)
     return returns
+
+
+def _require_flags(terminated: npt.ArrayLike | None) -> npt.ArrayLike:
+    if terminated is None:
+        raise ArgumentError("terminated must be an array with one flag per step, got None")
+    return terminated
+
+
+def _require_no_flags(terminated: Any, truncated: Any) -> None:
+    for name, flags in (("terminated", terminated), ("truncated", truncated)):
+        if flags is not None:
+            raise ArgumentError(
+                f"{name} must be None for ragged rewards, got {type(flags).__name__}; pass the estimate after each "
+                "row's last element as next_values"
+            )
 
 
 def nstep(
@@ -416,3 +461,96 @@ def as_episode_flags(terminated: Any, truncated: Any, n: int) -> tuple[Flags, Fl
                 raise ColumnLengthError(f"{name!r} must have {n} rows, one for each reward, got {len(flags)}")
             read.append(flags)
     return read[0], read[0] | read[-1]
+
+
+# -- ragged rewards ----------------------------------------------------------------------------------------------------
+
+
+def _gae_of_rows(
+    rewards: Any,
+    values: Any,
+    next_values: npt.ArrayLike | None,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Any, Any]:
+    """Implement `gae` for ragged rewards."""
+    from samplebatch import kernels
+
+    _require_rows("rewards", rewards)
+    _require_rows("values", values)
+    check_alike(rewards, values, "values")
+    reward, value = _floats(rewards), _floats(values)
+    advantages, returns = (
+        memory.empty(reward.shape, np.dtype(np.float64)),
+        memory.empty(reward.shape, np.dtype(np.float64)),
+    )
+    offsets = np.ascontiguousarray(rewards.layout[0], np.intp)
+    gamma, gae_lambda = fraction("gamma", gamma), fraction("gae_lambda", gae_lambda)
+    kernels.gae_rows(reward, value, _last(rewards, next_values), offsets, gamma, gae_lambda, advantages, returns)
+    return _like(rewards, returns), _like(rewards, advantages)
+
+
+def _vtrace_of_rows(
+    rewards: Any, values: Any, log_ratios: Any, next_values: npt.ArrayLike | None, gamma: float, *clips: Any
+) -> VTrace:
+    """Implement `vtrace` for ragged rewards."""
+    _require_rows("rewards", rewards)
+    for name, rows in (("values", values), ("log_ratios", log_ratios)):
+        _require_rows(name, rows)
+        check_alike(rewards, rows, name)
+    reward, value, last = _floats(rewards), _floats(values), _last(rewards, next_values)
+    offsets = np.asarray(rewards.layout[0])
+    has_steps = offsets[1:] > offsets[:-1]
+    ended, following = np.zeros(len(reward), np.bool_), np.zeros(len(reward))
+    following[:-1] = value[1:]
+    ends = offsets[1:][has_steps] - 1
+    ended[ends], following[ends] = True, last[has_steps]
+    targets, advantages = estimate_vtrace(
+        reward, np.zeros_like(ended), ended, value, following, _floats(log_ratios), gamma, *clips
+    )
+    return VTrace(_like(rewards, targets), _like(rewards, advantages))
+
+
+def _discounted_returns_of_rows(rewards: Any, next_values: npt.ArrayLike | None, *, gamma: float) -> Any:
+    """Implement `discounted_returns` for ragged rewards."""
+    _require_rows("rewards", rewards)
+    gamma = fraction("gamma", gamma)
+    offsets = rewards.layout[0]
+    return _like(
+        rewards, accumulate_floats(_floats(rewards), offsets, _last(rewards, next_values), gamma, backwards=True)
+    )
+
+
+def _require_rows(name: str, rows: Any) -> None:
+    if not isinstance(rows, RaggedRows):
+        raise ColumnTypeError(f"{name} must be a ragged column, got {type(rows).__name__}")
+    if rows.ndim > 1:
+        raise ColumnTypeError(f"{name} must have rows of one dimension, got {rows.ndim}")
+
+
+def _floats(rows: RaggedRows) -> npt.NDArray[np.float64]:
+    flat = rows.flat
+    return np.ascontiguousarray(flat if isinstance(flat, np.ndarray) else flat.double().cpu().numpy(), np.float64)
+
+
+def _last(rows: RaggedRows, values: Any) -> npt.NDArray[np.float64]:
+    if values is None:
+        return np.zeros(len(rows))
+    last = np.ascontiguousarray(values.cpu() if hasattr(values, "cpu") else values, np.float64)
+    if last.shape != (len(rows),):
+        raise ColumnLengthError(f"next_values must have {len(rows)} rows, one per row of rewards, got {last.shape}")
+    return last
+
+
+def _like(rows: RaggedRows, elements: npt.NDArray[np.float64]) -> Any:
+    """Return elements in the rows of a column: in its dtype if that is one of floats, and on its device."""
+    flat = rows.flat
+    if isinstance(flat, np.ndarray):
+        cast: Any = elements.astype(flat.dtype, copy=False) if flat.dtype.kind == "f" else elements
+    else:
+        import torch
+
+        cast = torch.from_numpy(elements).to(flat.device)
+        cast = cast.to(flat.dtype) if flat.is_floating_point() else cast
+    return type(rows)(cast, *rows.layout)

@@ -1,4 +1,4 @@
-"""Lengths of rows: how many tokens each row of a batch has."""
+"""RowLengths of rows: how many tokens each row of a batch has."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.batch.row_parts import Lengths
-from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.sample_batch import RowLengths, SampleBatch
 from samplebatch.column.ragged_rows import RaggedRows
 from samplebatch.errors import ArgumentError, ColumnLengthError, ColumnTypeError
 
@@ -19,7 +18,7 @@ def ragged_columns(batch: SampleBatch[Any]) -> dict[str, RaggedRows]:
     return {name: column for name, column in columns.items() if isinstance(column, RaggedRows)}
 
 
-def tokens_of(batch: SampleBatch[Any], lengths: Lengths) -> npt.NDArray[np.int64]:
+def tokens_of(batch: SampleBatch[Any], lengths: RowLengths) -> npt.NDArray[np.int64]:
     """Return the number of tokens of each row, shape (n,).
 
     Raises
@@ -40,7 +39,7 @@ def tokens_of(batch: SampleBatch[Any], lengths: Lengths) -> npt.NDArray[np.int64
     return counts.astype(np.int64, copy=False)
 
 
-def weights_of(batch: SampleBatch[Any], weights: Lengths, argument: str) -> npt.NDArray[Any]:
+def weights_of(batch: SampleBatch[Any], weights: RowLengths, argument: str) -> npt.NDArray[Any]:
     """Return a number for each row that is finite and not negative: its tokens, or another cost; see `tokens_of`."""
     if weights is None:
         return _common_lengths(batch, argument)

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.arguments import whole
-from samplebatch.batch.row_parts import Lengths
-from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.sample_batch import RowLengths, SampleBatch
 from samplebatch.column.interface import Column
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.ragged_padding import places_of
@@ -133,7 +132,7 @@ class PackedBatch(Generic[B]):
         return kind.from_lengths(flat, counts).take(places)
 
 
-def pack(batch: B, max_tokens: int, lengths: Lengths = None) -> PackedBatch[B]:
+def pack(batch: B, max_tokens: int, lengths: RowLengths = None) -> PackedBatch[B]:
     """Pack rows into as few bins of at most `max_tokens` tokens as first-fit decreasing finds.
 
     Ragged columns and columns of numbers are packed. Text and objects are left out: `batch.take(packed.rows.flat)` has
@@ -236,7 +235,7 @@ def first_fit(counts: Counts, order: npt.NDArray[np.intp], max_tokens: int) -> t
 def token_minibatches(
     batch: B,
     max_tokens: int,
-    lengths: Lengths = None,
+    lengths: RowLengths = None,
     epochs: int = 1,
     shuffle: bool = True,
     rng: np.random.Generator | int | None = None,

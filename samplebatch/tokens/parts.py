@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from samplebatch.arguments import whole
 from samplebatch.batch.concat import concat_samples
-from samplebatch.batch.row_parts import Lengths
-from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.batch.sample_batch import RowLengths, SampleBatch
 from samplebatch.column.ragged_rows import RaggedRows
 from samplebatch.errors import ArgumentError, ColumnLengthError
 from samplebatch.tokens.lengths import weights_of
@@ -143,7 +142,7 @@ def chunk(batch: B, n: int, *, pad_to_divisor: bool = False) -> Parts[B]:
     return Parts([batch.take(own) for own in chunks], chunks, np.full(n, len(rows) // n), count)
 
 
-def balance(batch: B, k: int, weights: Lengths = None, *, equal_size: bool = False) -> Parts[B]:
+def balance(batch: B, k: int, weights: RowLengths = None, *, equal_size: bool = False) -> Parts[B]:
     """Distribute rows over `k` parts of nearly equal weight, such as tokens.
 
     The heaviest rows come first, each to the lightest part; then rows of the heaviest and the lightest part are

@@ -22,7 +22,7 @@ from samplebatch import (
     VectorReplayBuffer,
 )
 from samplebatch.errors import EmptyBufferError
-from samplebatch.returns import nstep_of_rings
+from samplebatch.returns.arrays import nstep_of_rings
 
 PRIORITIES = {"alpha": 0.6, "beta": 0.4}
 

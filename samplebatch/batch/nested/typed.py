@@ -124,15 +124,10 @@ class ActBatch(AnyBatch, Protocol[A]):
     act: A
 
 
-class ActStateBatch(ActBatch[A], Protocol[A]):
-    """Actions, and the policy's hidden state after them."""
+class ModelOutputBatch(ActBatch[A], Protocol[A]):
+    """Actions, the model's outputs that they were computed from, and the hidden state after them."""
 
     state: Any
-
-
-class ModelOutputBatch(ActStateBatch[A], Protocol[A]):
-    """Actions, and the outputs of the model behind them."""
-
     logits: A
 
 
