@@ -159,7 +159,7 @@ class OnlineTrainerParams(TrainerParams):
     asynchronous
         Whether workers collect by themselves, without waiting for each other or for updates: an update follows as soon
         as `collection_step_num_env_steps` steps have arrived from any of them. `max_lag` of the workers bounds how old
-        the weights of these steps may be. Requires `RolloutWorkers`.
+        the weights of these steps may be. Requires `RolloutWorkers`, or `RemoteActors` of a replay service.
 
     Raises
     ------
@@ -190,10 +190,13 @@ class OnlineTrainerParams(TrainerParams):
             raise ArgumentError("training_collector must have a buffer to learn from, it has none")
         if self.overlap and self.asynchronous:
             raise ArgumentError("one of overlap and asynchronous may be true, got both")
-        for name in ("overlap", "asynchronous"):
-            if getattr(self, name) and not isinstance(self.training_collector, RolloutWorkers):
-                found = type(self.training_collector).__name__
-                raise ArgumentError(f"{name} must come with RolloutWorkers, got a {found}")
+        source, kind = self.training_collector, type(self.training_collector).__name__
+        if self.overlap and not isinstance(source, RolloutWorkers):
+            raise ArgumentError(f"overlap must come with RolloutWorkers, got a {kind}")
+        if self.asynchronous and not callable(getattr(source, "receive", None)):
+            raise ArgumentError(f"asynchronous must come with RolloutWorkers or RemoteActors, got a {kind}")
+        if not self.asynchronous and not callable(getattr(source, "collect", None)):
+            raise ArgumentError(f"asynchronous must be True for {kind}, whose actors collect by themselves")
         if self.asynchronous and self.collection_step_num_env_steps is None:
             raise ArgumentError("asynchronous must come with collection_step_num_env_steps, got a number of episodes")
 

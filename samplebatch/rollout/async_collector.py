@@ -23,6 +23,7 @@ from samplebatch.policy.action_map import ActionMap
 from samplebatch.policy.actor import ActResult
 from samplebatch.policy.as_policy import CollectorPolicy
 from samplebatch.rollout.collector import Collector, EpisodeQuota, RemoteBuffer, check_order
+from samplebatch.rollout.followed_weights import PublishedWeightsSource, WeightsSubscription
 from samplebatch.rollout.postprocessing import Hook
 from samplebatch.rollout.recorder import EpisodeHook, StepHook
 
@@ -60,7 +61,7 @@ class AsyncCollector(Collector):
 
     Parameters
     ----------
-    policy, env_kwargs, exploration_noise, on_episode_done_hook, hooks, map_action, seed, infos, worker_index
+    policy, env_kwargs, exploration_noise, on_episode_done_hook, hooks, map_action, seed, infos, worker_index, weights
         As for `Collector`.
     env
         Functions or ids that make a `gymnasium.Env` each, in a list; or one for all of them. Where processes do not
@@ -127,6 +128,7 @@ class AsyncCollector(Collector):
         seed: int | np.random.SeedSequence | None = None,
         infos: bool = True,
         worker_index: int = 0,
+        weights: WeightsSubscription | PublishedWeightsSource | None = None,
         wait_num: int | None = None,
         timeout_s: float | None = None,
         start_method: str = "spawn",
@@ -156,6 +158,7 @@ class AsyncCollector(Collector):
                 seed=seed,
                 infos=infos,
                 worker_index=worker_index,
+                weights=weights,
             )
         except BaseException:
             environments.close()

@@ -36,6 +36,7 @@ from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode, is_ra
 from samplebatch.policy.peers import is_module, policy_of
 from samplebatch.policy.random import RandomByEnvironment
 from samplebatch.policy.state import detach
+from samplebatch.rollout.followed_weights import FollowedWeights, PublishedWeightsSource, WeightsSubscription
 from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
 from samplebatch.rollout.recorder import EpisodeHook, StepHook, VectorRecorder
 from samplebatch.rollout.statistics import BatchT, CollectStats
@@ -74,6 +75,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         hooks: Sequence[Hook],
         policies: Sequence[PolicyID] | None,
         worker_index: int,
+        weights: WeightsSubscription | PublishedWeightsSource | None = None,
     ) -> None:
         self.policy, self.buffer, self.num_envs = policy, buffer, num_envs
         self._remote = as_remote(buffer)
@@ -84,6 +86,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         self._closed = False
         self.count_steps: Callable[[int], None] | None = None
         self.constants: dict[str, int] = {}
+        self._weights = None if weights is None else FollowedWeights(weights)
         self.reset_stat()
 
     def __enter__(self) -> Self:
@@ -96,6 +99,8 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         """Close the environments."""
         if not self._closed:
             self._closed = True
+            if self._weights is not None:
+                self._weights.close()
             self._close()
 
     @abstractmethod
@@ -202,10 +207,15 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         ColumnMismatchError
             If columns of one policy's steps differ in shape, or in dtype beyond what can be widened; or the buffer has
             actions in another unit than these would be in (see `SampleBatch.action_unit`).
+        ServiceError
+            If the service of `weights` could not be reached since the last call.
         """
         if not (type(n_step) is int and n_step > 0 and n_episode is None):
             check_amounts(n_step, n_episode)
         began = time.perf_counter()
+        if self._weights is not None and not self._closed:
+            self._weights.load_newest(self.policy)
+            self.constants[names.WEIGHTS_VERSION] = self._weights.version
         if reset_before_collect or self._needs_reset(gym_reset_kwargs):
             self.reset_env(gym_reset_kwargs)
         elif self._closed:
@@ -450,6 +460,12 @@ class Collector(BaseCollector[SampleBatch]):
     worker_index
         The number of this collector among those of one run: its environments' `env_id` begin at `worker_index` times
         `num_envs`, and its `unroll_id` at 2^32 times as much.
+    weights
+        A `ReplayClient` or a `Subscription` whose newest published weights the policy gets before each call of
+        `collect`; None: the policy is left as it is. Batches and fragments then have the column `weights_version`, 0
+        before the first weights. A client is asked by a thread with its own connection, ten times per second, so that
+        no call of `collect` waits for a message. A service that cannot be reached raises its `ServiceError` in the
+        next call of `collect`; the call after that continues.
 
     Attributes
     ----------
@@ -503,6 +519,7 @@ class Collector(BaseCollector[SampleBatch]):
         seed: int | np.random.SeedSequence | None = None,
         infos: bool = True,
         worker_index: int = 0,
+        weights: WeightsSubscription | PublishedWeightsSource | None = None,
     ) -> None:
         check_order(type(self).__name__, policy, env)
         self._environments = environments = as_environments(env, num_envs, env_kwargs)
@@ -510,7 +527,7 @@ class Collector(BaseCollector[SampleBatch]):
         check_buffer(buffer, environments.num_envs)
         check_stacking(buffer, environments.env)
         super().__init__(
-            policy_of(policy), buffer, environments.num_envs, hooks, (names.DEFAULT_POLICY_ID,), worker_index
+            policy_of(policy), buffer, environments.num_envs, hooks, (names.DEFAULT_POLICY_ID,), worker_index, weights
         )
         seeds = as_seeds(seed)
         env_ids = range(worker_index * self.num_envs, (worker_index + 1) * self.num_envs)

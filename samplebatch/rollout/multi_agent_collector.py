@@ -26,6 +26,7 @@ from samplebatch.policy.action_map import ActionMap
 from samplebatch.policy.agents import AgentActor, Noise, PolicyActors, PolicyAgents, RandomAgents, check_options
 from samplebatch.policy.as_policy import CollectorPolicy, is_random
 from samplebatch.rollout.collector import BaseCollector, RemoteBuffer, check_buffer, check_order
+from samplebatch.rollout.followed_weights import PublishedWeightsSource, WeightsSubscription
 from samplebatch.rollout.postprocessing import Hook, check_hooks, postprocess
 from samplebatch.rollout.recorder import Block, Recorder, Step, Streams, rows_of_block
 from samplebatch.rollout.statistics import CollectStats, RunningStatistics, report
@@ -93,7 +94,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         Applied to each trajectory, to the part of it that a batch has: see `postprocess`; only without a buffer.
     infos
         Whether to keep the infos; policies see them in any case.
-    worker_index
+    worker_index, weights
         As for `Collector`.
 
     Raises
@@ -138,13 +139,14 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         seed: int | np.random.SeedSequence | None = None,
         infos: bool = True,
         worker_index: int = 0,
+        weights: WeightsSubscription | PublishedWeightsSource | None = None,
     ) -> None:
         check_order("MultiAgentCollector", policy, env)
         policies = list(policy) if isinstance(policy, Mapping) else None
         check_hooks(hooks, policies, buffer=buffer)
         seeds = as_seeds(seed)
         made = make_several(bind_arguments(env, env_kwargs), num_envs)
-        super().__init__(policy, cast(Any, buffer), len(made), hooks, policies, worker_index)
+        super().__init__(policy, cast(Any, buffer), len(made), hooks, policies, worker_index, weights)
         check_buffer(buffer, self.num_envs, several=True)
         self._policy_seeds, random_seeds, self._environment_seeds = (
             seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT)

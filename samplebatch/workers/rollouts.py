@@ -54,14 +54,15 @@ class WorkerRollouts(Rollouts):
     Parameters
     ----------
     workers
-        Workers with a buffer, which have been started.
+        Workers with a buffer, which have been started; or, if asynchronous, any source with their methods `publish`
+        and `receive`, such as `RemoteActors`.
     policy
         The learner's policy, a torch module; theirs are copies of it.
     is_asynchronous
         Whether workers continue by themselves between two calls of `collect`.
     """
 
-    def __init__(self, workers: RolloutWorkers, policy: Any, *, is_asynchronous: bool = False) -> None:
+    def __init__(self, workers: Any, policy: Any, *, is_asynchronous: bool = False) -> None:
         super().__init__(workers)
         self._policy, self._is_asynchronous = policy, is_asynchronous
         self._begun: tuple[int | None, int | None] | None = None
@@ -114,6 +115,6 @@ class WorkerRollouts(Rollouts):
 
 def make_rollouts(source: Any, policy: Any, *, is_asynchronous: bool = False) -> Rollouts:
     """Create the rollouts of a collector or of workers."""
-    if isinstance(source, RolloutWorkers):
+    if isinstance(source, RolloutWorkers) or is_asynchronous:
         return WorkerRollouts(source, policy, is_asynchronous=is_asynchronous)
     return Rollouts(source)

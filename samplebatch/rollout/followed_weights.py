@@ -1,0 +1,126 @@
+"""FollowedWeights: published weights that a collector gives to its policy between two collections."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from typing import Any, Protocol
+
+from samplebatch.arguments import positive
+from samplebatch.errors import ArgumentError, SampleBatchError
+from samplebatch.policy.source import load_weights
+
+_CLOSE_S = 1.0
+"""Seconds for which closing waits for a request under way."""
+
+
+class WeightsPublication(Protocol):
+    """Weights with their number, as `ReplayClient.latest` and `Subscription.latest` return them."""
+
+    version: int
+    value: Any
+
+
+class PublishedWeightsSource(Protocol):
+    """A `ReplayClient`, or any object that returns weights newer than a version, and None if there are none."""
+
+    def latest(self, newer_than: int = 0) -> WeightsPublication | None:
+        """Return the newest weights if they are newer than a version."""
+
+
+class WeightsSubscription(Protocol):
+    """The end of a broadcast in shared memory, such as a `Subscription`: its version costs no message."""
+
+    @property
+    def version(self) -> int:
+        """Number of the newest weights, 0 if there are none yet."""
+
+    def latest(self) -> WeightsPublication:
+        """Copy the newest weights."""
+
+
+class FollowedWeights:
+    """Published weights for a policy, looked at between two collections.
+
+    A subscription is read from shared memory. Any other source is asked by a thread with a connection of its own, so
+    that no collection waits for a message.
+
+    Parameters
+    ----------
+    source
+        A `ReplayClient` or a `Subscription`.
+    poll_s
+        Seconds from one request of the thread to the next.
+
+    Raises
+    ------
+    ArgumentError
+        If `source` has no method `latest`, or `poll_s` is not a number above 0.
+
+    Attributes
+    ----------
+    version
+        Number of the weights that the policy has; 0 before the first.
+    """
+
+    def __init__(self, source: WeightsSubscription | PublishedWeightsSource, *, poll_s: float = 0.1) -> None:
+        if not callable(getattr(source, "latest", None)):
+            raise ArgumentError(f"weights must be a ReplayClient or a Subscription, got a {type(source).__name__}")
+        self.version = 0
+        self._source: Any = source
+        self._is_subscription = hasattr(type(source), "version")
+        self._poll_s = positive("poll_s", poll_s)
+        self._thread: threading.Thread | None = None
+        self._has_ended = threading.Event()
+        self._newest: WeightsPublication | None = None
+        self._error: SampleBatchError | None = None
+
+    def load_newest(self, policy: Any) -> None:
+        """Give a policy the newest weights, if it does not have them.
+
+        Raises
+        ------
+        SampleBatchError
+            If the source has reported an error since the last call, such as a `ServiceError` of a service that cannot
+            be reached. The next call continues with the weights that are known by then.
+        PolicySpecError
+            If the policy cannot be given weights.
+        """
+        if self._is_subscription:
+            newest = self._source.latest() if self._source.version > self.version else None
+        else:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._poll, name="followed-weights", daemon=True)
+                self._thread.start()
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+            newest, self._newest = self._newest, None
+        if newest is not None:
+            load_weights(policy, newest.value)
+            self.version = newest.version
+
+    def close(self) -> None:
+        """End the thread; the source stays open."""
+        self._has_ended.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+
+    def _poll(self) -> None:
+        # Writes of the collector never wait behind a request for weights on the same connection.
+        source, version = copy.copy(self._source), 0
+        try:
+            while not self._has_ended.is_set():
+                try:
+                    newest = source.latest(newer_than=version)
+                except SampleBatchError as error:
+                    self._error = error
+                else:
+                    if newest is not None:
+                        self._newest, version = newest, newest.version
+                self._has_ended.wait(self._poll_s)
+        finally:
+            if source is not self._source and hasattr(source, "close"):
+                with contextlib.suppress(SampleBatchError):
+                    source.close()

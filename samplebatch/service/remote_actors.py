@@ -1,0 +1,150 @@
+"""RemoteActors: actors that write to a queue of a replay service, as one source of steps for trainers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from samplebatch import names
+from samplebatch.arguments import whole
+from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.errors import ArgumentError, ColumnNotFoundError
+from samplebatch.rollout.statistics import CollectStats, RunningStatistics
+from samplebatch.service.client import ReplayClient
+from samplebatch.workers.statistics import StepCount
+from samplebatch.workers.workers import BufferWriter
+
+
+class RemoteActors:
+    """Actors on any machine that write fragments to a queue of a replay service, for an asynchronous trainer.
+
+    Each actor is a `Collector(policy, env, client, weights=client, worker_index=i)` that collects in a loop. The
+    learner publishes weights to the service, and its updates use the fragments in the order in which they arrive.
+    Actors may come and go: the queue's capacity holds them back, and the learner waits for fragments.
+
+    Parameters
+    ----------
+    client
+        Client of a table of kind `"queue"`. It stays open.
+    buffer
+        Where the steps go until the next update: a buffer of one agent with a ring for each `env_id` of all actors, or
+        a `MultiAgentReplayBuffer`.
+    max_lag
+        How many publications old the weights of a fragment may be; older fragments are dropped and counted. None for
+        no bound.
+
+    Attributes
+    ----------
+    client, buffer, max_lag
+        As given.
+    version
+        Number of the newest weights that were published here; 0 before the first.
+    stale_fragments, stale_steps
+        Fragments, and environment steps in them, that were dropped because of `max_lag`.
+
+    Raises
+    ------
+    ArgumentError
+        If `client` is not a `ReplayClient`, or `max_lag` is not a whole number from 0.
+
+    Examples
+    --------
+    >>> from samplebatch import Collector, VectorReplayBuffer
+    >>> from samplebatch.service import ReplayServer, ReplayTable
+    >>> with (
+    ...     ReplayServer([ReplayTable("queue", kind="queue", capacity=8)]) as server,
+    ...     ReplayClient(server.uri, "queue") as client,
+    ...     Collector("random", "CartPole-v1", client, num_envs=2, weights=client) as actor,
+    ... ):
+    ...     _ = actor.collect(n_step=50)
+    ...     actors = RemoteActors(client, VectorReplayBuffer(100, 2))
+    ...     actors.receive(40).n_collected_steps
+    50
+    """
+
+    def __init__(self, client: ReplayClient, buffer: Any, *, max_lag: int | None = None) -> None:
+        if not isinstance(client, ReplayClient):
+            raise ArgumentError(f"client must be a ReplayClient, got a {type(client).__name__}")
+        self.client, self.buffer = client, buffer
+        self.max_lag = None if max_lag is None else whole("max_lag", max_lag)
+        self.version = self.stale_fragments = self.stale_steps = 0
+        self._writer = BufferWriter(buffer)
+        self._episodes = RunningStatistics()
+        self._fragments: Iterator[Any] | None = None
+
+    def publish(self, weights: Mapping[str, Any]) -> int:
+        """Publish weights for all actors, and return their number.
+
+        Raises
+        ------
+        ColumnTypeError, CapacityError, ServiceError
+            As `ReplayClient.publish` does.
+        """
+        self.version = self.client.publish(weights)
+        return self.version
+
+    def receive(self, n_step: int | None = None) -> CollectStats[Any]:
+        """Receive fragments into the buffer until at least `n_step` environment steps have arrived, and report on them.
+
+        Parameters
+        ----------
+        n_step
+            Number of steps; the last fragment is received entirely. None returns an empty report: actors continue.
+
+        Raises
+        ------
+        ArgumentError
+            If `n_step` is not a whole number from 1, or the buffer lacks a ring for an `env_id`.
+        ColumnNotFoundError
+            If `max_lag` is given and a fragment has no column `weights_version`: its collector follows no weights.
+        ServiceError
+            If the service cannot be reached.
+        """
+        began, count = time.perf_counter(), StepCount()
+        wanted = 0 if n_step is None else whole("n_step", n_step, 1)
+        if self._fragments is None and wanted:
+            self._fragments = self.client.stream()
+        while self._fragments is not None and count.env_steps < wanted:
+            fragment = next(self._fragments)
+            ended = self._episodes.advance(fragment)
+            if self._is_stale(fragment):
+                self.stale_fragments += 1
+                self.stale_steps += fragment.env_steps()
+                continue
+            count.add(fragment, ended)
+            self._writer.add(fragment)
+        return count.report(time.perf_counter() - began)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts and where episodes continue; the buffer has its own state, and actors keep theirs."""
+        return {
+            "stale": (self.stale_fragments, self.stale_steps),
+            "rings": self._writer.state_dict(),
+            "episodes": self._episodes.state_dict(),
+            "why_reset": None,
+            "environments": [],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
+        """Continue the counts of a state that `state_dict` returned; it has no pickles, whatever `allow_pickle`."""
+        self.stale_fragments, self.stale_steps = state["stale"]
+        self._writer.load_state_dict(state["rings"])
+        self._episodes.load_state_dict(state["episodes"])
+
+    def _is_stale(self, fragment: SampleBatch | MultiAgentBatch) -> bool:
+        if self.max_lag is None:
+            return False
+        batches = fragment.policy_batches.values() if isinstance(fragment, MultiAgentBatch) else [fragment]
+        for steps in batches:
+            if names.WEIGHTS_VERSION not in steps:
+                raise ColumnNotFoundError(
+                    f"fragments must have the column {names.WEIGHTS_VERSION!r} for max_lag; give their collectors "
+                    "weights=client"
+                )
+            if len(steps) and self.version - int(np.min(np.asarray(steps[names.WEIGHTS_VERSION]))) > self.max_lag:
+                return True
+        return False
