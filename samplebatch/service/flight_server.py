@@ -39,6 +39,8 @@ from samplebatch.service.protocol import (
     write_json,
 )
 from samplebatch.service.requests import RequestHandler
+from samplebatch.service.row_session import RowSession
+from samplebatch.service.row_table import RowTable
 from samplebatch.service.samples import (
     MAX_INLINE,
     Packed,
@@ -162,7 +164,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         with _flight_errors():
             draw = Draw.read(descriptor.command or b"", "the command")
             memory = self._secret.open(draw.nonce, self._service.bounds.shared_nbytes) if draw.nonce else None
-            with _Session(self._service, draw, writer, memory, context) as session:
+            session: RowSession | _Session
+            table = self._service.table(draw.table)
+            if isinstance(table, RowTable):
+                session = RowSession(self._service, table, writer, memory, context)
+            else:
+                session = _Session(self._service, draw, writer, memory, context)
+            with session:
                 while (chunk := _next(reader)) is not None:
                     session.answer(chunk)
 
@@ -220,7 +228,7 @@ class _Session:
         self, service: RequestHandler, draw: Draw, writer: Any, memory: SampleMemory | None, context: Any
     ) -> None:
         self._service, self._draw, self._writer, self._memory, self._context = service, draw, writer, memory, context
-        self._table = service.table(draw.table)
+        self._table = service.replay_table(draw.table)
         self._samples = SampleWriter()
         self._small: list[Stream] = []
         """Samples that were drawn, and wait to go in one message."""

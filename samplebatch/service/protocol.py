@@ -329,6 +329,7 @@ _CHECKS: Final[dict[str, Any]] = {
     "number": whole,
     "priority": _number,
     "batch": text,
+    "update": _flag,
 }
 """How each entry of a `Draw` and of a `Fragment` is checked."""
 
@@ -351,6 +352,8 @@ class Fragment:
     batch
         The description of the batch that stands in the schema's metadata, where it is another than at the stream's
         beginning; None where it is the same.
+    update
+        Of a table of rows whether all keys must exist, or none; None for either.
 
     Examples
     --------
@@ -363,6 +366,7 @@ class Fragment:
     key: str | None = None
     priority: float | None = None
     batch: str | None = None
+    update: bool | None = None
 
     def write(self) -> bytes:
         """Write the metadata, without the fields that are None."""

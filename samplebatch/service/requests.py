@@ -20,6 +20,7 @@ from samplebatch.service.fragments import FragmentDecoder, read_fragment
 from samplebatch.service.items import Sample
 from samplebatch.service.limiter import IsCancelled
 from samplebatch.service.protocol import Draw, Fragment, check_names, read_request, short_text, write_json
+from samplebatch.service.row_table import RowTable
 from samplebatch.service.samples import Packed, pack
 from samplebatch.service.table import ReplayTable
 from samplebatch.service.weights import PublishedWeights
@@ -69,7 +70,7 @@ class RequestHandler:
 
     def __init__(
         self,
-        tables: Mapping[str, ReplayTable],
+        tables: Mapping[str, ReplayTable | RowTable],
         bounds: Bounds,
         checkpoint: Callable[[], Any] | None = None,
         weights: PublishedWeights | None = None,
@@ -92,7 +93,14 @@ class RequestHandler:
             "acknowledged": self._acknowledged,
         }
 
-    def table(self, name: object) -> ReplayTable:
+    def replay_table(self, name: object) -> ReplayTable:
+        """Return a table of steps or fragments; raises as `table` does, and ArgumentError for a table of rows."""
+        table = self.table(name)
+        if isinstance(table, RowTable):
+            raise ArgumentError(f"table {table.name!r} must hold steps or fragments, got rows; use a RowClient")
+        return table
+
+    def table(self, name: object) -> ReplayTable | RowTable:
         """Return a table.
 
         Raises
@@ -111,7 +119,7 @@ class RequestHandler:
 
     def insert(
         self,
-        table: ReplayTable,
+        table: ReplayTable | RowTable,
         writer: str,
         stream: str,
         rows: pa.RecordBatch | None,
@@ -148,6 +156,8 @@ class RequestHandler:
         self.check_nbytes("a fragment", rows.nbytes)
         check_rows(rows.num_rows, rows.nbytes, "a fragment")
         found = (decoder or FragmentDecoder()).decode(rows, fragment.batch)
+        if isinstance(table, RowTable):
+            return self._put(table, writer, stream, found, fragment, rows.schema, is_cancelled)
         priorities: Any = fragment.priority
         if not isinstance(found, MultiAgentBatch) and names.PRIORITY in found:
             priorities = found.pop(names.PRIORITY)
@@ -164,6 +174,32 @@ class RequestHandler:
         self._schemas[table.name] = rows.schema
         return {"number": fragment.number, "inserted": result.inserted, "held_s": result.held_s, "size": result.size}
 
+    def _put(
+        self,
+        table: RowTable,
+        writer: str,
+        stream: str,
+        columns: Any,
+        fragment: Fragment,
+        schema: pa.Schema,
+        is_cancelled: IsCancelled | None,
+    ) -> dict[str, Any]:
+        """Store columns of rows, whose keys are a column beside them, and return their acknowledgement."""
+        if isinstance(columns, MultiAgentBatch):
+            raise FormatError("columns of rows must be of one policy, got several policies")
+        stored = table.put(
+            None,
+            columns,
+            update=fragment.update,
+            writer=writer,
+            stream=stream,
+            number=fragment.number,
+            timeout_s=fragment.timeout_s,
+            is_cancelled=is_cancelled,
+        )
+        self._schemas[table.name] = schema
+        return {"number": fragment.number, "inserted": len(stored)}
+
     def schema(self, table: str) -> pa.Schema:
         """Return the schema of the last fragment of a table; an empty one if there is none yet."""
         return self._schemas.get(table, pa.schema([]))
@@ -178,7 +214,7 @@ class RequestHandler:
         SampleBatchError
             If the table refuses, or the sample would be too large.
         """
-        table = self.table(draw.table)
+        table = self.replay_table(draw.table)
         self._check_items(table, "a sample", draw.batch_size * (draw.length or 1))
         if table.unit == "steps":
             # Windows are followed step by step.
@@ -286,13 +322,13 @@ class RequestHandler:
 
     def _set_limits(self, body: Any) -> list[bytes]:
         request = read_request(body, "the action 'limits'")
-        table = self.table(request.pop("table", None))
+        table = self.replay_table(request.pop("table", None))
         table.set_limits(**request)
         return [write_json(table.info())]
 
     def _update_weight(self, body: Any) -> list[bytes]:
         request = _read(body, "update_weight", ("table", "indices", "priorities", "generations"))
-        table = self.table(request.get("table"))
+        table = self.replay_table(request.get("table"))
         lists = [request.get(name) for name in ("indices", "priorities", "generations")]
         arrays = [None if one is None else _numbers(one) for one in lists]
         if arrays[0] is None or arrays[1] is None:
@@ -303,6 +339,9 @@ class RequestHandler:
     def _publish(self, body: Any) -> list[bytes]:
         self.check_nbytes("weights", memoryview(body).nbytes)
         newest = self.weights.publish(body)
+        for table in self.tables.values():
+            if isinstance(table, RowTable):
+                table.set_version(newest.version)
         return [write_json({"version": newest.version, "epoch": newest.epoch})]
 
     def _latest(self, body: Any) -> list[Any]:

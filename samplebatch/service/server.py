@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from samplebatch.arguments import whole
 from samplebatch.errors import ArgumentError, OwnershipError, SampleBatchError, ServiceError
 from samplebatch.service.requests import Bounds, RequestHandler
+from samplebatch.service.row_table import RowTable
 from samplebatch.service.table import ReplayTable
 from samplebatch.service.weights import PublishedWeights
 
@@ -191,7 +192,7 @@ class ReplayServer:
 
     def __init__(
         self,
-        tables: Iterable[ReplayTable],
+        tables: Iterable[ReplayTable | RowTable],
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -205,7 +206,7 @@ class ReplayServer:
         bounds = Bounds(
             whole("max_message_nbytes", max_message_nbytes, 1), whole("max_shared_nbytes", max_shared_nbytes)
         )
-        self.tables: Mapping[str, ReplayTable] = _by_name(tables)
+        self.tables: Mapping[str, ReplayTable | RowTable] = _by_name(tables)
         self.host = host
         self._scheme = "grpc" if tls is None else "grpc+tls"
         pem = None if tls is None else read_pair(tls)
@@ -302,8 +303,8 @@ def _close(server: weakref.ref[ReplayServer]) -> None:
         found.close()
 
 
-def _by_name(tables: Iterable[ReplayTable]) -> dict[str, ReplayTable]:
-    found: dict[str, ReplayTable] = {}
+def _by_name(tables: Iterable[ReplayTable | RowTable]) -> dict[str, ReplayTable | RowTable]:
+    found: dict[str, ReplayTable | RowTable] = {}
     for table in tables:
         if found.setdefault(table.name, table) is not table:
             raise ArgumentError(f"tables must have names of their own, and two are named {table.name!r}")

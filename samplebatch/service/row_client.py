@@ -1,0 +1,567 @@
+"""RowClient: a table of rows of a replay service, for those that write columns and those that take rows."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from samplebatch.arguments import positive, whole
+from samplebatch.batch.flags import Flags
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column import memory
+from samplebatch.errors import ArgumentError, FormatError, ServiceError
+from samplebatch.service.connection import TableConnection
+from samplebatch.service.fragments import as_record_batch
+from samplebatch.service.protocol import Draw, Fragment, LostError, read_error, read_json, short_text, write_json
+from samplebatch.service.row_store import KEY, Ints, check_column, keys_array, list_keys
+from samplebatch.service.row_table import Selection, check_columns
+from samplebatch.service.samples import cut_inline, have_same_columns, read_secret, read_stream, split_inline, take
+from samplebatch.service.streams import FragmentWriter, close_quietly, new_name
+
+if TYPE_CHECKING:
+    from samplebatch.service.link import Link
+    from samplebatch.transport.broadcast import Publication
+
+T = TypeVar("T")
+
+_MAX_WRITERS: Final = 8
+"""Streams of puts that a client keeps open, one for each set of columns."""
+_KEYS: Final = 4096
+"""Keys that a client has assigned at once."""
+
+
+class RowClient:
+    """A table of rows of a replay service, for those that write columns and those that take rows.
+
+    `put` returns once the service has stored the columns, and `take` once it has counted the rows as taken, each
+    exactly once: a client that loses the service connects again, and repeats what was not acknowledged. Rows that were
+    on their way to a client that ended are taken by another.
+
+    Rows come through shared memory where client and service share a machine; they are read-only. Threads may share a
+    client: puts and reads do not wait for each other. It is pickled to other processes, and connects there by itself; a
+    forked child cannot use it.
+
+    Parameters
+    ----------
+    uri
+        The service's address, such as `"grpc://127.0.0.1:5000"`.
+    table
+        The name of a `RowTable` of the service.
+    token
+        The token that the service requires; None for none.
+    tls_root_certs
+        Path of the certificates, in PEM, by which the service's own is checked; None for those of the system.
+    writer
+        The writer's name, for `info`; by default one that no other client has. At most 256 bytes in UTF-8.
+    timeout_s
+        Seconds that a request may wait for rows or room, unless it has its own limit; None for any number.
+    reconnect_s
+        Seconds to retry while the service cannot be reached.
+    shared_memory
+        Whether to receive rows through shared memory where the service is on this machine.
+
+    Raises
+    ------
+    ArgumentError
+        If a number or the address is not valid.
+    CapacityError
+        If the writer's name has more than 256 bytes.
+    OSError
+        If the certificates cannot be read.
+    OwnershipError
+        If this process was forked from one that used a replay service.
+
+    Attributes
+    ----------
+    uri, table, writer
+        As given.
+
+    Examples
+    --------
+    >>> from samplebatch.service import ReplayServer, RowClient, RowTable
+    >>> with ReplayServer([RowTable("rollouts", 100)]) as server, RowClient(server.uri, "rollouts") as rows:
+    ...     keys = rows.put(None, {"prompt": ["two", "three"], "ids": [[5, 6], [7]]})
+    ...     _ = rows.put(keys, {"reward": [0.0, 1.0]})
+    ...     batch = rows.take(2, columns=["ids", "reward"])
+    >>> batch["ids"][0], batch["reward"], batch["key"]
+    (array([5, 6]), array([0., 1.]), array([0, 1]))
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        table: str,
+        *,
+        token: str | None = None,
+        tls_root_certs: str | os.PathLike[str] | None = None,
+        writer: str | None = None,
+        timeout_s: float | None = None,
+        reconnect_s: float = 60.0,
+        shared_memory: bool = True,
+    ) -> None:
+        self.uri, self.table = uri, table
+        self.writer = new_name() if writer is None else short_text("writer", writer)
+        self._timeout_s = None if timeout_s is None else positive("timeout_s", timeout_s)
+        options: dict[str, Any] = {
+            "token": token,
+            "tls_root_certs": tls_root_certs,
+            "reconnect_s": reconnect_s,
+            "shared_memory": shared_memory,
+        }
+        self._pickled = {**options, "writer": writer, "timeout_s": timeout_s}
+        self._connection = TableConnection(uri, table, writer=self.writer, **options)
+        self._put_link, self._read_link = self._connection._new_link(), self._connection._new_link()
+        self._put_lock, self._read_lock = threading.RLock(), threading.RLock()
+        self._writers: dict[bytes, FragmentWriter] = {}
+        """Streams of puts by the schema of their columns."""
+        self._keys = range(0)
+        """Keys that were assigned to this client and not used."""
+        self._shared_memory = shared_memory
+        self._session: _Session | None = None
+        self._reader = new_name()
+        self._number = 0
+        """Number of the last take."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"RowClient({self.uri!r}, {self.table!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.uri, self.table, self._pickled)
+
+    def close(self) -> None:
+        """Close the connection; another thread that waits gets ServiceError. Closing again does nothing."""
+        if self._connection._is_forked:
+            return
+        self._connection.close()
+        session = self._session
+        if session is not None:
+            session.cancel()
+        with self._put_lock:
+            for writer in self._writers.values():
+                writer.close()
+            self._writers.clear()
+            self._put_link.close()
+        with self._read_lock:
+            self._drop_session()
+            self._read_link.close()
+
+    # Writing
+
+    def put(
+        self,
+        keys: Any,
+        columns: Mapping[str, Any],
+        *,
+        update: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> Ints | list[str]:
+        """Store columns of rows; rows whose keys are unknown are created. All of it is stored, or nothing.
+
+        Parameters
+        ----------
+        keys
+            Integers or text, one per row, n of them; None to have new integers assigned.
+        columns
+            Arrays, lists, text or columns by name, or a `SampleBatch`, n rows each; no Python objects.
+        update
+            True if all keys must exist, False if none must; None for either.
+        timeout_s
+            Seconds to wait for room; None for the client's own limit.
+
+        Returns
+        -------
+        The keys: integers as an array, shape (n,), or a list of text.
+
+        Raises
+        ------
+        ArgumentError
+            If a key stands twice, has one of the columns already, or exists although `update` is false.
+        RowIndexError
+            If `update` is true and a key is unknown.
+        ColumnLengthError, ColumnTypeError, ColumnMismatchError
+            If a column has another length than `keys`, Python objects, or another dtype or row shape than before.
+        CapacityError
+            If there are more rows than the table or a request may have, or too many bytes.
+        LimitTimeoutError
+            If the table is still full then; nothing is stored.
+        ServiceError
+            If the service cannot be reached for `reconnect_s` seconds. The put may have been stored.
+        """
+        self._connection.check_open()
+        batch = columns if isinstance(columns, SampleBatch) else SampleBatch(dict(columns))
+        listed = list_keys(keys)
+        found = dict(batch._all())
+        if KEY in found:
+            raise ArgumentError(f"columns must not have the name {KEY!r}, which the keys have")
+        if not found:
+            raise ArgumentError("columns must have at least one column, got none")
+        count = len(next(iter(found.values()))) if listed is None else len(listed)
+        for name, column in found.items():
+            check_column(name, column, count)
+        if not count:
+            return keys_array([])
+        with self._put_lock:
+            if listed is None:
+                listed = list(self._assign_keys(count))
+            columns_of_keys = SampleBatch({KEY: listed})._all()
+            rows = as_record_batch(SampleBatch._of({**columns_of_keys, **found}, {}, Flags()).to_arrow())
+            self._put(rows, Fragment(timeout_s=self._limit(timeout_s), update=update))
+        return keys_array(listed)
+
+    def _put(self, rows: pa.RecordBatch, fragment: Fragment) -> None:
+        """Send rows by the stream of their schema, and wait until they are acknowledged."""
+        schema = rows.schema.remove_metadata().serialize().to_pybytes()
+        writer = self._writers.get(schema)
+        if writer is None:
+            while len(self._writers) >= _MAX_WRITERS:
+                self._writers.pop(next(iter(self._writers))).close()
+            writer = self._writers[schema] = FragmentWriter(self._put_link, self.table, self.writer, 1)
+        try:
+            writer.put(rows, fragment)
+            writer.flush()
+        except ServiceError:
+            self._writers.pop(schema).close()
+            raise
+
+    def _assign_keys(self, count: int) -> range:
+        """Return keys that no other client has."""
+        if len(self._keys) < count:
+            size = max(count, _KEYS)
+            with self._read_lock:
+                first = whole("first", self._ask({"ask": "reserve", "count": size})[0].get("first"))
+            self._keys = range(first, first + size)
+        keys, self._keys = self._keys[:count], self._keys[count:]
+        return keys
+
+    # Reading
+
+    def wait(
+        self, keys_or_count: Any, *, columns: Sequence[str] | None = None, timeout_s: float | None = None
+    ) -> Ints | list[str]:
+        """Wait until rows have columns.
+
+        Parameters
+        ----------
+        keys_or_count
+            Keys of rows, which need not exist yet, or how many rows, whichever they are.
+        columns
+            Columns that the rows must have; None for all that the table has by then.
+        timeout_s
+            Seconds to wait; None for the client's own limit.
+
+        Returns
+        -------
+        The keys of the rows: those given, or of the oldest that are complete.
+
+        Raises
+        ------
+        LimitTimeoutError
+            If the rows are not complete then; names the columns and how many rows lack each.
+        ServiceError
+            If the service cannot be reached.
+        SampleBatchError
+            If the service rejects an argument.
+        """
+        request: dict[str, Any] = {"ask": "wait", "columns": _names(columns), "timeout_s": self._limit(timeout_s)}
+        if np.ndim(keys_or_count) == 0 and not isinstance(keys_or_count, str | bytes):
+            request["count"] = whole("count", keys_or_count, 1)
+            _, batch = self._ask(request)
+            return keys_array(list_keys(_rows(batch)._all()[KEY]))
+        keys = list_keys(keys_or_count)
+        self._ask(request, keys)
+        return keys_array(keys)
+
+    def take(
+        self,
+        n: int,
+        *,
+        columns: Sequence[str] | None = None,
+        consumer: str = "trainer",
+        timeout_s: float | None = None,
+        at_least: int | None = None,
+        by_group: bool = False,
+        max_tokens: int | None = None,
+        max_lag: int | None = None,
+    ) -> SampleBatch[Any]:
+        """Take complete rows, the oldest first; no other `take` of this consumer returns them, in any process.
+
+        Parameters
+        ----------
+        n
+            How many.
+        columns
+            Columns that the rows must have, which are returned; None for all that the table has by then.
+        consumer
+            Who takes them, one of the table's consumers.
+        timeout_s
+            Seconds to wait; None for the client's own limit.
+        at_least
+            Rows from which fewer than n will do; by default n.
+        by_group
+            Whether to take all rows of a group or none.
+        max_tokens
+            Tokens that the rows may have together; there are fewer than n rows if the next would not fit.
+        max_lag
+            Versions that a row may be behind the newest weights.
+
+        Returns
+        -------
+        SampleBatch
+            The columns, and the keys as the column `key`.
+
+        Raises
+        ------
+        LimitTimeoutError
+            If there are not enough rows then; names the columns and how many rows lack each.
+        CapacityError
+            If the oldest row or group alone has more rows or tokens than permitted.
+        ServiceError
+            If the service cannot be reached.
+        SampleBatchError
+            If the service rejects an argument.
+        """
+        request = {
+            **_request("take", n, columns, at_least, by_group, max_tokens, max_lag),
+            "consumer": short_text("consumer", consumer),
+            "timeout_s": self._limit(timeout_s),
+            "reader": self._reader,
+        }
+        received: SampleBatch[Any] | None = None
+
+        def attempt() -> SampleBatch[Any]:
+            nonlocal received
+            if received is not None:
+                # The answer to a commit was lost.
+                settle = {"ask": "settle", "reader": self._reader, "number": self._number}
+                if self._open_session().ask(settle)[0].get("committed") is True:
+                    return received
+                received = None
+            while True:
+                self._number += 1
+                session = self._open_session()
+                received = _rows(session.ask({**request, "number": self._number})[1])
+                if session.ask({"ask": "commit"})[0].get("committed") is True:
+                    return received
+                received = None
+
+        with self._read_lock:
+            return self._retry(attempt)
+
+    def sample(
+        self,
+        n: int,
+        *,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        at_least: int | None = None,
+        by_group: bool = False,
+        max_tokens: int | None = None,
+        max_lag: int | None = None,
+        seed: int | None = None,
+    ) -> SampleBatch[Any]:
+        """Sample complete rows or groups uniformly without replacement; they stay for others.
+
+        Parameters
+        ----------
+        n, columns, timeout_s, at_least, by_group, max_tokens, max_lag
+            As of `take`.
+        seed
+            Seed of a generator for this sample alone; None for the table's own.
+
+        Raises
+        ------
+        SampleBatchError
+            As `take` does.
+        """
+        request = _request("sample", n, columns, at_least, by_group, max_tokens, max_lag)
+        return _rows(self._ask({**request, "seed": seed, "timeout_s": self._limit(timeout_s)})[1])
+
+    def get(self, keys: Any, *, columns: Sequence[str] | None = None) -> SampleBatch[Any]:
+        """Return columns of rows by their keys, in that order, without waiting; the rows stay.
+
+        Raises
+        ------
+        RowIndexError
+            If a key is unknown.
+        ArgumentError
+            If a row lacks a column; names it.
+        ServiceError
+            If the service cannot be reached.
+        """
+        return _rows(self._ask({"ask": "get", "columns": _names(columns)}, list_keys(keys))[1])
+
+    def remove(self, keys: Any) -> int:
+        """Remove rows by their keys, and return how many existed; raises ServiceError as `get` does."""
+        return whole("removed", self._ask({"ask": "remove"}, list_keys(keys))[0].get("removed"))
+
+    def _limit(self, timeout_s: float | None) -> float | None:
+        return self._timeout_s if timeout_s is None else timeout_s and positive("timeout_s", timeout_s)
+
+    def _ask(self, request: Mapping[str, Any], keys: list[Any] | None = None) -> tuple[dict[str, Any], Any]:
+        """Send a request that may be repeated, and return its answer and rows."""
+        with self._read_lock:
+            return self._retry(lambda: self._open_session().ask(request, keys))
+
+    def _retry(self, attempt: Callable[[], T]) -> T:
+        return self._read_link.retry(attempt, self._drop_session)
+
+    def _open_session(self) -> _Session:
+        self._connection.check_open()
+        if self._session is None:
+            nonce = _read_nonce(self._read_link) if self._shared_memory else None
+            self._session = _Session(self._read_link, self.table, nonce)
+            self._connection.check_open()
+        return self._session
+
+    def _drop_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    # Weights and the table
+
+    def publish(self, weights: Mapping[str, Any], name: str = "") -> int:
+        """Publish weights for all clients of the service, and return their version; as `ReplayClient.publish`."""
+        return self._connection.publish(weights, name)
+
+    def latest(self, newer_than: int = 0, name: str = "") -> Publication | None:
+        """Return the newest weights, None if none are newer than a version; as `ReplayClient.latest`."""
+        return self._connection.latest(newer_than, name)
+
+    def __len__(self) -> int:
+        return int(self.info()["size"])
+
+    def info(self) -> dict[str, Any]:
+        """Return the state of the table; see `RowTable.info`."""
+        return self._connection.table_info()
+
+    def reset(self) -> None:
+        """Remove all rows of the table."""
+        self._connection.reset()
+
+    def checkpoint(self) -> str:
+        """Let the service write all of its tables to its disk, and return where."""
+        return self._connection.checkpoint()
+
+
+class _Session:
+    """Stream of requests and answers of a client; requests are answered one by one."""
+
+    def __init__(self, link: Link, table: str, nonce: str | None) -> None:
+        self._link = link
+        self._writer, self._reader = link.exchange(Draw(table, nonce=nonce))
+        self._schema: pa.Schema | None = None
+        self._is_cancelled = False
+
+    def ask(self, request: Mapping[str, Any], keys: list[Any] | None = None) -> tuple[dict[str, Any], Any]:
+        """Send a request, and return its answer, and its rows if it has any.
+
+        Raises
+        ------
+        LostError
+            If the connection is gone.
+        SampleBatchError
+            If the service rejects the request.
+        """
+        metadata = write_json({name: value for name, value in request.items() if value is not None})
+        with self._link.errors:
+            if keys is None:
+                self._writer.write_metadata(metadata)
+            else:
+                rows = as_record_batch(SampleBatch({KEY: keys}).to_arrow())
+                if self._schema is None:
+                    self._writer.begin(rows.schema)
+                    self._schema = rows.schema
+                elif not have_same_columns(rows.schema, self._schema):
+                    raise LostError("keys of another type need another stream")
+                self._writer.write_with_metadata(rows, metadata)
+        head, streams = cut_inline(self._receive())
+        told = read_json(head, "an answer")
+        if "error" in told:
+            raise read_error(told)
+        if "at" in told:
+            return told, _read_rows(take(told["at"]))
+        if "streams" in told:
+            return told, _read_rows(split_inline(streams, told["streams"])[0])
+        return told, None
+
+    def _receive(self) -> Any:
+        try:
+            with self._link.errors:
+                chunk = self._reader.read_chunk()
+        except (StopIteration, LostError) as error:
+            if self._is_cancelled:
+                raise ServiceError("the client must be open to be used, it has been closed") from None
+            if isinstance(error, LostError):
+                raise
+            raise LostError("the service has ended the session") from None
+        return b"" if chunk.app_metadata is None else chunk.app_metadata
+
+    def cancel(self) -> None:
+        """End a request that another thread waits for."""
+        self._is_cancelled = True
+        self._reader.cancel()
+
+    def close(self) -> None:
+        """End the stream."""
+        self._reader.cancel()
+        close_quietly(self._writer)
+
+
+def _read_rows(stream: Any) -> SampleBatch[Any]:
+    """View the rows of an Arrow stream, which stay where they lie."""
+    if stream.ctypes.data % memory.ALIGNMENT:
+        stream = memory.copy_of(stream)
+        stream.flags.writeable = False
+    return SampleBatch.from_arrow(pa.Table.from_batches([read_stream(stream)]))
+
+
+def _rows(batch: Any) -> SampleBatch[Any]:
+    if not isinstance(batch, SampleBatch) or KEY not in batch:
+        raise FormatError(f"an answer must have rows with a column {KEY!r}, it has none")
+    return batch
+
+
+def _names(columns: Any) -> list[str] | None:
+    found = check_columns(None if columns is None or isinstance(columns, str) else list(columns))
+    if isinstance(columns, str):
+        raise ArgumentError(f"columns must be a list of names, got {columns!r}")
+    return None if found is None else list(found)
+
+
+def _request(
+    ask: str, n: Any, columns: Any, at_least: Any, by_group: Any, max_tokens: Any, max_lag: Any
+) -> dict[str, Any]:
+    """Write a request for rows; the service checks its values."""
+    options = {"at_least": at_least, "by_group": by_group, "max_tokens": max_tokens, "max_lag": max_lag}
+    checked = Selection.of(n, {"columns": _names(columns), **options})
+    return {
+        "ask": ask,
+        "n": checked.n,
+        "columns": None if checked.columns is None else list(checked.columns),
+        "at_least": checked.at_least,
+        "by_group": checked.by_group,
+        "max_tokens": checked.max_tokens,
+        "max_lag": checked.max_lag,
+    }
+
+
+def _read_nonce(link: Link) -> str | None:
+    """Return the secret of a service on this machine; None if it is on another."""
+    (raw,) = link.act("attach")
+    return read_secret(read_json(raw, "an answer"))
+
+
+def _restore(uri: str, table: str, options: dict[str, Any]) -> RowClient:
+    return RowClient(uri, table, **options)

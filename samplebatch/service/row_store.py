@@ -1,0 +1,597 @@
+"""RowStore: rows of any columns with keys, whose columns arrive in blocks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.concat import join
+from samplebatch.batch.flags import Flags
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.column.convert import match_ragged
+from samplebatch.column.interface import Column
+from samplebatch.column.tensor import TensorColumn
+from samplebatch.column.text import TextColumn
+from samplebatch.errors import (
+    ArgumentError,
+    CapacityError,
+    ColumnLengthError,
+    ColumnMismatchError,
+    ColumnTypeError,
+    RowIndexError,
+)
+from samplebatch.service.protocol import MAX_NAME_NBYTES
+
+KEY: Final = "key"
+"""Column of the keys in messages and results."""
+
+MAX_COLUMNS: Final = 1024
+"""Columns of a table: each name costs memory for every row."""
+
+UNKNOWN: Final = np.iinfo(np.int64).min
+"""Version, length or group of a row whose column has not been written."""
+
+_FIRST_ROOM: Final = 1024
+_FREE, _LEASED, _TAKEN = 0, 1, 2
+
+Ints = npt.NDArray[np.int64]
+Key = int | str
+
+
+@dataclass(eq=False)
+class _Block:
+    """Columns of one write, kept until no row refers to them."""
+
+    columns: dict[str, Column]
+    nbytes: int
+    references: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Columns by which rows are selected, for `RowTable`; None for those that the table has not.
+
+    Attributes
+    ----------
+    group
+        Integers or text: rows of one value belong together.
+    version
+        Integers: the version of the weights that generated a row.
+    length
+        The tokens of a row: the elements of a ragged column, or an integer.
+    ragged
+        Columns whose rows vary in shape even where those of a write do not, and the dtypes of their elements.
+    """
+
+    group: str | None = None
+    version: str | None = None
+    length: str | None = None
+    ragged: Mapping[str, np.dtype[Any] | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Write:
+    """A checked write, ready for `RowStore.write`."""
+
+    keys: list[Any] | None
+    columns: dict[str, Column]
+    count: int
+    nbytes: int
+
+
+class RowStore:
+    """Rows of any columns with keys, in the order of their insertion; all methods are called with a lock held.
+
+    A write keeps its columns where they lie, as a block. Each column has, for each row, the number of its block and the
+    row in the block, so that columns of a row may come from several writes.
+
+    Parameters
+    ----------
+    consumers
+        Those that take rows, whose marks each row has.
+    facts
+        Columns by which rows are selected.
+    """
+
+    def __init__(self, consumers: Sequence[str], facts: Facts) -> None:
+        self.facts = facts
+        self.consumers = tuple(consumers)
+        self.next_key = 0
+        self._next_number = 0
+        self._next_block = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove all rows and columns; numbers and assigned keys are not used again."""
+        self._used = 0
+        self._count = 0
+        self._arrays: dict[Any, npt.NDArray[Any]] = {
+            "number": np.zeros(0, np.int64),
+            "alive": np.zeros(0, np.bool_),
+            **{("mark", consumer): np.zeros(0, np.uint8) for consumer in self.consumers},
+            **{fact: np.zeros(0, np.int64) for fact in ("group", "version", "length")},
+        }
+        self._empty: dict[Any, Any] = {"group": UNKNOWN, "version": UNKNOWN, "length": UNKNOWN}
+        self._keys = np.zeros(0, object)
+        self._numbers: dict[Any, int] = {}
+        """Number of each row by its key."""
+        self._groups: dict[Any, int] = {}
+        """Code of each group that is text."""
+        self._blocks: dict[int, _Block] = {}
+        self.forms: dict[str, tuple[Any, ...]] = {}
+        """Kind, dtype and row shape of each column."""
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    # Writing
+
+    def prepare(self, keys: Any, columns: Mapping[str, Any]) -> Write:
+        """Check keys and columns by themselves; the lock is free.
+
+        Raises
+        ------
+        ArgumentError
+            If there are no columns, or keys are neither integers nor text, or one stands twice.
+        ColumnLengthError
+            If a column has other rows than there are keys.
+        ColumnTypeError
+            If a column has Python objects.
+        """
+        batch = columns if isinstance(columns, SampleBatch) else SampleBatch(dict(columns))
+        found = dict(batch._all())
+        if keys is not None and KEY in found:
+            raise ArgumentError(f"columns must not have the name {KEY!r}, which the keys have")
+        listed = list_keys(keys if keys is not None else found.pop(KEY, None))
+        if not found:
+            raise ArgumentError("columns must have at least one column, got none")
+        count = len(next(iter(found.values())) if listed is None else listed)
+        for name, column in found.items():
+            check_column(name, column, count)
+            if (name in self.facts.ragged or name == self.facts.length) and len(column.row_shape):
+                dtype = self.facts.ragged.get(name) or column.dtype
+                found[name] = match_ragged(column, dtype, len(column.row_shape), name)
+        if listed is not None and len(set(listed)) < count:
+            raise ArgumentError(f"keys must be different, {count - len(set(listed))} of {count} stand twice")
+        return Write(listed, found, count, sum(column.nbytes for column in found.values()))
+
+    def find(self, keys: Sequence[Any]) -> Ints:
+        """Return the number of each row by its key, shape (n,); -1 for unknown keys."""
+        return np.fromiter((self._numbers.get(key, -1) for key in keys), np.int64, len(keys))
+
+    def new_rows(self, write: Write) -> int:
+        """Count the rows of a write that do not exist yet."""
+        if write.keys is None:
+            return write.count
+        return write.count - sum(map(self._numbers.__contains__, write.keys))
+
+    def write(self, write: Write, update: bool | None = None) -> Ints | list[str]:
+        """Store a write, and return the keys of its rows; nothing is stored if it is refused.
+
+        Raises
+        ------
+        ArgumentError
+            If a row has one of the columns already, or keys exist and `update` is false.
+        RowIndexError
+            If keys are unknown and `update` is true.
+        ColumnMismatchError
+            If a column has another kind, dtype or row shape than before; names it.
+        CapacityError
+            If there would be too many columns.
+        """
+        columns = {name: self._match(name, column) for name, column in write.columns.items()}
+        if len(self.forms.keys() | columns.keys()) > MAX_COLUMNS:
+            raise CapacityError(f"a table of rows must have at most {MAX_COLUMNS} columns, got more")
+        keys: Any = write.keys
+        if keys is None:
+            keys = range(self.next_key, self.next_key + write.count)
+        numbers = self.find(keys)
+        self._check_keys(keys, numbers, columns, update)
+        facts = self._read_facts(columns)
+        is_new = numbers < 0
+        added = int(is_new.sum())
+        if added:
+            numbers[is_new] = self._append(list(compress(keys, is_new.tolist())))
+        positions = self._positions(numbers)
+        for name in columns:
+            self._add_column(name)
+            self._arrays["block", name][positions] = self._next_block
+            self._arrays["row", name][positions] = np.arange(write.count)
+        for fact, values in facts.items():
+            self._arrays[fact][positions] = values
+        nbytes = sum(column.nbytes for column in columns.values())
+        self._blocks[self._next_block] = _Block(columns, nbytes, write.count * len(columns))
+        self.nbytes += nbytes
+        self._next_block += 1
+        self.forms.update({name: form_of(column) for name, column in columns.items()})
+        if write.keys is None:
+            self.next_key += write.count
+        return keys_array(keys)
+
+    def _match(self, name: str, column: Column) -> Column:
+        """Give a column the kind of the rows before, and check that it has their dtype and row shape."""
+        known = self.forms.get(name)
+        if known is None or form_of(column) == known:
+            return column
+        if known[0] == "ragged":
+            column = match_ragged(column, np.dtype(known[1]), len(known[2]), name)
+        if form_of(column) != known:
+            kind, dtype, shape = form_of(column)
+            hint = ""
+            if known[0] in ("tensor", "torch") and len(known[2]) == len(shape) > 0 and known[1] == dtype:
+                hint = f"; declare rows of varying shape at the table: ragged=[{name!r}]"
+            raise ColumnMismatchError(
+                f"column {name!r} must be {known[0]} of {known[1]} with rows of shape {known[2]}, as before, "
+                f"got {kind} of {dtype} with {shape}{hint}"
+            )
+        return column
+
+    def _check_keys(self, keys: Any, numbers: Ints, columns: Mapping[str, Column], update: bool | None) -> None:
+        exists = numbers >= 0
+        known = int(exists.sum())
+        if self._numbers and isinstance(keys[0], str) != isinstance(next(iter(self._numbers)), str):
+            raise ArgumentError("keys of a table must be all integers or all text, got both")
+        if update is True and known < len(numbers):
+            raise unknown_keys(keys, exists)
+        if update is False and known:
+            raise ArgumentError(f"keys must be new, {known} of {len(numbers)} exist, first {_nth(keys, exists)!r}")
+        if not known:
+            return
+        positions = self._positions(numbers[exists])
+        for name in columns:
+            written = self._has(name)[positions]
+            if written.any():
+                first = list(compress(keys, exists.tolist()))[int(written.argmax())]
+                raise ArgumentError(
+                    f"column {name!r} must be written once for each key, {int(written.sum())} of {len(numbers)} keys "
+                    f"have it, first {first!r}"
+                )
+
+    def _read_facts(self, columns: Mapping[str, Column]) -> dict[str, Ints]:
+        """Return the groups, versions and lengths of the rows of a write.
+
+        Raises
+        ------
+        ColumnTypeError
+            If a column cannot be one of these.
+        """
+        found: dict[str, Ints] = {}
+        group, version, length = self.facts.group, self.facts.version, self.facts.length
+        if version is not None and version in columns:
+            found["version"] = _integers(columns[version], version)
+        if length is not None and length in columns:
+            column: Any = columns[length]
+            is_ragged = column.kind in ("ragged", "ragged_torch")
+            lengths = np.asarray(column.lengths) if is_ragged else _integers(column, length)
+            if lengths.ndim != 1 or (lengths < 0).any():
+                raise ColumnTypeError(f"column {length!r} must have lengths from 0, got others")
+            found["length"] = lengths.astype(np.int64)
+        if group is not None and group in columns:
+            column = columns[group]
+            if column.kind == "text":
+                self._drop_groups()
+                codes = self._groups
+                values = column.to_objects().tolist()
+                found["group"] = np.fromiter(
+                    (codes.setdefault(value, len(codes)) for value in values), np.int64, len(values)
+                )
+            else:
+                found["group"] = _integers(column, group)
+        return found
+
+    def _drop_groups(self) -> None:
+        """Forget the groups that have no rows any more, once they are many."""
+        if len(self._groups) <= 2 * self._count + _FIRST_ROOM:
+            return
+        codes = self._arrays["group"][: self._used]
+        is_used = np.zeros(max(self._groups.values()) + 1, np.bool_)
+        is_used[codes[self._arrays["alive"][: self._used] & (codes != UNKNOWN)]] = True
+        new = {code: place for place, code in enumerate(np.flatnonzero(is_used).tolist())}
+        table = np.full(len(is_used), UNKNOWN)
+        table[is_used] = np.arange(len(new))
+        has_code = codes != UNKNOWN
+        codes[has_code] = table[codes[has_code]]
+        self._groups = {value: new[code] for value, code in self._groups.items() if code in new}
+
+    def _append(self, keys: list[Any]) -> Ints:
+        """Append rows without columns, and return their numbers."""
+        count = len(keys)
+        self._make_room(count)
+        numbers = np.arange(self._next_number, self._next_number + count)
+        rows = slice(self._used, self._used + count)
+        for name, values in self._arrays.items():
+            values[rows] = self._empty.get(name, 0)
+        self._arrays["number"][rows] = numbers
+        self._arrays["alive"][rows] = True
+        objects = np.empty(count, object)
+        objects[:] = keys
+        self._keys[rows] = objects
+        self._numbers.update(zip(keys, numbers.tolist(), strict=True))
+        self._used += count
+        self._count += count
+        self._next_number += count
+        return numbers
+
+    def _make_room(self, count: int) -> None:
+        """Make room for rows at the end: close the gaps of removed rows, or allocate more."""
+        room = len(self._keys)
+        if self._used + count <= room:
+            return
+        rows = np.flatnonzero(self._arrays["alive"][: self._used])
+        if len(rows) + count > room // 2:
+            room = max(2 * (len(rows) + count), _FIRST_ROOM)
+        for name, values in [*self._arrays.items(), (None, self._keys)]:
+            new = np.full(room, self._empty.get(name, 0), values.dtype) if name else np.empty(room, object)
+            new[: len(rows)] = values[rows]
+            if name is None:
+                self._keys = new
+            else:
+                self._arrays[name] = new
+        self._used = len(rows)
+
+    def _add_column(self, name: str) -> None:
+        if ("block", name) not in self._arrays:
+            self._empty["block", name] = -1
+            self._arrays["block", name] = np.full(len(self._keys), -1, np.int64)
+            self._arrays["row", name] = np.zeros(len(self._keys), np.int32)
+
+    # Looking
+
+    def _positions(self, numbers: Ints) -> Ints:
+        """Return the positions of rows that exist."""
+        return np.searchsorted(self._arrays["number"][: self._used], numbers)
+
+    def _has(self, name: str) -> npt.NDArray[np.bool_]:
+        """Return which positions have a column."""
+        blocks = self._arrays.get(("block", name))
+        return np.zeros(self._used, np.bool_) if blocks is None else blocks[: self._used] >= 0
+
+    def candidates(self, consumer: str | None = None) -> npt.NDArray[np.bool_]:
+        """Return which positions have a row, that a consumer has neither taken nor leased."""
+        alive = self._arrays["alive"][: self._used]
+        return alive.copy() if consumer is None else alive & (self._arrays["mark", consumer][: self._used] == _FREE)
+
+    def complete(self, rows: npt.NDArray[np.bool_], columns: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Return which of some rows, as a mask over positions, have all columns."""
+        for name in columns:
+            rows = rows & self._has(name)
+        return rows
+
+    def fact(self, fact: str) -> Ints:
+        """Return the group, version or length of each position; UNKNOWN where the column is not written."""
+        return self._arrays[fact][: self._used]
+
+    def lacking(self, rows: npt.NDArray[np.bool_], columns: Sequence[str]) -> dict[str, int]:
+        """Count how many of some rows lack each column, without columns that all have."""
+        found = {name: int((rows & ~self._has(name)).sum()) for name in columns}
+        return {name: count for name, count in found.items() if count}
+
+    def mask_of(self, numbers: Ints) -> npt.NDArray[np.bool_]:
+        """Return a mask over positions of rows by their numbers."""
+        mask = np.zeros(self._used, np.bool_)
+        mask[self._positions(numbers)] = True
+        return mask
+
+    def numbers_at(self, positions: Ints) -> Ints:
+        """Return the numbers of rows."""
+        numbers: Ints = self._arrays["number"][positions]
+        return numbers
+
+    def there(self, numbers: Ints) -> Ints:
+        """Return those of some numbers whose rows still exist."""
+        positions = self._positions(numbers)
+        inside = positions < self._used
+        numbers, positions = numbers[inside], positions[inside]
+        exists = (self._arrays["number"][positions] == numbers) & self._arrays["alive"][positions]
+        existing: Ints = numbers[exists]
+        return existing
+
+    def keys_of(self, numbers: Ints) -> Ints | list[str]:
+        """Return the keys of rows."""
+        return keys_array(self._keys[self._positions(numbers)].tolist())
+
+    def view(self, numbers: Ints, columns: Sequence[str]) -> Callable[[], SampleBatch[Any]]:
+        """Refer to columns of rows, and return a function that gathers them without the lock."""
+        positions = self._positions(numbers)
+        keys = self._keys[positions].tolist()
+        units: list[tuple[Ints, Any, list[str], dict[int, _Block]]] = []
+        for name in columns:
+            blocks, rows = self._arrays["block", name][positions], self._arrays["row", name][positions]
+            for own_blocks, own_rows, names, _ in units:
+                if np.array_equal(own_blocks, blocks) and np.array_equal(own_rows, rows):
+                    names.append(name)
+                    break
+            else:
+                held = {number: self._blocks[number] for number in np.unique(blocks).tolist()}
+                units.append((blocks, rows, [name], held))
+
+        def gather() -> SampleBatch[Any]:
+            found: dict[str, Column] = {KEY: _key_column(keys)}
+            for blocks, rows, names, held in units:
+                found.update(_gather(blocks, rows, names, held))
+            return SampleBatch._of({name: found[name] for name in (KEY, *columns)}, {}, Flags())
+
+        return gather
+
+    def nbytes_of(self, numbers: Ints, columns: Sequence[str]) -> int:
+        """Estimate the bytes of columns of rows: the mean of their blocks for each."""
+        positions = self._positions(numbers)
+        total = 8.0 * len(numbers)
+        for name in columns:
+            blocks, counts = np.unique(self._arrays["block", name][positions], return_counts=True)
+            for number, count in zip(blocks.tolist(), counts.tolist(), strict=True):
+                column = self._blocks[number].columns[name]
+                total += column.nbytes * count / max(len(column), 1)
+        return int(total)
+
+    # Marks and removal
+
+    def lease(self, consumer: str, numbers: Ints) -> None:
+        """Keep rows for a consumer until `commit` or `release`."""
+        self._arrays["mark", consumer][self._positions(numbers)] = _LEASED
+
+    def release(self, consumer: str, numbers: Ints) -> None:
+        """Return leased rows that still exist."""
+        self._arrays["mark", consumer][self._positions(self.there(numbers))] = _FREE
+
+    def commit(self, consumer: str, numbers: Ints) -> None:
+        """Mark leased rows as taken, and remove those that all consumers have taken."""
+        numbers = self.there(numbers)
+        positions = self._positions(numbers)
+        self._arrays["mark", consumer][positions] = _TAKEN
+        taken = np.ones(len(numbers), np.bool_)
+        for other in self.consumers:
+            taken &= self._arrays["mark", other][positions] == _TAKEN
+        self.remove(numbers[taken])
+
+    def oldest(self, count: int) -> Ints:
+        """Return the numbers of the oldest rows."""
+        return self.numbers_at(np.flatnonzero(self._arrays["alive"][: self._used])[:count])
+
+    def remove(self, numbers: Ints) -> None:
+        """Remove rows that exist; blocks without rows are freed."""
+        if not len(numbers):
+            return
+        positions = self._positions(numbers)
+        self._arrays["alive"][positions] = False
+        self._count -= len(numbers)
+        deque(map(self._numbers.pop, self._keys[positions].tolist()), maxlen=0)
+        self._keys[positions] = None
+        for name in self.forms:
+            used = self._arrays["block", name][positions]
+            blocks, counts = np.unique(used[used >= 0], return_counts=True)
+            for number, count in zip(blocks.tolist(), counts.tolist(), strict=True):
+                block = self._blocks[number]
+                block.references -= count
+                if not block.references:
+                    del self._blocks[number]
+                    self.nbytes -= block.nbytes
+
+
+def _gather(
+    blocks: Ints, rows: npt.NDArray[np.int32], names: list[str], held: Mapping[int, _Block]
+) -> dict[str, Column]:
+    """Gather columns of rows that lie in the same places of the same blocks: one copy, in the order of the rows."""
+    order = None
+    if (np.diff(blocks) < 0).any():
+        order = np.argsort(blocks, kind="stable")
+        blocks, rows = blocks[order], rows[order]
+    starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
+    parts = []
+    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+        columns, own = held[int(blocks[start])].columns, rows[start:stop].astype(np.intp)
+        first, last = int(own[0]), int(own[-1])
+        is_range = last - first == len(own) - 1 and bool((np.diff(own) == 1).all())
+        parts.append(
+            {name: columns[name].slice(first, last + 1) if is_range else columns[name].take(own) for name in names}
+        )
+    if len(parts) > 1:
+        parts = [dict(join([SampleBatch._of(part, {}, Flags()) for part in parts])._all())]
+    found = parts[0]
+    if order is None:
+        return found
+    back = np.empty(len(order), np.intp)
+    back[order] = np.arange(len(order))
+    return {name: column.take(back) for name, column in found.items()}
+
+
+def form_of(column: Column) -> tuple[Any, ...]:
+    """Return what all rows of a column must share: kind, dtype and row shape."""
+    return column.kind, str(column.dtype), column.row_shape
+
+
+def check_column(name: str, column: Column, count: int) -> None:
+    """Check that a column has no objects and `count` rows.
+
+    Raises
+    ------
+    ColumnLengthError, ColumnTypeError
+        If it does not; names the column.
+    """
+    if column.kind == "object":
+        raise ColumnTypeError(f"column {name!r} must have numbers, flags or text, got Python objects")
+    if len(name.encode()) > MAX_NAME_NBYTES:
+        raise CapacityError(f"names of columns must have at most {MAX_NAME_NBYTES} bytes, got {len(name.encode())}")
+    if len(column) != count:
+        raise ColumnLengthError(f"column {name!r} must have {count} rows, one for each key, got {len(column)}")
+
+
+def list_keys(keys: Any) -> list[Any] | None:
+    """Return keys as a list of integers or text; None stays None.
+
+    Raises
+    ------
+    ArgumentError
+        If they are neither integers of 64 bits nor text.
+    CapacityError
+        If a text is too long.
+
+    Examples
+    --------
+    >>> list_keys(range(3)), list_keys(["a", "b"]), list_keys([0.5])
+    Traceback (most recent call last):
+    samplebatch.errors.ArgumentError: keys must be integers or text, got float64
+    """
+    if keys is None:
+        return None
+    if isinstance(keys, TextColumn):
+        keys = keys.to_objects().tolist()
+    elif isinstance(keys, Column):
+        keys = keys.to_numpy()
+    if isinstance(keys, str | bytes | int):
+        raise ArgumentError(f"keys must be a list of integers or text, got a {type(keys).__name__}")
+    values = list(keys) if not isinstance(keys, np.ndarray) else keys
+    if not len(values):
+        return []
+    is_text = values.dtype.kind in "UOT" if isinstance(values, np.ndarray) else isinstance(values[0], str)
+    if is_text:
+        texts = values if isinstance(values, list) else values.tolist()
+        if not all(map(str.__instancecheck__, texts)):
+            raise ArgumentError("keys must be all integers or all text, got both")
+        if max(map(len, texts)) > MAX_NAME_NBYTES:
+            raise CapacityError(f"keys must have at most {MAX_NAME_NBYTES} characters, got {max(map(len, texts))}")
+        return texts
+    found = np.asarray(values)
+    if found.ndim != 1 or found.dtype.kind not in "iu" or found.dtype == np.uint64:
+        what = found.dtype if found.ndim == 1 else f"shape {found.shape}"
+        raise ArgumentError(f"keys must be integers or text, got {what}")
+    listed: list[Any] = found.tolist()
+    return listed
+
+
+def keys_array(keys: Any) -> Ints | list[str]:
+    """Return keys as users get them: integers as an array, shape (n,), text as a list."""
+    listed = list(keys)
+    return listed if listed and isinstance(listed[0], str) else np.array(listed, np.int64)
+
+
+def _key_column(keys: list[Any]) -> Column:
+    found = TextColumn.from_rows(keys) if keys and isinstance(keys[0], str) else None
+    return TensorColumn(np.array(keys, np.int64)) if found is None else found
+
+
+def unknown_keys(keys: Any, exists: npt.NDArray[np.bool_]) -> RowIndexError:
+    """Word the error for keys that no row has."""
+    count = int((~exists).sum())
+    return RowIndexError(
+        f"keys must be those of rows of the table, {count} of {len(exists)} are unknown, first {_nth(keys, ~exists)!r}"
+    )
+
+
+def _nth(keys: Any, mask: npt.NDArray[np.bool_]) -> Any:
+    """Return the first key that a mask selects."""
+    return list(keys)[int(mask.argmax())]
+
+
+def _integers(column: Column, name: str) -> Ints:
+    values = column.to_numpy() if column.kind in ("tensor", "torch") else np.zeros((0, 0))
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise ColumnTypeError(f"column {name!r} must have one integer per row, got {column.kind} of {column.dtype}")
+    return values.astype(np.int64)

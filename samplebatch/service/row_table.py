@@ -1,0 +1,860 @@
+"""RowTable: rows of any columns that writers complete in any order, and consumers take once each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from samplebatch.arguments import positive, whole
+from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.buffer.table import new_lock
+from samplebatch.column.convert import Ragged, ragged_dtypes
+from samplebatch.errors import AbandonedError, ArgumentError, CapacityError, SampleBatchError, near_names
+from samplebatch.service.limiter import Hold, IsCancelled, WaitingRoom
+from samplebatch.service.protocol import short_text
+from samplebatch.service.row_store import UNKNOWN, Facts, Ints, RowStore, Write, keys_array, list_keys, unknown_keys
+from samplebatch.service.table import TakenNumbers
+
+MAX_ROWS: Final = 1 << 16
+"""Rows of one request: the lock is held for that long."""
+
+_MAX_NBYTES: Final = 1 << 34
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A request for complete rows.
+
+    Attributes
+    ----------
+    n
+        Rows that are wanted.
+    columns
+        Columns that the rows must have; None for all columns that the table has by then.
+    at_least
+        Rows from which fewer than n will do.
+    by_group
+        Whether to select all rows of a group or none.
+    max_tokens
+        Tokens that all rows may have together; None for any number.
+    max_lag
+        Versions that a row may be behind the newest weights; None for any number.
+    """
+
+    n: int
+    columns: tuple[str, ...] | None = None
+    at_least: int | None = None
+    by_group: bool = False
+    max_tokens: int | None = None
+    max_lag: int | None = None
+
+    @classmethod
+    def of(cls, n: Any, options: Mapping[str, Any]) -> Selection:
+        """Check a request.
+
+        Raises
+        ------
+        ArgumentError
+            If a number is out of its range, or columns are no names.
+        CapacityError
+            If there are more rows than a request may have.
+        """
+        count = whole("n", n, 1)
+        if count > MAX_ROWS:
+            raise CapacityError(f"n must be at most {MAX_ROWS} rows, got {count}")
+        found: dict[str, Any] = {"columns": check_columns(options.get("columns"))}
+        for name in ("at_least", "max_tokens", "max_lag"):
+            value = options.get(name)
+            found[name] = None if value is None else whole(name, value, 0 if name == "max_lag" else 1)
+        if (found["at_least"] or 0) > count:
+            raise ArgumentError(f"at_least must be at most n, {count}, got {found['at_least']}")
+        by_group = options.get("by_group", False)
+        if not isinstance(by_group, bool):
+            raise ArgumentError(f"by_group must be true or false, got a {type(by_group).__name__}")
+        return cls(count, by_group=by_group, **found)
+
+
+def check_columns(columns: Any) -> tuple[str, ...] | None:
+    """Return names of columns; None stays None.
+
+    Raises
+    ------
+    ArgumentError
+        If they are no list of different names.
+    """
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not isinstance(columns, list | tuple):
+        raise ArgumentError(f"columns must be a list of names, got a {type(columns).__name__}")
+    found = tuple(short_text("a column", name) for name in columns)
+    if len(set(found)) < len(found) or not found:
+        raise ArgumentError(f"columns must be different names, at least one, got {len(found)}")
+    return found
+
+
+@dataclass(eq=False)
+class Lease:
+    """Rows that a consumer is about to take, for `RowTable.lease`.
+
+    Attributes
+    ----------
+    consumer
+        Who takes them.
+    reader, number
+        The client's name and the number of its request; "" and 0 in this process.
+    numbers
+        The rows.
+    gather
+        Copies their columns; the lock is free.
+    held_s
+        Seconds that the request waited.
+    """
+
+    consumer: str
+    reader: str
+    number: int
+    numbers: Ints
+    gather: Any
+    held_s: float
+
+
+class RowTable:
+    """Table of rows of any columns, with keys: writers add columns at any time, and each consumer takes each row once.
+
+    A row is complete for a consumer once it has all columns that the consumer asks for. Rows are removed once all
+    consumers have taken them. Threads may share a table; `ReplayServer` serves it, and `RowClient` uses it there.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    capacity
+        Rows that it may have. Puts of new rows wait while it is full.
+    consumers
+        Those that take rows. Empty for rows that stay until they are removed.
+    max_nbytes
+        Bytes from which puts of new rows wait. Further columns of existing rows do not wait, and are rejected beyond
+        twice as many.
+    remover
+        `"none"`: puts wait while the table is full; `"fifo"`: the oldest rows are evicted, whether taken or not.
+    group
+        Column of integers or text: rows of one value are a group, for `by_group`.
+    group_size
+        Rows from which a group is complete; None if those that exist are all.
+    version
+        Column of integers: the version of the weights that generated a row, for `max_lag`.
+    max_lag
+        Rows whose version is further behind the newest one are evicted. The newest is the highest of the column and of
+        the weights that the service publishes.
+    length
+        Column whose tokens `max_tokens` counts: elements of a ragged column, or an integer per row.
+    ragged
+        Columns whose rows vary in shape, by name, or names and the dtypes of their elements. They are ragged although
+        the rows of a put have one shape; the column of `length` always is.
+    seed
+        Seed of the generator that `sample` draws by; None for a random one.
+
+    Raises
+    ------
+    ArgumentError
+        If a number or a word is not of its values.
+
+    Attributes
+    ----------
+    name, kind, unit, remover, capacity
+        As given; kind and unit are `"rows"`.
+
+    Examples
+    --------
+    >>> table = RowTable("rollouts", 100)
+    >>> table.put([7, 8], {"prompt": ["two", "three"]})
+    array([7, 8])
+    >>> table.put([8], {"answer": [3.0]})
+    array([8])
+    >>> batch = table.take(1, columns=["prompt", "answer"])
+    >>> batch["key"], batch["prompt"].tolist(), batch["answer"]
+    (array([8]), ['three'], array([3.]))
+    """
+
+    kind: Final = "rows"
+    unit: Final = "rows"
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        *,
+        consumers: Sequence[str] = ("trainer",),
+        max_nbytes: int = _MAX_NBYTES,
+        remover: str = "none",
+        group: str | None = None,
+        group_size: int | None = None,
+        version: str | None = None,
+        max_lag: int | None = None,
+        length: str | None = None,
+        ragged: Ragged = (),
+        seed: int | None = None,
+    ) -> None:
+        self.name = name
+        self.capacity = whole("capacity", capacity, 1)
+        self._max_nbytes = whole("max_nbytes", max_nbytes, 1)
+        if remover not in ("none", "fifo"):
+            raise ArgumentError(f"remover must be 'none' or 'fifo', got {remover!r}")
+        self.remover = remover
+        if isinstance(consumers, str) or len(set(consumers)) < len(consumers):
+            raise ArgumentError(f"consumers must be a list of different names, got {consumers!r}")
+        if group_size is not None and group is None:
+            raise ArgumentError("group must be given with group_size, got none")
+        if max_lag is not None and version is None:
+            raise ArgumentError("version must be given with max_lag, got none")
+        self._group_size = None if group_size is None else whole("group_size", group_size, 1)
+        self._max_lag = None if max_lag is None else whole("max_lag", max_lag)
+        self._rows = RowStore(
+            [short_text("a consumer", one) for one in consumers], Facts(group, version, length, ragged_dtypes(ragged))
+        )
+        self._rng = np.random.default_rng(seed)
+        self._lock = new_lock()
+        self._room = WaitingRoom(name, self._lock)
+        self._written = TakenNumbers()
+        self._committed = TakenNumbers()
+        """Number of the last take of each reader that was committed."""
+        self._begun = TakenNumbers()
+        """Number of the last take of each reader that got rows, or will not get any."""
+        self._leases: dict[str, Lease] = {}
+        """Leases of readers, by reader."""
+        self._inserted = self._sampled = self._evicted = 0
+        self._version = UNKNOWN
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"RowTable({self.name!r}, {len(self)} of {self.capacity} rows)"
+
+    # Writing
+
+    def put(
+        self,
+        keys: Any,
+        columns: Mapping[str, Any],
+        *,
+        update: bool | None = None,
+        writer: str = "",
+        stream: str = "",
+        number: int = 0,
+        timeout_s: float | None = None,
+        is_cancelled: IsCancelled | None = None,
+    ) -> Ints | list[str]:
+        """Store columns of rows; rows whose keys are unknown are created. All of it is stored, or nothing.
+
+        Parameters
+        ----------
+        keys
+            Integers or text, one per row, n of them; None to have new integers assigned.
+        columns
+            Arrays, lists, text or columns by name, or a `SampleBatch`, n rows each. They must not be written to
+            afterwards.
+        update
+            True if all keys must exist, False if none must; None for either.
+        writer, stream, number
+            The writer, its stream, and the number of this put: one that is not above the last was stored already.
+        timeout_s
+            Seconds to wait for room; None for any number, 0 for none.
+        is_cancelled
+            Returns whether nobody waits for the answer any more; AbandonedError is raised then.
+
+        Returns
+        -------
+        The keys: integers as an array, shape (n,), or a list of text.
+
+        Raises
+        ------
+        ArgumentError
+            If a key stands twice, has one of the columns already, or exists although `update` is false.
+        RowIndexError
+            If `update` is true and a key is unknown.
+        ColumnLengthError, ColumnTypeError, ColumnMismatchError
+            If a column has another length than `keys`, Python objects, or another dtype or row shape than before.
+        CapacityError
+            If there are more rows than the table or a request may have, or too many bytes.
+        LimitTimeoutError
+            If the table is still full then.
+        TableClosedError
+            If the table is closed.
+        """
+        write = self._rows.prepare(keys, columns)
+        limit = min(MAX_ROWS, self.capacity)
+        if write.count > limit:
+            raise CapacityError(f"a put must have at most {limit} rows, got {write.count}")
+        if write.nbytes > self._max_nbytes:
+            raise CapacityError(f"a put must have at most {self._max_nbytes} bytes, got {write.nbytes}")
+        if not write.count:
+            return keys_array([])
+        with self._lock:
+            was_taken = partial(self._written.includes, writer, stream, number)
+            self._room.admit(
+                writer,
+                "insert",
+                lambda: None if was_taken() else self._hold_put(write),
+                _seconds(timeout_s),
+                is_cancelled,
+            )
+            if was_taken():
+                return keys_array(write.keys or [])
+            if self._rows.nbytes + write.nbytes > 2 * self._max_nbytes:
+                raise CapacityError(
+                    f"columns of existing rows must keep the table below {2 * self._max_nbytes} bytes, got "
+                    f"{self._rows.nbytes + write.nbytes}"
+                )
+            created = self._rows.new_rows(write)
+            stored = self._rows.write(write, update)
+            self._written.note(writer, stream, number)
+            self._inserted += created
+            if self._rows.facts.version in write.columns:
+                versions = self._rows.fact("version")[self._rows.candidates()]
+                self._version = max(self._version, int(versions.max(initial=UNKNOWN)))
+            self._evict()
+            self._room.wake()
+            return stored
+
+    def _hold_put(self, write: Write) -> Hold | None:
+        created = self._rows.new_rows(write)
+        if not created or self.remover == "fifo":
+            return None
+        size = len(self._rows)
+        if size + created > self.capacity:
+            return Hold(f"it has {size} of {self.capacity} rows, and {created} more have no room", needs_room=True)
+        if size and self._rows.nbytes + write.nbytes > self._max_nbytes:
+            return Hold(f"it has {self._rows.nbytes} of {self._max_nbytes} bytes", needs_room=True)
+        return None
+
+    def _evict(self) -> None:
+        """Remove rows that are too old, and with remover `"fifo"` the oldest of too many."""
+        rows = self._rows
+        if self._max_lag is not None and self._version != UNKNOWN:
+            versions = rows.fact("version")
+            is_old = rows.candidates() & (versions != UNKNOWN) & (versions < self._version - self._max_lag)
+            self._drop(rows.numbers_at(np.flatnonzero(is_old)))
+        if self.remover == "fifo":
+            self._drop(rows.oldest(max(len(rows) - self.capacity, 0)))
+            while rows.nbytes > self._max_nbytes and len(rows) > 1:
+                self._drop(rows.oldest(max(len(rows) // 8, 1)))
+
+    def _drop(self, numbers: Ints) -> None:
+        self._evicted += len(numbers)
+        self._rows.remove(numbers)
+
+    def reserve_keys(self, count: int) -> int:
+        """Assign keys to a writer, and return the first: `count` consecutive integers that are assigned to nobody else.
+
+        Raises
+        ------
+        ArgumentError, CapacityError
+            If `count` is no number of rows of a put.
+        """
+        if whole("count", count, 1) > MAX_ROWS:
+            raise CapacityError(f"count must be at most {MAX_ROWS} keys, got {count}")
+        with self._lock:
+            first = self._rows.next_key
+            self._rows.next_key += count
+            return first
+
+    def taken(self, writer: str, stream: str = "") -> int:
+        """Return the number of the last put that was stored from a stream of a writer; 0 if there is none."""
+        with self._lock:
+            return self._written.last(writer, stream)
+
+    def set_version(self, version: int) -> None:
+        """Announce the version of the newest weights: rows that are too far behind are evicted."""
+        with self._lock:
+            self._version = max(self._version, version)
+            self._evict()
+            self._room.wake()
+
+    # Reading
+
+    def wait(
+        self,
+        keys_or_count: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        reader: str = "",
+        is_cancelled: IsCancelled | None = None,
+    ) -> Ints | list[str]:
+        """Wait until rows have columns.
+
+        Parameters
+        ----------
+        keys_or_count
+            Keys of rows, which need not exist yet, or how many rows, whichever they are.
+        columns
+            Columns that the rows must have; None for all that the table has by then.
+        timeout_s
+            Seconds to wait; None for any number, 0 for none.
+        reader, is_cancelled
+            As of `take`.
+
+        Returns
+        -------
+        The keys of the rows: those given, or of the oldest that are complete.
+
+        Raises
+        ------
+        LimitTimeoutError
+            If the rows are not complete then; names the columns and how many rows lack each.
+        ArgumentError, CapacityError, TableClosedError
+            As `take` does.
+        """
+        names = check_columns(columns)
+        keys: list[Any] | None = None
+        if isinstance(keys_or_count, int | np.integer) or np.ndim(keys_or_count) == 0:
+            count = whole("count", keys_or_count, 1)
+        else:
+            keys = _some_keys(keys_or_count)
+            count = len(keys)
+        if count > MAX_ROWS:
+            raise CapacityError(f"wait must be for at most {MAX_ROWS} rows, got {count}")
+        found: list[Ints] = []
+        with self._lock:
+            self._room.admit(
+                reader, "sample", lambda: self._hold_wait(keys, count, names, found), _seconds(timeout_s), is_cancelled
+            )
+            return keys_array(keys) if keys is not None else self._rows.keys_of(found[-1])
+
+    def _hold_wait(
+        self, keys: list[Any] | None, count: int, names: tuple[str, ...] | None, found: list[Ints]
+    ) -> Hold | None:
+        rows = self._rows
+        columns = tuple(rows.forms) if names is None else names
+        if keys is None:
+            there = rows.candidates()
+            complete = np.flatnonzero(rows.complete(there, columns))[:count]
+            found[:] = [rows.numbers_at(complete)]
+            ready = len(complete)
+            unknown = max(count - int(there.sum()), 0)
+        else:
+            numbers = rows.find(keys)
+            there = rows.mask_of(numbers[numbers >= 0])
+            ready = int(rows.complete(there, columns).sum())
+            unknown = int((numbers < 0).sum())
+        if ready >= count:
+            return None
+        return Hold(_why(count, ready, rows.lacking(there, columns), unknown), needs_items=True)
+
+    def take(
+        self,
+        n: int,
+        *,
+        columns: Sequence[str] | None = None,
+        consumer: str = "trainer",
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> SampleBatch[Any]:
+        """Take complete rows, the oldest first; no other `take` of this consumer returns them.
+
+        Parameters
+        ----------
+        n
+            How many.
+        columns
+            Columns that the rows must have, which are returned; None for all that the table has by then.
+        consumer
+            Who takes them, one of the table's consumers.
+        timeout_s
+            Seconds to wait; None for any number, 0 for none.
+        **options
+            `at_least`, rows from which fewer than n will do; `by_group`, to take all rows of a group or none;
+            `max_tokens`, tokens that the rows may have together; `max_lag`, versions that a row may be behind the
+            newest weights.
+
+        Returns
+        -------
+        SampleBatch
+            The columns, and the keys as the column `key`. With `by_group` or `max_tokens` there are fewer rows if the
+            next would not fit.
+
+        Raises
+        ------
+        LimitTimeoutError
+            If there are not enough rows then; names the columns and how many rows lack each.
+        ArgumentError
+            If an argument is out of its range, or the table has no such consumer or no column for an option.
+        CapacityError
+            If the oldest row or group alone has more rows or tokens than permitted.
+        TableClosedError
+            If the table is closed.
+        """
+        lease = self.lease(Selection.of(n, {"columns": columns, **options}), consumer, timeout_s=timeout_s)
+        batch: SampleBatch[Any] = lease.gather()
+        self.commit(lease)
+        return batch
+
+    def lease(
+        self,
+        selection: Selection,
+        consumer: str,
+        *,
+        reader: str = "",
+        number: int = 0,
+        timeout_s: float | None = None,
+        is_cancelled: IsCancelled | None = None,
+        max_nbytes: int | None = None,
+    ) -> Lease:
+        """Select rows as `take` does, and keep them for the consumer until `commit` or `release`.
+
+        Parameters
+        ----------
+        selection, consumer, timeout_s
+            As of `take`.
+        reader, number
+            The client's name and the number of its request, which increases; 0 for none.
+        is_cancelled
+            As of `put`.
+        max_nbytes
+            Bytes that the rows may have; None for any number.
+
+        Raises
+        ------
+        AbandonedError
+            If the reader has asked for something else since.
+        SampleBatchError
+            As `take` does.
+        """
+        if consumer not in self._rows.consumers:
+            raise ArgumentError(
+                f"consumer must be one of table {self.name!r}, got {consumer!r}; "
+                f"{near_names(consumer, self._rows.consumers)}"
+            )
+        found: list[Ints | SampleBatchError] = []
+        with self._lock:
+            self._begin(reader, number)
+            hold = partial(self._hold_selection, selection, consumer, found, None)
+            held_s = self._room.admit(reader, "sample", hold, _seconds(timeout_s), is_cancelled)
+            if number and self._begun.last(reader, "") != number:
+                raise AbandonedError(f"table {self.name!r} selected rows for a request that was sent again")
+            numbers = _selected(found)
+            gather = self._view(numbers, selection, max_nbytes)
+            self._rows.lease(consumer, numbers)
+            lease = Lease(consumer, reader, number, numbers, gather, held_s)
+            if number:
+                self._leases[reader] = lease
+            return lease
+
+    def _begin(self, reader: str, number: int) -> None:
+        """Note a take of a reader; rows of an earlier one that was not committed are returned."""
+        if not number:
+            return
+        if self._begun.includes(reader, "", number):
+            raise AbandonedError(f"table {self.name!r} got a request that was sent again")
+        self._begun.note(reader, "", number)
+        earlier = self._leases.get(reader)
+        if earlier is not None:
+            self._return(earlier)
+
+    def commit(self, lease: Lease) -> bool:
+        """Count leased rows as taken, and return whether they were leased still."""
+        with self._lock:
+            if lease.number and self._leases.pop(lease.reader, None) is not lease:
+                return False
+            self._rows.commit(lease.consumer, lease.numbers)
+            self._committed.note(lease.reader, "", lease.number)
+            self._sampled += len(lease.numbers)
+            self._room.wake()
+            return True
+
+    def release(self, lease: Lease) -> None:
+        """Return leased rows that were not committed, for another `take`."""
+        with self._lock:
+            if not lease.number or self._leases.get(lease.reader) is lease:
+                self._return(lease)
+
+    def _return(self, lease: Lease) -> None:
+        self._leases.pop(lease.reader, None)
+        self._rows.release(lease.consumer, lease.numbers)
+        self._room.wake()
+
+    def settle(self, reader: str, number: int) -> bool:
+        """Return whether a take of a reader was committed; if not, it will not be."""
+        with self._lock:
+            if self._committed.last(reader, "") >= number:
+                return True
+            lease = self._leases.get(reader)
+            if lease is not None and lease.number <= number:
+                self._return(lease)
+            if self._begun.last(reader, "") < number:
+                self._begun.note(reader, "", number)
+            return False
+
+    def sample(
+        self,
+        n: int,
+        *,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        seed: int | None = None,
+        reader: str = "",
+        is_cancelled: IsCancelled | None = None,
+        max_nbytes: int | None = None,
+        **options: Any,
+    ) -> SampleBatch[Any]:
+        """Sample complete rows or groups uniformly without replacement; they stay for others.
+
+        Parameters
+        ----------
+        n, columns, timeout_s, **options
+            As of `take`.
+        seed
+            Seed of a generator for this sample alone; None for the table's own.
+        reader, is_cancelled, max_nbytes
+            As of `lease`.
+
+        Raises
+        ------
+        SampleBatchError
+            As `take` does.
+        """
+        selection = Selection.of(n, {"columns": columns, **options})
+        rng = self._rng if seed is None else np.random.default_rng(whole("seed", seed))
+        found: list[Ints | SampleBatchError] = []
+        with self._lock:
+            hold = partial(self._hold_selection, selection, None, found, rng)
+            self._room.admit(reader, "sample", hold, _seconds(timeout_s), is_cancelled)
+            numbers = _selected(found)
+            gather = self._view(numbers, selection, max_nbytes)
+            self._sampled += len(numbers)
+        batch: SampleBatch[Any] = gather()
+        return batch
+
+    def get(
+        self, keys: Any, *, columns: Sequence[str] | None = None, max_nbytes: int | None = None
+    ) -> SampleBatch[Any]:
+        """Return columns of rows by their keys, in that order, without waiting; the rows stay.
+
+        Raises
+        ------
+        RowIndexError
+            If a key is unknown.
+        ArgumentError
+            If a row lacks a column; names it.
+        """
+        names, listed = check_columns(columns), _some_keys(keys)
+        if len(listed) > MAX_ROWS:
+            raise CapacityError(f"keys must be at most {MAX_ROWS}, got {len(listed)}")
+        with self._lock:
+            numbers = self._rows.find(listed)
+            if (numbers < 0).any():
+                raise unknown_keys(listed, numbers >= 0)
+            columns = tuple(self._rows.forms) if names is None else names
+            lacking = self._rows.lacking(self._rows.mask_of(numbers), columns)
+            if lacking:
+                raise ArgumentError(f"rows must have the columns that are asked for, {_lacks(lacking)}")
+            gather = self._view(numbers, Selection(len(listed), columns), max_nbytes)
+        batch: SampleBatch[Any] = gather()
+        return batch
+
+    def remove(self, keys: Any) -> int:
+        """Remove rows by their keys, and return how many existed."""
+        listed = _some_keys(keys)
+        with self._lock:
+            numbers = np.unique(self._rows.find(listed))
+            numbers = numbers[numbers >= 0]
+            self._rows.remove(numbers)
+            self._room.wake()
+            return len(numbers)
+
+    def _view(self, numbers: Ints, selection: Selection, max_nbytes: int | None) -> Any:
+        columns = tuple(self._rows.forms) if selection.columns is None else selection.columns
+        if max_nbytes is not None:
+            nbytes = self._rows.nbytes_of(numbers, columns)
+            if nbytes > max_nbytes:
+                raise CapacityError(f"rows must have at most {max_nbytes} bytes, got about {nbytes}; take fewer")
+        return self._rows.view(numbers, columns)
+
+    def _hold_selection(
+        self,
+        selection: Selection,
+        consumer: str | None,
+        found: list[Ints | SampleBatchError],
+        rng: np.random.Generator | None,
+    ) -> Hold | None:
+        """Select rows into `found`, or the error in their place, or return why there are not enough."""
+        try:
+            positions, why = self._find_rows(selection, consumer, rng)
+        except SampleBatchError as error:
+            # Raised by the request itself: `info` asks for the reasons of all.
+            found[:] = [error]
+            return None
+        if why:
+            return Hold(why, needs_items=True)
+        found[:] = [self._rows.numbers_at(positions)]
+        return None
+
+    def _find_rows(
+        self, selection: Selection, consumer: str | None, rng: np.random.Generator | None
+    ) -> tuple[Ints, str]:
+        """Return the positions of the rows of a selection, and why they are not enough; "" if they are."""
+        rows = self._rows
+        columns = tuple(rows.forms) if selection.columns is None else selection.columns
+        there = rows.candidates(consumer)
+        complete = rows.complete(there, columns)
+        for option, fact in (("max_tokens", "length"), ("max_lag", "version"), ("by_group", "group")):
+            value = getattr(selection, option)
+            if value is None or value is False:
+                continue
+            if getattr(rows.facts, fact) is None:
+                raise ArgumentError(f"table {self.name!r} must have {fact}= to select by {option}, got none")
+            complete &= rows.fact(fact) != UNKNOWN
+        if selection.max_lag is not None and self._version != UNKNOWN:
+            complete &= rows.fact("version") >= self._version - selection.max_lag
+        positions, is_full = self._select(there, np.flatnonzero(complete), selection, rng)
+        enough = selection.n if selection.at_least is None else selection.at_least
+        if len(positions) >= enough or is_full:
+            return positions, ""
+        unknown = max(enough - int(there.sum()), 0)
+        return positions, _why(enough, len(positions), rows.lacking(there, columns), unknown)
+
+    def _select(
+        self, there: Any, ready: Ints, selection: Selection, rng: np.random.Generator | None
+    ) -> tuple[Ints, bool]:
+        """Return the positions of rows or groups that fit, in order, and whether the next one does not fit."""
+        rows = self._rows
+        if not len(ready):
+            return ready, False
+        if selection.by_group:
+            groups = rows.fact("group")
+            codes, firsts, places, counts = np.unique(
+                groups[ready], return_index=True, return_inverse=True, return_counts=True
+            )
+            all_codes, totals = np.unique(groups[there & (groups != UNKNOWN)], return_counts=True)
+            expected = np.maximum(totals[np.searchsorted(all_codes, codes)], self._group_size or 1)
+            order = np.argsort(firsts) if rng is None else rng.permutation(len(codes))
+            order = order[counts[order] == expected[order]]
+        else:
+            if selection.max_tokens is None:
+                return _pick(ready, selection.n, rng), False
+            places, counts = np.arange(len(ready)), np.ones(len(ready), np.int64)
+            order = places if rng is None else rng.permutation(len(ready))
+        if not len(order):
+            return ready[:0], False
+        sizes = counts[order]
+        fits = np.cumsum(sizes) <= selection.n
+        if selection.max_tokens is not None:
+            tokens = np.bincount(places, rows.fact("length")[ready], len(counts))[order]
+            fits &= np.cumsum(tokens) <= selection.max_tokens
+        chosen = int(fits.argmin()) if not fits.all() else len(fits)
+        if not chosen:
+            what = "a group" if selection.by_group else "a row"
+            if sizes[0] > selection.n:
+                raise CapacityError(f"{what} must have at most n = {selection.n} rows, the next has {sizes[0]}")
+            raise CapacityError(
+                f"{what} must have at most max_tokens = {selection.max_tokens} tokens, the next has {int(tokens[0])}"
+            )
+        rank = np.full(len(counts), len(order))
+        rank[order[:chosen]] = np.arange(chosen)
+        ranks = rank[places]
+        positions = ready[np.argsort(ranks, kind="stable")][: int(sizes[:chosen].sum())]
+        return positions, chosen < len(order)
+
+    # The table
+
+    def reset(self) -> None:
+        """Remove all rows and columns, and count from 0."""
+        with self._lock:
+            self._rows.clear()
+            self._leases.clear()
+            self._inserted = self._sampled = self._evicted = 0
+            self._version = UNKNOWN
+            self._room.wake()
+
+    def info(self) -> dict[str, Any]:
+        """Return the state of the table as plain values.
+
+        Returns
+        -------
+        dict
+            As of `ReplayTable.info`; and `consumers`, `evicted` rows, the `version` of the newest weights, None if it
+            is unknown, and `columns`, dtype and row shape by name.
+        """
+        with self._lock:
+            rows = self._rows
+            return {
+                "name": self.name,
+                "kind": self.kind,
+                "items": self.unit,
+                "remover": self.remover,
+                "size": len(rows),
+                "capacity": self.capacity,
+                "nbytes": rows.nbytes,
+                "weight": float(len(rows)),
+                "inserted": self._inserted,
+                "sampled": self._sampled,
+                "evicted": self._evicted,
+                "limits": {"min_size": 1, "samples_per_insert": None, "error_buffer": None, "max_times_sampled": 0},
+                "columns": {name: f"{form[1]}{_shape(form[2])}" for name, form in rows.forms.items()},
+                "consumers": list(rows.consumers),
+                "version": None if self._version == UNKNOWN else self._version,
+                "held_back": self._room.held_back(),
+                "closed": self._room.closed,
+            }
+
+    @property
+    def closed(self) -> bool:
+        """Whether the table is closed."""
+        return self._room.closed
+
+    def close(self) -> None:
+        """Reject all requests from now on, and end those that wait with TableClosedError."""
+        with self._lock:
+            self._room.close()
+
+
+def _selected(found: list[Ints | SampleBatchError]) -> Ints:
+    """Return the rows of a selection; raises the error that stands in their place."""
+    selected = found[-1]
+    if isinstance(selected, SampleBatchError):
+        raise selected
+    return selected
+
+
+def _pick(ready: Ints, n: int, rng: np.random.Generator | None) -> Ints:
+    """Return the first rows, or random ones."""
+    if rng is None:
+        return ready[:n]
+    return rng.choice(ready, min(n, len(ready)), replace=False)
+
+
+def _some_keys(keys: Any) -> list[Any]:
+    listed = list_keys(keys)
+    if not listed:
+        raise ArgumentError("keys must be at least one, got none")
+    return listed
+
+
+def _why(count: int, ready: int, lacking: Mapping[str, int], unknown: int) -> str:
+    """Word why rows are not complete: the columns that are missing, and how many rows lack each."""
+    found = [f"{count} rows are asked for, and {ready} are complete"]
+    if lacking:
+        found.append(_lacks(lacking))
+    if unknown:
+        found.append(f"{unknown} rows do not exist yet")
+    return "; ".join(found)
+
+
+def _lacks(lacking: Mapping[str, int]) -> str:
+    named = sorted(lacking.items(), key=lambda item: -item[1])[:8]
+    more = f" and {len(lacking) - len(named)} more columns" if len(lacking) > len(named) else ""
+    return ", ".join(f"{count} lack {name!r}" for name, count in named) + more
+
+
+def _shape(shape: tuple[int | None, ...]) -> str:
+    return f"[{'x'.join('?' if extent is None else str(extent) for extent in shape)}]" if shape else ""
+
+
+def _seconds(timeout_s: float | None) -> float | None:
+    return timeout_s if not timeout_s else positive("timeout_s", timeout_s)

@@ -1,0 +1,497 @@
+"""Tables of rows of any columns: keys, columns that arrive later, consumers, groups, budgets and lag."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from samplebatch import SampleBatch
+from samplebatch.errors import (
+    AccessError,
+    ArgumentError,
+    CapacityError,
+    ColumnLengthError,
+    ColumnMismatchError,
+    ColumnTypeError,
+    LimitTimeoutError,
+    RowIndexError,
+    ServiceError,
+    TableClosedError,
+)
+from samplebatch.service import ReplayClient, ReplayServer, RowClient, RowTable
+from samplebatch.service.metrics import render_metrics
+
+
+@pytest.fixture
+def table():
+    return RowTable("rows", 64, group="uid", version="version", length="ids", seed=0)
+
+
+@pytest.fixture
+def client(table):
+    with ReplayServer([table]) as server, RowClient(server.uri, "rows", timeout_s=5.0) as client:
+        yield client
+
+
+@pytest.fixture(params=["table", "client"])
+def rows(request, table):
+    if request.param == "table":
+        yield table
+        return
+    with ReplayServer([table]) as server, RowClient(server.uri, "rows", timeout_s=5.0) as client:
+        yield client
+
+
+# Writing and taking
+
+
+def test_rows_are_taken_once_their_columns_are_complete(rows):
+    rows.put([3, 1, 2], {"ids": [[1], [2, 3], []], "text": ["a", None, "c"]})
+    rows.put([2, 3], {"reward": [0.2, 0.3]})
+    batch = rows.take(2, columns=["ids", "reward"])
+    assert batch["key"].tolist() == [3, 2]
+    assert [row.tolist() for row in batch["ids"]] == [[1], []]
+    assert batch["reward"].tolist() == [0.3, 0.2]
+    assert list(batch.column_names) == ["key", "ids", "reward"]
+    rows.put([1], {"reward": [0.1]})
+    last = rows.take(1, columns=["text", "reward"])
+    assert last["key"].tolist() == [1]
+    assert list(last["text"]) == [None]
+    assert len(rows) == 0
+
+
+def test_columns_of_rows_keep_their_kinds_through_a_service(client):
+    given = {
+        "flag": np.array([True, False, True]),
+        "small": np.array([1, 2, 3], np.uint8),
+        "half": np.array([1, 2, 3], np.float16),
+        "frames": np.arange(24, dtype=np.float32).reshape(3, 2, 4),
+        "ids": [np.array([1, 2], np.int32), np.array([], np.int32), np.array([3], np.int32)],
+        "texts": ["é", "", "c"],
+    }
+    expected = SampleBatch({"key": [0, 1, 2], **given}, ragged="ids")
+    client.put([0, 1, 2], SampleBatch(given, ragged="ids"))
+    assert client.take(3, columns=list(given)) == expected
+
+
+def test_keys_are_assigned_where_none_are_given(rows):
+    first = rows.put(None, {"x": [1, 2]})
+    second = rows.put(None, {"x": [3]})
+    keys = [*first.tolist(), *second.tolist()]
+    assert len(set(keys)) == 3
+    assert rows.get(keys[::-1], columns=["x"])["x"].tolist() == [3, 2, 1]
+
+
+def test_keys_may_be_text(rows):
+    assert rows.put(["b", "a"], {"x": [1, 2]}) == ["b", "a"]
+    assert rows.wait(["a"], columns=["x"], timeout_s=1) == ["a"]
+    batch = rows.take(2, columns=["x"])
+    assert list(batch["key"]) == ["b", "a"]
+    with pytest.raises(ArgumentError, match="all integers or all text"):
+        rows.put(["c", 4], {"x": [1, 2]})
+
+
+def test_keys_are_of_one_type_per_table(rows):
+    rows.put(["b"], {"x": [1]})
+    with pytest.raises(RowIndexError, match=r"keys must be those of rows of the table, 1 of 1 are unknown, first 1"):
+        rows.get([1], columns=["x"])
+    with pytest.raises(ArgumentError, match="all integers or all text"):
+        rows.put([1], {"x": [1]})
+
+
+def test_each_consumer_takes_each_row_once():
+    table = RowTable("rows", 8, consumers=["critic", "trainer"])
+    table.put([0, 1], {"x": [1, 2]})
+    assert table.take(2, columns=["x"], consumer="critic")["x"].tolist() == [1, 2]
+    assert len(table) == 2
+    table.put([0, 1], {"value": [0.5, 0.6]})
+    assert table.take(1, columns=["x", "value"])["value"].tolist() == [0.5]
+    assert len(table) == 1
+    with pytest.raises(LimitTimeoutError, match="1 rows are asked for, and 0 are complete"):
+        table.take(1, columns=["x"], consumer="critic", timeout_s=0)
+    with pytest.raises(ArgumentError, match="consumer must be one of table 'rows', got 'critc'; did you mean 'critic'"):
+        table.take(1, columns=["x"], consumer="critc")
+
+
+def test_rows_of_many_writes_come_in_the_order_of_their_insertion():
+    table, rng = RowTable("rows", 500), np.random.default_rng(1)
+    order = rng.permutation(400)
+    for part in np.array_split(order, 37):
+        table.put(part, {"x": part * 2})
+    for part in np.array_split(rng.permutation(400), 23):
+        table.put(part, {"ids": SampleBatch(ids=[np.arange(k % 5) + k for k in part], ragged="ids")["ids"]})
+    batch = table.take(400, columns=["x", "ids"])
+    assert (batch["key"] == order).all()
+    assert (batch["x"] == 2 * order).all()
+    assert all((ids == np.arange(k % 5) + k).all() for k, ids in zip(order.tolist(), batch["ids"], strict=True))
+
+
+def test_memory_of_rows_is_freed_and_reused():
+    table, start = RowTable("rows", 100), 0
+    for _ in range(200):
+        keys = np.arange(start, start + 40)
+        table.put(keys, {"x": keys})
+        table.put(keys[::-1], {"y": keys[::-1] * 3})
+        batch = table.take(40, columns=["x", "y"])
+        assert (batch["x"] == keys).all()
+        assert (batch["y"] == 3 * keys).all()
+        start += 40
+    assert len(table) == table.info()["nbytes"] == 0
+    assert len(table._rows._keys) <= 1024
+
+
+def test_a_whole_random_history_matches_a_dictionary():
+    rng = np.random.default_rng(7)
+    table, model, taken = RowTable("rows", 60, consumers=["a", "b"]), {}, {"a": [], "b": []}
+    for step in range(600):
+        action = rng.integers(5)
+        if action < 2 and len(model) < 50:
+            keys = rng.permutation(400)[: rng.integers(1, 8)] + 1000 * step
+            table.put(keys, {"x": keys * 2})
+            model.update({key: {"x"} for key in keys.tolist()})
+        elif action == 2:
+            keys = [key for key in rng.permutation(list(model)).tolist() if "y" not in model[key]][:5]
+            if keys:
+                table.put(keys, {"y": np.array(keys) * 3})
+                for key in keys:
+                    model[key].add("y")
+        elif action > 2:
+            consumer = "ab"[action - 3]
+            columns = ["x", "y"] if rng.integers(2) else ["x"]
+            ready = [key for key in model if model[key] >= set(columns) and key not in taken[consumer]]
+            n = int(rng.integers(1, 6))
+            if len(ready) < n:
+                with pytest.raises(LimitTimeoutError):
+                    table.take(n, columns=columns, consumer=consumer, timeout_s=0)
+                continue
+            batch = table.take(n, columns=columns, consumer=consumer)
+            assert batch["key"].tolist() == ready[:n]
+            assert (batch["x"] == 2 * batch["key"]).all()
+            taken[consumer] += ready[:n]
+            gone = [key for key in ready[:n] if key in taken["a"] and key in taken["b"]]
+            for key in gone:
+                del model[key]
+        assert len(table) == len(model)
+
+
+# Waiting
+
+
+def test_a_wait_ends_once_the_columns_arrive(rows):
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(rows.wait([4, 5], columns=["reward"], timeout_s=5)))
+    waiting.start()
+    rows.put([5, 4], {"x": [1, 2]})
+    rows.put([4], {"reward": [1.0]})
+    assert not found
+    rows.put([5], {"reward": [1.0]})
+    waiting.join(5)
+    assert found[0].tolist() == [4, 5]
+    assert rows.wait(2, columns=["x"]).tolist() == [5, 4]
+
+
+def test_a_put_goes_on_while_the_same_client_waits(client):
+    found = []
+    taking = threading.Thread(target=lambda: found.append(client.take(1, columns=["x"])))
+    taking.start()
+    time.sleep(0.1)
+    client.put([1], {"x": [1]})
+    taking.join(5)
+    assert found[0]["x"].tolist() == [1]
+
+
+def test_a_timeout_names_the_missing_columns_and_how_many_rows_lack_them(rows):
+    rows.put([1, 2, 3], {"x": [1, 2, 3]})
+    rows.put([1], {"reward": [1.0]})
+    with pytest.raises(LimitTimeoutError) as error:
+        rows.take(4, columns=["x", "reward", "advantage"], timeout_s=0.05)
+    assert (
+        "4 rows are asked for, and 0 are complete; 3 lack 'advantage', 2 lack 'reward'; 1 rows do not exist yet"
+        in str(error.value)
+    )
+    with pytest.raises(LimitTimeoutError, match="2 rows are asked for, and 1 are complete; 1 rows do not exist yet"):
+        rows.wait([3, 9], columns=["x"], timeout_s=0.05)
+    assert rows.take(3, columns=["x"])["x"].tolist() == [1, 2, 3]
+
+
+def test_a_full_table_holds_new_rows_back_but_not_further_columns():
+    table = RowTable("rows", 2)
+    table.put([1, 2], {"x": [1, 2]})
+    with pytest.raises(LimitTimeoutError, match="2 of 2 rows, and 1 more have no room"):
+        table.put([3], {"x": [3]}, timeout_s=0.01)
+    table.put([1], {"y": [1]})
+    table.take(1, columns=["x", "y"])
+    table.put([3], {"x": [3]}, timeout_s=0.01)
+    assert len(table) == 2
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("keys", "columns", "kind", "message"),
+    [
+        ([1, 5], {"x": [1, 2]}, ArgumentError, "column 'x' must be written once for each key, 1 of 2 keys have it"),
+        ([5, 5], {"x": [1, 2]}, ArgumentError, "keys must be different, 1 of 2 stand twice"),
+        ([5, 6], {"x": [1, 2, 3]}, ColumnLengthError, "'x' must have 2 rows"),
+        ([5, 6], {"x": [1, 2], "y": [1]}, ColumnLengthError, "'y'"),
+        ([5], {"x": [1.5]}, ColumnMismatchError, "column 'x' must be tensor of int64"),
+        ([5], {"new": [object()]}, ColumnTypeError, "column 'new' must have numbers, flags or text"),
+        ([5], {}, ArgumentError, "columns must have at least one column, got none"),
+        ([0.5], {"x": [1]}, ArgumentError, "keys must be integers or text, got float64"),
+        ([2**64], {"x": [1]}, ArgumentError, "keys must be integers or text"),
+        ("ab", {"x": [1, 2]}, ArgumentError, "keys must be a list of integers or text, got a str"),
+        ([5], {"key": [1]}, ArgumentError, "columns must not have the name 'key'"),
+        (range(65), {"x": np.arange(65)}, CapacityError, "a put must have at most 64 rows, got 65"),
+        (["k" * 300], {"x": [1]}, CapacityError, "keys must have at most 256"),
+        ([5], {"uid": [0.5]}, ColumnTypeError, "column 'uid' must have one integer per row"),
+    ],
+)
+def test_a_put_that_is_rejected_stores_nothing(rows, keys, columns, kind, message):
+    rows.put([1], {"x": [1]})
+    with pytest.raises(kind, match=message):
+        rows.put(keys, columns)
+    assert len(rows) == 1
+    assert sorted(rows.info()["columns"]) == ["x"]
+    rows.put([5], {"x": [6]})
+    assert rows.take(2, columns=["x"])["x"].tolist() == [1, 6]
+
+
+def test_an_update_needs_keys_that_exist_or_that_do_not(rows):
+    rows.put([1], {"x": [1]}, update=False)
+    with pytest.raises(RowIndexError, match="1 of 2 are unknown, first 2"):
+        rows.put([1, 2], {"y": [1, 2]}, update=True)
+    with pytest.raises(ArgumentError, match="keys must be new, 1 of 2 exist, first 1"):
+        rows.put([2, 1], {"y": [1, 2]}, update=False)
+    assert len(rows) == 1
+    assert "y" not in rows.info()["columns"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"n": 0}, ArgumentError, "n must be"),
+        ({"n": -3}, ArgumentError, "n must be"),
+        ({"n": 1 << 20}, CapacityError, "n must be at most 65536 rows"),
+        ({"n": 1, "max_tokens": -1}, ArgumentError, "max_tokens must be"),
+        ({"n": 1, "max_lag": -1}, ArgumentError, "max_lag must be"),
+        ({"n": 1, "at_least": 2}, ArgumentError, "at_least must be at most n, 1, got 2"),
+        ({"n": 1, "columns": "x"}, ArgumentError, "columns must be a list of names"),
+        ({"n": 1, "columns": ["x", "x"]}, ArgumentError, "columns must be different names"),
+    ],
+)
+def test_a_request_that_is_out_of_range_is_rejected(rows, arguments, kind, message):
+    rows.put([1], {"x": [1]})
+    with pytest.raises(kind, match=message):
+        rows.take(**arguments)
+
+
+def test_selecting_needs_the_columns_that_the_table_selects_by():
+    table = RowTable("rows", 4)
+    table.put([1], {"x": [1]})
+    for option, value in (("by_group", True), ("max_tokens", 3), ("max_lag", 0)):
+        with pytest.raises(ArgumentError, match=f"to select by {option}, got none"):
+            table.take(1, columns=["x"], **{option: value})
+
+
+def test_reading_rows_that_are_unknown_or_incomplete_is_rejected(rows):
+    rows.put([1, 2], {"x": [1, 2]})
+    rows.put([1], {"y": [1]})
+    with pytest.raises(RowIndexError, match="1 of 2 are unknown, first 7"):
+        rows.get([1, 7], columns=["x"])
+    with pytest.raises(ArgumentError, match="1 lack 'y'"):
+        rows.get([1, 2], columns=["x", "y"])
+    assert rows.remove([1, 7]) == 1
+    assert len(rows) == 1
+
+
+# Groups, budgets, lag
+
+
+def test_groups_are_taken_with_all_of_their_rows_or_none(rows):
+    rows.put(range(6), {"uid": ["a", "b", "a", "b", "a", "c"], "x": np.arange(6)})
+    rows.put([0, 1, 3, 5], {"reward": [0.0, 1.0, 3.0, 5.0]})
+    batch = rows.take(3, columns=["x", "reward"], by_group=True, timeout_s=1)
+    assert batch["key"].tolist() == [1, 3, 5]
+    with pytest.raises(LimitTimeoutError, match="2 lack 'reward'"):
+        rows.take(3, columns=["x", "reward"], by_group=True, timeout_s=0.05)
+    rows.put([2, 4], {"reward": [2.0, 4.0]})
+    assert rows.take(3, columns=["reward"], by_group=True)["reward"].tolist() == [0.0, 2.0, 4.0]
+
+
+def test_a_group_waits_for_its_size():
+    table = RowTable("rows", 16, group="uid", group_size=3)
+    table.put([0, 1], {"uid": [7, 7]})
+    with pytest.raises(LimitTimeoutError):
+        table.take(4, by_group=True, at_least=1, timeout_s=0)
+    table.put([2], {"uid": [7]})
+    assert table.take(4, by_group=True, at_least=1)["key"].tolist() == [0, 1, 2]
+
+
+def test_a_group_larger_than_the_budget_is_named(rows):
+    rows.put([0, 1, 2], {"uid": [4, 4, 4], "ids": [[1, 2], [3, 4], [5, 6]]})
+    with pytest.raises(CapacityError, match="a group must have at most n = 2 rows, the next has 3"):
+        rows.take(2, columns=["ids"], by_group=True)
+    with pytest.raises(CapacityError, match="a group must have at most max_tokens = 5 tokens, the next has 6"):
+        rows.take(3, columns=["ids"], by_group=True, max_tokens=5)
+    with pytest.raises(CapacityError, match="a row must have at most max_tokens = 1 tokens, the next has 2"):
+        rows.take(3, columns=["ids"], max_tokens=1)
+    assert len(rows) == 3
+    assert rows.info()["held_back"] == []
+
+
+def test_a_token_budget_bounds_the_rows(rows):
+    rows.put(range(5), {"ids": [[0] * k for k in (3, 2, 5, 1, 1)]})
+    assert rows.take(5, columns=["ids"], max_tokens=6)["key"].tolist() == [0, 1]
+    assert rows.take(2, columns=["ids"], max_tokens=100)["key"].tolist() == [2, 3]
+
+
+def test_rows_that_lag_too_far_are_not_taken(rows):
+    rows.put(range(4), {"version": [1, 5, 3, 4], "x": [0, 1, 2, 3]})
+    assert rows.take(3, columns=["x"], max_lag=1, at_least=1)["key"].tolist() == [1, 3]
+    assert len(rows) == 2
+
+
+def test_rows_that_lag_too_far_are_evicted_when_weights_are_published():
+    table = RowTable("rows", 8, version="version", max_lag=1)
+    with ReplayServer([table]) as server, RowClient(server.uri, "rows") as client:
+        assert client.publish({"w": np.zeros(2)}) == 1
+        client.put(range(3), {"version": [0, 1, 1]})
+        assert len(client) == 3
+        client.publish({"w": np.ones(2)})
+        assert client.take(2, columns=["version"])["key"].tolist() == [1, 2]
+        assert client.info()["evicted"] == 1
+
+
+def test_samples_are_uniform_without_replacement_and_leave_the_rows(rows):
+    rows.put(range(10), {"x": np.arange(10), "uid": np.arange(10) // 5})
+    drawn = [sorted(rows.sample(5, columns=["x"], seed=seed)["x"].tolist()) for seed in range(40)]
+    assert all(len(set(one)) == 5 for one in drawn)
+    assert {value for one in drawn for value in one} == set(range(10))
+    assert rows.sample(5, columns=["x"], seed=3) == rows.sample(5, columns=["x"], seed=3)
+    groups = {tuple(rows.sample(9, columns=["x"], by_group=True, seed=seed)["x"].tolist()) for seed in range(20)}
+    assert groups == {(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)}
+    assert len(rows) == 10
+
+
+def test_the_oldest_rows_are_evicted_by_a_fifo_remover():
+    table = RowTable("rows", 3, remover="fifo")
+    for key in range(6):
+        table.put([key], {"x": [key]})
+    assert table.take(3, columns=["x"])["x"].tolist() == [3, 4, 5]
+    assert table.info()["evicted"] == 3
+
+
+# Exactly once
+
+
+def test_a_lease_that_is_not_committed_returns_its_rows(table):
+    from samplebatch.service.row_table import Selection
+
+    table.put([1, 2], {"x": [1, 2]})
+    selection = Selection.of(2, {"columns": ["x"]})
+    lease = table.lease(selection, "trainer", reader="r", number=1)
+    with pytest.raises(LimitTimeoutError):
+        table.take(1, columns=["x"], timeout_s=0)
+    assert not table.settle("r", 1)
+    assert not table.commit(lease)
+    again = table.lease(selection, "trainer", reader="r", number=2)
+    assert table.commit(again)
+    assert table.settle("r", 2)
+    assert len(table) == 0
+
+
+def test_a_repeated_put_is_stored_once(table):
+    for _ in range(2):
+        table.put([1], {"x": [1]}, writer="w", stream="s", number=1)
+    assert len(table) == 1
+    assert table.taken("w", "s") == 1
+
+
+def test_rows_of_a_client_that_dies_while_taking_go_to_another(table):
+    with ReplayServer([table]) as server, RowClient(server.uri, "rows", timeout_s=5.0) as client:
+        client.put([1, 2], {"x": [1, 2]})
+        with RowClient(server.uri, "rows") as dying:
+            dying._open_session().ask({"ask": "take", "n": 2, "consumer": "trainer", "reader": "d", "number": 1})
+            with pytest.raises(LimitTimeoutError):
+                client.take(1, columns=["x"], timeout_s=0.05)
+        assert client.take(2, columns=["x"])["x"].tolist() == [1, 2]
+
+
+# The service
+
+
+def test_a_client_is_pickled_and_closed(client):
+    with pickle.loads(pickle.dumps(client)) as other:
+        other.put([1], {"x": [1]})
+    assert client.take(1, columns=["x"])["x"].tolist() == [1]
+    client.close()
+    client.close()
+    with pytest.raises(ServiceError, match="the client must be open"):
+        client.put([2], {"x": [1]})
+
+
+def test_closing_ends_a_take_of_another_thread(client):
+    errors = []
+
+    def take():
+        try:
+            client.take(1, columns=["x"])
+        except ServiceError as error:
+            errors.append(error)
+
+    taking = threading.Thread(target=take)
+    taking.start()
+    time.sleep(0.2)
+    client.close()
+    taking.join(5)
+    assert len(errors) == 1
+
+
+def test_a_closed_table_rejects_requests(table):
+    table.close()
+    with pytest.raises(TableClosedError):
+        table.put([1], {"x": [1]})
+    with pytest.raises(TableClosedError):
+        table.take(1)
+
+
+def test_a_service_of_rows_requires_its_token(table):
+    with ReplayServer([table], token="sesame") as server, RowClient(server.uri, "rows", token="open") as client:
+        with pytest.raises(AccessError):
+            client.put([1], {"x": [1]})
+        with pytest.raises(AccessError):
+            client.take(1)
+
+
+def test_clients_of_steps_are_told_to_use_another(table):
+    with (
+        ReplayServer([table]) as server,
+        ReplayClient(server.uri, "rows") as client,
+        pytest.raises(ArgumentError, match="table 'rows' must hold steps or fragments, got rows"),
+    ):
+        client.sample(1)
+
+
+def test_messages_beyond_the_bound_are_rejected(table):
+    with (
+        ReplayServer([table], max_message_nbytes=2000) as server,
+        RowClient(server.uri, "rows", timeout_s=1.0) as client,
+    ):
+        with pytest.raises(CapacityError, match="at most 2000 bytes"):
+            client.put([1], {"x": np.zeros((1, 500))})
+        for key in range(4):
+            client.put([key], {"x": np.zeros((1, 100))})
+        with pytest.raises(CapacityError, match="rows must have at most 2000 bytes"):
+            client.take(4, columns=["x"])
+        assert len(client.take(1, columns=["x"])) == 1
+
+
+def test_metrics_escape_the_names_of_rows():
+    table = RowTable('a "b"\n', 4)
+    text = render_metrics([table.info()])
+    assert 'samplebatch_table_capacity{table="a \\"b\\"\\n"} 4' in text.splitlines()
