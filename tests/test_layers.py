@@ -124,8 +124,8 @@ ONE_IMPORTER = {
         "samplebatch.storage.buffers.folder",
     },
     "is a layer's door to the only layer above that needs it, or one of several behind such a door": {
-        "samplebatch.service.connection",
         "samplebatch.service.fragment_items",
+        "samplebatch.service.row_session",
         "samplebatch.service.step_items",
         "samplebatch.workers.process_backend",
         "samplebatch.workers.rollouts",
