@@ -26,7 +26,7 @@ def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[s
     ----------
     env
         An environment or vector environment, Tianshou's included; a function that makes one, or its id (see
-        `environment_factory`); or a list of single environments, functions that make them and ids.
+        `make_environment`); or a list of single environments, functions that make them and ids.
     num_envs
         How many environments to make of one function or id, by default 1.
     env_kwargs

@@ -130,29 +130,10 @@ MultiAgentEnvLike = _Several | Sequence[_Several]
 
 
 def environment_factory(environment: Environment) -> Callable[[], Any]:
-    """Find the function that makes an environment.
+    """Return a function without arguments that makes an environment; see `make_environment`.
 
-    Parameters
-    ----------
-    environment
-        An id that Gymnasium or PettingZoo knows, such as `CartPole-v1`, `classic/tictactoe-v3` or, to import a module
-        first, `module:Name-v0`; `package/module`, such as `mpe2/simple_spread_v3`, for the PettingZoo environment that
-        the module's `parallel_env` makes, or its `env` where agents can only take turns; `module:function` for any
-        function that returns an environment of one of these kinds; or such a function itself.
-
-    Returns
-    -------
-    Callable
-        A function without arguments. It can be pickled where the environment was given by name, and imports the
-        module again in the process that calls it.
-
-    Raises
-    ------
-    EnvironmentSpecError
-        If there is no such environment, module or function, naming the near ones, or if its module needs another that
-        is not installed.
-    MissingExtraError
-        If a package that the extra `envs` brings is not installed.
+    If the environment is given by name, the function can be pickled, and imports the module again in the process that
+    calls it.
 
     Examples
     --------
@@ -167,19 +148,27 @@ def environment_factory(environment: Environment) -> Callable[[], Any]:
 
 
 def make_environment(environment: Environment, env_kwargs: Mapping[str, Any] | None = None) -> Any:
-    """Make an environment; see `environment_factory`, and `environment_kind` for its kinds.
+    """Create an environment from its name, or by a function.
 
     Parameters
     ----------
     environment
-        Its name, or a function that makes it.
+        One of
+
+        - an id that Gymnasium or PettingZoo knows, such as `CartPole-v1`, `classic/tictactoe-v3` or, to import a module
+          first, `module:Name-v0`;
+        - `package/module`, such as `mpe2/simple_spread_v3`: the PettingZoo environment that the module's `parallel_env`
+          makes, or its `env` if agents can only take turns;
+        - `module:function`: a function that returns an environment with Gymnasium's, PettingZoo's or RLlib's interface;
+        - such a function itself.
     env_kwargs
-        Keyword arguments of that function, or of the one that stands behind the name.
+        Keyword arguments of the function.
 
     Raises
     ------
     EnvironmentSpecError
-        If there is none of that name, or its function makes no environment.
+        If there is no such environment, module or function (the error suggests similar names); if its module requires
+        another that is not installed; or if the function makes no environment.
     MissingExtraError
         If a package that the extra `envs` brings is not installed.
 

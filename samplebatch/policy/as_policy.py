@@ -213,7 +213,7 @@ class PolicyAdapter:
         """Ask for the actions of every row of a batch."""
         return self.decide(batch if self.takes_batch else batch.obs, state)
 
-    def with_actions(self, layout: SpaceLayout | None) -> PolicyAdapter:
+    def _with_layout(self, layout: SpaceLayout | None) -> PolicyAdapter:
         """Return the policy for actions of a layout, if it knows none yet."""
         return self if layout is None or self._layout else type(self)(self.policy, self._signature, layout)
 
@@ -364,7 +364,7 @@ def as_policy(
     layout = None if action_space is None else SpaceLayout(action_space)
     if isinstance(policy, PolicyAdapter):
         if takes is None and not deterministic:
-            return policy.with_actions(layout)
+            return policy._with_layout(layout)
         policy = policy.policy
     if is_random(policy):
         if action_space is None:

@@ -11,18 +11,8 @@ from samplebatch.exports import exports
 
 if TYPE_CHECKING:
     from samplebatch.env.agents import Episode as Episode
-    from samplebatch.env.agents import policy_by_kind as policy_by_kind
-    from samplebatch.env.registry import EnvLike as EnvLike
-    from samplebatch.env.registry import MultiAgentEnvLike as MultiAgentEnvLike
-    from samplebatch.env.registry import environment_factory as environment_factory
-    from samplebatch.env.registry import environment_kind as environment_kind
-    from samplebatch.env.registry import known_environments as known_environments
     from samplebatch.env.registry import make_environment as make_environment
-    from samplebatch.env.spaces import SpaceLayout as SpaceLayout
-    from samplebatch.policy.action_map import ActionMap as ActionMap
-    from samplebatch.policy.as_policy import CollectorPolicy as CollectorPolicy
     from samplebatch.policy.as_policy import PolicyAdapter as PolicyAdapter
-    from samplebatch.policy.as_policy import PolicyLike as PolicyLike
     from samplebatch.policy.as_policy import as_policy as as_policy
     from samplebatch.policy.random import RandomPolicy as RandomPolicy
     from samplebatch.policy.source import load_policy as load_policy
@@ -32,20 +22,16 @@ if TYPE_CHECKING:
     from samplebatch.rollout.collector import RemoteBuffer as RemoteBuffer
     from samplebatch.rollout.multi_agent_collector import MultiAgentCollector as MultiAgentCollector
     from samplebatch.rollout.postprocessing import GAE as GAE
-    from samplebatch.rollout.postprocessing import Hook as Hook
     from samplebatch.rollout.postprocessing import NStepReturns as NStepReturns
     from samplebatch.rollout.postprocessing import Trajectory as Trajectory
-    from samplebatch.rollout.postprocessing import TrajectoryColumns as TrajectoryColumns
     from samplebatch.rollout.postprocessing import postprocess as postprocess
     from samplebatch.rollout.recorder import EpisodeHook as EpisodeHook
     from samplebatch.rollout.recorder import StepHook as StepHook
     from samplebatch.rollout.statistics import CollectStats as CollectStats
     from samplebatch.rollout.statistics import EpisodeStatistics as EpisodeStatistics
     from samplebatch.rollout.statistics import PolicyStatistics as PolicyStatistics
-    from samplebatch.rollout.statistics import RunningStatistics as RunningStatistics
     from samplebatch.rollout.statistics import SequenceSummaryStats as SequenceSummaryStats
     from samplebatch.rollout.statistics import episode_statistics as episode_statistics
-    from samplebatch.rollout.statistics import finished_episodes as finished_episodes
     from samplebatch.workers.pool import WorkerFailure as WorkerFailure
     from samplebatch.workers.ray_backend import RayOptions as RayOptions
     from samplebatch.workers.statistics import WorkerStats as WorkerStats

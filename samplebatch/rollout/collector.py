@@ -427,7 +427,7 @@ class Collector(BaseCollector[SampleBatch]):
         `"random"`. If it has methods `map_action` or `add_exploration_noise`, they are used, as Tianshou's are.
     env
         A Gymnasium environment; a list of environments, which are stepped one after the other in this process; a
-        function that makes one, or its id, such as `"CartPole-v1"` (see `environment_factory`), also in lists; or a
+        function that makes one, or its id, such as `"CartPole-v1"` (see `make_environment`), also in lists; or a
         vector environment in any autoreset mode, or one of Tianshou's: `DummyVectorEnv`, `SubprocVectorEnv`,
         `ShmemVectorEnv` or `RayVectorEnv`.
     buffer

@@ -68,7 +68,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         or a mapping of policy ids to one of these each.
     env
         A PettingZoo environment of either interface, a `MultiAgentEnv` of RLlib's, the name of one or a function that
-        makes one (see `environment_factory`); or a list of these, in which they may be mixed. Environments are not
+        makes one (see `make_environment`); or a list of these, in which they may be mixed. Environments are not
         closed, unless by `close`.
     buffer
         A `MultiAgentReplayBuffer` that the steps are added to; None to return them as a batch.

@@ -93,7 +93,7 @@ class RolloutWorkers(Uncopied):
         a function or class that makes one, of nothing or of `observation_space` and `action_space`; or the name of one
         of these, as `module:function`. With several agents, one for all, or a mapping from policy ids to one each.
     env
-        The environment's name, or a function that makes it (see `environment_factory`): of one agent or several, or a
+        The environment's name, or a function that makes it (see `make_environment`): of one agent or several, or a
         vector environment; or a list of names and functions, one for each environment of all workers, the first for
         `env_id` 0. They go to other processes by pickle, so functions must be importable.
     buffer

@@ -34,7 +34,7 @@ from samplebatch import (
     as_policy,
 )
 from samplebatch.service import ReplayClient
-from samplebatch.rollout import environment_kind, load_policy, make_environment, policy_by_kind
+from samplebatch.rollout import episode_statistics, load_policy
 
 Array = npt.NDArray[Any]
 
@@ -98,8 +98,8 @@ with RolloutWorkers(load_policy("best.pt"), [make, "CartPole-v1"], buffer) as wo
     reveal_type(next(workers.fragments(n_step=10)))
 reveal_type(as_policy(of_obs))
 reveal_type(as_policy(of_obs)(Batch(obs=[1])))
-reveal_type(environment_kind(make_environment("CartPole-v1")))
-reveal_type(policy_by_kind(make())("agent_0"))
+reveal_type(several.collect(n_step=2))
+reveal_type(episode_statistics(several.collect(n_step=2).batch))
 as_policy(of_obs, takes="observations")
 Collector(3, make)
 Collector("randm", make)
