@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from samplebatch.convert.token_dataset import from_token_dataset as from_token_dataset
     from samplebatch.convert.token_dataset import to_dicts as to_dicts
     from samplebatch.convert.token_dataset import to_token_dataset as to_token_dataset
+    from samplebatch.convert.torchrl import TorchRLReplayBuffer as TorchRLReplayBuffer
     from samplebatch.convert.verl import from_verl as from_verl
     from samplebatch.convert.verl import to_verl as to_verl
 

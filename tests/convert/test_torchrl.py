@@ -1,0 +1,121 @@
+"""TorchRL's training loops with our replay buffers: collectors' TensorDicts in, samples for loss modules out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samplebatch import PrioritizedReplayBuffer, ReplayBuffer, VectorReplayBuffer
+from samplebatch.convert import TorchRLReplayBuffer
+from samplebatch.errors import ArgumentError, ColumnNotFoundError, ColumnTypeError, EmptyBufferError, PriorityError
+from tests.optional import torch
+
+tensordict = pytest.importorskip("tensordict")
+
+
+def steps_of(n: int, *, start: int = 0, ends: tuple[int, ...] = (), lead: tuple[int, ...] = ()) -> Any:
+    """A collector's TensorDict: step i observes i and earns i."""
+    number = torch.arange(start, start + n, dtype=torch.float32).expand(*lead, n).unsqueeze(-1)
+    done = torch.tensor([i in ends for i in range(start, start + n)]).expand(*lead, n).unsqueeze(-1)
+    never = torch.zeros_like(done)
+    following = {"observation": number + 1, "reward": number, "done": done, "terminated": done, "truncated": never}
+    entries = {"observation": number, "action": torch.zeros(*lead, n, 2, dtype=torch.int64), "next": following}
+    return tensordict.TensorDict(entries, batch_size=[*lead, n])
+
+
+def test_a_dqn_loop_learns_from_samples() -> None:
+    pytest.importorskip("torchrl")
+    from torchrl.modules import MLP, QValueActor
+    from torchrl.objectives import DQNLoss, SoftUpdate
+
+    torch.manual_seed(0)
+    rb = TorchRLReplayBuffer(PrioritizedReplayBuffer(100, alpha=0.6, beta=0.4, random_seed=1), batch_size=32, n_step=2)
+    steps = steps_of(40, ends=(9, 19, 29, 39))
+    for key in ("observation", ("next", "observation"), ("next", "reward")):
+        steps[key] = steps[key] / 40
+    rb.extend(steps)
+    actor = QValueActor(
+        MLP(in_features=1, out_features=2, num_cells=[16]), in_keys=["observation"], action_space="one_hot"
+    )
+    loss_module = DQNLoss(actor, action_space="one_hot", delay_value=True)
+    updater = SoftUpdate(loss_module, tau=0.1)
+    optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-2)
+    before = rb.buffer.weight[:40].copy()
+    losses = []
+    for _ in range(150):
+        td = rb.sample()
+        loss = loss_module(td)["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        updater.step()
+        rb.update_tensordict_priority(td)
+        losses.append(loss.item())
+    assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
+    assert not np.array_equal(rb.buffer.weight[:40], before)
+
+
+def test_a_collectors_steps_are_sampled_as_they_were() -> None:
+    rb = TorchRLReplayBuffer(ReplayBuffer(100))
+    td = steps_of(40, ends=(9, 25))
+    assert rb.extend(td).tolist() == list(range(40))
+    data = rb.sample(64)
+    assert data.batch_size == (64,)
+    expected = td[data["index"]]
+    for key in ("observation", "action", ("next", "observation"), ("next", "reward"), ("next", "terminated")):
+        assert torch.equal(data[key], expected[key]), key
+        assert data[key].dtype == expected[key].dtype
+    assert torch.equal(data["next", "done"], expected["next", "done"])
+
+
+@pytest.mark.parametrize("rings", [1, 3])
+def test_environments_of_a_batch_dimension_stay_apart(rings: int) -> None:
+    td = steps_of(10, lead=(3,))
+    td["observation"] = td["observation"] + 100 * torch.arange(3).reshape(3, 1, 1)
+    td["next", "observation"] = td["observation"] + 1
+    if rings == 1:
+        td["collector", "traj_ids"] = torch.arange(3).reshape(3, 1).expand(3, 10)
+    rb = TorchRLReplayBuffer(VectorReplayBuffer(60, 3) if rings == 3 else ReplayBuffer(60), n_step=20, gamma=1.0)
+    rb.extend(td)
+    data = rb.sample(300)
+    steps = data["steps_to_next_obs"]
+    assert torch.equal(data["next", "observation"], data["observation"] + steps)
+    assert int(steps.max()) == 10
+
+
+def test_n_step_rows_end_with_their_episodes() -> None:
+    rb = TorchRLReplayBuffer(ReplayBuffer(100), n_step=3, gamma=0.5)
+    rb.extend(steps_of(8, start=1, ends=(5,)))
+    data = rb.sample(100)
+    for row in data:
+        first, count = int(row["observation"]), int(row["steps_to_next_obs"])
+        assert count == min(3, (5 if first <= 5 else 8) - first + 1)
+        assert row["next", "reward"].item() == pytest.approx(sum(0.5**k * (first + k) for k in range(count)))
+        assert bool(row["next", "terminated"]) == (first + count - 1 == 5)
+
+
+def test_single_steps_are_added() -> None:
+    rb = TorchRLReplayBuffer(ReplayBuffer(10))
+    assert [rb.add(step) for step in steps_of(3)] == [0, 1, 2]
+    assert len(rb) == 3
+    rb.empty()
+    assert len(rb) == 0
+
+
+def test_what_does_not_fit_is_named() -> None:
+    with pytest.raises(ColumnTypeError, match="buffer must be a ReplayBuffer of the library, got a list"):
+        TorchRLReplayBuffer([])  # type: ignore[arg-type]
+    rb = TorchRLReplayBuffer(ReplayBuffer(10))
+    with pytest.raises(EmptyBufferError):
+        rb.sample(1)
+    with pytest.raises(ArgumentError, match="batch_size must be given"):
+        rb.sample()
+    with pytest.raises(ArgumentError, match="must have one ring per environment, 3, got 1"):
+        rb.extend(steps_of(4, lead=(3,)))
+    rb.extend(steps_of(4))
+    with pytest.raises(ColumnNotFoundError, match="'td_error'"):
+        rb.update_tensordict_priority(rb.sample(2))
+    with pytest.raises(PriorityError, match="must go to a prioritized buffer, got a ReplayBuffer"):
+        rb.update_priority([0], [1.0])
