@@ -1,7 +1,4 @@
-"""Batches and buffers in files.
-
-The door of this layer: methods of the layers below hand over to these functions, loaded when they are first used.
-"""
+"""Storage of batches and buffers in files, imported on first use by the methods of the layers below; no public API."""
 
 from __future__ import annotations
 
@@ -19,4 +16,4 @@ if TYPE_CHECKING:
     from samplebatch.storage.saving import load_buffer as load_buffer
     from samplebatch.storage.saving import save as save
 
-__getattr__, __dir__, __all__ = exports(__name__)
+__getattr__, __dir__, _ = exports(__name__)

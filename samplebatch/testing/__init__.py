@@ -12,16 +12,7 @@ from samplebatch.exports import exports
 
 if TYPE_CHECKING:
     from samplebatch.testing.collector_contract import CollectorContract as CollectorContract
-    from samplebatch.testing.collector_contract import check_ladder as check_ladder
-    from samplebatch.testing.environments import Market as Market
-    from samplebatch.testing.environments import Relay as Relay
-    from samplebatch.testing.environments import RungError as RungError
-    from samplebatch.testing.environments import ladder as ladder
-    from samplebatch.testing.environments import walk as walk
     from samplebatch.testing.multi_agent_contract import MultiAgentContract as MultiAgentContract
-    from samplebatch.testing.multi_agent_contract import check_market as check_market
-    from samplebatch.testing.multi_agent_contract import check_relay as check_relay
-    from samplebatch.testing.multi_agent_contract import play_by_the_book as play_by_the_book
     from samplebatch.testing.steps import check_steps as check_steps
 
 __getattr__, __dir__, __all__ = exports(__name__)

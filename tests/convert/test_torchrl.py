@@ -21,7 +21,8 @@ def steps_of(n: int, *, start: int = 0, ends: tuple[int, ...] = (), lead: tuple[
     done = torch.tensor([i in ends for i in range(start, start + n)]).expand(*lead, n).unsqueeze(-1)
     never = torch.zeros_like(done)
     following = {"observation": number + 1, "reward": number, "done": done, "terminated": done, "truncated": never}
-    entries = {"observation": number, "action": torch.zeros(*lead, n, 2, dtype=torch.int64), "next": following}
+    action = torch.nn.functional.one_hot(torch.zeros(*lead, n, dtype=torch.int64), 2)
+    entries = {"observation": number, "action": action, "next": following}
     return tensordict.TensorDict(entries, batch_size=[*lead, n])
 
 
@@ -31,7 +32,8 @@ def test_a_dqn_loop_learns_from_samples() -> None:
     from torchrl.objectives import DQNLoss, SoftUpdate
 
     torch.manual_seed(0)
-    rb = TorchRLReplayBuffer(PrioritizedReplayBuffer(100, alpha=0.6, beta=0.4, random_seed=1), batch_size=32, n_step=2)
+    buffer = PrioritizedReplayBuffer(100, alpha=0.6, beta=0.4, random_seed=1)
+    rb = TorchRLReplayBuffer(buffer, batch_size=32, n_step=2, gamma=0.2)
     steps = steps_of(40, ends=(9, 19, 29, 39))
     for key in ("observation", ("next", "observation"), ("next", "reward")):
         steps[key] = steps[key] / 40
@@ -40,6 +42,7 @@ def test_a_dqn_loop_learns_from_samples() -> None:
         MLP(in_features=1, out_features=2, num_cells=[16]), in_keys=["observation"], action_space="one_hot"
     )
     loss_module = DQNLoss(actor, action_space="one_hot", delay_value=True)
+    loss_module.make_value_estimator(gamma=0.2)
     updater = SoftUpdate(loss_module, tau=0.1)
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-2)
     before = rb.buffer.weight[:40].copy()
