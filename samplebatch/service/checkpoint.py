@@ -1,4 +1,4 @@
-"""Checkpoints: the tables of a service in a folder, written while writers and learners go on."""
+"""Checkpoints: the tables of a service in a folder, written without stopping writers and learners."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Checkpoint:
     nbytes
         Bytes of its files.
     seconds
-        Seconds that it took.
+        Duration of the write in seconds.
     """
 
     path: Path
@@ -78,9 +78,9 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of a service in a folder, for a server that is to carry on after a crash.
 
-    Each table is written as it is at one moment; the moments of two tables differ. Nobody who inserts waits longer than
-    a few megabytes take to be copied in memory. A checkpoint is a folder of its own that gets its name when all of it
-    is on the disk, so that whoever is killed leaves whole ones only.
+    Each table is a snapshot of one moment; the moments of two tables differ. Inserts are blocked at most while a few
+    megabytes are copied in memory. A checkpoint is a separate folder, renamed to its final name when it is complete on
+    disk, so a killed process leaves only complete checkpoints.
 
     One process at a time uses a folder: it is locked from here on until `close`, the end of the object, or the end of
     the process, however that ends. A forked child has no lock; it gets one at its first write if its parent has ended.
@@ -88,7 +88,7 @@ class Checkpoints:
     Parameters
     ----------
     folder
-        Where checkpoints lie; made if it is not there.
+        Folder of the checkpoints; created if it does not exist.
     keep
         How many to keep, the newest.
     allow_pickle
@@ -97,7 +97,7 @@ class Checkpoints:
     Raises
     ------
     ArgumentError
-        If `keep` is no whole number from 1.
+        If `keep` is no integer from 1.
     StorageError
         If the folder holds other files, or is a file; or if another service uses it, names that process.
 
@@ -126,8 +126,8 @@ class Checkpoints:
         if self.folder.exists():
             others = [] if not self.folder.is_dir() else [path for path in self.folder.iterdir() if not _is_own(path)]
             if others or not self.folder.is_dir():
-                found = f"has {others[0].name!r}" if others else "is a file"
-                raise StorageError(f"{str(self.folder)!r} must be a folder of checkpoints or a new one, it {found}")
+                finding = f"has {others[0].name!r}" if others else "is a file"
+                raise StorageError(f"{str(self.folder)!r} must be a folder of checkpoints or a new one, it {finding}")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._unlock: weakref.finalize[[int], Checkpoints] | None = None
         self._closed = False
@@ -147,13 +147,6 @@ class Checkpoints:
             self._release()
 
     def _claim(self) -> None:
-        """Lock the folder, unless this process has the lock.
-
-        Raises
-        ------
-        StorageError
-            If another process has it, or this object is closed.
-        """
         if self._closed:
             raise StorageError(f"the checkpoints of {str(self.folder)!r} must be open to be used, they are closed")
         if self._unlock is None:
@@ -166,12 +159,12 @@ class Checkpoints:
             unlock()
 
     def paths(self) -> list[Path]:
-        """List the folders of whole checkpoints, oldest first."""
-        found = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
-        return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+        """List the folders of complete checkpoints, oldest first."""
+        paths = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(paths, key=lambda path: int(path.name.rpartition("-")[2]))
 
     def write(self, tables: Iterable[ReplayTable], weights: PublishedWeights | None = None) -> Checkpoint:
-        """Write all tables, one after the other; older checkpoints go then. One call at a time writes.
+        """Write all tables, then remove outdated checkpoints. Concurrent calls are serialized.
 
         Parameters
         ----------
@@ -197,39 +190,38 @@ class Checkpoints:
             partial.mkdir()
             try:
                 sizes = self._fill(partial, tables, weights)
-                known = self.paths()
-                number = int(known[-1].name.rpartition("-")[2]) + 1 if known else 1
+                paths = self.paths()
+                number = int(paths[-1].name.rpartition("-")[2]) + 1 if paths else 1
                 path = partial.rename(self.folder / f"checkpoint-{number:09}")
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
             sync(self.folder)
-            for older in known[: len(known) + 1 - self._keep]:
-                # By another name first, so that nobody takes half of one for a whole one.
+            for older in paths[: len(paths) + 1 - self._keep]:
+                # Renamed first, so that no reader sees a partial checkpoint.
                 shutil.rmtree(older.rename(self.folder / f"{_PARTIAL}{secrets.token_hex(8)}"), ignore_errors=True)
             nbytes = sum(file.stat().st_size for file in path.iterdir())
             return Checkpoint(path, sizes, nbytes, time.monotonic() - begun)
 
     def _fill(self, folder: Path, tables: Iterable[ReplayTable], weights: PublishedWeights | None) -> dict[str, int]:
-        """Write the files of all tables, and then the manifest; return how many items they have."""
-        found: dict[str, Any] = {}
+        """Write the files of all tables, then the manifest; return the number of items per table."""
+        described: dict[str, Any] = {}
         sizes: dict[str, int] = {}
         for number, table in enumerate(tables):
             info = table.info()
             about = {name: info[name] for name in _SAME}
             state = table.freeze()
             sizes[table.name] = len(state["fragments"] if "fragments" in state else state["buffer"])
-            found[table.name] = about | {"state": plain(write_state(state, folder, str(number)))}
+            described[table.name] = about | {"state": plain(write_state(state, folder, str(number)))}
         with (folder / _MANIFEST).open("xb") as file:
             published = _write_weights(folder, {} if weights is None else weights.state())
-            file.write(plain_bytes({"version": _VERSION, "tables": found, "weights": published}))
+            file.write(plain_bytes({"version": _VERSION, "tables": described, "weights": published}))
             file.flush()
             os.fsync(file.fileno())
         sync(folder)
         return sizes
 
     def _drop_partial(self) -> None:
-        """Remove the files of a killed writer."""
         for path in self.folder.glob(f"{_PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -241,7 +233,7 @@ class Checkpoints:
         tables
             The tables of a service.
         weights
-            Takes the weights of the checkpoint and their versions, for `ReplayServer`; None to leave them out.
+            Receives the weights of the checkpoint and their versions, for `ReplayServer`; ignored if None.
 
         Returns
         -------
@@ -268,16 +260,16 @@ class Checkpoints:
         manifest = read_plain(path / _MANIFEST)
         if manifest.get("version") != _VERSION or not isinstance(manifest.get("tables"), dict):
             raise FormatError(f"{str(path)!r} must be a checkpoint of version {_VERSION}, it is not")
-        known = {table.name: table for table in tables}
+        served = {table.name: table for table in tables}
         for name, about in manifest["tables"].items():
-            if name not in known:
+            if name not in served:
                 raise StorageError(
                     f"{str(path)!r} has a table {name!r}, which would be lost; serve it, or another folder"
                 )
-            info = known[name].info()
+            info = served[name].info()
             for fact in (*_SAME, "state"):
                 if not isinstance(about, dict) or fact not in about:
-                    raise FormatError(f"{str(path)!r} must tell the {fact} of table {name!r}, it does not")
+                    raise FormatError(f"{str(path)!r} must declare the {fact} of table {name!r}, it does not")
             for fact in _SAME:
                 if about[fact] != info[fact]:
                     raise ColumnMismatchError(
@@ -286,15 +278,15 @@ class Checkpoints:
         published = _read_weights(path, manifest.get("weights", []))
         for name, about in manifest["tables"].items():
             with _name_damage(path, f"table {name!r}"):
-                known[name].load_state_dict(read_state(about["state"], path, allow_pickle=self._allow_pickle))
+                served[name].load_state_dict(read_state(about["state"], path, allow_pickle=self._allow_pickle))
         if weights is not None:
             weights.load(published.state())
         return path
 
 
 def _write_weights(folder: Path, state: Mapping[str, Published]) -> list[dict[str, Any]]:
-    """Write weights, a file for each name, and return what the manifest has of them."""
-    found = []
+    """Write weights, one file per name, and return their entries of the manifest."""
+    entries = []
     for number, (name, (version, epoch, stream)) in enumerate(state.items()):
         path = folder / f"weights-{number}.arrow"
         with path.open("xb") as file:
@@ -302,20 +294,14 @@ def _write_weights(folder: Path, state: Mapping[str, Published]) -> list[dict[st
             file.flush()
             os.fsync(file.fileno())
         about = {"name": name, "version": version, "epoch": epoch, "file": path.name, "crc32": zlib.crc32(stream)}
-        found.append(about)
-    return found
+        entries.append(about)
+    return entries
 
 
 def _read_weights(folder: Path, described: Any) -> PublishedWeights:
-    """Read the weights of a checkpoint.
-
-    Raises
-    ------
-    FormatError
-        If they are damaged, or are not as the manifest describes them; names the file.
-    """
+    """Read the weights of a checkpoint; raises FormatError if a file is damaged or not as its entry."""
     state: dict[str, Published] = {}
-    found = PublishedWeights()
+    weights = PublishedWeights()
     with _name_damage(folder, "weights"):
         for about in described:
             path = file_in(folder, about["file"])
@@ -323,8 +309,8 @@ def _read_weights(folder: Path, described: Any) -> PublishedWeights:
             if zlib.crc32(stream) != about["crc32"] or about["name"] in state:
                 raise FormatError(f"{str(path)!r} must have the weights that were written to it, it is damaged")
             state[about["name"]] = Published(about["version"], about["epoch"], stream)
-        found.load(state)
-    return found
+        weights.load(state)
+    return weights
 
 
 def _is_own(path: Path) -> bool:
@@ -372,7 +358,7 @@ _LEFT = "left"
 
 
 def write_state(state: Mapping[str, Any], folder: Path, stem: str) -> Plain:
-    """Write the frozen state of a table to files named after `stem`, and return the parts that are in none of them.
+    """Write the frozen state of a table to files named after `stem`, and return the remaining parts.
 
     Raises
     ------
@@ -381,14 +367,14 @@ def write_state(state: Mapping[str, Any], folder: Path, stem: str) -> Plain:
     OSError
         If a file cannot be written.
     """
-    found = {name: value for name, value in state.items() if name not in ("buffer", _LEFT, "fragments")}
+    values = {name: value for name, value in state.items() if name not in ("buffer", _LEFT, "fragments")}
     if "fragments" in state:
-        return found | {"fragments": _write_fragments(state["fragments"], folder, stem)}
+        return values | {"fragments": _write_fragments(state["fragments"], folder, stem)}
     with state["buffer"] as buffer:
         buffer.write(folder / f"{stem}.arrow")
     if state[_LEFT] is not None:
         write_arrow(SampleBatch({_LEFT: state[_LEFT]}), folder / f"{stem}-{_LEFT}.arrow")
-    return found | {"buffer": f"{stem}.arrow", _LEFT: None if state[_LEFT] is None else f"{stem}-{_LEFT}.arrow"}
+    return values | {"buffer": f"{stem}.arrow", _LEFT: None if state[_LEFT] is None else f"{stem}-{_LEFT}.arrow"}
 
 
 def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Plain:
@@ -397,7 +383,7 @@ def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Pla
     Raises
     ------
     FormatError
-        If a file is damaged, is another, or lies elsewhere.
+        If a file is damaged, is another file, or is outside of the folder.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
     OSError
@@ -413,48 +399,48 @@ def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Pla
 
 
 def file_in(folder: Path, name: str) -> Path:
-    """Return the path of a file that a state names, which must lie in the folder; FormatError if it does not."""
+    """Return the path of a file in a folder; FormatError if the name leads elsewhere."""
     if Path(name).name != name:
-        raise FormatError(f"the files of a table must lie in its folder, {name!r} does not")
+        raise FormatError(f"the files of a table must be in its folder, {name!r} is not")
     return folder / name
 
 
 def _write_fragments(fragments: list[Any], folder: Path, stem: str) -> Plain:
-    """Write fragments as record batches, into one file for all that have the same schema."""
+    """Write fragments as record batches, one file per schema."""
     files: dict[bytes, tuple[int, Any]] = {}
     about: dict[bytes, int] = {}
-    places: list[list[int]] = []
+    locations: list[list[int]] = []
     with ExitStack() as stack:
         for fragment in fragments:
             table = to_table(fragment).combine_chunks()
-            # Metadata of whole batches, such as numbers of steps, differ from one to the next.
+            # Metadata of batches, such as numbers of steps, differ between fragments.
             schema = table.schema.remove_metadata()
             form = schema.serialize().to_pybytes()
             if form not in files:
                 path = folder / f"{stem}-{len(files)}.arrow"
                 files[form] = len(files), stack.enter_context(arrow_writer(path, schema))
             number, writer = files[form]
-            told = json.dumps({key.decode(): text.decode() for key, text in (table.schema.metadata or {}).items()})
+            metadata = json.dumps({key.decode(): text.decode() for key, text in (table.schema.metadata or {}).items()})
             writer.write_batch(pa.record_batch([column.chunk(0) for column in table.columns], schema=schema))
-            places.append([number, about.setdefault(told.encode(), len(about))])
+            locations.append([number, about.setdefault(metadata.encode(), len(about))])
     return {
         "files": [f"{stem}-{i}.arrow" for i in range(len(files))],
         "about": [*map(json.loads, about)],
-        "places": places,
+        "places": locations,
     }
 
 
 def _read_fragments(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> list[Any]:
     files = [open_arrow(file_in(folder, name), memory_map=False) for name in plain["files"]]
     groups = [0] * len(files)
-    found = []
+    fragments = []
     for number, about in plain["places"]:
         file, bound = files[number]
         table = file.read([groups[number]], file.schema.names, bound)
         groups[number] += 1
         table = table.replace_schema_metadata(plain["about"][about])
         must = f"{file.name!r} must be of fragments of a table"
-        found.append(batch_in(table, metadata_of(table.schema), must, bound, allow_pickle=allow_pickle))
+        fragments.append(batch_in(table, metadata_of(table.schema), must, bound, allow_pickle=allow_pickle))
     if any(file.num_groups != count for (file, _), count in zip(files, groups, strict=True)):
         raise FormatError("the files of a table must have the fragments that are listed, they have others")
-    return found
+    return fragments

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 _WEIGHT_AGE_S: Final = 1.0
-"""Seconds for which a shard's weight is believed."""
+"""Seconds after which a cached shard weight is requested again."""
 _MAX_HOMES: Final = 1 << 16
 
 _log = logging.getLogger(__name__)
@@ -56,20 +56,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Shard:
-    """One of the services that a table is spread over, for `Shards`.
+    """Service among several that share a table, for `Shards`.
 
     Attributes
     ----------
     number
-        Its place among them.
+        Position among the services.
     connection
-        Its connection.
+        Connection to the service.
     share
-        Its part of the inserts, relative to the others'.
+        Fraction of the inserts, relative to the other shares.
     weight, weighed_at
-        The sum of the weights by which its items are drawn, and when it told, in seconds of the monotonic clock.
+        Sum of the weights by which items are drawn, and the time of the answer, in seconds of the monotonic clock.
     lost_at
-        When it could not be reached; None if it could.
+        Time of the last failure; None if the service is reachable.
     """
 
     number: int
@@ -81,61 +81,65 @@ class Shard:
 
 
 class Shards:
-    """The services that a table is spread over, for `ReplayClient`.
+    """Services that share a table, for `ReplayClient`.
 
-    One that cannot be reached is left out, and tried again after a while.
+    An unreachable service is skipped and retried later.
 
     Parameters
     ----------
     connections
-        A connection to each.
+        One connection per service.
     shares
-        The part of the inserts that each gets, relative to the others.
+        Fraction of the inserts per service, relative to each other.
     retry_s
-        Seconds after which one that could not be reached is tried again.
+        Seconds after which an unreachable service is retried.
     seed
-        Of the generator that draws shards.
+        Seed of the generator that draws shards.
 
     Raises
     ------
     ArgumentError
-        If there are none, or not one share above 0 for each.
+        If there are no connections, or not one share above 0 per connection.
     """
 
     def __init__(
         self, connections: Sequence[TableConnection], shares: Sequence[float] | None, retry_s: float, seed: Any
     ) -> None:
-        given = [1.0] * len(connections) if shares is None else [positive("a share", share) for share in shares]
-        if not connections or len(given) != len(connections):
-            raise ArgumentError(f"shares must be one for each address, {len(connections)}, got {len(given)}")
+        service_shares = (
+            [1.0] * len(connections) if shares is None else [positive("a share", share) for share in shares]
+        )
+        if not connections or len(service_shares) != len(connections):
+            raise ArgumentError(
+                f"shares must have one value per address, {len(connections)}, got {len(service_shares)}"
+            )
         self.all = [
             Shard(number, connection, share)
-            for number, (connection, share) in enumerate(zip(connections, given, strict=True))
+            for number, (connection, share) in enumerate(zip(connections, service_shares, strict=True))
         ]
         self._retry_s = positive("retry_s", retry_s)
         self._rng = np.random.default_rng(seed)
         self._homes: dict[Any, Shard] = {}
 
     def here(self) -> list[Shard]:
-        """Return the shards that can be reached, after those that could not be long enough ago are tried again.
+        """Return the reachable shards, after retrying those whose `retry_s` has elapsed.
 
         Raises
         ------
         ServiceError
-            If none can be reached.
+            If no service can be reached.
         """
         now = time.monotonic()
         for shard in self.all:
             if shard.lost_at is not None and now - shard.lost_at >= self._retry_s:
                 self._try_again(shard)
-        found = [shard for shard in self.all if shard.lost_at is None]
-        if not found:
+        reachable = [shard for shard in self.all if shard.lost_at is None]
+        if not reachable:
             uris = ", ".join(shard.connection.uri for shard in self.all)
-            raise ServiceError(f"one of the replay services at {uris} must be reachable, none is")
-        return found
+            raise ServiceError(f"at least one of the replay services at {uris} must be reachable, got none")
+        return reachable
 
     def _try_again(self, shard: Shard) -> None:
-        """Send a lost shard the fragments that it has not acknowledged, and take it back if that works."""
+        """Resend unacknowledged fragments to a lost shard; mark it as reachable on success."""
         shard.lost_at = None
         try:
             # Not flush alone, which calls no service if there is nothing to send.
@@ -146,12 +150,12 @@ class Shards:
         self._homes.clear()
 
     def on(self, shard: Shard, use: Callable[[TableConnection], T]) -> T:
-        """Use the connection of a shard; one that cannot be reached is lost for a while.
+        """Call a shard's connection; mark the shard as lost if it cannot be reached.
 
         Raises
         ------
         ServiceError
-            If it cannot be reached.
+            If the service cannot be reached.
         SampleBatchError
             As the call does.
         """
@@ -165,51 +169,51 @@ class Shards:
             raise
 
     def on_all(self, use: Callable[[TableConnection], T]) -> list[T]:
-        """Use every shard that can be reached, and return the results.
+        """Call every reachable shard and return the results.
 
         Raises
         ------
         ServiceError
-            If none can be reached.
+            If no service can be reached.
         SampleBatchError
             As the call does.
         """
-        found = []
+        results = []
         for shard in self.here():
             try:
-                found.append(self.on(shard, use))
+                results.append(self.on(shard, use))
             except ServiceError:
                 continue
-        if not found:
+        if not results:
             self.here()
-        return found
+        return results
 
     def home(self, key: Any) -> Shard:
-        """Return the shard of a stream, by weighted rendezvous hashing: when one is lost, only its streams move.
+        """Return the shard of a stream, by weighted rendezvous hashing: losing a shard moves only its streams.
 
-        Each shard has a number by the hash of the stream and its own address, u in (0, 1); that of the largest
-        -share / ln u has the stream (Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005).
+        Each shard gets u in (0, 1), a hash of the stream and the shard's address. The largest -share / ln u wins
+        (Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005).
 
         Raises
         ------
         ServiceError
-            If none can be reached.
+            If no service can be reached.
         """
         shards = self.here()
-        found = self._homes.get(key)
-        if found is None:
+        shard = self._homes.get(key)
+        if shard is None:
             if len(self._homes) >= _MAX_HOMES:
                 self._homes.clear()
-            found = self._homes[key] = max(shards, key=lambda shard: -shard.share / math.log(_hash(key, shard)))
-        return found
+            shard = self._homes[key] = max(shards, key=lambda shard: -shard.share / math.log(_hash(key, shard)))
+        return shard
 
     def draw(self) -> Shard:
-        """Draw a shard in proportion to the weights of its items; in proportion to the shares while there are none.
+        """Draw a shard in proportion to the weights of its items; by shares if all weights are 0.
 
         Raises
         ------
         ServiceError
-            If none can be reached.
+            If no service can be reached.
         """
         now = time.monotonic()
         for shard in self.here():
@@ -227,26 +231,26 @@ class Shards:
 
 
 def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
-    """Yield the items of several streams as they come, each with the number of its stream.
+    """Yield the items of several streams as they arrive, each with the number of its stream.
 
-    Each is read by a thread of its own, one item ahead. A stream that raises ServiceError is over.
+    Each stream has its own thread, which reads one item ahead. A stream that raises ServiceError has ended.
 
     Raises
     ------
     ServiceError
-        If all streams are over, the last with one.
+        If all streams have ended.
     OwnershipError
-        In a forked child, which has none of the threads.
+        In a forked child, where the threads do not exist.
     SampleBatchError
         As a stream does.
     """
-    found: queue.Queue[tuple[int, Any]] = queue.Queue(len(streams))
+    items: queue.Queue[tuple[int, Any]] = queue.Queue(len(streams))
     over = threading.Event()
 
     def put(item: tuple[int, Any]) -> None:
         while not over.is_set():
             with suppress(queue.Full):
-                found.put(item, timeout=0.2)
+                items.put(item, timeout=0.2)
                 return
 
     def read(number: int, stream: Iterator[Any]) -> None:
@@ -275,7 +279,7 @@ def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
                 raise OwnershipError(
                     "a stream of samples must be read by the process that opened it, got a forked child"
                 )
-            number, item = found.get()
+            number, item = items.get()
             if isinstance(item, ServiceError):
                 left -= 1
                 if left:
@@ -289,7 +293,6 @@ def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
 
 
 def _hash(key: Any, shard: Shard) -> float:
-    """Return a number in (0, 1) by a stream and the address of a shard."""
     digest = hashlib.blake2b(f"{key}\n{shard.connection.uri}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") + 0.5) / 2.0**64
 
@@ -297,71 +300,71 @@ def _hash(key: Any, shard: Shard) -> float:
 T = TypeVar("T")
 
 _SHARD_BIT: Final = 48
-"""Indices have the number of their shard from this bit on; those of a table are far below."""
+"""First bit of the shard's number in an index; indices of a table are far smaller."""
 _MASK: Final = (1 << _SHARD_BIT) - 1
 _SUMS: Final = ("size", "capacity", "nbytes", "weight", "inserted", "sampled")
 
 
 class ReplayClient:
-    """A table of one or several replay services, with the methods of a replay buffer, for writers and learners.
+    """Client of a table on one or several replay services, with the methods of a replay buffer.
 
-    Fragments are sent without waiting for each to be acknowledged; `flush`, and all methods that look at the table,
-    wait for those of this client. A sample is drawn when it is asked for, so that with the same seed the samples are
-    those of a local buffer; with `prefetch`, some are drawn ahead.
+    Fragments are sent without waiting for their acknowledgement; `flush`, and all methods that read the table, wait for
+    this client's fragments. A sample is drawn when it is requested, so that the same seed gives the samples of a local
+    buffer; with `prefetch`, some samples are drawn ahead.
 
-    Where client and service share a machine, large samples are mapped from shared memory; else their arrays lie in the
-    memory that they were received in. Arrays that were received are read-only.
+    If client and service share a machine, large samples are mapped from shared memory. All received arrays are
+    read-only.
 
-    A client that loses the service tries to reach it again, sends the fragments that were not acknowledged once more,
-    and goes on. It goes to other processes by pickle, and connects there by itself; a forked child cannot use it, and
-    leaves it to its parent when it closes it. Threads may share one.
+    A client that loses its service reconnects, resends unacknowledged fragments and continues. A pickled client
+    connects again in its new process. A forked child cannot use the client; closing it there leaves the connection to
+    the parent. Threads may share a client.
 
-    With several addresses the table is spread over services. The steps of an environment, or else of an episode, go to
-    one service, so that trajectories stay whole; which one is chosen by hashing, in proportion to the shares. Each
-    sample comes from one service, which is drawn in proportion to the weight of its table: the number of its items, or
-    the sum of their priorities. A row is thus drawn as often as from one table of all rows; weights are asked for once
-    a second. A service that cannot be reached is left out, and tried again later; its environments write to the others
-    meanwhile. Fragments that it has not acknowledged are kept, and sent once it is back: see `written`.
+    With several addresses the table is sharded. Hashing assigns each environment, or else each episode, to one service
+    in proportion to the shares, so trajectories are never split. Each sample comes from one service, drawn in
+    proportion to its table's weight: the number of items, or the sum of their priorities. The probability of a row is
+    therefore the same as in a single table. Weights are requested once per second. An unreachable service is skipped
+    and retried later; its environments write to the other services meanwhile. Its unacknowledged fragments are retained
+    and sent when it returns: see `written`.
 
     Parameters
     ----------
     uri
-        The service's address, such as `"grpc://127.0.0.1:5000"`, or a list of the addresses of several services.
+        Address of the service, such as `"grpc://127.0.0.1:5000"`, or a list of addresses.
     table
-        The table's name, which all services have.
+        Name of the table, on every service.
     token
-        The word that the service wants; None for none.
+        Access token of the service, if it requires one.
     tls_root_certs
-        Path of the certificates, in PEM, that the service's own is checked by; None for those of the system.
+        Path of the PEM certificates that verify the service's certificate; the system's by default.
     writer
-        The name of the writer, which the service shows, and whose environments have rings of their own; by default one
-        that nobody else has. At most 256 bytes in UTF-8.
+        Name of the writer, at most 256 bytes in UTF-8; the service reports it and gives each of its environments a
+        ring. Random by default.
     prefetch
-        How many samples to have drawn ahead of the one that is handed out.
+        Number of samples drawn ahead.
     max_unacknowledged
-        How many fragments may be under way before the oldest is acknowledged.
+        Maximum number of fragments without acknowledgement.
     timeout_s
-        Seconds for which the limits of the table may hold back an insert or a sample; None for as long as they do.
+        Seconds for which the table's limits may block an insert or a sample; no limit by default.
     reconnect_s
-        Seconds for which to try again where the service cannot be reached; by default 60, or 1 before one of several
-        services is left out.
+        Seconds for which an unreachable service is retried; by default 60, or 1 before one of several services is
+        skipped.
     fragment_steps
-        The steps of an environment that `add` makes a fragment of. More of them take less time a step, and are in the
+        Steps per environment that `add` collects into one fragment. More steps take less time per step and reach the
         table later.
     shared_memory
-        Whether to map samples from shared memory, where the service is on this machine.
+        Whether to map samples from shared memory if the service is on this machine.
     shares
-        The part of the inserts that each service gets, relative to the others; equal parts by default.
+        Fraction of the inserts per service, relative to each other; equal by default.
     seed
         Seed of the generator that draws one of several services.
     retry_s
-        Seconds after which one of several services that could not be reached is tried again.
+        Seconds after which an unreachable one of several services is retried.
 
     Raises
     ------
     ArgumentError
-        If a number is not of its values, an address is none, there are no addresses or two are the same, or there is
-        not one share above 0 for each.
+        If a number is out of range, an address is invalid or repeated, there are no addresses, or not one share above
+        0 per address.
     CapacityError
         If the writer's name has more than 256 bytes in UTF-8.
     OSError
@@ -371,8 +374,10 @@ class ReplayClient:
 
     Attributes
     ----------
-    uris, table, writer
-        The addresses, and the names as given.
+    uris
+        Addresses of the services.
+    table, writer
+        As passed.
 
     Examples
     --------
@@ -386,12 +391,12 @@ class ReplayClient:
     ...     len(buffer), bool((batch.obs == indices + 1).all())
     (2, True)
 
-    A table that is spread over two services:
+    A table that is sharded over two services:
 
     >>> with (
-    ...     ReplayServer([ReplayTable("replay", capacity=100)]) as one,
-    ...     ReplayServer([ReplayTable("replay", capacity=100)]) as two,
-    ...     ReplayClient([one.uri, two.uri], "replay", seed=0) as buffer,
+    ...     ReplayServer([ReplayTable("replay", capacity=100)]) as first,
+    ...     ReplayServer([ReplayTable("replay", capacity=100)]) as second,
+    ...     ReplayClient([first.uri, second.uri], "replay", seed=0) as buffer,
     ... ):
     ...     steps = np.arange(8)
     ...     buffer.extend(SampleBatch(obs=steps, actions=steps, rewards=steps, terminateds=steps >= 0, eps_id=steps))
@@ -420,7 +425,7 @@ class ReplayClient:
     ) -> None:
         self.uris, self.table = [uri] if isinstance(uri, str) else list(uri), table
         if len(set(self.uris)) < len(self.uris):
-            raise ArgumentError("addresses must be different services, some are the same")
+            raise ArgumentError("addresses must be different, got a repeated one")
         self.writer = new_name() if writer is None else short_text("writer", writer)
         options: dict[str, Any] = {
             "token": token,
@@ -437,12 +442,12 @@ class ReplayClient:
         connections = [TableConnection(address, table, **options) for address in self.uris]
         self._shards = Shards(connections, shares, retry_s, seed)
         self._only = connections[0] if len(connections) == 1 else None
-        """The connection, if there is one service: shards are for several."""
+        """The connection, if there is a single service."""
         self._lock = threading.RLock()
         self._known_versions: dict[str, int] = {}
-        """Version of the last weights that were received or published, by name, with several services."""
+        """Version of the last received or published weights, by name; used with several services."""
         self._fragments = 0
-        """Number of fragments without a stream; a hash of it selects the service of each."""
+        """Number of fragments without a stream; its hash selects the service of each."""
         flight_process.register_client(self)
 
     def __enter__(self) -> Self:
@@ -458,15 +463,15 @@ class ReplayClient:
         return _restore, (self.uris, self.table, self._pickled)
 
     def close(self) -> None:
-        """Wait until all fragments are acknowledged, and close the connections. Closing again does nothing.
+        """Wait until all fragments are acknowledged, then close the connections. Closing again does nothing.
 
-        Another thread that waits for a sample gets an error. A forked child only drops the client: the connections and
-        the fragments belong to its parent. One of several services that cannot be reached is not waited for.
+        A thread that waits for a sample gets an error. In a forked child nothing is sent: connections and fragments
+        belong to the parent. An unreachable one of several services is not waited for.
 
         Raises
         ------
         SampleBatchError
-            As `flush` does; all connections are closed then, too.
+            As `flush` does; all connections are closed in any case.
         """
         if self._only is not None:
             self._only.close()
@@ -478,25 +483,25 @@ class ReplayClient:
                 stack.callback(_close, shard.connection)
 
     def _end(self) -> None:
-        """Close the connections, and forget the fragments that are not acknowledged."""
+        """Close the connections and discard unacknowledged fragments."""
         for shard in self._shards.all:
             shard.connection.end()
 
     @property
     def lost(self) -> list[str]:
-        """The addresses of the services, of several, that are left out, as they could not be reached."""
+        """Addresses of those of several services that are skipped because they cannot be reached."""
         return [shard.connection.uri for shard in self._shards.all if shard.lost_at is not None]
 
     @property
     def written(self) -> WriteCounts:
-        """The fragments and rows that the services have acknowledged, and those that they refused.
+        """Counts of the fragments and rows that the services acknowledged or rejected.
 
-        Steps that `fragment_steps` keeps are in no fragment yet.
+        Steps that `fragment_steps` retains are not counted yet.
         """
         if self._only is not None:
             return self._only.written
         counts = [asdict(shard.connection.written) for shard in self._shards.all]
-        return WriteCounts(**{name: sum(own[name] for own in counts) for name in counts[0]})
+        return WriteCounts(**{name: sum(count[name] for count in counts) for name in counts[0]})
 
     # Writing
 
@@ -508,15 +513,15 @@ class ReplayClient:
     ) -> None:
         """Send a step, or one or several steps of some environments.
 
-        With `fragment_steps`, steps are kept until an environment has as many, or its episode ends, and go as one
-        fragment. `flush`, and all methods that look at the table, send those that are kept.
+        With `fragment_steps`, steps are retained until an environment has that many or its episode ends, and sent as
+        one fragment. `flush`, and all methods that read the table, send retained steps.
 
         Parameters
         ----------
         batch
-            Its values by name, as `ReplayBuffer.add` takes them.
+            Values by name, as for `ReplayBuffer.add`.
         buffer_ids
-            The environment of each row, shape (n,), if the values have a leading axis; None for a single step.
+            Environment of each row, shape (n,), if the values have a leading axis; None for a single step.
 
         Raises
         ------
@@ -532,8 +537,8 @@ class ReplayClient:
         ids = np.asarray(buffer_ids).reshape(-1)
         steps = Batch({**({} if batch is None else batch), **columns})
         for key, rows in self._partition(ids):
-            part, own_ids = (steps, ids) if rows is None else (steps[rows], ids[rows])
-            self._send(key, partial(TableConnection.add, batch=part, buffer_ids=own_ids, columns={}))
+            part, part_ids = (steps, ids) if rows is None else (steps[rows], ids[rows])
+            self._send(key, partial(TableConnection.add, batch=part, buffer_ids=part_ids, columns={}))
 
     def extend(self, batch: Any, *, priorities: Any = None, key: str | None = None) -> None:
         """Send all steps of a batch as one fragment.
@@ -541,39 +546,40 @@ class ReplayClient:
         Parameters
         ----------
         batch
-            What `ReplayBuffer.extend` takes.
+            As for `ReplayBuffer.extend`.
         priorities
-            One for each step, shape (n,), or of a table of fragments one number; by default the largest so far.
+            One per step, shape (n,), or one number for a table of fragments; the largest so far by default.
         key
-            The fragment's key, for a table that is read by key.
+            Key of the fragment, for a table that is read by key.
 
         Raises
         ------
         ServiceError
             If the service cannot be reached.
         LimitTimeoutError
-            If the table's limits hold back a fragment for `timeout_s` seconds; that one is not inserted.
+            If the table's limits block a fragment for `timeout_s` seconds; that fragment is not inserted.
         SampleBatchError
-            If the service refuses a fragment, this one or an earlier one; that one is not inserted. Refused in this
-            process are what is no batch, and objects that would have to be pickled.
+            If the service rejects this fragment or an earlier one; the rejected fragment is not inserted. Values that
+            are no batch, and objects that would have to be pickled, are rejected in this process.
 
         Notes
         -----
-        The fragment is a view of the batch's arrays until the service has acknowledged it, so they must not be written
-        over before `flush` has returned.
+        The fragment is a view of the batch's arrays until the service has acknowledged it: do not overwrite them before
+        `flush` has returned.
         """
         if self._only is not None:
             self._only.extend(batch, priorities, key)
             return
         for home, part, rows in self._split(batch):
-            own = priorities if rows is None or not np.ndim(priorities) else np.asarray(as_array(priorities))[rows]
-            self._send(home, partial(TableConnection.extend, batch=part, priorities=own, key=key))
+            part_priorities = (
+                priorities if rows is None or not np.ndim(priorities) else np.asarray(as_array(priorities))[rows]
+            )
+            self._send(home, partial(TableConnection.extend, batch=part, priorities=part_priorities, key=key))
 
     def _add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Send a fragment of a collector or worker, with the ids of its environments and episodes; raises as `extend`.
+        """Send a fragment of a collector or worker, with its environment and episode ids; raises as `extend`.
 
-        The infos of steps become columns of their own, as in the buffers that collectors write to; infos without
-        anything are left out. In tables of fragments they stay as they are.
+        In tables of steps, infos become separate columns, as in buffers, and empty infos are omitted.
         """
         if self._only is not None:
             self._only.add_fragment(fragment)
@@ -582,9 +588,9 @@ class ReplayClient:
             self._send(home, partial(TableConnection.add_fragment, fragment=part))
 
     def _split(self, batch: Any) -> Iterator[tuple[Any, Any, npt.NDArray[np.bool_] | None]]:
-        """Yield the parts of a batch that go to different services: a key of the service, the part, and its rows.
+        """Yield the parts of a batch for each service: a key of the service, the part, and the mask of its rows.
 
-        Batches of several policies are not split: all of one go where the first environment of the first policy does.
+        Batches of several policies are not split; the first environment of the first policy decides.
         """
         parts = getattr(batch, "policy_batches", None)
         steps = as_flat(batch if parts is None else next(iter(parts.values()), {}))
@@ -601,14 +607,14 @@ class ReplayClient:
             yield key, (steps if rows is None else steps[rows]), rows
 
     def _partition(self, ids: npt.NDArray[Any]) -> list[tuple[Any, npt.NDArray[np.bool_] | None]]:
-        """Partition rows by service: a key of each service, and the mask of its rows; None for all."""
+        """Partition rows by service: a key of each service, and the mask of its rows; None for all rows."""
         with self._lock:
             keys: dict[Shard, list[Any]] = {}
             for key in np.unique(ids).tolist():
                 keys.setdefault(self._shards.home((self.writer, key)), []).append(key)
         if len(keys) == 1:
-            return [(own[0], None) for own in keys.values()]
-        return [(own[0], np.isin(ids, own)) for own in keys.values()]
+            return [(owned[0], None) for owned in keys.values()]
+        return [(owned[0], np.isin(ids, owned)) for owned in keys.values()]
 
     def _send(self, key: Any, send: Callable[[TableConnection], None]) -> None:
         """Send a fragment to the shard that owns a key; the connection retains it until it is acknowledged."""
@@ -624,12 +630,12 @@ class ReplayClient:
                         return
 
     def flush(self) -> None:
-        """Wait until all fragments and priorities of this client are in the table, of services that can be reached.
+        """Wait until all reachable services have carried out this client's inserts and priority updates.
 
         Raises
         ------
         SampleBatchError
-            As `extend` does; or if a service refuses priorities.
+            As `extend` does; or if a service rejects priorities.
         """
         self._on_all(TableConnection.flush)
 
@@ -652,30 +658,30 @@ class ReplayClient:
         Parameters
         ----------
         batch_size
-            How many.
+            Number of steps or fragments.
         n_step, gamma, device, floats
-            As `ReplayBuffer.sample` takes them; the n-step returns are computed by the service.
+            As for `ReplayBuffer.sample`; the service computes n-step returns.
         beta
-            The exponent of importance weights, in place of the table's.
+            Exponent of importance weights; the table's by default.
         key
-            The key of the fragment, in a table that is read by key.
+            Key of the fragment, for a table that is read by key.
         seed
-            Of a generator for these samples alone; None for the table's own.
+            Seed of this sample's own generator; the table's generator by default.
 
         Returns
         -------
         Sample
-            The rows: a `Batch`, as the buffer gives them, or fragments as they were inserted; and where they are, for
-            `update_weight`, of fragments their numbers.
+            The rows, a `Batch` as from a buffer, or fragments as inserted; and their indices for `update_weight`,
+            numbers in the case of fragments.
 
         Raises
         ------
         ServiceError
             If the service cannot be reached.
         LimitTimeoutError
-            If the table's limits hold the sample back for `timeout_s` seconds.
+            If the table's limits block the sample for `timeout_s` seconds.
         SampleBatchError
-            If the service refuses.
+            If the service rejects the request.
         """
         options = {"n_step": n_step, "gamma": gamma, "beta": beta, "key": key, "seed": seed}
         return Delivery(device, floats).one(self._draw(batch_size, None, options), convert_sample)
@@ -692,51 +698,51 @@ class ReplayClient:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Batch, Any]:
-        """Draw sequences; parameters and result as of `ReplayBuffer.sample_sequences`, raises as `sample` does."""
+        """Draw sequences; parameters and result as in `ReplayBuffer.sample_sequences`, raises as `sample` does."""
         options = {"length": length, "burn_in": burn_in, "padded": padded, "beta": beta, "seed": seed}
         return Delivery(device, floats).one(self._draw(batch_size, "sequences", options), convert_sample)
 
     def sample_episodes(
         self, n: int, *, unfinished: bool = False, seed: int | None = None
     ) -> Sample[list[Batch], list[npt.NDArray[np.int64]]]:
-        """Draw whole episodes; result as of `ReplayBuffer.sample_episodes`, raises as `sample` does."""
+        """Draw complete episodes; result as in `ReplayBuffer.sample_episodes`, raises as `sample` does."""
         return self._draw(n, "episodes", {"unfinished": unfinished, "seed": seed})
 
     def _draw(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Sample[Any, Any]:
-        """Draw a sample from a service; a service that is lost is drawn no more."""
+        """Draw a sample from the service, or from a random reachable one."""
         if self._only is not None:
             return self._only.sample(batch_size, mode, options)
         with self._lock:
             while True:
                 shard = self._shards.draw()
                 try:
-                    drawn = self._shards.on(shard, lambda connection: connection.sample(batch_size, mode, options))
+                    sample = self._shards.on(shard, lambda connection: connection.sample(batch_size, mode, options))
                 except ServiceError:
                     continue
-                return Sample(drawn.batch, _number(drawn.indices, shard))
+                return Sample(sample.batch, _number(sample.indices, shard))
 
     def stream(self, batch_size: int = 1, *, prefetch: int = 2, **options: Any) -> Iterator[Any]:
-        """Yield samples without end, some of them drawn ahead.
+        """Yield samples indefinitely, some of them drawn ahead.
 
-        From a FIFO table that is read once, this is the receiving end of a channel between machines: each fragment goes
-        to one reader. Those that were drawn ahead are lost with a reader that stops.
+        A stream of a `"queue"` table is the receiving end of a channel between machines: each fragment goes to one
+        reader. Fragments that were drawn ahead are lost when their reader stops.
 
-        Where the service is lost and comes back within `reconnect_s` seconds, the stream goes on with the samples of
-        the restarted one, after those that have arrived. Fragments that were on their way are lost, unless the
-        checkpoint that it was restored from has them: it hands these out again.
+        If the service is lost and returns within `reconnect_s` seconds, the stream continues with its samples, after
+        those that have arrived. Fragments in transit are lost, unless the service was restored from a checkpoint that
+        contains them, which sends them again.
 
         Parameters
         ----------
         batch_size
-            As of `sample`.
+            As for `sample`.
         prefetch
-            How many samples are drawn ahead of the one that is handed out.
+            Number of samples drawn ahead.
         **options
             Further arguments of `sample`; or `mode`, `"sequences"` or `"episodes"`, and the arguments of that method.
 
         Yields
         ------
-        Fragments as they were inserted; or rows, with their indices as the column `batch_indexes`.
+        Fragments as inserted; or rows, with their indices as the column `batch_indexes`.
 
         Raises
         ------
@@ -747,9 +753,9 @@ class ReplayClient:
         mode, ahead = options.pop("mode", None), whole("prefetch", prefetch)
         if self._only is not None:
             with closing(self._only.stream(batch_size, mode, options, ahead)) as samples:
-                for drawn in samples:
-                    yield _deliver(delivery, drawn)
-                    del drawn
+                for sample in samples:
+                    yield _deliver(delivery, sample)
+                    del sample
             return
         with self._lock:
             shards = self._shards.here()
@@ -761,57 +767,58 @@ class ReplayClient:
     def update_weight(self, index: Any, new_weight: Any, *, generation: Any = None, burn_in: Any = None) -> None:
         """Send new priorities of rows.
 
-        They are in the table before the next fragment of this client is inserted, and, without `prefetch`, before its
-        next sample is drawn. `flush` waits for them. Priorities that are on their way when the connection is lost are
-        dropped.
+        The table has them before this client's next fragment is inserted, and, without `prefetch`, before its next
+        sample is drawn. `flush` waits for them. Priorities in transit when the connection is lost are discarded.
 
         Parameters
         ----------
         index
-            The rows, as samples have them; n of them. Of sequences shape (n, length).
+            Indices of n rows, as in samples; shape (n, length) for sequences.
         new_weight
-            Their priorities, shape (n,) or one for all; arrays or tensors. Of sequences one each, as
-            `PrioritizedReplayBuffer.update_weight` takes them.
+            Priorities, shape (n,) or one for all; arrays or tensors. For sequences one each, as in
+            `PrioritizedReplayBuffer.update_weight`.
         generation
-            The `generation` of the rows when they were sampled, shape (n,): priorities of rows that have been written
-            over since are dropped.
+            `generation` of the rows when they were sampled, shape (n,): priorities of overwritten rows are discarded.
         burn_in
-            The column `burn_in` of sequences, shape (n, length), if they were sampled with burn-in.
+            Column `burn_in` of sequences, shape (n, length), if they were sampled with burn-in.
 
         Raises
         ------
         ColumnLengthError
-            If there are not n priorities, or not n generations; or if `burn_in` is not of the shape of the indices.
+            If there are not n priorities or n generations, or `burn_in` does not have the shape of the indices.
         ServiceError
             If the service cannot be reached.
         SampleBatchError
-            If the service refuses an earlier update; for this one, the next method that looks at the table raises.
+            If the service rejected an earlier update; an error of this one is raised by the next method that reads the
+            table.
         """
         index, new_weight = rows_of_sequences(index, new_weight, burn_in)
         indices = np.ascontiguousarray(as_array(index), np.int64).reshape(-1)
-        given = np.asarray(as_array(new_weight), np.float64)
-        priorities = np.full(len(indices), given) if not given.ndim else np.ascontiguousarray(given).reshape(-1)
-        known = None if generation is None else np.ascontiguousarray(as_array(generation), np.int64).reshape(-1)
-        for name, values in ((names.PRIORITY, priorities), (names.GENERATION, known)):
+        values = np.asarray(as_array(new_weight), np.float64)
+        priorities = np.full(len(indices), values) if not values.ndim else np.ascontiguousarray(values).reshape(-1)
+        generations = None if generation is None else np.ascontiguousarray(as_array(generation), np.int64).reshape(-1)
+        for name, values in ((names.PRIORITY, priorities), (names.GENERATION, generations)):
             if values is not None and len(values) != len(indices):
-                raise ColumnLengthError(f"column {name!r} must have {len(indices)} rows, one a row, got {len(values)}")
+                raise ColumnLengthError(
+                    f"column {name!r} must have one value per row, {len(indices)}, got {len(values)}"
+                )
         if self._only is not None:
-            self._only.update_weight(indices, priorities, known)
+            self._only.update_weight(indices, priorities, generations)
             return
         owners = indices >> _SHARD_BIT
         if len(indices) and not 0 <= owners.min() <= owners.max() < len(self.uris):
-            raise RowIndexError("indices must be those of samples of this client, some are of no service")
+            raise RowIndexError("indices must come from samples of this client, got some without a service")
         with self._lock:
             for shard in self._shards.here():
                 rows = owners == shard.number
                 if rows.any():
-                    own = None if known is None else known[rows]
-                    update = (indices[rows] & _MASK, priorities[rows], own)
+                    part_generations = None if generations is None else generations[rows]
+                    update = (indices[rows] & _MASK, priorities[rows], part_generations)
                     with suppress(ServiceError):
                         self._shards.on(shard, methodcaller("update_weight", *update))
 
     def sample_indices(self, batch_size: int | None) -> npt.NDArray[Any]:
-        """Refuse to draw indices alone: their rows may be others before they can be asked for.
+        """Raise ArgumentError: other rows may replace these before they are read.
 
         Raises
         ------
@@ -819,31 +826,31 @@ class ReplayClient:
             Always.
         """
         raise ArgumentError(
-            "indices cannot be drawn without their rows from a table of a service, where others write meanwhile; use "
-            "sample, which gives both"
+            "indices cannot be drawn without their rows from a table of a service, where other clients write; use "
+            "sample, which returns both"
         )
 
     # Weights
 
     def publish(self, weights: Mapping[str, Any], name: str = "") -> int:
-        """Publish weights for all clients of the service, in place of those before.
+        """Publish weights for all clients of the service, replacing the previous ones.
 
         Parameters
         ----------
         weights
-            A dict of arrays and tensors, flat or nested, such as a `state_dict()`; they are copied.
+            Arrays and tensors in a flat or nested dict, such as a `state_dict()`; they are copied.
         name
-            The name to publish them under, where there are several models.
+            Name of the weights, if there are several models.
 
         Returns
         -------
-        Their version: 1 for the first of this name. It is above every version of this name that the service or this
+        Their version: 1 for the first of this name. It exceeds every version of this name that the service or this
         client has had, also after a restart of the service.
 
         Raises
         ------
         ColumnTypeError, CapacityError, ServiceError
-            If they are no such dict, too large, or the service cannot be reached.
+            If the weights are no such dict or too large, or the service cannot be reached.
         """
         if self._only is not None:
             return self._only.publish(weights, name)
@@ -857,20 +864,20 @@ class ReplayClient:
     def latest(self, newer_than: int = 0, name: str = "") -> Publication | None:
         """Return the newest weights.
 
-        A service that was restarted from a checkpoint continues with the weights and versions in it, and one without a
-        checkpoint counts from 1. In both cases this client receives the next weights, whatever their version: a version
-        that is not above `newer_than` is new if the service numbered it in another epoch.
+        A service that was restored from a checkpoint continues with its weights and versions; one without a checkpoint
+        counts from 1. In both cases this client receives the next weights: a version up to `newer_than` is new if the
+        service numbered it in another epoch.
 
         Parameters
         ----------
         newer_than
-            The version that is known already.
+            Version that the caller has.
         name
-            The name that they are published under.
+            Name of the weights.
 
         Returns
         -------
-        Their `version` and `value`; None if there are none that are newer.
+        Their `version` and `value`; None if there are no newer ones.
 
         Raises
         ------
@@ -899,46 +906,50 @@ class ReplayClient:
         return int(self.info()["size"])
 
     def info(self) -> dict[str, Any]:
-        """Return the state of the table, once the fragments of this client are in it.
+        """Return the state of the table, after this client's fragments are inserted.
 
         Returns
         -------
         dict
-            What `ReplayTable.info` returns. With several services the sums of `size`, `capacity`, `nbytes`, `weight`,
-            `inserted` and `sampled` over those that can be reached; the lists of `held_back` joined; and `shards`, the
-            state of each table by the address of its service.
+            As from `ReplayTable.info`. With several services: the sums of `size`, `capacity`, `nbytes`, `weight`,
+            `inserted` and `sampled` over the reachable ones; the joined lists of `held_back`; and `shards`, the state
+            of each table by the address of its service.
         """
         if self._only is not None:
             return self._only.info()
         infos = dict(self._on_all(lambda connection: (connection.uri, connection.info())))
-        sums: dict[str, Any] = {name: sum(own[name] for own in infos.values()) for name in _SUMS}
-        return {**sums, "held_back": [held for own in infos.values() for held in own["held_back"]], "shards": infos}
+        sums: dict[str, Any] = {name: sum(info[name] for info in infos.values()) for name in _SUMS}
+        return {
+            **sums,
+            "held_back": [writers for info in infos.values() for writers in info["held_back"]],
+            "shards": infos,
+        }
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Empty the table. `keep_statistics` must be false: episodes under way do not go on."""
+        """Empty the table. `keep_statistics` must be false: running episodes are not continued."""
         if keep_statistics:
-            raise ArgumentError("keep_statistics must be false for a table of a service, whose writers may be many")
+            raise ArgumentError("keep_statistics must be false for a table of a service, which may have many writers")
         self._on_all(TableConnection.reset)
 
     def set_limits(self, **limits: Any) -> dict[str, Any]:
-        """Change limits of the table while it is used, as `ReplayTable.set_limits` does, and return `info`."""
+        """Change the table's limits, as `ReplayTable.set_limits` does, and return `info`."""
         if self._only is not None:
             return self._only.set_limits(limits)
         self._on_all(lambda connection: connection.set_limits(limits))
         return self.info()
 
     def checkpoint(self) -> list[str]:
-        """Let each service write all of its tables to its disk, and return where.
+        """Write a checkpoint on each service, and return the paths on their disks.
 
         Raises
         ------
         ArgumentError
-            If a service has no folder for checkpoints.
+            If a service has no checkpoint folder.
         """
         return self._on_all(TableConnection.checkpoint)
 
     def _on_all(self, use: Callable[[TableConnection], T]) -> list[T]:
-        """Use all services that can be reached, and return the results."""
+        """Call all reachable services and return the results."""
         if self._only is not None:
             return [use(self._only)]
         with self._lock:
@@ -946,21 +957,21 @@ class ReplayClient:
 
 
 def _close(connection: TableConnection) -> None:
-    """Close the connection to one of several services, which may be gone."""
+    """Close the connection to one of several services, which may be unreachable."""
     with suppress(ServiceError):
         connection.close()
 
 
 def _number(indices: Any, shard: Shard) -> Any:
-    """Put the number of a shard into indices of its table."""
+    """Add the number of a shard to indices of its table."""
     if isinstance(indices, list):
-        return [_number(own, shard) for own in indices]
+        return [_number(array, shard) for array in indices]
     # Padding of sequences is -1 on each.
     return np.where(indices < 0, indices, indices + (shard.number << _SHARD_BIT))
 
 
 def _deliver(delivery: Delivery, sample: Sample[Any, Any]) -> Any:
-    """Return the rows of a sample of a stream, with their indices as a column."""
+    """Return the rows of a sample, with their indices as a column."""
     batch, indices = delivery.one(sample, convert_sample)
     if isinstance(batch, Batch):
         batch[names.BATCH_INDEXES] = indices
@@ -968,5 +979,4 @@ def _deliver(delivery: Delivery, sample: Sample[Any, Any]) -> Any:
 
 
 def _restore(uris: list[str], table: str, options: dict[str, Any]) -> ReplayClient:
-    """Make a client of a pickled one."""
     return ReplayClient(uris, table, **options)

@@ -40,12 +40,12 @@ Environment = int | None
 
 
 class OpenSteps:
-    """The steps that a client was given one by one, until those of an environment are enough for a fragment.
+    """Single steps of a client, collected into fragments per environment.
 
     Parameters
     ----------
     count
-        The steps of an environment that make a fragment; fewer do at the end of an episode.
+        Steps per fragment of an environment; the end of an episode completes a shorter fragment.
 
     Examples
     --------
@@ -69,22 +69,22 @@ class OpenSteps:
         return sum(map(len, self._rows.values()))
 
     def fits(self, rows: SampleBatch) -> bool:
-        """Tell whether rows have the columns of those that are there, with the same dtypes and shapes."""
+        """Return whether rows have the columns, dtypes and shapes of the collected ones."""
         return not self._rows or self._form == _form_of(rows)
 
     def add(self, rows: SampleBatch) -> None:
-        """Add a step, a row for each of some environments; the rows are kept, not copied."""
+        """Add a step, one row per environment; rows are not copied."""
         self._form = _form_of(rows)
         numbered = names.ENV_ID in rows
         self._added = rows[names.ENV_ID].tolist() if numbered else [None]
         ended = rows[names.DONES].tolist()
-        for place, (environment, over) in enumerate(zip(self._added, ended, strict=True)):
-            self._rows.setdefault(environment, []).append(rows[place : place + 1])
+        for row, (environment, over) in enumerate(zip(self._added, ended, strict=True)):
+            self._rows.setdefault(environment, []).append(rows[row : row + 1])
             if over:
                 self._ended.add(environment)
 
     def undo(self) -> None:
-        """Take back the step that was added last, if it is still there."""
+        """Remove the step that was added last, if it has not been sent."""
         for environment in reversed(self._added):
             rows = self._rows.get(environment, [])
             if rows:
@@ -96,7 +96,7 @@ class OpenSteps:
 
     def complete(self) -> list[Environment]:
         """Return the environments with a complete fragment: enough steps, or the end of an episode."""
-        full = [one for one, rows in self._rows.items() if len(rows) >= self._count]
+        full = [environment for environment, rows in self._rows.items() if len(rows) >= self._count]
         return sorted({*full, *self._ended}, key=str)
 
     def groups(self) -> list[list[Environment]]:
@@ -106,7 +106,7 @@ class OpenSteps:
         return [group for group in (single, numbered) if group]
 
     def join(self, environments: list[Environment]) -> SampleBatch:
-        """Join the steps of environments, those of each in their order."""
+        """Join the steps of environments in order."""
         return join([row for environment in environments for row in self._rows[environment]])
 
     def drop(self, environments: list[Environment]) -> None:
@@ -122,7 +122,6 @@ class OpenSteps:
 
 
 def _form_of(rows: SampleBatch) -> Any:
-    """Describe the columns of rows, and how nested ones are put together."""
     columns = [(name, column.kind, column.dtype, column.row_shape) for name, column in rows._all().items()]
     return columns, rows._nested
 
@@ -201,7 +200,7 @@ class TableConnection:
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            # The threads of gRPC are not there in a forked child, which would wait for them for ever.
+            # The threads of gRPC do not exist in a forked child, which would wait for them indefinitely.
             raise OwnershipError(
                 "a client of a service cannot be used in a forked child; start processes by 'spawn' or 'forkserver', "
                 "which pickle it"
@@ -257,11 +256,10 @@ class TableConnection:
             finally:
                 self._lock.release()
         else:
-            # A thread waits until its fragments are taken, which limits may hold back for ever.
+            # A thread waits for acknowledgements that limits may delay indefinitely.
             threading.Thread(target=self._hang_up, name="samplebatch-end", daemon=True).start()
 
     def _hang_up(self) -> None:
-        """Close all streams and the connection, once no thread uses them."""
         with self._lock:
             self._ended = True
             self._open_steps.clear()
@@ -307,7 +305,7 @@ class TableConnection:
         self._put(rows, Fragment(key=key, priority=single))
 
     def add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Send a fragment of a collector; in tables of steps the infos become columns of their own."""
+        """Send a fragment of a collector; in tables of steps the infos become separate columns."""
         with self._lock:
             if self._holds_steps is None:
                 self._holds_steps = self.table_info()["items"] == "steps"
@@ -323,19 +321,19 @@ class TableConnection:
                 self._send(rows, Fragment(0, self._timeout_s, fragment.key, fragment.priority))
 
     def _send_steps(self, groups: list[list[Environment]]) -> None:
-        """Send the steps that are kept of some environments, a fragment for each list of them."""
+        """Send the retained steps, one fragment per list of environments."""
         for environments in groups:
             rows = self._encoder.encode(self._open_steps.join(environments))
             sent = self._writer.counts.sent
             try:
                 self._send(rows, Fragment(timeout_s=self._timeout_s))
             finally:
-                # An error may be that of an earlier fragment, and this one on its way.
+                # The error may concern an earlier fragment, while this one is in transit.
                 if self._writer.counts.sent > sent:
                     self._open_steps.drop(environments)
 
     def _send(self, rows: Any, fragment: Fragment) -> None:
-        """Send a fragment once earlier updates have been carried out; one that was refused is raised afterwards."""
+        """Send a fragment after earlier updates; the error of a rejected update is raised afterwards."""
         try:
             self._settle_updates()
         except ServiceError:
@@ -360,8 +358,8 @@ class TableConnection:
     # Sampling
 
     def _find_draw(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Draw:
-        """Make a request for samples, and check it as the service does, once for all that are alike."""
-        # With their types: True is equal to 1, and refused.
+        """Return a request that was validated as the service does it; equal requests are validated once."""
+        # With their types: True equals 1, and is rejected.
         asked = batch_size, type(batch_size), mode, *options.items(), *map(type, options.values())
         try:
             return self._draws[asked]
@@ -397,7 +395,7 @@ class TableConnection:
             self._link.retry(lambda: self._session(draw).update(indices, priorities, generations), self._drop_sessions)
 
     def _session(self, draw: Draw) -> SampleSession:
-        """Return the open session of a kind of samples, once fragments and other updates are in the table."""
+        """Return the open session of a request, after inserting fragments and carrying out other updates."""
         if self._open_steps or self._writer.pending:
             self._flush()
         sessions = self._sessions
@@ -421,13 +419,13 @@ class TableConnection:
         return session
 
     def _drop_sessions(self) -> None:
-        """Close the sessions of a lost connection, and forget the secret: the service may have been restarted."""
+        """Close the sessions of a lost connection and discard the nonce: the service may have been restarted."""
         self._close_sessions()
         self._has_asked = not self._shared_memory
         self._nonce = None
 
     def _settle_updates(self) -> None:
-        """Wait until the service has carried out all updates; those on a lost connection are dropped."""
+        """Wait until the service has carried out all updates; those on a lost connection are discarded."""
         if any(session.has_updates for session in self._sessions.values()):
             self._link.retry(self._settle_sessions, self._drop_sessions)
 
@@ -447,9 +445,9 @@ class TableConnection:
     def stream(
         self, batch_size: int, mode: str | None, options: Mapping[str, Any], prefetch: int
     ) -> Generator[Sample[Any, Any], None, None]:
-        """Yield samples of a session of their own; where its connection is lost, go on with another one.
+        """Yield the samples of a separate session; open another one if the connection is lost.
 
-        Its connection is its own, too: the lock may be held by a thread whose fragments wait for this one to read.
+        The session has a separate connection: a thread may hold the lock while its fragments wait for this reader.
         """
         draw = self._find_draw(batch_size, mode, options)
         self.check_open()
@@ -477,7 +475,7 @@ class TableConnection:
             link.close()
 
     def _open_stream(self, link: Link, draw: Draw, ahead: int) -> SampleSession:
-        """Open the session of a stream, once the service can be reached."""
+        """Open the session of a stream, after the service has answered."""
         self.check_open()
         # A session opens though nobody is there; and another service has another secret.
         link.retry(lambda: link.act("info", write_json({"table": self.table})))
@@ -493,7 +491,7 @@ class TableConnection:
             session.close()
 
     def _find_nonce(self) -> str | None:
-        """Return the secret by which the service knows that this process is on its machine, if it is."""
+        """Return the secret that proves that client and service share a machine; None on another machine."""
         if not self._has_asked:
             self._nonce = _read_nonce(self._link)
             self._has_asked = True
@@ -509,8 +507,8 @@ class TableConnection:
     def publish_packed(self, packed: Any, name: str) -> int:
         """Publish what `pack_weights` returned."""
         with self._lock:
-            self._known_weights[name] = known = _read_version(self._act("publish", packed))
-        return known[0]
+            self._known_weights[name] = version = _read_version(self._act("publish", packed))
+        return version[0]
 
     def weights_version(self, name: str) -> int:
         """Return the version of the newest weights that the service has; 0 if it has none."""
@@ -558,7 +556,6 @@ class TableConnection:
         return str(self._act("checkpoint")["path"])
 
     def _act(self, action: str, body: Any = b"") -> dict[str, Any]:
-        """Carry out an action with one result, and return it."""
         with self._lock:
             self.check_open()
             (raw,) = self._link.retry(lambda: self._link.act(action, body))
@@ -566,7 +563,6 @@ class TableConnection:
 
 
 def _read_version(answer: Mapping[str, Any]) -> tuple[int, str]:
-    """Read the version and the epoch of weights; raises FormatError if there are none."""
     try:
         return whole("version", answer.get("version")), text("epoch", answer.get("epoch", ""))
     except ArgumentError as error:
@@ -574,6 +570,6 @@ def _read_version(answer: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def _read_nonce(link: Link) -> str | None:
-    """Ask a service for the place of its secret, and read that; None if it is on another machine."""
+    """Read the secret of a service from its shared memory; None on another machine."""
     (raw,) = link.retry(lambda: link.act("attach"))
     return read_secret(read_json(raw, "an answer"))

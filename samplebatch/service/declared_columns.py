@@ -57,12 +57,11 @@ class DeclaredColumns:
     Parameters
     ----------
     columns
-        The dtype of each column by its name, or a pair of dtype and row shape: `"float32"`, `("float32", (4,))`, or
-        both as text, `"float32[4]"`, `"uint8[84x84x3]"`. `"torch.float32[4]"` is a column of torch, `"float32[?]"` one
-        whose rows vary in shape, with one `?` per axis. `"text"`, `"bytes"` and `"object"`, or `str`, `bytes` and
-        `object`, are columns of these. Nested columns have names with dots. For fragments of several policies a mapping
-        of each policy to such a mapping. As text, `NAME:DTYPE[SHAPE]` joined by `+`, `POLICY/NAME:DTYPE[SHAPE]` for
-        several policies.
+        Dtype per column, or a pair of dtype and row shape: `"float32"`, `("float32", (4,))`, or both as text,
+        `"float32[4]"`, `"uint8[84x84x3]"`. `"torch.float32[4]"` is a torch column; `"float32[?]"` has rows of varying
+        shape, with one `?` per axis. `"text"`, `"bytes"` and `"object"`, or `str`, `bytes` and `object`, are also
+        accepted. Names of nested columns contain dots. For fragments of several policies, a mapping of each policy to
+        such a mapping. As text, `NAME:DTYPE[SHAPE]` joined by `+`, with several policies `POLICY/NAME:DTYPE[SHAPE]`.
 
     Raises
     ------
@@ -92,8 +91,8 @@ class DeclaredColumns:
         has_policies = {isinstance(value, Mapping) for value in pairs.values()}
         if len(has_policies) > 1:
             raise ArgumentError(
-                "columns must be those of one policy, or all be by policy, got some of each; nested columns have names "
-                "with dots, such as 'obs.camera'"
+                "columns must all be of one policy, or all by policy, got both; nested columns have names with "
+                "dots, such as 'obs.camera'"
             )
         self._policies: dict[Any, Forms] = (
             {policy: _forms_of(part, policy) for policy, part in pairs.items()}
@@ -156,7 +155,7 @@ class DeclaredColumns:
         Raises
         ------
         ArgumentError
-            If columns are by policy, as the steps of all policies lie in the same columns; or if two have one name.
+            If columns are by policy, since all policies share the columns of steps; or if two have the same name.
         """
         if self.by_policy:
             raise ArgumentError(
@@ -274,20 +273,10 @@ def _match(
     where: str = "",
     rename: Callable[[str], str] = str,
 ) -> SampleBatch[Any]:
-    """Check the columns of a batch against their declared forms; return it with ragged columns where they are declared.
+    """Validate the columns of a batch against declared forms; return it with ragged columns where they are declared.
 
-    Parameters
-    ----------
-    batch, forms
-        The batch and the declared forms.
-    may_lack
-        Tells whether a declared column may be missing.
-    others
-        The forms of columns that need no declaration.
-    where
-        What the errors start with.
-    rename
-        Returns the name that a column of the batch is declared by.
+    `may_lack` decides whether a declared column may be missing, `others` are forms of undeclared columns, `where` is a
+    prefix of errors, and `rename` maps a column of the batch to its declared name.
 
     Raises
     ------
@@ -301,9 +290,9 @@ def _match(
     missing = set(forms)
     matched: dict[str, Column] = {}
     for name, column in columns.items():
-        known = rename(name)
-        missing.discard(known)
-        form = forms.get(known) or others.get(known)
+        declared_name = rename(name)
+        missing.discard(declared_name)
+        form = forms.get(declared_name) or others.get(declared_name)
         if form is None:
             raise ColumnMismatchError(
                 f"{where}column {_short(name)!r} must be declared by the table to be in a fragment, got "
@@ -312,7 +301,7 @@ def _match(
         if _form_of(column) != form:
             fitted = _as_ragged(column, form, name)
             if fitted is None or _form_of(fitted) != form:
-                must = "as the table declares" if known in forms else "as the table does not declare it"
+                must = "as the table declares" if declared_name in forms else "as the table does not declare it"
                 raise ColumnMismatchError(f"{where}column {name!r} must be {form}, {must}, got {_form_of(column)}")
             matched[name] = fitted
     absent = sorted(name for name in missing if not may_lack(name))
@@ -324,23 +313,22 @@ def _match(
 
 
 def _as_ragged(column: Column, form: str, name: str) -> Column | None:
-    """View a column as ragged if it is declared so; None if it is not."""
+    """View a column as ragged if it is declared as ragged; None otherwise."""
     dtype, _, shape = form.partition("[")
     if "?" not in shape:
         return None
     is_torch = dtype.startswith("torch.")
-    wanted: Any = named_torch_dtype(dtype.removeprefix("torch.")) if is_torch else np.dtype(dtype)
-    return match_ragged(column, wanted, shape.count("?"), name)
+    element_dtype: Any = named_torch_dtype(dtype.removeprefix("torch.")) if is_torch else np.dtype(dtype)
+    return match_ragged(column, element_dtype, shape.count("?"), name)
 
 
 def _form_of(column: Column) -> str:
-    """Return the form of a column as a declaration has it."""
     if isinstance(column, TextColumn):
         dtype = "text" if column.array.type == TEXT else "bytes"
     elif column.kind == "object":
         return "object"
     else:
-        # That of torch begins with its name.
+        # The dtype of a torch column begins with its name.
         dtype = f"compressed {column.dtype}" if column.kind == "compressed" else str(column.dtype)
     if isinstance(column, (RaggedColumn, RaggedTorchColumn)):
         return dtype + _shape_text([None] * len(column.row_shape))
@@ -353,7 +341,7 @@ def _shape_text(shape: Iterable[int | None]) -> str:
 
 
 def _short(name: Any) -> str:
-    """Return a name from outside, cut to what an error shows."""
+    """Shorten a name from outside for an error."""
     return str(name)[:80]
 
 
@@ -361,19 +349,18 @@ def _short(name: Any) -> str:
 
 
 def _split_text(text: str) -> dict[Any, Any]:
-    """Read `NAME:DTYPE[SHAPE]+...` or `POLICY/NAME:DTYPE[SHAPE]+...`."""
-    found: dict[Any, Any] = {}
+    declared: dict[Any, Any] = {}
     for part in text.split("+"):
         name, colon, form = part.rpartition(":")
         policy, slash, column = name.partition("/")
         if not colon or not name or not form or (slash and not (policy and column)):
             raise ArgumentError(f"columns must be declared as NAME:DTYPE[SHAPE], joined by '+', got {part[:80]!r}")
-        columns = found.setdefault(policy, {}) if slash else found
+        columns = declared.setdefault(policy, {}) if slash else declared
         column = column if slash else name
         if not isinstance(columns, dict) or column in columns:
             raise ArgumentError(f"column {name!r} must be declared once, got it twice")
         columns[column] = form
-    return found
+    return declared
 
 
 def _forms_of(columns: Mapping[Any, Any], policy: Any = None) -> Forms:
@@ -397,7 +384,6 @@ def _forms_of(columns: Mapping[Any, Any], policy: Any = None) -> Forms:
 
 
 def _form_of_value(subject: str, value: Any) -> str:
-    """Return the form of a column that is declared by a dtype, a pair of dtype and row shape, or text."""
     shape: Any = ()
     is_pair = isinstance(value, (tuple, list))
     if is_pair:
@@ -428,14 +414,13 @@ def _form_of_value(subject: str, value: Any) -> str:
 
 
 def _extent(text: str) -> int | str | None:
-    """Read one extent of a row shape; a text that is none is returned as it is."""
+    """Parse one extent of a row shape; invalid text is returned unchanged."""
     text = text.strip()
-    # More digits than any extent has take long to read.
+    # Limit the number of digits: converting millions of digits is slow.
     return None if text == "?" else int(text) if text.isdecimal() and len(text) <= 20 else text
 
 
 def _dtype_name(subject: str, value: Any) -> str:
-    """Return the name of a declared dtype."""
     if isinstance(value, (str, type)) and value in _WORDS:
         return _WORDS[value]
     shown = _short(value)

@@ -37,7 +37,7 @@ class FlightProcess:
             self._number = os.getpid()
         elif self._number != os.getpid():
             raise OwnershipError(
-                "a replay client or server must be created in a process with gRPC threads of its own, got a forked "
+                "a replay client or server must be created in a process with its own gRPC threads, got a forked "
                 "child of a process that used a replay service; start processes by 'spawn' or 'forkserver'"
             )
 
@@ -50,16 +50,16 @@ class FlightProcess:
         self._clients.add(client)
 
     def _enter_child(self) -> None:
-        """Keep the inherited objects until the forked child ends, also while the interpreter shuts down."""
+        """Keep the inherited objects alive until the forked child ends, including interpreter shutdown."""
         for client in list(self._clients):
             client._lock = threading.RLock()
         inherited = list(self._objects)
-        for one in inherited:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+        for owner in inherited:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
         # Arrow shuts down a server at the interpreter's exit, too.
         for finalizer in list(getattr(weakref.finalize, "_registry", ())):
             alive = finalizer.peek()
-            if alive is not None and any(alive[0] is one for one in inherited):
+            if alive is not None and any(alive[0] is owner for owner in inherited):
                 finalizer.atexit = False
 
 

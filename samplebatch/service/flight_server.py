@@ -59,7 +59,7 @@ _AHEAD_NBYTES: Final = 1 << 18
 _ONE: Final = b"{}"
 """The request for one sample, which most are."""
 
-_NOT_ARROW: Final = "the message must be whole Arrow data, it is not: {}"
+_NOT_ARROW: Final = "the message must be complete Arrow data, it is not: {}"
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ _log = logging.getLogger(__name__)
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """The Flight server of a replay service, for `ReplayServer`.
 
-    Each call of a client has a thread of its own, and memory for two samples or one fragment at the most: who reads
-    slowly waits by itself, and holds back nobody else.
+    Each call has its own thread, and memory for at most two samples or one fragment: a slow reader delays no other
+    client.
 
     Parameters
     ----------
@@ -108,22 +108,22 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Insert the fragments of a writer, and acknowledge each one."""
         with _flight_errors():
-            place, decoder = self._place(descriptor), FragmentDecoder()
+            target, decoder = self._place(descriptor), FragmentDecoder()
             while (chunk := _next(reader)) is not None:
                 fragment = Fragment.read(chunk.app_metadata)
                 try:
-                    told = self._service.insert(*place, chunk.data, fragment, context.is_cancelled, decoder)
+                    acknowledgement = self._service.insert(*target, chunk.data, fragment, context.is_cancelled, decoder)
                 except (SampleBatchError, pa.ArrowException) as error:
                     refusal = _ours(error)
                     refusal.fragment = fragment.number  # type: ignore[attr-defined]
                     raise refusal from None
                 # Nothing of a fragment is kept while the next one is waited for.
                 del chunk
-                if not _acknowledge(writer, told):
+                if not _acknowledge(writer, acknowledgement):
                     return
 
     def _place(self, descriptor: Any) -> tuple[Any, str, str]:
-        """Return the table, the writer and the number of that writer's stream that the path of a descriptor names."""
+        """Return the table, the writer and the stream that the path of a descriptor names."""
         path = [part.decode(errors="replace") for part in descriptor.path or ()]
         if not 1 <= len(path) <= 3:
             raise FormatError(f"a path must be a table, or a table, a writer and a stream, got {len(path)} parts")
@@ -143,7 +143,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         return self._service.pack(self._service.sample(draw, context.peer(), context.is_cancelled))
 
     def _samples(self, draw: Draw, first: Packed, context: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
-        """Yield samples, each drawn while the one before is sent."""
+        """Yield samples, drawing each while the previous one is sent."""
         left = draw.count
         with _flight_errors(), ThreadPoolExecutor(1, "samplebatch-draw") as pool:
             sample = first
@@ -245,7 +245,7 @@ class _Session:
             self._memory.close()
 
     def answer(self, chunk: Any) -> None:
-        """Answer one request. An error is an answer, too; the session goes on after it."""
+        """Answer one request; an error is an answer, and the session continues."""
         if chunk.data is not None:
             self._answer("update", lambda: self._update(chunk))
             return
@@ -259,7 +259,7 @@ class _Session:
         self._send_small()
 
     def _answer(self, of: str, answer: Callable[[], None]) -> None:
-        """Answer a part of a request, by an error if it is refused."""
+        """Answer a part of a request, with an error if it is rejected."""
         try:
             answer()
         except (SampleBatchError, pa.ArrowInvalid) as error:
@@ -268,12 +268,12 @@ class _Session:
             self._tell({**describe_error(_ours(error)), "of": of})
 
     def _update(self, chunk: Any) -> None:
-        told = read_request(chunk.app_metadata or b"{}", "the metadata of an update")
-        anyhow = told.get("any_generation") is True
+        metadata = read_request(chunk.app_metadata or b"{}", "the metadata of an update")
+        anyhow = metadata.get("any_generation") is True
         self._tell({"updated": self._service.update(self._table, chunk.data, any_generation=anyhow)})
 
     def _next_sample(self) -> Sample:
-        """Draw a sample; those that wait to be sent are, before one that limits hold back is waited for."""
+        """Draw a sample; drawn samples are sent before waiting for a blocked one."""
         peer, is_cancelled = self._context.peer(), self._context.is_cancelled
         if self._small:
             try:
@@ -283,40 +283,40 @@ class _Session:
         return self._service.sample(self._draw, peer, is_cancelled)
 
     def _send(self, sample: Sample) -> None:
-        """Answer by where a sample lies in shared memory, or by its stream."""
-        stream, told = self._samples.prepare(sample)
+        """Answer with the sample's address in shared memory, or with its stream."""
+        stream, metadata = self._samples.prepare(sample)
         self._service.check_nbytes("a sample", stream.nbytes)
-        place = None if self._memory is None else self._memory.put(stream)
-        if place is not None:
-            self._tell({**told, "at": place})
-        elif told or stream.nbytes >= _AHEAD_NBYTES:
-            self._send_streams([stream], told)
+        address = None if self._memory is None else self._memory.put(stream)
+        if address is not None:
+            self._tell({**metadata, "at": address})
+        elif metadata or stream.nbytes >= _AHEAD_NBYTES:
+            self._send_streams([stream], metadata)
         else:
             self._small.append(stream)
-            if len(self._small) >= MAX_INLINE or sum(one.nbytes for one in self._small) >= _AHEAD_NBYTES:
+            if len(self._small) >= MAX_INLINE or sum(stream.nbytes for stream in self._small) >= _AHEAD_NBYTES:
                 self._send_small()
 
     def _send_small(self) -> None:
-        """Send the small samples that were drawn, in one message."""
+        """Send the small samples in one message."""
         small, self._small = self._small, []
         if small:
             self._write_streams(small, {})
 
-    def _send_streams(self, streams: list[Stream], told: Mapping[str, Any]) -> None:
-        """Send samples after the small ones; for a learner that asks ahead, another thread sends large ones."""
+    def _send_streams(self, streams: list[Stream], metadata: Mapping[str, Any]) -> None:
+        """Send samples after the small ones; a thread sends large ones if the learner requests ahead."""
         self._send_small()
         if self._draw.ahead and streams[0].nbytes >= _AHEAD_NBYTES:
             self._wait()
-            self._sending = self._pool.submit(self._write_message, streams, told)
+            self._sending = self._pool.submit(self._write_message, streams, metadata)
         else:
-            self._write_streams(streams, told)
+            self._write_streams(streams, metadata)
 
-    def _write_streams(self, streams: list[Stream], told: Mapping[str, Any]) -> None:
+    def _write_streams(self, streams: list[Stream], metadata: Mapping[str, Any]) -> None:
         self._wait()
-        self._write_message(streams, told)
+        self._write_message(streams, metadata)
 
-    def _write_message(self, streams: list[Stream], told: Mapping[str, Any]) -> None:
-        self._writer.write_metadata(pa.py_buffer(inline(streams, told)))
+    def _write_message(self, streams: list[Stream], metadata: Mapping[str, Any]) -> None:
+        self._writer.write_metadata(pa.py_buffer(inline(streams, metadata)))
 
     def _tell(self, answer: Mapping[str, Any]) -> None:
         self._send_small()
@@ -324,78 +324,72 @@ class _Session:
         self._writer.write_metadata(pa.py_buffer(write_json(answer)))
 
     def _wait(self) -> None:
-        """Wait until the sample on its way has been sent; raises if it could not be."""
+        """Wait until the current sample is sent; raises if that failed."""
         sending, self._sending = self._sending, None
         if sending is not None:
             sending.result()
 
 
 def _read_count(raw: Any) -> int:
-    """Read how many samples a request of a session asks for.
-
-    Raises
-    ------
-    CapacityError, FormatError, ArgumentError
-        If it is no request, or asks for no such number.
-    """
+    """Read the number of requested samples; raises as `read_request` and `whole` do."""
     if raw is None or (raw.size == len(_ONE) and raw.to_pybytes() == _ONE):
         return 1
-    told = read_request(raw, "the metadata of a request")
-    check_names(told, ("count",), "the metadata of a request")
-    count = whole("count", told.get("count", 1), 1)
+    request = read_request(raw, "the metadata of a request")
+    check_names(request, ("count",), "the metadata of a request")
+    count = whole("count", request.get("count", 1), 1)
     if count > MAX_ASKED:
         raise ArgumentError(f"count must be at most {MAX_ASKED}, got {count}; send several requests")
     return count
 
 
 class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses calls without the token."""
+    """Rejects calls without the token."""
 
     def __init__(self, token: str) -> None:
         super().__init__()
         self._wanted = header(token).encode()
 
     def start_call(self, info: Any, headers: Mapping[str, Any]) -> None:
-        given: Any = next((values for name, values in headers.items() if name.lower() == "authorization"), [])
-        if not given or not hmac.compare_digest(str(given[0]).encode(), self._wanted):
+        values: Any = next((values for name, values in headers.items() if name.lower() == "authorization"), [])
+        if not values or not hmac.compare_digest(str(values[0]).encode(), self._wanted):
             refusal = AccessError(
                 "the service wants a token, and the call has not brought it; give the client its token"
             )
             raise flight.FlightUnauthenticatedError(str(refusal), write_error(refusal))
 
 
-def _acknowledge(writer: Any, told: Mapping[str, Any]) -> bool:
-    """Answer a fragment, and tell whether its writer was still there."""
+def _acknowledge(writer: Any, acknowledgement: Mapping[str, Any]) -> bool:
+    """Acknowledge a fragment; return whether its writer was still connected."""
     try:
-        writer.write(pa.py_buffer(write_json(told)))
+        writer.write(pa.py_buffer(write_json(acknowledgement)))
     except OSError:
-        # It was killed, say; that is no fault of the service's.
+        # The writer may have been killed, which is no error of the service.
         return False
     return True
 
 
 def _next(reader: Any) -> Any:
-    """Read the next message of a stream; None once the client has closed its side."""
+    """Read the next message of a stream; None after the client has closed its side."""
     try:
         return reader.read_chunk()
     except StopIteration:
         return None
     except OSError as error:
-        # So says Arrow that a schema lacks parts.
+        # Arrow's error for an incomplete schema.
         raise FormatError(_NOT_ARROW.format(_first_line(error))) from error
 
 
 @contextmanager
 def _flight_errors() -> Iterator[None]:
-    """Turn the errors of a call into Flight's, which tell the client our class and sentence, and nothing else."""
+    """Translate errors into Flight errors, which carry only the library's class and message."""
     try:
         yield
     except flight.FlightError:
         raise
     except (SampleBatchError, pa.ArrowException) as error:
-        told = _ours(error)
-        kind = flight.FlightTimedOutError if isinstance(told, TimeoutError) else flight.FlightServerError
-        raise kind(describe_error(told)["message"], write_error(told)) from None
+        translated = _ours(error)
+        kind = flight.FlightTimedOutError if isinstance(translated, TimeoutError) else flight.FlightServerError
+        raise kind(describe_error(translated)["message"], write_error(translated)) from None
     except Exception as error:
         _log.exception("a call of a client failed")
         failure = ServiceError(f"the service failed with a {type(error).__name__}; its log says where")
@@ -403,7 +397,7 @@ def _flight_errors() -> Iterator[None]:
 
 
 def _ours(error: Exception) -> SampleBatchError:
-    """Return an error as one of ours: bytes that Arrow refuses are no batch."""
+    """Translate an error into a library error: bytes that Arrow rejects are no batch."""
     if isinstance(error, SampleBatchError):
         return error
     return FormatError(_NOT_ARROW.format(_first_line(error)))

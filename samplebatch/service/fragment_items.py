@@ -1,4 +1,4 @@
-"""FragmentItems: whole fragments in a replay table, each sampled as it was inserted."""
+"""FragmentItems: entire fragments in a replay table, each sampled as it was inserted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Portion:
         Raises
         ------
         CapacityError
-            If all of them have too many bytes.
+            If the fragments exceed the maximum size in bytes.
         """
         self._nbytes += item.nbytes
         if self._max_nbytes is not None and self._nbytes > self._max_nbytes:
@@ -83,7 +83,7 @@ class FragmentItems(Items):
     alpha, beta
         The exponents of priorities and of importance weights.
     columns
-        The columns that fragments must have; None if those of the first fragment decide.
+        Columns that fragments must have; None if the first fragment decides.
 
     Raises
     ------
@@ -116,7 +116,7 @@ class FragmentItems(Items):
         self._clear()
 
     def _clear(self) -> None:
-        """Begin without fragments; the numbers go on."""
+        """Remove all fragments; numbering continues."""
         self._items: ItemsByNumber = OrderedDict()
         self._by_key: dict[str, Item] = {}
         self._schema: _Schema | None = None
@@ -125,11 +125,11 @@ class FragmentItems(Items):
         self._largest = 1.0
         self._remover = None if self._remover_word == "none" else REMOVERS[self._remover_word](self._items)
         self._sampler = self._make_sampler()
-        found = (self._remover, self._sampler)
-        self._selectors = [one for one in found if one is not None]
+        selectors = (self._remover, self._sampler)
+        self._selectors = [selector for selector in selectors if selector is not None]
 
     def _make_sampler(self) -> Selector | None:
-        """Make the selector that samples are drawn by; None where keys say which."""
+        """Create the selector of samples; None for a table by key."""
         if self._kind == "prioritized":
             return ByPriority(self._items, self.capacity, self._alpha, self._beta)
         kinds: dict[str, type[Selector]] = {"fifo": Oldest, "lifo": Newest, "uniform": AnyItem}
@@ -167,18 +167,17 @@ class FragmentItems(Items):
         return (fragment, priority, key, _nbytes_of(fragment)), 1 if steps else 0, steps
 
     def _priority(self, value: Any) -> float:
-        """Return the size of one priority."""
         if not any(selector.by_priority for selector in self._selectors):
             raise PriorityError(
                 f"fragments of a table of kind {self._kind!r} with remover {self._remover_word!r} have no priorities"
             )
-        found = np.asarray(value)
-        if found.size != 1 or found.dtype.kind not in "biuf" or not np.isfinite(found).all():
+        size = np.asarray(value)
+        if size.size != 1 or size.dtype.kind not in "biuf" or not np.isfinite(size).all():
             raise PriorityError("the priority of a fragment must be one finite number")
-        return abs(float(found.reshape(-1)[0]))
+        return abs(float(size.reshape(-1)[0]))
 
     def hold_insert(self, ready: Any) -> Hold | None:
-        """Say that the table is full, if nothing is removed to make room; a fragment of the same key is replaced."""
+        """Hold an insert while the table is full and nothing is removed; a fragment of the same key is replaced."""
         if self._remover is not None or len(self) < self.capacity or ready[2] in self._by_key:
             return None
         return Hold(f"it is full with {self.capacity} fragments, and none is removed to make room", needs_room=True)
@@ -222,7 +221,7 @@ class FragmentItems(Items):
             selector.add(item)
 
     def _remove(self, item: Item, *, is_drawn: bool = False) -> None:
-        """Remove a fragment; one that `is_drawn` the sampler has removed already."""
+        """Remove a fragment; with `is_drawn`, the sampler has already removed it."""
         del self._items[item.number]
         self._nbytes -= item.nbytes
         self._times -= item.times
@@ -242,39 +241,39 @@ class FragmentItems(Items):
         ArgumentError
             If there are never as many at once, an option is unknown, or a key is missing.
         """
-        known: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
         if self._kind == "key":
-            known = {"key": None}
+            defaults = {"key": None}
         elif self._kind == "prioritized":
-            known = {"beta": self._beta}
-        taken = take_options(options, known, f"fragments of a table of kind {self._kind!r}")
-        if self._kind == "key" and (not isinstance(taken["key"], str) or batch_size != 1):
+            defaults = {"beta": self._beta}
+        merged = take_options(options, defaults, f"fragments of a table of kind {self._kind!r}")
+        if self._kind == "key" and (not isinstance(merged["key"], str) or batch_size != 1):
             raise ArgumentError("a sample of a table of kind 'key' is of one fragment; give batch_size=1 and its key")
         at_once = self.capacity * max(self.max_times, 1)
         if self._kind in ("fifo", "lifo") or self._remover_word in ("none", "lifo", "lowest_priority"):
-            # A table that always removes the newest, say, may keep fragments that have one draw left.
+            # A table that always removes the newest may retain fragments with a single draw left.
             at_once = self.capacity
         elif not self.max_times:
             at_once = batch_size
         if batch_size > at_once:
             raise ArgumentError(f"batch_size must be at most {at_once} here, which a full table has, got {batch_size}")
-        return Request(batch_size, mode, taken, seed)
+        return Request(batch_size, mode, merged, seed)
 
     def hold_sample(self, request: Request) -> Hold | None:
-        """Say which fragments a request lacks."""
+        """Describe the missing fragments of a request; None if there are enough."""
         if self._kind == "key":
             key = request.options["key"]
             return None if key in self._by_key else Hold(f"no fragment has the key {key!r}", needs_items=True)
-        there = len(self)
+        available = len(self)
         if self._kind not in ("fifo", "lifo") and self.max_times:
-            there = there * self.max_times - self._times
-        wanted = request.batch_size if self._kind in ("fifo", "lifo") or self.max_times else 1
-        if there >= wanted:
+            available = available * self.max_times - self._times
+        required = request.batch_size if self._kind in ("fifo", "lifo") or self.max_times else 1
+        if available >= required:
             return None
-        return Hold(f"{wanted} fragments are asked for, and {there} may be sampled", needs_items=True)
+        return Hold(f"{required} fragments are asked for, and {available} may be sampled", needs_items=True)
 
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
-        """Draw fragments one after the other; those that were sampled often enough are removed.
+        """Draw fragments one by one; those that reach `max_times` are removed.
 
         Between portions of draws that may be repeated others get the lock: a fragment that is removed then was drawn
         all the same.
@@ -313,7 +312,7 @@ class FragmentItems(Items):
         return (portion.items, np.array(weights) / max(weights) if weights else None), len(portion.items)
 
     def _pick(self, request: Request, rng: np.random.Generator) -> tuple[Item, float | None]:
-        """Draw a fragment, and return it with its importance weight, if it has one."""
+        """Draw a fragment with its importance weight, if it has one."""
         assert self._sampler is not None
         item = self._sampler.pick(rng)
         if not isinstance(self._sampler, ByPriority):
@@ -321,7 +320,7 @@ class FragmentItems(Items):
         return item, self._sampler.weight(item, request.options["beta"])
 
     def _draw_counted(self, request: Request, rng: np.random.Generator, portion: _Portion) -> dict[int, Item]:
-        """Draw fragments that may be sampled a number of times; return those that are not drawn again, by number."""
+        """Draw fragments with a limited number of draws; return the exhausted ones by number."""
         assert self._sampler is not None
         times: dict[int, int] = {}
         gone: dict[int, Item] = {}
@@ -340,7 +339,7 @@ class FragmentItems(Items):
         return gone
 
     def _count(self, item: Item, *, is_drawn: bool) -> None:
-        """Count that a fragment was sampled, and remove it if that was often enough."""
+        """Count a draw of a fragment, and remove the fragment if it is exhausted."""
         item.times += 1
         self._times += 1
         if self.max_times and item.times >= self.max_times:
@@ -349,13 +348,13 @@ class FragmentItems(Items):
             self._remover.change(item)
 
     def finish(self, drawn: Any) -> Sample:
-        """Join the fragments; a single one is handed out as it was inserted."""
-        found, weights = drawn
-        fragments = [item.fragment for item in found]
+        """Join the fragments; a single one is returned as inserted."""
+        items, weights = drawn
+        fragments = [item.fragment for item in items]
         return Sample(
             fragments[0] if len(fragments) == 1 else concat_samples(fragments),
-            np.array([item.number for item in found]),
-            np.zeros(len(found), np.int64),
+            np.array([item.number for item in items]),
+            np.zeros(len(items), np.int64),
             weights,
             np.array([fragment.agent_steps() for fragment in fragments]),
         )
@@ -370,21 +369,21 @@ class FragmentItems(Items):
         PriorityError
             If a priority is no finite number, there are not as many as fragments, or nothing looks at priorities.
         """
-        numbers, given = np.asarray(indices).reshape(-1), np.asarray(weights).reshape(-1)
-        if len(given) != len(numbers):
-            raise PriorityError(f"priorities must be {len(numbers)}, one for each fragment, got {len(given)}")
-        priorities = [self._priority(value) for value in given]
-        there = 0
+        numbers, values = np.asarray(indices).reshape(-1), np.asarray(weights).reshape(-1)
+        if len(values) != len(numbers):
+            raise PriorityError(f"priorities must be {len(numbers)}, one for each fragment, got {len(values)}")
+        priorities = [self._priority(value) for value in values]
+        count = 0
         for number, priority in zip(numbers.tolist(), priorities, strict=True):
             item = self._items.get(number)
             if item is not None:
-                there += 1
+                count += 1
                 item.priority = priority
                 self._largest = max(self._largest, priority)
                 for selector in self._selectors:
                     if selector.by_priority:
                         selector.change(item)
-        return there
+        return count
 
     def set_max_times(self, times: int) -> None:
         """Change how often each may be sampled; those that were so often are removed."""
@@ -420,13 +419,7 @@ class FragmentItems(Items):
         }
 
     def _check_item(self, number: Any, priority: Any, key: Any, times: Any, last: int) -> None:
-        """Check what a state says of a fragment.
-
-        Raises
-        ------
-        ArgumentError, FormatError
-            If a fragment of this table cannot have a value; names it.
-        """
+        """Check a fragment's values in a state; raises ArgumentError or FormatError that names the invalid value."""
         if len(self) >= self.capacity:
             raise FormatError(f"fragments must be at most {self.capacity}, there are more")
         if count_of("number", number) <= last:
@@ -455,63 +448,65 @@ class FragmentItems(Items):
         if self._next <= last:
             raise FormatError(f"next must be above the number of the last fragment, {last}, got {self._next}")
         self._largest = finite("largest", state["largest"])
-        for selector, own in zip(self._selectors, state["selectors"], strict=True):
-            selector.load_state_dict(own)
+        for selector, selector_state in zip(self._selectors, state["selectors"], strict=True):
+            selector.load_state_dict(selector_state)
 
 
 def _nbytes_of(fragment: Fragment) -> int:
-    """Count the bytes of a fragment in a message, those of Python objects at any depth."""
+    """Count the bytes of a fragment in a message, including Python objects at any depth."""
     if isinstance(fragment, MultiAgentBatch):
         return sum(_nbytes_of(part) for part in fragment.policy_batches.values())
     columns = fragment._all().values()
-    return sum(value_nbytes(one.to_numpy()) if isinstance(one, ObjectColumn) else one.nbytes for one in columns)
+    return sum(
+        value_nbytes(column.to_numpy()) if isinstance(column, ObjectColumn) else column.nbytes for column in columns
+    )
 
 
 def _schema_of(fragment: Fragment) -> _Schema:
-    """Return the columns of a fragment, by policy, that others must have, too: kinds, dtypes and row shapes."""
+    """Return the columns that further fragments must have, by policy: kinds, dtypes and row shapes."""
     if isinstance(fragment, MultiAgentBatch):
         return {("policy", policy): _columns_of(part) for policy, part in fragment.policy_batches.items()}
     return {"flat": _columns_of(fragment)}
 
 
-def _ragged_hint(form: Any, known: Any) -> str:
-    """Word the advice for rows of varying shape after rows that happened to have one."""
-    was_array = isinstance(known, tuple) and known[0] in ("tensor", "torch") and bool(known[2])
+def _ragged_hint(form: Any, previous: Any) -> str:
+    """Return advice for rows of varying shape if earlier rows had one shape."""
+    was_array = isinstance(previous, tuple) and previous[0] in ("tensor", "torch") and bool(previous[2])
     is_array = isinstance(form, tuple) and form[0] in ("tensor", "torch", "ragged", "ragged_torch") and bool(form[2])
     return "; rows of varying shape are declared in every fragment: ragged=" if was_array and is_array else ""
 
 
 def _merge_units(units: _Units, fragment: Fragment) -> _Units:
-    """Return the units of actions by policy after a fragment; raises ColumnMismatchError if it has another."""
+    """Merge the units of a fragment's actions by policy; raises ColumnMismatchError if they differ."""
     parts = fragment.policy_batches if isinstance(fragment, MultiAgentBatch) else {None: fragment}
     return units | {policy: common_unit([units.get(policy), part.action_unit]) for policy, part in parts.items()}
 
 
 def _columns_of(batch: SampleBatch[Any]) -> _Schema:
     flags = batch._flags
-    found: _Schema = {
+    schema: _Schema = {
         name: (column.kind, str(column.dtype), column.row_shape) if column.kind != "object" else column.kind
         for name, column in batch._all().items()
     }
-    return found | {None: (flags.time_major, flags.zero_padded)}
+    return schema | {None: (flags.time_major, flags.zero_padded)}
 
 
-def _match(fragment: Fragment, known: _Schema) -> Fragment:
-    """Give a fragment the ragged columns of those before it, where its rows happen to have one shape or no elements."""
+def _match(fragment: Fragment, schema: _Schema) -> Fragment:
+    """Convert columns to ragged ones where earlier fragments have these, and the rows have one shape or no elements."""
     if isinstance(fragment, MultiAgentBatch):
         parts = {
-            policy: _match_columns(part, known.get(("policy", policy), {}))
+            policy: _match_columns(part, schema.get(("policy", policy), {}))
             for policy, part in fragment.policy_batches.items()
         }
         return MultiAgentBatch(parts, fragment.env_steps())
-    return _match_columns(fragment, known.get("flat", {}))
+    return _match_columns(fragment, schema.get("flat", {}))
 
 
-def _match_columns(batch: SampleBatch[Any], known: _Schema) -> SampleBatch[Any]:
+def _match_columns(batch: SampleBatch[Any], forms: _Schema) -> SampleBatch[Any]:
     columns = batch._all()
     matched = {}
     for name, column in columns.items():
-        form = known.get(name)
+        form = forms.get(name)
         if (
             isinstance(form, tuple)
             and form[0] in ("ragged", "ragged_torch")
@@ -522,19 +517,19 @@ def _match_columns(batch: SampleBatch[Any], known: _Schema) -> SampleBatch[Any]:
     return batch._with({**columns, **matched}) if matched else batch
 
 
-def _check_alike(schema: _Schema, known: _Schema) -> None:
-    """Check that a fragment has the columns of those before it."""
-    if ("flat" in schema) != ("flat" in known):
+def _check_alike(schema: _Schema, previous: _Schema) -> None:
+    """Check that a fragment has the columns of earlier fragments."""
+    if ("flat" in schema) != ("flat" in previous):
         raise ColumnMismatchError("fragments of a table must all be flat, or all have policies, one is otherwise")
     for part, columns in schema.items():
-        for name, form in columns.items() if part in known else ():
-            if known[part].get(name) != form:
+        for name, form in columns.items() if part in previous else ():
+            if previous[part].get(name) != form:
                 raise ColumnMismatchError(
-                    "fragments of a table must lie in memory alike, as sequences or not"
+                    "fragments of a table must have one layout, all sequences or none"
                     if name is None
                     else f"column {name!r} must be as in the fragments before, it is of another dtype or shape, or new"
-                    + _ragged_hint(columns[name], known[part].get(name))
+                    + _ragged_hint(columns[name], previous[part].get(name))
                 )
-        absent = known[part].keys() - columns.keys() if part in known else ()
+        absent = previous[part].keys() - columns.keys() if part in previous else ()
         if absent:
             raise ColumnMismatchError(f"column {min(absent)!r} is missing, and the fragments before have it")

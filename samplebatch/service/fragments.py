@@ -31,7 +31,7 @@ def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgen
     Parameters
     ----------
     batch
-        What `ReplayBuffer.extend` takes.
+        As for `ReplayBuffer.extend`.
     priorities
         One for each row, shape (n,); None for none.
 
@@ -67,7 +67,7 @@ def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgen
 
 
 def with_info_columns(fragment: SampleBatch | MultiAgentBatch) -> SampleBatch | MultiAgentBatch:
-    """Turn the infos of a collector's steps into columns of their own, as the buffers of this process have them.
+    """Turn the infos of a collector's steps into separate columns, as buffers do.
 
     Examples
     --------
@@ -106,10 +106,10 @@ def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns:
     """
     ids = None if buffer_ids is None else np.asarray(buffer_ids).reshape(-1)
     single = ids is None
-    held = convert_step(
+    values = convert_step(
         drop_empty(step_values(batch, columns)), 1 if ids is None else len(ids), single=single, last_frame=False
     )
-    steps = node(Batch, held)
+    steps = node(Batch, values)
     rows = flatten_rows(Batch.stack([steps]) if single else steps, "rllib")
     if ids is not None:
         rows[names.ENV_ID] = np.asarray(ids, np.int64)
@@ -118,16 +118,16 @@ def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns:
 
 
 def as_record_batch(table: pa.Table) -> pa.RecordBatch:
-    """View a table of whole columns as one record batch."""
+    """View a table as one record batch."""
     chunks = [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in table.columns]
     return pa.RecordBatch.from_arrays(chunks, schema=table.schema)
 
 
-def with_batch_text(rows: pa.RecordBatch, told: str | None) -> pa.RecordBatch:
+def with_batch_text(rows: pa.RecordBatch, text: str | None) -> pa.RecordBatch:
     """Put a description of the batch into the metadata of a schema; None leaves it as it is."""
-    if told is None:
+    if text is None:
         return rows
-    return rows.replace_schema_metadata({**(rows.schema.metadata or {}), METADATA_KEY: told.encode()})
+    return rows.replace_schema_metadata({**(rows.schema.metadata or {}), METADATA_KEY: text.encode()})
 
 
 def read_fragment(rows: pa.RecordBatch) -> SampleBatch | MultiAgentBatch:
@@ -194,11 +194,11 @@ class FragmentEncoder:
         for nested, flags, plan in self._forms:
             if plan.fits(arrays) and rows._flags == flags and rows._nested == nested:
                 return plan.write(arrays)
-        made = as_record_batch(rows.to_arrow())
-        new = Plan.of(made.schema)
+        record_batch = as_record_batch(rows.to_arrow())
+        new = Plan.of(record_batch.schema)
         if new is not None:
             self._forms = (_Form(dict(rows._nested), rows._flags, new), *self._forms[: _MAX_FORMS - 1])
-        return made
+        return record_batch
 
 
 class FragmentDecoder:
@@ -242,8 +242,8 @@ class FragmentDecoder:
                 columns: dict[str, Any] = {name: TensorColumn(values) for name, values in arrays.items()}
                 return SampleBatch._of(columns, dict(form.nested), form.flags)
         rows.validate()
-        found = read_fragment(with_batch_text(rows, text))
-        if text is None and isinstance(found, SampleBatch):
+        fragment = read_fragment(with_batch_text(rows, text))
+        if text is None and isinstance(fragment, SampleBatch):
             plan = Plan.of(rows.schema)
-            self._form = None if plan is None else _Form(dict(found._nested), found._flags, plan)
-        return found
+            self._form = None if plan is None else _Form(dict(fragment._nested), fragment._flags, plan)
+        return fragment

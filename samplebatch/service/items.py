@@ -33,7 +33,7 @@ class Request:
     batch_size
         Steps, sequences, episodes or fragments that are asked for.
     mode
-        Which of these.
+        Unit of `batch_size`.
     options
         Arguments of that mode.
     seed
@@ -55,14 +55,15 @@ class Sample(sampling.Sample[Any, Any]):
     Attributes
     ----------
     batch
-        The rows. Of a table of steps they are a `Batch`, as the replay buffer gives them: shape (n, ...) for steps and
-        for the steps of episodes, one after the other; (n, length, ...) for sequences. Of a table of fragments they are
-        of the type that was inserted, one fragment after the other.
+        Rows. From a table of steps a `Batch`, as from the replay buffer: shape (n, ...) for steps and for the
+        concatenated steps of episodes; (n, length, ...) for sequences. From a table of fragments the concatenated
+        fragments, of the inserted type.
     indices
         Where they are, to be handed back to `update_weight`: slots of steps, shape (n,); of sequences, shape
         (n, length), -1 where there is none; numbers of fragments, shape (k,).
     generation
-        The generations of the slots, shape (n,); of sequences those of the given steps; of fragments zeros.
+        Generations of the slots, shape (n,); for sequences those of their first steps after burn-in; for fragments
+        zeros.
     weights
         Importance weights, shape of `generation`; None where nothing is drawn by priority.
     lengths
@@ -126,7 +127,7 @@ class Items(ABC):
     max_times
         How often each may be sampled; 0 for any number of times.
     declared
-        The columns that rows must have; None if those of the first rows decide.
+        Columns that rows must have; None if the first rows decide.
     """
 
     unit: str
@@ -150,7 +151,7 @@ class Items(ABC):
 
     @abstractmethod
     def hold_insert(self, ready: Any) -> Hold | None:
-        """Say why there is no room for what `prepare` returned; None if there is."""
+        """Return why there is no room for the result of `prepare`; None if there is room."""
 
     @abstractmethod
     def insert(self, ready: Any, writer: str) -> Ints:
@@ -162,7 +163,7 @@ class Items(ABC):
 
     @abstractmethod
     def hold_sample(self, request: Request) -> Hold | None:
-        """Say which items a request lacks; None if none."""
+        """Return which items a request lacks; None if it lacks none."""
 
     @abstractmethod
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
@@ -198,7 +199,7 @@ class Items(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of memory that the items take."""
+        """Memory of the items in bytes."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -213,8 +214,8 @@ class Items(ABC):
         """Carry on from a state of items of the same kind."""
 
 
-def take_options(given: Mapping[str, Any], known: Mapping[str, Any], whose: str) -> dict[str, Any]:
-    """Return options with the defaults of those that are not given.
+def take_options(options: Mapping[str, Any], defaults: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Merge options into their defaults.
 
     Raises
     ------
@@ -226,7 +227,7 @@ def take_options(given: Mapping[str, Any], known: Mapping[str, Any], whose: str)
     >>> take_options({"length": 8}, {"length": 1, "burn_in": 0}, "sequences")
     {'length': 8, 'burn_in': 0}
     """
-    for name in given:
-        if name not in known:
-            raise ArgumentError(f"{whose} take no option {name!r}; {near_names(name, known)}")
-    return {**known, **given}
+    for name in options:
+        if name not in defaults:
+            raise ArgumentError(f"{owner} have no option {name!r}; {near_names(name, defaults)}")
+    return {**defaults, **options}

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class RateLimiter:
     """The limits of a replay table, in items: how many must be there to sample, and how often each may be sampled.
 
-    Each insert beyond the first `min_size` earns `samples_per_insert` samples. The samples that are earned and not
-    taken, or taken and not earned, may be `error_buffer` at most. A request begins when its first item keeps to that,
-    and is then carried out whole, so that no size of fragments and batches can bring both sides to a halt.
+    Each insert beyond the first `min_size` earns `samples_per_insert` samples. The difference between earned and drawn
+    samples is at most `error_buffer`, in both directions. A request starts when its first item satisfies this limit,
+    and is then completed, so that fragments and batches of any size cannot cause a deadlock.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ class RateLimiter:
     Raises
     ------
     ArgumentError
-        If `min_size` is no whole number from 1, `samples_per_insert` no finite number above 0, or `error_buffer` none
-        from the larger of 1 and `samples_per_insert`; if there is an `error_buffer` without the other.
+        If `min_size` is no integer from 1, `samples_per_insert` no finite number above 0, or `error_buffer` below 1 or
+        `samples_per_insert`; if there is an `error_buffer` without `samples_per_insert`.
 
     Attributes
     ----------
@@ -53,10 +53,10 @@ class RateLimiter:
     'sampling needs 2 items, and there are 0'
     >>> limiter.count_inserts(4)
     >>> limiter.why_not_insert(4)
-    'samples are 2 behind and may be 2: 0 were taken for 4 inserts'
+    'samples are 2 behind and may be 2: 0 were drawn for 4 inserts'
     >>> limiter.count_samples(4)
     >>> limiter.why_not_sample(4)
-    'samples are 2 ahead and may be 2: 4 were taken for 4 inserts'
+    'samples are 2 ahead and may be 2: 4 were drawn for 4 inserts'
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class RateLimiter:
         self._origin = (self.min_size, 0)
 
     def _use(self, min_size: Any, samples_per_insert: Any, error_buffer: Any) -> None:
-        """Check limits, and keep to them from now on."""
+        """Validate and apply limits."""
         least = whole("min_size", min_size, 1)
         ratio = None if samples_per_insert is None else positive("samples_per_insert", samples_per_insert)
         if error_buffer is not None and ratio is None:
-            raise ArgumentError("error_buffer is that of a ratio; give samples_per_insert, too")
+            raise ArgumentError("error_buffer must come with samples_per_insert, got none")
         if ratio is not None and error_buffer is None:
             error_buffer = max(2.0 * max(1.0, ratio), 0.1 * ratio * least)
         buffer = None if error_buffer is None else positive("error_buffer", error_buffer)
@@ -81,18 +81,19 @@ class RateLimiter:
             )
         if ratio is not None and buffer is not None and buffer < max(1.0, ratio):
             raise ArgumentError(
-                f"error_buffer must be at least {max(1.0, ratio):g}, one sample and those of one insert, got {buffer:g}"
+                f"error_buffer must be at least {max(1.0, ratio):g}, one sample or the samples of one insert, "
+                f"got {buffer:g}"
             )
         self.min_size, self.samples_per_insert, self.error_buffer = least, ratio, buffer
 
     @property
     def _due(self) -> float:
-        """Samples that are earned and not taken; negative where more are taken than earned."""
+        """Samples that are earned and not drawn; negative if more are drawn than earned."""
         inserts, samples = self._origin
         return (self.samples_per_insert or 0.0) * (self.inserted - inserts) - (self.sampled - samples)
 
     def why_not_insert(self, size: int) -> str:
-        """Say which limit holds back an insert into a table of `size` items; an empty string if none does."""
+        """Return which limit blocks an insert into a table of `size` items; an empty string if none does."""
         if self.samples_per_insert is None or self.error_buffer is None or size < self.min_size:
             return ""
         due = self._due
@@ -101,7 +102,7 @@ class RateLimiter:
         return f"samples are {due:g} behind and may be {self._so_far()}"
 
     def why_not_sample(self, size: int) -> str:
-        """Say which limit holds back a sample of a table of `size` items; an empty string if none does."""
+        """Return which limit blocks a sample of a table of `size` items; an empty string if none does."""
         if size < self.min_size:
             return f"sampling needs {self.min_size} items, and there are {size}"
         if self.samples_per_insert is None or self.error_buffer is None:
@@ -112,7 +113,7 @@ class RateLimiter:
         return f"samples are {-due:g} ahead and may be {self._so_far()}"
 
     def _so_far(self) -> str:
-        return f"{self.error_buffer:g}: {self.sampled} were taken for {self.inserted} inserts"
+        return f"{self.error_buffer:g}: {self.sampled} were drawn for {self.inserted} inserts"
 
     def count_inserts(self, n: int) -> None:
         """Count n inserts."""
@@ -123,7 +124,7 @@ class RateLimiter:
         self.sampled += n
 
     def set_limits(self, size: int, limits: Mapping[str, Any]) -> None:
-        """Change some limits of a table that has `size` items; nothing has changed if one is refused.
+        """Change some limits of a table with `size` items; an error leaves all limits unchanged.
 
         A ratio counts from the change on, and from when `min_size` items are there. A new ratio has a new default for
         `error_buffer`.
@@ -138,11 +139,11 @@ class RateLimiter:
             self._origin = (self.inserted + max(self.min_size - size, 0), self.sampled)
 
     def _with(self, limits: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all limits with some changed; those that follow from a changed one have no value of their own."""
-        known = self.limits
+        """Return all limits with some changed; limits derived from a changed one are reset."""
+        merged = self.limits
         if "samples_per_insert" in limits:
-            known["error_buffer"] = None
-        return known | dict(limits)
+            merged["error_buffer"] = None
+        return merged | dict(limits)
 
     def changed(self, limits: Mapping[str, Any]) -> dict[str, Any]:
         """Return all limits as `set_limits` would leave them.
@@ -152,8 +153,8 @@ class RateLimiter:
         ArgumentError
             As the class does.
         """
-        found = self._with(limits)
-        return type(self)(found.pop("min_size"), **found).limits
+        merged = self._with(limits)
+        return type(self)(merged.pop("min_size"), **merged).limits
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -271,15 +272,15 @@ class WaitingRoom:
         action
             The request.
         hold
-            Says why the request is held back as things stand, None if it is not.
+            Returns the reason why the request is blocked; None if it is not.
         timeout_s
-            Seconds to wait at the most; None for any number, 0 for not at all.
+            Maximum waiting time in seconds; unlimited if None, no waiting if 0.
         is_cancelled
-            Tells whether nobody waits for the answer any more; None where somebody always does.
+            Returns whether the caller no longer waits; None if it always waits.
 
         Returns
         -------
-        Seconds that it was held back.
+        Seconds for which the request was blocked.
 
         Raises
         ------
@@ -291,39 +292,39 @@ class WaitingRoom:
             If nobody waits for the answer any more.
         """
         self._check_open()
-        found = hold()
-        if found is None:
+        reason = hold()
+        if reason is None:
             return 0.0
         begun = time.monotonic()
         waiting = _Waiting(who, action, time.time(), hold)
         self._waiting[id(waiting)] = waiting
         try:
-            while found is not None:
+            while reason is not None:
                 left = None if timeout_s is None else begun + timeout_s - time.monotonic()
                 if left is not None and left <= 0.0:
                     whose = f" of {who!r}" if who else ""
                     raise LimitTimeoutError(
                         f"table {self._name!r} held back the {action}{whose} for {time.monotonic() - begun:.1f} s: "
-                        f"{found.why}",
-                        found.why,
+                        f"{reason.why}",
+                        reason.why,
                         waiting.since,
                     )
-                if (found.needs_items and not waiting.needs_items) or (found.needs_room and not waiting.needs_room):
+                if (reason.needs_items and not waiting.needs_items) or (reason.needs_room and not waiting.needs_room):
                     # The other side that a ratio held back is admitted now. Once only: two who wait would wake each
                     # other.
                     self.wake()
-                waiting.needs_items, waiting.needs_room = found.needs_items, found.needs_room
+                waiting.needs_items, waiting.needs_room = reason.needs_items, reason.needs_room
                 self._changed.wait(_shortest(left, None if is_cancelled is None else _LOOK_S))
                 self._check_open()
                 if is_cancelled is not None and is_cancelled():
                     raise AbandonedError(f"table {self._name!r} held back a request that nobody waits for any more")
-                found = hold()
+                reason = hold()
         finally:
             del self._waiting[id(waiting)]
         return time.monotonic() - begun
 
     def pause(self, is_cancelled: IsCancelled | None = None) -> None:
-        """Let others take the lock, which must be held, in the midst of a request.
+        """Release the lock, which must be held, to other threads in the middle of a request.
 
         Raises
         ------
@@ -332,7 +333,7 @@ class WaitingRoom:
         AbandonedError
             If nobody waits for the answer any more.
         """
-        # A lock goes to whoever asks first after it is released: others need the time to.
+        # A released lock goes to the next thread that requests it, which needs time to do so.
         self._changed.wait(_PAUSE_S)
         self._check_open()
         if is_cancelled is not None and is_cancelled():
@@ -340,7 +341,7 @@ class WaitingRoom:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise TableClosedError(f"table {self._name!r} is closed, and takes and gives nothing")
+            raise TableClosedError(f"table {self._name!r} is closed, and allows no inserts and samples")
 
     def wake(self) -> None:
         """Let all who wait look again; the lock must be held."""
@@ -348,24 +349,24 @@ class WaitingRoom:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let all who wait raise, and all who come; the lock must be held."""
+        """Wake all waiters, which raise, and reject new requests (lock held)."""
         self.closed = True
         self._changed.notify_all()
 
     def held_back(self) -> list[dict[str, Any]]:
         """List who is held back, oldest first: `who`, `action`, `why`, and `since`, in seconds of Unix time.
 
-        The reasons are those of this moment; the lock must be held.
+        The reasons are current; the lock must be held.
         """
-        found = []
-        for one in sorted(self._waiting.values(), key=lambda waiting: waiting.since):
-            hold = one.look()
+        requests = []
+        for waiting in sorted(self._waiting.values(), key=lambda waiting: waiting.since):
+            hold = waiting.look()
             if hold is not None:
-                found.append({"who": one.who, "action": one.action, "why": hold.why, "since": one.since})
-        return found
+                requests.append({"who": waiting.who, "action": waiting.action, "why": hold.why, "since": waiting.since})
+        return requests
 
 
 def _shortest(*seconds: float | None) -> float | None:
-    """Return the shortest time to wait; None for any."""
-    known = [min(one, threading.TIMEOUT_MAX) for one in seconds if one is not None]
-    return min(known, default=None)
+    """Return the shortest waiting time; None if all are unlimited."""
+    times = [min(value, threading.TIMEOUT_MAX) for value in seconds if value is not None]
+    return min(times, default=None)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Seconds of pauses, at the most: each is up to twice as long as the one before."""
 _OPTIONS: Final = [
-    # Of its own, so that another client's waiting does not make this one wait.
+    # A local pool, so that this client does not wait for another client's connection.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -33,7 +33,7 @@ _UNTRUSTED: Final = ("certificate verify failed", "is not in peer certificate")
 
 
 class _Errors:
-    """Context of the calls of a link, one object for all of them.
+    """Error translation for the calls of a link.
 
     Raises
     ------
@@ -42,7 +42,7 @@ class _Errors:
     AccessError
         If the service's certificate is not trusted.
     SampleBatchError
-        If the service refused the call.
+        If the service rejected the call.
     """
 
     __slots__ = ("_uri",)
@@ -51,19 +51,19 @@ class _Errors:
         self._uri = uri
 
     def __enter__(self) -> None:
-        """Begin a call."""
+        """Do nothing; errors are translated when the call ends."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, flight.FlightError):
-            told = error.extra_info
-            if told:
-                raise read_error(_read(told, error)) from None
+            details = error.extra_info
+            if details:
+                raise read_error(_read(details, error)) from None
             sentence = _sentence(error)
             if any(sign in sentence for sign in _UNTRUSTED):
                 # Certificates do not get better by waiting.
                 raise AccessError(
-                    f"the certificate of the service at {self._uri} must be one that tls_root_certs vouch for, made "
-                    f"for this address, it is not: {sentence}"
+                    f"the certificate of the service at {self._uri} must be issued for this address and verified by "
+                    f"tls_root_certs, got another: {sentence}"
                 ) from error
             raise LostError(sentence) from error
         if isinstance(error, pa.ArrowException):
@@ -91,7 +91,7 @@ class Patience:
         Raises
         ------
         ServiceError
-            If time is up; says for how long it was, and how often the service was called.
+            If `reconnect_s` has elapsed; names the waiting time and the number of attempts.
         """
         self._failures += 1
         if self._failures == 1:
@@ -103,7 +103,7 @@ class Patience:
                 f"the replay service at {self._uri} must be reachable, it has not been for {waited_s:.0f} s in "
                 f"{self._failures} tries: {error}"
             ) from error
-        # Some shorter than others, so that the clients that a service has lost do not all come back at once.
+        # Jitter, so that the clients of a lost service do not all reconnect at once.
         pause_s = self._pause_s * random.uniform(0.5, 1.0)
         time.sleep(min(pause_s, self._reconnect_s - waited_s))
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -119,7 +119,7 @@ class Link:
     token
         The word that the service wants; None for none.
     tls_root_certs
-        Certificates in PEM that the service's is checked by; None for those of the system.
+        Certificates in PEM that verify the service's; the system's if None.
     reconnect_s
         Seconds for which to try again where the service cannot be reached.
 
@@ -144,7 +144,7 @@ class Link:
                 raise ArgumentError("tls_root_certs must be a file with certificates in PEM, it has none")
             self._arguments["tls_root_certs"] = tls_root_certs
         self.errors = _Errors(uri)
-        """Context that raises the errors that a service tells as those of ours that they are."""
+        """Context that translates Flight errors into library errors."""
         self._client = self._connect()
 
     def _connect(self) -> Any:
@@ -197,7 +197,7 @@ class Link:
         return patience
 
     def patience(self) -> Patience:
-        """Begin to wait for a service that cannot be reached."""
+        """Create the backoff for a service that cannot be reached."""
         return Patience(self.uri, self._reconnect_s)
 
     def act(self, action: str, body: Any = b"") -> list[Any]:
@@ -234,9 +234,9 @@ class Link:
             self._client.close()
 
 
-def _read(told: bytes, error: Exception) -> dict[str, Any]:
+def _read(details: bytes, error: Exception) -> dict[str, Any]:
     try:
-        return read_json(told, "an error")
+        return read_json(details, "an error")
     except SampleBatchError:
         return {"message": _sentence(error)}
 

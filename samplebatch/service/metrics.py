@@ -18,7 +18,7 @@ _CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 _FACTS = (
     ("size", "gauge", "Items in the table."),
     ("capacity", "gauge", "Items that the table has room for."),
-    ("nbytes", "gauge", "Bytes of memory that the items take."),
+    ("nbytes", "gauge", "Memory of the items in bytes."),
     ("inserted", "counter", "Items inserted since the table was empty."),
     ("sampled", "counter", "Items sampled since the table was empty."),
 )
@@ -32,7 +32,7 @@ _TIMEOUT_S = 10.0
 
 
 def render_metrics(infos: Iterable[dict[str, Any]]) -> str:
-    """Write how tables stand in Prometheus's text format.
+    """Write the state of tables in Prometheus's text format.
 
     Parameters
     ----------
@@ -45,44 +45,39 @@ def render_metrics(infos: Iterable[dict[str, Any]]) -> str:
     >>> print(render_metrics([table.info()]).splitlines()[2])
     samplebatch_table_size{table="replay"} 0
     """
-    found = list(infos)
+    tables = list(infos)
     lines: list[str] = []
     for name, kind, help_text in _FACTS:
         metric = f"samplebatch_table_{name}" + ("_total" if kind == "counter" else "")
         lines += [f"# HELP {metric} {help_text}", f"# TYPE {metric} {kind}"]
-        lines += [f"{metric}{_labels(table=info['name'])} {info[name]}" for info in found]
+        lines += [f"{metric}{_labels(table=info['name'])} {info[name]}" for info in tables]
     for name, help_text in _LIMITS:
         metric = f"samplebatch_table_{name}"
         lines += [f"# HELP {metric} {help_text}", f"# TYPE {metric} gauge"]
-        values = [(info["name"], info["limits"][name]) for info in found]
+        values = [(info["name"], info["limits"][name]) for info in tables]
         lines += [f"{metric}{_labels(table=table)} {value}" for table, value in values if value is not None]
-    return "\n".join([*lines, *_held_back(found), ""])
+    return "\n".join([*lines, *_held_back(tables), ""])
 
 
 def _held_back(infos: list[dict[str, Any]]) -> Iterator[str]:
-    """Write how many requests are held back, and the longest time of them."""
+    """Write the number of blocked requests and the longest waiting time."""
     now = time.time()
     count, longest = "samplebatch_table_held_back", "samplebatch_table_held_back_seconds"
     values: dict[str, list[str]] = {count: [], longest: []}
     for info in infos:
         for action in ("insert", "sample"):
-            since = [held["since"] for held in info["held_back"] if held["action"] == action]
+            since = [request["since"] for request in info["held_back"] if request["action"] == action]
             labels = _labels(table=info["name"], action=action)
             values[count].append(f"{count}{labels} {len(since)}")
             values[longest].append(f"{longest}{labels} {max([now - min(since, default=now), 0.0]):.3f}")
     for metric, help_text in (
         (count, "Requests that a limit holds back."),
-        (longest, "Seconds for which the oldest of them has been held back."),
+        (longest, "Seconds for which the oldest blocked request has waited."),
     ):
         yield from (f"# HELP {metric} {help_text}", f"# TYPE {metric} gauge", *values[metric])
 
 
 def _labels(**labels: str) -> str:
-    r"""Write labels.
-
-    >>> print(_labels(table='a "b"'))
-    {table="a \"b\""}
-    """
     escaped = {
         name: value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for name, value in labels.items()
     }
@@ -102,7 +97,7 @@ class MetricsServer:
     Raises
     ------
     ArgumentError
-        If the port is no whole number from 0.
+        If the port is no integer from 0.
     ServiceError
         If it cannot listen there.
 

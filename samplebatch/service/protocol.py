@@ -1,7 +1,7 @@
 """Protocol: the requests of the replay service, as JSON, and how each is checked before anything is done.
 
-Experience, indices and priorities go as Arrow record batches; all else is small and stands in JSON. The page "The
-replay service" describes the wire as a whole.
+Experience, indices and priorities are Arrow record batches; everything else is small JSON. The page "The replay
+service" describes the complete wire format.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_ASKED: Final = 1024
 """Samples that a request of a session may ask for."""
 
 _MAX_WHOLE: Final = (1 << 63) - 1
-"""The largest whole number in a request."""
+"""Largest integer in a request."""
 
 MODES: Final = ("steps", "sequences", "episodes", "fragments")
 
@@ -39,9 +39,9 @@ ACTIONS: Final = {
     "reset": "Empty a table.",
     "limits": "Change the limits of a table.",
     "update_weight": "Give rows of a table new priorities.",
-    "publish": "Take weights, as an Arrow stream, and return their version.",
+    "publish": "Store weights, an Arrow stream, and return their version.",
     "latest": "Return the newest weights, as an Arrow stream.",
-    "acknowledged": "Return the number of the last fragment that was taken from a writer.",
+    "acknowledged": "Return the number of the last fragment that was inserted from a stream of a writer.",
     "attach": "Return where a client on the same machine finds a secret that proves so.",
 }
 """Actions, by their names."""
@@ -93,41 +93,41 @@ def read_json(raw: Any, about: str) -> dict[str, Any]:
 
 
 def read_request(raw: Any, about: str) -> dict[str, Any]:
-    """Read a request of a client: as `read_json`, with whole numbers that NumPy and Arrow can hold.
+    """Read a request of a client: as `read_json`, with integers that NumPy and Arrow can represent.
 
     Raises
     ------
     CapacityError, FormatError
-        As `read_json` does; FormatError also if there is a whole number of more than 64 bits.
+        As `read_json` does; FormatError also if an integer has more than 64 bits.
 
     Examples
     --------
     >>> read_request(b'{"n_step": 9223372036854775808}', "the ticket")
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: the ticket must have whole numbers of 64 bits, one has 19 digits
+    samplebatch.errors.FormatError: the ticket must have integers of at most 64 bits, one has 19 digits
     """
     return _read_object(raw, about, _whole_number)
 
 
 def _read_object(raw: Any, about: str, parse_int: Callable[[str], int]) -> dict[str, Any]:
-    held = memoryview(raw)
-    if held.nbytes > MAX_REQUEST_NBYTES:
-        raise CapacityError(f"{about} must have at most {MAX_REQUEST_NBYTES} bytes, got {held.nbytes}")
+    message = memoryview(raw)
+    if message.nbytes > MAX_REQUEST_NBYTES:
+        raise CapacityError(f"{about} must have at most {MAX_REQUEST_NBYTES} bytes, got {message.nbytes}")
     try:
-        found = json.loads(bytes(held), parse_int=parse_int)
+        request = json.loads(bytes(message), parse_int=parse_int)
     except FormatError as error:
         raise FormatError(f"{about} {error}") from None
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{about} must be a JSON object, it is not") from error
-    if not isinstance(found, dict):
+    if not isinstance(request, dict):
         raise FormatError(f"{about} must be a JSON object, it is not")
-    return found
+    return request
 
 
 def _whole_number(digits: str) -> int:
-    # First by their digits, as millions of them take long to read.
+    # Count the digits first: converting millions of digits is slow.
     if len(digits) > 20 or abs(int(digits)) > _MAX_WHOLE:
-        raise FormatError(f"must have whole numbers of 64 bits, one has {len(digits)} digits")
+        raise FormatError(f"must have integers of at most 64 bits, one has {len(digits)} digits")
     return int(digits)
 
 
@@ -149,8 +149,8 @@ def header(token: str) -> str:
     return f"Bearer {token}"
 
 
-def check_names(request: Mapping[str, Any], known: Collection[str], about: str) -> None:
-    """Refuse a request with entries that it cannot have.
+def check_names(request: Mapping[str, Any], allowed: Collection[str], about: str) -> None:
+    """Reject a request with unknown entries.
 
     Raises
     ------
@@ -158,8 +158,8 @@ def check_names(request: Mapping[str, Any], known: Collection[str], about: str) 
         If there is one; names it, and the near ones.
     """
     for name in request:
-        if name not in known:
-            raise FormatError(f"{about} must have no entry {name!r}; {near_names(name, known)}")
+        if name not in allowed:
+            raise FormatError(f"{about} must have no entry {name!r}; {near_names(name, allowed)}")
 
 
 def text(name: str, value: object) -> str:
@@ -193,14 +193,14 @@ def short_text(name: str, value: object) -> str:
     Traceback (most recent call last):
     samplebatch.errors.CapacityError: writer must have at most 256 bytes in UTF-8, got 300
     """
-    found = text(name, value)
+    string = text(name, value)
     try:
-        size = len(found.encode())
+        size = len(string.encode())
     except UnicodeEncodeError as error:
         raise FormatError(f"{name} must be text in UTF-8, it is not") from error
     if size > MAX_NAME_NBYTES:
         raise CapacityError(f"{name} must have at most {MAX_NAME_NBYTES} bytes in UTF-8, got {size}")
-    return found
+    return string
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Draw:
     batch_size
         Steps, sequences, episodes or fragments of a sample.
     mode
-        Which of these; None for the usual mode of the table.
+        Unit of `batch_size`; None for the table's default.
     count
         Samples of a DoGet; None for as many as are read.
     timeout_s
@@ -222,9 +222,9 @@ class Draw:
     seed
         Seed of the draw; None for the table's own generator.
     n_step, gamma, length, burn_in, padded
-        As `ReplayBuffer.sample` and `ReplayBuffer.sample_sequences` take them.
+        As for `ReplayBuffer.sample` and `ReplayBuffer.sample_sequences`.
     unfinished
-        As `ReplayBuffer.sample_episodes` takes it.
+        As for `ReplayBuffer.sample_episodes`.
     beta
         The exponent of importance weights; None for the table's own.
     key
@@ -291,8 +291,8 @@ class Draw:
     @cached_property
     def options(self) -> dict[str, Any]:
         """The options of `ReplayTable.sample` that are given."""
-        given = {name: getattr(self, name) for name in _OPTIONS}
-        return {name: value for name, value in given.items() if value is not None}
+        values = {name: getattr(self, name) for name in _OPTIONS}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def _flag(name: str, value: object) -> bool:
@@ -341,8 +341,8 @@ class Fragment:
     Attributes
     ----------
     number
-        Its number among the writer's, from 1 on. A fragment whose number is not above that of the last one taken was
-        sent again, and is only acknowledged; 0 for none.
+        Sequence number in the writer's stream, from 1 on; 0 for none. A fragment whose number is not above the last
+        inserted one was sent again, and is only acknowledged.
     timeout_s
         Seconds that the table's limits may hold it back; None for as long as they do.
     key
@@ -350,10 +350,10 @@ class Fragment:
     priority
         Its priority, for a table of fragments that looks at priorities.
     batch
-        The description of the batch that stands in the schema's metadata, where it is another than at the stream's
-        beginning; None where it is the same.
+        The batch's description in the schema metadata if it differs from the one at the start of the stream; None if
+        it is the same.
     update
-        Of a table of rows whether all keys must exist, or none; None for either.
+        For a table of rows, whether all keys must exist, or none; None for either.
 
     Examples
     --------
@@ -374,7 +374,7 @@ class Fragment:
 
     @classmethod
     def read(cls, raw: Any) -> Fragment:
-        """Read the metadata; None stands for empty ones.
+        """Read the metadata; None is read as no metadata.
 
         Raises
         ------
@@ -406,7 +406,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def _shorten(sentence: str) -> str:
-    """Cut a sentence that would not fit into the headers by which gRPC sends it."""
+    """Shorten a message that would not fit into gRPC's headers."""
     if len(json.dumps(sentence)) <= _MAX_SENTENCE:
         return sentence
     return sentence.encode("ascii", "replace")[: _MAX_SENTENCE // 2].decode() + " ..."
@@ -425,13 +425,13 @@ def read_error(answer: Mapping[str, Any]) -> SampleBatchError:
     >>> read_error({"error": "EmptyBufferError", "message": "a buffer must have rows"})
     EmptyBufferError('a buffer must have rows')
     """
-    found = vars(errors).get(str(answer.get("error")))
-    if found is errors.TableClosedError:
-        found = LostError
-    if not (isinstance(found, type) and issubclass(found, SampleBatchError)):
-        found = errors.ServiceError
-    # Not called: some have arguments of their own, which stand among the attributes.
-    error: SampleBatchError = found.__new__(found)
+    cls = vars(errors).get(str(answer.get("error")))
+    if cls is errors.TableClosedError:
+        cls = LostError
+    if not (isinstance(cls, type) and issubclass(cls, SampleBatchError)):
+        cls = errors.ServiceError
+    # Not called: some classes have further arguments, which are among the attributes.
+    error: SampleBatchError = cls.__new__(cls)
     error.args = (str(answer.get("message")),)
     attributes = answer.get("attributes")
     vars(error).update(attributes if isinstance(attributes, dict) else {})

@@ -46,7 +46,7 @@ class Bounds:
     message_nbytes
         Bytes of a fragment, of a sample, or of weights.
     shared_nbytes
-        Bytes of shared memory that the samples of one client may take; those beyond are sent.
+        Maximum shared memory for the samples of one client, in bytes; further samples are sent.
     """
 
     message_nbytes: int = 1 << 30
@@ -110,10 +110,10 @@ class RequestHandler:
         SampleBatchError
             As `short_text` does.
         """
-        found = self.tables.get(short_text("table", name))
-        if found is None:
+        table = self.tables.get(short_text("table", name))
+        if table is None:
             raise ArgumentError(f"table must be one of the service's, got {name!r}; {near_names(name, self.tables)}")
-        return found
+        return table
 
     # Fragments
 
@@ -134,20 +134,20 @@ class RequestHandler:
         table
             Where it goes.
         writer
-            Who inserts: its environments have rings of their own.
+            Name of the writer, which selects its rings.
         stream
             Which of the writer's streams brings it: the fragments of each are numbered by themselves.
         rows, fragment
-            Its rows, and what else is said of it.
+            Rows and metadata of the fragment.
         is_cancelled
-            Tells whether the writer is gone; a fragment of it that is held back is dropped then.
+            Returns whether the writer is gone; a blocked fragment is discarded then.
         decoder
             Of the fragments of the stream that brings it.
 
         Raises
         ------
         SampleBatchError
-            If it is no fragment, too large, or refused by the table.
+            If it is no fragment, too large, or rejected by the table.
         pyarrow.ArrowException
             If its buffers do not fit its schema.
         """
@@ -155,14 +155,14 @@ class RequestHandler:
             raise FormatError("a fragment must have rows, this message has none")
         self.check_nbytes("a fragment", rows.nbytes)
         check_rows(rows.num_rows, rows.nbytes, "a fragment")
-        found = (decoder or FragmentDecoder()).decode(rows, fragment.batch)
+        batch = (decoder or FragmentDecoder()).decode(rows, fragment.batch)
         if isinstance(table, RowTable):
-            return self._put(table, writer, stream, found, fragment, rows.schema, is_cancelled)
+            return self._put(table, writer, stream, batch, fragment, rows.schema, is_cancelled)
         priorities: Any = fragment.priority
-        if not isinstance(found, MultiAgentBatch) and names.PRIORITY in found:
-            priorities = found.pop(names.PRIORITY)
+        if not isinstance(batch, MultiAgentBatch) and names.PRIORITY in batch:
+            priorities = batch.pop(names.PRIORITY)
         result = table.extend(
-            found,
+            batch,
             writer=writer,
             stream=stream,
             number=fragment.number,
@@ -212,16 +212,16 @@ class RequestHandler:
         Raises
         ------
         SampleBatchError
-            If the table refuses, or the sample would be too large.
+            If the table rejects the request, or the sample would be too large.
         """
         table = self.replay_table(draw.table)
         self._check_items(table, "a sample", draw.batch_size * (draw.length or 1))
         if table.unit == "steps":
             # Windows are followed step by step.
-            most = table.capacity if draw.n_step is None else min(draw.n_step, table.capacity)
-            if draw.n_step is not None and draw.batch_size * most > MAX_WINDOW_STEPS:
+            window = table.capacity if draw.n_step is None else min(draw.n_step, table.capacity)
+            if draw.n_step is not None and draw.batch_size * window > MAX_WINDOW_STEPS:
                 raise CapacityError(
-                    f"a sample must look at most at {MAX_WINDOW_STEPS} steps, got {draw.batch_size} windows of {most}"
+                    f"a sample must read at most {MAX_WINDOW_STEPS} steps, got {draw.batch_size} windows of {window}"
                 )
         mode: Any = draw.mode
         return table.sample(
@@ -247,28 +247,28 @@ class RequestHandler:
         Raises
         ------
         SampleBatchError
-            If columns are missing or are no numbers, or the table refuses.
+            If columns are missing or not numbers, or the table rejects the update.
         pyarrow.ArrowException
             If the buffers do not fit the schema.
         """
         self.check_nbytes("an update", rows.nbytes)
         rows.validate()
-        found = read_fragment(rows)
-        if isinstance(found, MultiAgentBatch):
+        update = read_fragment(rows)
+        if isinstance(update, MultiAgentBatch):
             raise FormatError("an update must have columns of numbers, it has policies")
         self._check_items(table, "an update", rows.num_rows)
-        generations = None if any_generation else found[names.GENERATION]
-        return table.update_weight(found[names.BATCH_INDEXES], found[names.PRIORITY], generations)
+        generations = None if any_generation else update[names.GENERATION]
+        return table.update_weight(update[names.BATCH_INDEXES], update[names.PRIORITY], generations)
 
     @staticmethod
     def _check_items(table: ReplayTable, about: str, count: int) -> None:
-        """Refuse a request of more items than the lock of a table may be held for."""
-        most = MAX_STEPS if table.unit == "steps" else MAX_FRAGMENTS
-        if count > most:
-            raise CapacityError(f"{about} must have at most {most} {table.unit}, this one has {count}")
+        """Reject a request of more items than may hold a table's lock."""
+        max_items = MAX_STEPS if table.unit == "steps" else MAX_FRAGMENTS
+        if count > max_items:
+            raise CapacityError(f"{about} must have at most {max_items} {table.unit}, this one has {count}")
 
     def check_nbytes(self, about: str, nbytes: int) -> None:
-        """Refuse a message that is larger than the service sends and takes.
+        """Reject a message that exceeds the maximum size.
 
         Raises
         ------
@@ -290,16 +290,16 @@ class RequestHandler:
         SampleBatchError
             If it fails.
         """
-        found = self._actions.get(action)
-        if found is None:
+        act = self._actions.get(action)
+        if act is None:
             raise ArgumentError(f"there is no action {action!r}; {near_names(action, self._actions)}")
-        return found(body)
+        return act(body)
 
     def _info(self, body: Any) -> list[bytes]:
         request = _read(body, "info", ("table",))
         if "table" in request:
             return [write_json(self.table(request["table"]).info())]
-        tables = {name: one.info() for name, one in self.tables.items()}
+        tables = {name: table.info() for name, table in self.tables.items()}
         return [write_json({"tables": tables, "weights": self.weights.versions()})]
 
     def _write_checkpoint(self, body: Any) -> list[bytes]:
@@ -330,7 +330,7 @@ class RequestHandler:
         request = _read(body, "update_weight", ("table", "indices", "priorities", "generations"))
         table = self.replay_table(request.get("table"))
         lists = [request.get(name) for name in ("indices", "priorities", "generations")]
-        arrays = [None if one is None else _numbers(one) for one in lists]
+        arrays = [None if values is None else _numbers(values) for values in lists]
         if arrays[0] is None or arrays[1] is None:
             raise FormatError("an update must have lists of indices and priorities, one is missing")
         self._check_items(table, "an update", len(arrays[0]))
@@ -346,21 +346,22 @@ class RequestHandler:
 
     def _latest(self, body: Any) -> list[Any]:
         request = _read(body, "latest", ("name", "newer_than", "epoch", "version_only"))
-        name, known = short_text("name", request.get("name", "")), whole("newer_than", request.get("newer_than", 0))
+        name = short_text("name", request.get("name", ""))
+        newer_than = whole("newer_than", request.get("newer_than", 0))
         epoch = None if request.get("epoch") is None else short_text("epoch", request["epoch"])
         newest = self.weights.latest(name)
         if newest is None:
             return [write_json({"version": 0})]
         answer = write_json({"version": newest.version, "epoch": newest.epoch})
         # A version above the newest is one of a service before a restart, and so is one of another epoch.
-        has_restarted = known > newest.version if epoch is None else epoch != newest.epoch
-        is_wanted = newest.version > known or has_restarted
+        has_restarted = newer_than > newest.version if epoch is None else epoch != newest.epoch
+        is_wanted = newest.version > newer_than or has_restarted
         return [answer, newest.stream] if is_wanted and request.get("version_only") is not True else [answer]
 
     def _acknowledged(self, body: Any) -> list[bytes]:
         request = _read(body, "acknowledged", ("table", "writer", "stream"))
         table = self.table(request.get("table"))
-        writer, stream = (short_text(own, request.get(own, "")) for own in ("writer", "stream"))
+        writer, stream = (short_text(entry, request.get(entry, "")) for entry in ("writer", "stream"))
         return [write_json({"number": table.taken(writer, stream)})]
 
     def close(self) -> None:
@@ -370,7 +371,7 @@ class RequestHandler:
 
 
 def _read(body: Any, action: str, known: tuple[str, ...]) -> dict[str, Any]:
-    """Read the request of an action; an empty body stands for an empty request."""
+    """Read the request of an action; an empty body is an empty request."""
     about = f"the action {action!r}"
     request = read_request(body, about) if memoryview(body).nbytes else {}
     check_names(request, known, about)
@@ -378,11 +379,10 @@ def _read(body: Any, action: str, known: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _numbers(values: Any) -> Any:
-    """Return a list of numbers of a request as an array."""
     try:
-        found = np.asarray(values)
+        numbers = np.asarray(values)
     except ValueError as error:
         raise FormatError("an update must have lists of numbers, one has others") from error
-    if found.ndim != 1 or (found.dtype.kind not in "iuf" and found.size):
+    if numbers.ndim != 1 or (numbers.dtype.kind not in "iuf" and numbers.size):
         raise FormatError("an update must have lists of numbers, one has others")
-    return found
+    return numbers

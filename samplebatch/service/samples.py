@@ -1,8 +1,8 @@
 """Samples as Arrow record batches, over the memory that their rows were gathered in, and back.
 
-The columns of a sample are those of `SampleBatch.to_arrow`, under the names that the table gives them, and two more:
-`batch_indexes`, where the rows are, and `generation`, to be handed back with priorities. A row is a step, a sequence or
-an episode; the columns of an episode are lists of its steps.
+Columns of a sample are those of `SampleBatch.to_arrow`, under the table's names, and two more: `batch_indexes`, the
+indices of the rows, and `generation`, which `update_weight` requires. A row is a step, a sequence or an episode; the
+columns of an episode are lists of its steps.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Packed(NamedTuple):
     batch
         Its rows.
     metadata
-        What else is said of it, for JSON.
+        Further metadata, for JSON.
     """
 
     batch: pa.RecordBatch
@@ -79,12 +79,12 @@ def pack(sample: Sample) -> Packed:
     (Batch(), array([7, 9]))
     """
     if not isinstance(sample.batch, Batch):
-        said = {
+        metadata = {
             "numbers": sample.indices.tolist(),
             "lengths": _listed(sample.lengths),
             "weights": _listed(sample.weights),
         }
-        return Packed(_describe(sample.batch.to_arrow(), {"form": FRAGMENTS}), said)
+        return Packed(_describe(sample.batch.to_arrow(), {"form": FRAGMENTS}), metadata)
     rows = flatten_rows(sample.batch)
     about = {"form": ROWS if sample.lengths is None else EPISODES, "names": list(sample.batch.__dict__)}
     rows[names.BATCH_INDEXES] = sample.indices
@@ -96,7 +96,6 @@ def pack(sample: Sample) -> Packed:
 
 
 def _describe(table: pa.Table, about: Mapping[str, Any]) -> pa.RecordBatch:
-    """Make a record batch of a table, with a description in the metadata of its schema."""
     metadata = {**(table.schema.metadata or {}), SAMPLE_KEY: json.dumps(about).encode()}
     return as_record_batch(table).replace_schema_metadata(metadata)
 
@@ -106,7 +105,7 @@ def _listed(values: Any) -> Any:
 
 
 def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> sampling.Sample[Any, Any]:
-    """View a record batch as the sample that it was made of; columns of numbers stay where they lie, read-only.
+    """View a record batch as a sample; columns of numbers are read-only views.
 
     Raises
     ------
@@ -123,28 +122,29 @@ def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> sampling.Samp
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise FormatError("a sample must be described in the metadata of its schema, it is not") from error
     rows = SampleBatch.from_arrow(pa.Table.from_batches([packed]))
-    held = rows.as_batch().__dict__
-    if names.BATCH_INDEXES not in held:
+    columns = rows.as_batch().__dict__
+    if names.BATCH_INDEXES not in columns:
         raise FormatError(f"a sample must have a column {names.BATCH_INDEXES!r}, it has none")
-    batch, indices = node(Batch, {name: held.get(name, node(Batch, {})) for name in tops}), held[names.BATCH_INDEXES]
+    batch = node(Batch, {name: columns.get(name, node(Batch, {})) for name in tops})
+    indices = columns[names.BATCH_INDEXES]
     if rows.action_unit is not None:
         set_unit(batch, rows.action_unit)
     if form != EPISODES:
         return sampling.Sample(batch, indices)
-    ends = np.cumsum(held[names.SEQ_LENS]).tolist()
+    ends = np.cumsum(columns[names.SEQ_LENS]).tolist()
     cuts = [slice(*pair) for pair in zip([0, *ends[:-1]], ends, strict=True)]
     return sampling.Sample([batch[cut] for cut in cuts], [indices[cut] for cut in cuts])
 
 
 def have_same_columns(schema: pa.Schema, other: pa.Schema) -> bool:
-    """Tell whether record batches of one schema may follow those of another in a stream."""
+    """Return whether record batches of one schema may follow those of another in a stream."""
     return bool(schema.remove_metadata().equals(other.remove_metadata(), check_metadata=True))
 
 
-def batch_text(schema: pa.Schema, known: pa.Schema) -> str | None:
-    """Return the description of a batch in the metadata of its schema; None if it is that of a known schema."""
-    told = [(own.metadata or {}).get(METADATA_KEY, b"") for own in (schema, known)]
-    return None if told[0] == told[1] else told[0].decode()
+def batch_text(schema: pa.Schema, sent: pa.Schema) -> str | None:
+    """Return a schema's description of a batch; None if the schema that was sent has the same."""
+    texts = [(each.metadata or {}).get(METADATA_KEY, b"") for each in (schema, sent)]
+    return None if texts[0] == texts[1] else texts[0].decode()
 
 
 def read_stream(raw: Any) -> pa.RecordBatch:
@@ -166,9 +166,9 @@ _MAX_FORMS: Final = 8
 """Forms of samples that a session remembers."""
 
 _HEAD_NBYTES: Final = 1 << 12
-"""Bytes that the JSON before streams in a message is looked for in first: that of many fragments is longer."""
+"""Prefix of a message that is searched first for the end of its JSON; many fragments have longer JSON."""
 _COPIED_NBYTES: Final = 1 << 18
-"""Bytes of streams up to which one copy takes less time than those of their columns."""
+"""Bytes of streams up to which one copy is faster than copying their columns."""
 MAX_INLINE: Final = 64
 """Streams in a message."""
 
@@ -182,7 +182,7 @@ class Stream(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Size of the stream in bytes."""
 
     @abstractmethod
     def write(self, out: Bytes) -> None:
@@ -197,7 +197,7 @@ class RowsStream(Stream):
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Size of the stream in bytes."""
         counted = pa.MockOutputStream()
         self._write(counted)
         return int(counted.size())
@@ -219,7 +219,7 @@ class LaidOutStream(Stream):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Size of the stream in bytes."""
         return self._layout.nbytes
 
     def write(self, out: Bytes) -> None:
@@ -227,13 +227,13 @@ class LaidOutStream(Stream):
         self._layout.write(self._columns, out)
 
 
-def inline(streams: Sequence[Stream], told: Mapping[str, Any] = MappingProxyType({})) -> Bytes:
-    """Write streams behind JSON that has their sizes, and what else is told: a message of metadata, shape (n,)."""
+def inline(streams: Sequence[Stream], metadata: Mapping[str, Any] = MappingProxyType({})) -> Bytes:
+    """Write a message, shape (n,): JSON with the sizes of streams and other metadata, then the streams."""
     sizes = [stream.nbytes for stream in streams]
-    said = write_json({**told, "streams": sizes})
-    start = _aligned(len(said) + 1)
+    header = write_json({**metadata, "streams": sizes})
+    start = _aligned(len(header) + 1)
     out = memory.empty((start + sum(map(_aligned, sizes)),), np.dtype(np.uint8))
-    out.data[:start] = said.ljust(start - 1) + b"\n"
+    out.data[:start] = header.ljust(start - 1) + b"\n"
     for stream, size in zip(streams, sizes, strict=True):
         stop = start + _aligned(size)
         stream.write(out[start : start + size])
@@ -244,7 +244,6 @@ def inline(streams: Sequence[Stream], told: Mapping[str, Any] = MappingProxyType
 
 
 def _aligned(nbytes: int) -> int:
-    """Return the next multiple of an alignment."""
     return -(-nbytes // memory.ALIGNMENT) * memory.ALIGNMENT
 
 
@@ -257,15 +256,15 @@ def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
     (b'{"updated":3}', array([], dtype=uint8))
     """
     message = np.frombuffer(raw, np.uint8)
-    told, newline, _ = message[:_HEAD_NBYTES].tobytes().partition(b"\n")
+    header, newline, _ = message[:_HEAD_NBYTES].tobytes().partition(b"\n")
     if not newline:
-        told, newline, _ = message.tobytes().partition(b"\n")
-    streams = message[len(told) + len(newline) :]
+        header, newline, _ = message.tobytes().partition(b"\n")
+    streams = message[len(header) + len(newline) :]
     if streams.nbytes <= _COPIED_NBYTES:
         # To an address where numbers can be read; of larger ones, only the columns that need it are copied.
         streams = memory.copy_of(streams)
         streams.flags.writeable = False
-    return told, streams
+    return header, streams
 
 
 def split_inline(streams: Bytes, sizes: Any) -> list[Bytes]:
@@ -281,17 +280,17 @@ def split_inline(streams: Bytes, sizes: Any) -> list[Bytes]:
     >>> [part.nbytes for part in split_inline(np.zeros(192, np.uint8), [70, 8])]
     [70, 8]
     """
-    found, start = [], 0
+    parts, start = [], 0
     for size in sizes if isinstance(sizes, list) else [None]:
         if not isinstance(size, int) or not 0 < size <= streams.nbytes - start:
-            raise FormatError("samples must come in streams of the sizes that their message says, they do not")
-        found.append(streams[start : start + size])
+            raise FormatError("streams of samples must have the sizes that their message declares, got others")
+        parts.append(streams[start : start + size])
         start += _aligned(size)
-    return found
+    return parts
 
 
 class SampleWriter:
-    """Writer of the samples of a session, for the service. Samples of a form that came before take a copy only.
+    """Writer of the samples of a session, for the service; a sample of a known form takes one copy.
 
     Examples
     --------
@@ -311,7 +310,7 @@ class SampleWriter:
         """The form of the last sample that had no layout."""
 
     def prepare(self, sample: Sample) -> tuple[Stream, dict[str, Any]]:
-        """Return the stream of a sample, and what is told beside it; raises as `pack` does."""
+        """Return the stream and the metadata of a sample; raises as `pack` does."""
         layout = self._find_layout(sample)
         if layout is not None:
             return LaidOutStream(*layout), {}
@@ -319,16 +318,16 @@ class SampleWriter:
         return RowsStream(packed.batch), packed.metadata
 
     def _find_layout(self, sample: Sample) -> tuple[StreamLayout, Arrays] | None:
-        """Return the layout of a sample and its arrays; None if no other was like it, or Arrow must look at each."""
+        """Return the layout and the arrays of a sample; None if its form is new, or Arrow must write it."""
         bare: list[str] = []
         columns = _columns_of(sample, bare)
         if columns is None:
             return None
-        empty = unit_of(sample.batch), *bare
-        for own, layout in self._forms:
-            if own == empty and layout.fits(columns):
+        empty_names = unit_of(sample.batch), *bare
+        for form_names, layout in self._forms:
+            if form_names == empty_names and layout.fits(columns):
                 return layout, columns
-        form = empty, [(name, values.dtype, values.shape) for name, values in columns.items()]
+        form = empty_names, [(name, values.dtype, values.shape) for name, values in columns.items()]
         if form != self._last:
             # Samples whose shapes differ from one to the next are not worth a layout.
             self._last = form
@@ -336,12 +335,12 @@ class SampleWriter:
         new = _make_layout(sample)
         if new is None:
             return None
-        self._forms = [(empty, new), *self._forms[: _MAX_FORMS - 1]]
+        self._forms = [(empty_names, new), *self._forms[: _MAX_FORMS - 1]]
         return new, columns
 
 
 def _columns_of(sample: Sample, bare: list[str]) -> Arrays | None:
-    """Return the arrays of a sample by the names of their columns, and list names without values; None for others."""
+    """Return the arrays of a sample by column name and append empty names to `bare`; None for other samples."""
     columns: Arrays = {}
     if not isinstance(sample.batch, Batch) or sample.lengths is not None:
         return None
@@ -352,9 +351,9 @@ def _columns_of(sample: Sample, bare: list[str]) -> Arrays | None:
     return columns
 
 
-def _collect(held: Mapping[str, Any], prefix: str, columns: Arrays, bare: list[str]) -> bool:
-    """Collect the arrays of a nested batch, and tell whether it has nothing else."""
-    for name, value in held.items():
+def _collect(values: Mapping[str, Any], prefix: str, columns: Arrays, bare: list[str]) -> bool:
+    """Collect the arrays of a nested batch; return whether it has nothing else."""
+    for name, value in values.items():
         path = prefix + name
         if type(value) is np.ndarray:
             if path in columns or not value.ndim or value.dtype.hasobject:
@@ -370,10 +369,10 @@ def _collect(held: Mapping[str, Any], prefix: str, columns: Arrays, bare: list[s
 
 
 def _make_layout(sample: Sample) -> StreamLayout | None:
-    """Make the layout of samples of a form, by one that Arrow writes and reads."""
-    made = RowsStream(pack(sample).batch)
-    stream = np.empty(made.nbytes, np.uint8)
-    made.write(stream)
+    """Create the layout of a form from a sample that Arrow writes and reads."""
+    rows = RowsStream(pack(sample).batch)
+    stream = np.empty(rows.nbytes, np.uint8)
+    rows.write(stream)
     return StreamLayout.find(stream, read_stream(stream))
 
 
@@ -408,9 +407,9 @@ class SampleReader:
             As `unpack` does.
         """
         head = head_of(stream)
-        known = None if head is None else self._layouts.get(head)
-        if known is not None and known[0].matches(stream):
-            layout, form = known
+        entry = None if head is None else self._layouts.get(head)
+        if entry is not None and entry[0].matches(stream):
+            layout, form = entry
             return form.sample(layout.read(stream))
         if stream.ctypes.data % memory.ALIGNMENT:
             stream = memory.copy_of(stream)
@@ -497,7 +496,6 @@ class _ObjectsReader:
 
 
 def _name_leaves(batch: Batch, prefix: str) -> Tree:
-    """Name the column of each leaf of a nested batch."""
     return {
         name: _name_leaves(value, f"{prefix}{name}.") if isinstance(value, Batch) else prefix + name
         for name, value in batch.__dict__.items()
@@ -505,12 +503,10 @@ def _name_leaves(batch: Batch, prefix: str) -> Tree:
 
 
 def _has_leaves(tree: Tree, columns: Collection[str]) -> bool:
-    """Tell whether all leaves of a nested batch are columns."""
     return all(leaf in columns if isinstance(leaf, str) else _has_leaves(leaf, columns) for leaf in tree.values())
 
 
 def _nest(tree: Tree, columns: Arrays) -> Batch:
-    """Create a nested batch over columns."""
     values: dict[str, Any] = {}
     for name, leaf in tree.items():
         values[name] = columns[leaf] if isinstance(leaf, str) else _nest(leaf, columns)
@@ -542,9 +538,9 @@ class Secret:
             self._region = region
         return {"path": f"/proc/{os.getpid()}/fd/{self._region.fileno()}", "nbytes": _SECRET_NBYTES}
 
-    def open(self, told: str, max_nbytes: int) -> SampleMemory | None:
-        """Return memory for the samples of a client that tells the secret in hexadecimal digits; None for any other."""
-        return SampleMemory(max_nbytes) if hmac.compare_digest(told.encode(), self._value.hex().encode()) else None
+    def open(self, secret: str, max_nbytes: int) -> SampleMemory | None:
+        """Return memory for the samples of a client with the secret, in hexadecimal digits; None for others."""
+        return SampleMemory(max_nbytes) if hmac.compare_digest(secret.encode(), self._value.hex().encode()) else None
 
     def close(self) -> None:
         """Free the memory."""
@@ -563,12 +559,12 @@ def read_secret(address: dict[str, Any]) -> str | None:
 
 
 class SampleMemory:
-    """The regions that the samples of one client lie in, on the service's side.
+    """Regions with the samples of one client, for the service.
 
     Parameters
     ----------
     max_nbytes
-        Bytes that they may take.
+        Maximum total size of the regions.
     """
 
     def __init__(self, max_nbytes: int) -> None:
@@ -580,7 +576,7 @@ class SampleMemory:
 
         Returns
         -------
-        Where `take` finds it; None if it is small, or there is no room.
+        Address for `take`; None if the sample is small, or the memory is full.
         """
         nbytes = stream.nbytes
         if nbytes < _MIN_NBYTES or self._memory.lent_nbytes + nbytes > self._max_nbytes:
@@ -593,7 +589,7 @@ class SampleMemory:
         self._memory.close()
 
 
-def take(place: Any) -> Bytes:
+def take(memory_address: Any) -> Bytes:
     """Map the stream of a sample that the service has put into a region, read-only.
 
     Raises
@@ -602,11 +598,11 @@ def take(place: Any) -> Bytes:
         If it is not there, or the service has ended.
     """
     try:
-        *address, start, nbytes = place
-        (stream,) = receive(Address(*address), [(start, nbytes)])
+        *region, start, nbytes = memory_address
+        (stream,) = receive(Address(*region), [(start, nbytes)])
     except (TypeError, ValueError, OSError) as error:
         if isinstance(error, SampleBatchError):
             raise
-        raise FormatError("a sample in shared memory must be where the service says, it is not") from error
+        raise FormatError("the address of a sample in shared memory must be valid, got another") from error
     stream.flags.writeable = False
     return stream

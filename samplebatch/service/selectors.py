@@ -48,7 +48,7 @@ Items = OrderedDict[int, Item]
 
 
 class Selector(ABC):
-    """A rule that chooses one fragment of a table; the table tells it of all that come, change and go.
+    """Item selection policy of a table; notified of insertions, updates and removals.
 
     Parameters
     ----------
@@ -63,10 +63,10 @@ class Selector(ABC):
 
     @abstractmethod
     def pick(self, rng: np.random.Generator) -> Item:
-        """Choose one of the fragments, of which there must be some."""
+        """Choose one of at least one fragment."""
 
     def add(self, item: Item) -> None:
-        """Note that a fragment has come."""
+        """Add a fragment."""
         return None
 
     def change(self, item: Item) -> None:
@@ -82,7 +82,7 @@ class Selector(ABC):
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """Carry on as the selector that had this state, once it was told of the same fragments.
+        """Restore a state, after `add` was called for the same fragments.
 
         Raises
         ------
@@ -121,16 +121,16 @@ class AnyItem(Selector):
         return self._items[self._numbers[int(rng.integers(len(self._numbers)))]]
 
     def add(self, item: Item) -> None:
-        """Note that a fragment has come."""
+        """Add a fragment."""
         self._places[item.number] = len(self._numbers)
         self._numbers.append(item.number)
 
     def remove(self, item: Item) -> None:
-        """Let the last take the place of one that has gone."""
-        place, last = self._places.pop(item.number), self._numbers.pop()
+        """Remove a fragment; the last one moves to its position."""
+        position, last = self._places.pop(item.number), self._numbers.pop()
         if last != item.number:
-            self._numbers[place] = last
-            self._places[last] = place
+            self._numbers[position] = last
+            self._places[last] = position
 
     def state_dict(self) -> list[int]:
         """Return the order in which fragments are drawn from."""
@@ -139,9 +139,9 @@ class AnyItem(Selector):
     def load_state_dict(self, state: list[int]) -> None:
         """Draw from the fragments in this order; see `Selector.load_state_dict`."""
         if sorted(state) != sorted(self._numbers):
-            raise FormatError("the state of a selector must be that of its fragments, it is of others")
+            raise FormatError("the state of a selector must have the numbers of its fragments, got others")
         self._numbers = list(state)
-        self._places = {number: place for place, number in enumerate(state)}
+        self._places = {number: position for position, number in enumerate(state)}
 
 
 class ByPriority(Selector):
@@ -154,7 +154,7 @@ class ByPriority(Selector):
     capacity
         How many there may be.
     alpha, beta
-        As `PrioritizedReplayBuffer` takes them.
+        As for `PrioritizedReplayBuffer`.
     """
 
     by_priority = True
@@ -172,15 +172,15 @@ class ByPriority(Selector):
 
     def weight(self, item: Item, beta: float | None) -> float:
         """Return the importance weight of a fragment, not divided by the largest."""
-        own = self._sampler.beta
+        table_beta = self._sampler.beta
         try:
-            self._sampler.beta = own if beta is None else beta
+            self._sampler.beta = table_beta if beta is None else beta
             return float(self._sampler.importance(np.array([self._slots[item.number]]))[0])
         finally:
-            self._sampler.beta = own
+            self._sampler.beta = table_beta
 
     def add(self, item: Item) -> None:
-        """Note that a fragment has come."""
+        """Add a fragment."""
         slot = self._free.pop()
         self._slots[item.number], self._owners[slot] = slot, item
         self._set(slot, item)
@@ -209,7 +209,7 @@ class ByPriority(Selector):
         slots, free = list(state["slots"]), list(state["free"])
         smallest = finite("smallest", state["smallest"])
         if len(slots) != len(self._items) or sorted(slots + free) != list(range(len(slots) + len(self._free))):
-            raise FormatError("the state of a selector must be that of its fragments, it is of others")
+            raise FormatError("the state of a selector must have the numbers of its fragments, got others")
         self._sampler.on_remove(np.array(list(self._owners), np.intp))
         self._slots = dict(zip(self._items, slots, strict=True))
         self._owners = dict(zip(slots, self._items.values(), strict=True))

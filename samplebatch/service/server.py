@@ -59,8 +59,8 @@ def read_pair(tls: Pair, names: tuple[str, str] = ("tls[0]", "tls[1]")) -> tuple
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(tls[0])
     except ssl.SSLError as error:
-        found = "a damaged one" if _CERTIFICATE in certificate else "none"
-        raise ArgumentError(f"{names[0]} must be a file with a certificate in PEM, {first} has {found}") from error
+        state = "a damaged one" if _CERTIFICATE in certificate else "none"
+        raise ArgumentError(f"{names[0]} must be a file with a certificate in PEM, {first} has {state}") from error
     try:
         _server_context(tls)
     except _EncryptedKey as error:
@@ -70,13 +70,13 @@ def read_pair(tls: Pair, names: tuple[str, str] = ("tls[0]", "tls[1]")) -> tuple
             raise ArgumentError(
                 f"{names[1]} must be the private key of the certificate in {first}, {second} has another"
             ) from error
-        found = "a damaged one" if _KEY in key else "none"
-        raise ArgumentError(f"{names[1]} must be a file with a private key in PEM, {second} has {found}") from error
+        state = "a damaged one" if _KEY in key else "none"
+        raise ArgumentError(f"{names[1]} must be a file with a private key in PEM, {second} has {state}") from error
     return certificate, key
 
 
 def find_expiry(tls: Pair) -> str | None:
-    """Tell that clients will refuse a certificate for its dates; None if they will not.
+    """Describe why clients will reject a certificate because of its dates; None if they will not.
 
     A client that trusts nothing else shakes hands with it, in memory.
     """
@@ -93,7 +93,7 @@ def find_expiry(tls: Pair) -> str | None:
                 end.do_handshake()
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in _OUT_OF_DATE:
-            return f"clients will refuse the certificate in {os.fspath(tls[0])!r}: {error.verify_message}"
+            return f"clients will reject the certificate in {os.fspath(tls[0])!r}: {error.verify_message}"
     except ssl.SSLError:
         return None
     return None
@@ -109,7 +109,7 @@ def _refuse_passphrase() -> str:
 
 def _server_context(tls: Pair) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # It is for Flight to say which keys are too weak.
+    # Flight decides which keys are too weak.
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     context.load_cert_chain(*tls, password=_refuse_passphrase)
     return context
@@ -133,9 +133,8 @@ _DESCRIPTORS: Final = "/proc/self/fd"
 class ReplayServer:
     """Replay tables behind Arrow Flight, for writers and learners on any machine.
 
-    As a context manager, or once it is started, it serves from threads of its own; `serve` does so in the foreground.
-    Only this machine can reach it unless `host` says otherwise, and without a token anybody who can reach it may read
-    and write.
+    As a context manager, or after `start`, it serves in background threads; `serve` runs in the foreground. Only this
+    machine can reach it unless `host` allows others. Without a token anybody who can reach it may read and write.
 
     Parameters
     ----------
@@ -153,9 +152,9 @@ class ReplayServer:
     weights
         Weights to serve from the start, such as those that `Checkpoints.restore` has filled; by default there are none.
     max_message_nbytes
-        Bytes of a fragment, of a sample or of weights; larger ones are refused.
+        Maximum size of a fragment, a sample or weights, in bytes; larger ones are rejected.
     max_shared_nbytes
-        Bytes of shared memory that samples for one client on this machine may lie in; those beyond are sent.
+        Maximum shared memory for the samples of one client on this machine, in bytes; further samples are sent.
 
     Raises
     ------
@@ -232,10 +231,10 @@ class ReplayServer:
         return f"{self._scheme}://{_in_uri(self.host)}:{self.port}"
 
     def start(self) -> Self:
-        """Serve from threads of its own until `close` is called; a context manager does both."""
+        """Serve in background threads until `close` is called; a context manager does both."""
         self._check_process()
         if self._thread is None:
-            # Not its own `serve`, which would take the signals of the process over.
+            # Not Flight's own `serve`, which would replace the signal handlers of the process.
             self._thread = threading.Thread(target=self._endpoint.wait, name="samplebatch-serve", daemon=True)
             self._thread.start()
         return self
@@ -254,7 +253,7 @@ class ReplayServer:
     def close(self) -> None:
         """Close the tables, end all calls, and stop to listen. Calling it again does nothing.
 
-        A forked child only drops the server, which its parent goes on to serve.
+        A forked child only discards the server; the parent continues to serve.
         """
         if self._process != os.getpid():
             return
@@ -285,7 +284,7 @@ _servers: Final[weakref.WeakSet[ReplayServer]] = weakref.WeakSet()
 
 
 def _leave_sockets_to_parent() -> None:
-    """Close inherited sockets: nobody would answer there once the parent is gone."""
+    """Close inherited sockets, which nobody would answer after the parent has ended."""
     ports = {server.port for server in list(_servers)}
     for descriptor, port, _ in _sockets() if ports else ():
         if port in ports:
@@ -297,20 +296,19 @@ if hasattr(os, "register_at_fork"):
 
 
 def _close(server: weakref.ref[ReplayServer]) -> None:
-    """Close a server that is still there."""
-    found = server()
-    if found is not None:
-        found.close()
+    referent = server()
+    if referent is not None:
+        referent.close()
 
 
 def _by_name(tables: Iterable[ReplayTable | RowTable]) -> dict[str, ReplayTable | RowTable]:
-    found: dict[str, ReplayTable | RowTable] = {}
+    tables_by_name: dict[str, ReplayTable | RowTable] = {}
     for table in tables:
-        if found.setdefault(table.name, table) is not table:
-            raise ArgumentError(f"tables must have names of their own, and two are named {table.name!r}")
-    if not found:
+        if tables_by_name.setdefault(table.name, table) is not table:
+            raise ArgumentError(f"tables must have different names, got {table.name!r} twice")
+    if not tables_by_name:
         raise ArgumentError("a replay server must have a table, it has none")
-    return found
+    return tables_by_name
 
 
 def _in_uri(host: str) -> str:
@@ -329,7 +327,7 @@ def _listen(service: RequestHandler, location: str, token: str | None, tls: tupl
 
 
 def _cut_connections(port: int) -> None:
-    """Shut down the connections of this process that have the port on their own side."""
+    """Shut down the process's connections whose local port is the given one."""
     for descriptor, own_port, listens in _sockets():
         if own_port == port and not listens:
             with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
@@ -337,7 +335,7 @@ def _cut_connections(port: int) -> None:
 
 
 def _sockets() -> Iterator[tuple[int, int, bool]]:
-    """Yield the descriptor of each TCP socket of this process, its own port, and whether it listens."""
+    """Yield the descriptor, the local port and the listening state of each TCP socket of this process."""
     if not os.path.isdir(_DESCRIPTORS):
         return
     for name in os.listdir(_DESCRIPTORS):

@@ -65,28 +65,28 @@ class DrawsLeft:
         self.counts[slots] = self.most
 
     def spent(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Tell of each slot whether no draws are left."""
-        found: npt.NDArray[np.bool_] = self.counts[slots] == 0
-        return found
+        """Return which slots have no draws left, shape (n,)."""
+        is_spent: npt.NDArray[np.bool_] = self.counts[slots] == 0
+        return is_spent
 
     @contextmanager
     def draw(self, buffer: ReplayBuffer, n: int) -> Iterator[Slots]:
-        """Draw n slots as a buffer does, one after the other, and take those that are spent out of it afterwards.
+        """Draw n slots one by one as a buffer does, then remove exhausted ones from the sampler.
 
-        Rows are to be gathered within the block, where their priorities still are as they were. There must be as many
-        draws left. An error within the block takes the draw back.
+        Gather rows within the block, where their priorities are unchanged. At least n draws must be left. An error
+        within the block undoes the draw.
         """
         sampler = buffer._sampler if isinstance(buffer._sampler, Prioritized) else None
-        found = np.zeros(0, np.intp)
+        drawn = np.zeros(0, np.intp)
         spent: list[Slots] = []
         weights: list[npt.NDArray[np.float64]] = []
         rounds = 0
-        while len(found) < n:
+        while len(drawn) < n:
             rounds += 1
-            picked = self._pick(buffer, n - len(found), by_count=sampler is None and rounds > _ROUNDS)
+            picked = self._pick(buffer, n - len(drawn), by_count=sampler is None and rounds > _ROUNDS)
             picked = picked[_ordinals(picked) < self.counts[picked]]
             np.subtract.at(self.counts, picked, 1)
-            found = np.concatenate([found, picked])
+            drawn = np.concatenate([drawn, picked])
             gone = np.unique(picked[self.counts[picked] == 0])
             if sampler is not None and len(gone):
                 spent.append(gone)
@@ -96,16 +96,16 @@ class DrawsLeft:
         if sampler is not None and spent:
             sampler.tree.set(np.concatenate(spent), np.concatenate(weights))
         try:
-            yield found
+            yield drawn
         except BaseException:
-            np.add.at(self.counts, found, 1)
+            np.add.at(self.counts, drawn, 1)
             self.total += n
             raise
         if sampler is not None and spent:
             sampler.on_remove(np.concatenate(spent))
 
     def _pick(self, buffer: ReplayBuffer, n: int, *, by_count: bool) -> Slots:
-        """Draw n slots, some of which may be spent; if `by_count`, none is at first."""
+        """Draw n slots, some of which may be exhausted; with `by_count`, none of the first draw is."""
         if by_count:
             left = np.flatnonzero(self.counts)
             return left[buffer._rng.integers(0, len(left), n)]
@@ -113,19 +113,19 @@ class DrawsLeft:
 
     def set_most(self, buffer: ReplayBuffer, most: int) -> None:
         """Change how often each step may be sampled; draws so far count."""
-        held = buffer._table.rings.stored_slots()
-        revived = held[self.counts[held] == 0]
-        self.counts[held] = np.maximum(self.counts[held] + most - self.most, 0)
+        slots = buffer._table.rings.stored_slots()
+        revived = slots[self.counts[slots] == 0]
+        self.counts[slots] = np.maximum(self.counts[slots] + most - self.most, 0)
         self.most, self.total = most, int(self.counts.sum())
         if isinstance(buffer._sampler, Prioritized):
             buffer._sampler.on_add(revived[self.counts[revived] > 0])
-            buffer._sampler.on_remove(held[self.counts[held] == 0])
+            buffer._sampler.on_remove(slots[self.counts[slots] == 0])
 
     def lift(self, buffer: ReplayBuffer) -> None:
         """Let spent steps be drawn again, with the largest priority so far."""
-        held = buffer._table.rings.stored_slots()
+        slots = buffer._table.rings.stored_slots()
         if isinstance(buffer._sampler, Prioritized):
-            buffer._sampler.on_add(held[self.counts[held] == 0])
+            buffer._sampler.on_add(slots[self.counts[slots] == 0])
 
     def load(self, counts: npt.NDArray[np.int64]) -> None:
         """Carry on from the counts of another.
@@ -144,19 +144,13 @@ class DrawsLeft:
 
 
 def _ordinals(values: Slots) -> Slots:
-    """Return how often each value stands before itself.
-
-    Examples
-    --------
-    >>> _ordinals(np.array([5, 2, 5, 5, 2]))
-    array([0, 0, 1, 2, 1])
-    """
+    """Return how often each value occurs before its position: [5, 2, 5, 5, 2] becomes [0, 0, 1, 2, 1]."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     starts = np.flatnonzero(np.concatenate([np.ones(1, np.bool_), ordered[1:] != ordered[:-1]]))
-    found = np.empty(len(values), np.intp)
-    found[order] = np.arange(len(values)) - np.repeat(starts, np.diff(np.append(starts, len(values))))
-    return found
+    ordinals = np.empty(len(values), np.intp)
+    ordinals[order] = np.arange(len(values)) - np.repeat(starts, np.diff(np.append(starts, len(values))))
+    return ordinals
 
 
 _INTP = np.dtype(np.intp)
@@ -182,7 +176,7 @@ def step_options(kind: str) -> dict[str, Any]:
 
 
 class StepItems(Items):
-    """The steps of a replay table, for `ReplayTable`; drawing is that of the buffer, draw for draw.
+    """Steps of a replay table, for `ReplayTable`; each draw equals the draw of the buffer.
 
     Parameters
     ----------
@@ -191,16 +185,16 @@ class StepItems(Items):
     capacity
         How many steps there may be, rounded up so that all rings have as many.
     streams
-        How many rings there are. The steps of each environment of each writer have a ring of their own, as long as
-        there are enough; then the ring that was written to the longest time ago gets a new owner.
+        Number of rings. Each environment of each writer has its own ring while there are enough; then it replaces the
+        owner of the least recently written ring.
     max_times
         How often each step may be sampled; 0 for any number of times.
     seed
         Of the buffer's generator.
     options
-        Those of the buffer, and `n_step` and `gamma`, with which steps are sampled that are asked for without.
+        Options of the buffer, and the default `n_step` and `gamma` of samples.
     columns
-        The columns that steps must have; None if those of the first steps decide.
+        Columns that steps must have; None if the first steps decide.
 
     Raises
     ------
@@ -224,20 +218,20 @@ class StepItems(Items):
         columns: DeclaredColumns | None = None,
     ) -> None:
         self.declare(columns)
-        taken = take_options(options, step_options(kind), f"tables of kind {kind!r}")
-        self._n_step = {name: taken.pop(name) for name in _N_STEP}
+        buffer_options = take_options(options, step_options(kind), f"tables of kind {kind!r}")
+        self._n_step = {name: buffer_options.pop(name) for name in _N_STEP}
         self._check_n_step(self._n_step)
         self.buffer: ReplayBuffer
         if kind == "prioritized":
             self.buffer = (
-                PrioritizedReplayBuffer(capacity, random_seed=seed, **taken)
+                PrioritizedReplayBuffer(capacity, random_seed=seed, **buffer_options)
                 if streams == 1
-                else PrioritizedVectorReplayBuffer(capacity, streams, random_seed=seed, **taken)
+                else PrioritizedVectorReplayBuffer(capacity, streams, random_seed=seed, **buffer_options)
             )
         elif streams == 1:
-            self.buffer = ReplayBuffer(capacity, random_seed=seed, **taken)
+            self.buffer = ReplayBuffer(capacity, random_seed=seed, **buffer_options)
         else:
-            self.buffer = VectorReplayBuffer(capacity, streams, random_seed=seed, **taken)
+            self.buffer = VectorReplayBuffer(capacity, streams, random_seed=seed, **buffer_options)
         self.lock = self.buffer._table.lock
         self.capacity = self.buffer.maxsize
         self._rings = streams
@@ -292,13 +286,13 @@ class StepItems(Items):
         """
         if key is not None:
             raise ArgumentError("steps have no keys; keys are for tables of kind 'key'")
-        held, count, unit = steps_of(rows if self.declared is None else self._match(rows, self.declared))
+        steps, count, unit = steps_of(rows if self.declared is None else self._match(rows, self.declared))
         common_unit([self.buffer.action_unit, unit])
         if self._rings > 1:
-            env_ids(held, count)
-        most = self.capacity // self._rings
-        if count > most:
-            raise CapacityError(f"a fragment must have at most {most} steps, the slots of a ring here, got {count}")
+            env_ids(steps, count)
+        ring_slots = self.capacity // self._rings
+        if count > ring_slots:
+            raise CapacityError(f"a fragment must have at most {ring_slots} steps, the slots of a ring, got {count}")
         if priorities is not None:
             sampler = self._prioritized
             if sampler is None:
@@ -309,13 +303,12 @@ class StepItems(Items):
             if priorities.size not in (1, count):
                 raise PriorityError(f"priorities must be one, or one for each of {count} steps, got {priorities.size}")
             if count:
-                # Before anything is written: a fragment that is refused is not in the table.
+                # Before any write: a rejected fragment leaves no steps in the table.
                 sampler.sizes(priorities.astype(np.float64))
-        return (held, count, priorities, unit), count, count
+        return (steps, count, priorities, unit), count, count
 
     @staticmethod
     def _match(rows: Any, declared: DeclaredColumns) -> Any:
-        """Check steps of one or several policies against the declared columns."""
         if hasattr(rows, "policy_batches"):
             parts = {policy: declared.match_steps(as_flat(part)) for policy, part in rows.policy_batches.items()}
             return MultiAgentBatch(parts, rows.env_steps())
@@ -327,28 +320,28 @@ class StepItems(Items):
 
     def insert(self, ready: Any, writer: str) -> Any:
         """Insert steps as `ReplayBuffer.extend` does, and return their slots, shape (n,)."""
-        held, count, priorities, unit = ready
+        steps, count, priorities, unit = ready
         self.buffer._merge_action_unit(unit)
-        slots = add_steps(self.buffer, dict(held), count, self._rings_of(held, count, writer))
+        slots = add_steps(self.buffer, dict(steps), count, self._rings_of(steps, count, writer))
         if priorities is not None:
             self.buffer.update_weight(slots, priorities if priorities.size == count else priorities.reshape(())[()])
         if self.left is not None:
             self.left.renew(slots)
         return slots
 
-    def _rings_of(self, held: Mapping[str, Any], count: int, writer: str) -> npt.NDArray[np.intp] | None:
-        """Find the ring of each row by its writer and environment; None to let the buffer find it."""
+    def _rings_of(self, steps: Mapping[str, Any], count: int, writer: str) -> npt.NDArray[np.intp] | None:
+        """Find the ring of each row by writer and environment; None if the buffer decides."""
         if self._rings == 1 or not writer:
             return None
-        environments = env_ids(held, count)
+        environments = env_ids(steps, count)
         if environments is None:
             environments = np.zeros(count, np.int64)
-        known, place = np.unique(environments, return_inverse=True)
-        rings = [self._ring_of((writer, int(environment))) for environment in known]
-        return np.array(rings, _INTP)[place.reshape(-1)]
+        numbers, positions = np.unique(environments, return_inverse=True)
+        rings = [self._ring_of((writer, int(environment))) for environment in numbers]
+        return np.array(rings, _INTP)[positions.reshape(-1)]
 
     def _ring_of(self, stream: Stream) -> int:
-        """Return the ring of a stream: its own, else a free one, else the one not written to for the longest time."""
+        """Return the ring of a stream: its own, else a free one, else the least recently written one."""
         ring = self._streams.pop(stream, None)
         if ring is None:
             if len(self._streams) < self._rings:
@@ -374,34 +367,34 @@ class StepItems(Items):
         PriorityError
             If `beta` is negative or no number.
         """
-        known: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "steps": self._n_step,
             "sequences": {"length": None, "burn_in": 0, "padded": True},
             "episodes": {"unfinished": False},
         }[mode]
         prioritized = {"beta": None} if self._prioritized is not None else {}
-        taken = take_options(options, {**known, **prioritized}, f"samples of {mode}")
+        merged = take_options(options, {**defaults, **prioritized}, f"samples of {mode}")
         if mode == "steps":
-            self._check_n_step(taken)
-        if mode == "sequences" and whole("burn_in", taken["burn_in"]) >= whole("length", taken["length"], 1):
-            raise ArgumentError(f"burn_in must leave a step of {taken['length']}, got {taken['burn_in']}")
-        if taken.get("beta") is not None:
-            exponent("beta", taken["beta"])
+            self._check_n_step(merged)
+        if mode == "sequences" and whole("burn_in", merged["burn_in"]) >= whole("length", merged["length"], 1):
+            raise ArgumentError(f"burn_in must leave a step of {merged['length']}, got {merged['burn_in']}")
+        if merged.get("beta") is not None:
+            exponent("beta", merged["beta"])
         if self.max_times:
-            if mode == "episodes" or not taken.get("padded", True):
+            if mode == "episodes" or not merged.get("padded", True):
                 raise ArgumentError(
-                    "steps that may be sampled a number of times are drawn by themselves, or with the sequences that "
-                    "begin with them; leave out max_times_sampled to draw whole episodes, or sequences without padding"
+                    "steps with max_times_sampled must be drawn as steps or padded sequences, which start with them; "
+                    "leave out max_times_sampled to draw complete episodes, or sequences without padding"
                 )
             if batch_size > self.capacity * self.max_times:
                 raise ArgumentError(
                     f"batch_size must be at most {self.capacity * self.max_times} here, which a full table has, got "
                     f"{batch_size}"
                 )
-        return Request(batch_size, mode, taken, seed)
+        return Request(batch_size, mode, merged, seed)
 
     def hold_sample(self, request: Request) -> Hold | None:
-        """Say that too few steps may still be sampled."""
+        """Hold a sample while too few steps may be drawn."""
         if self.left is None or self.left.total >= request.batch_size:
             return None
         return Hold(f"{request.batch_size} steps are asked for, and {self.left.total} may be sampled", needs_items=True)
@@ -425,7 +418,6 @@ class StepItems(Items):
             table.max_gather_nbytes = None
 
     def _draw(self, request: Request) -> tuple[Sample, int]:
-        """Draw a sample with the buffer's generator and exponent."""
         if request.mode == "episodes":
             return self._draw_episodes(request)
         if self.left is not None:
@@ -440,7 +432,7 @@ class StepItems(Items):
 
     @contextmanager
     def _drawing(self, request: Request) -> Iterator[None]:
-        """Let the buffer draw with the seed and the exponent of a request."""
+        """Use the seed and the exponent of a request for the buffer's draws."""
         buffer, sampler = self.buffer, self._prioritized
         rng, beta = buffer._rng, None if sampler is None else sampler.beta
         try:
@@ -461,13 +453,12 @@ class StepItems(Items):
         return self._sample(buffer._rows(slots), slots, slots, np.diff(ends)), len(slots)
 
     def _draw_counted(self, request: Request) -> tuple[Sample, int]:
-        """Draw steps that may still be sampled, and count them."""
         buffer, left = self.buffer, self.left
         assert left is not None
         with left.draw(buffer, request.batch_size) as slots:
             if request.mode == "sequences":
-                found = buffer._sequences(slots, request.options["length"], request.options["burn_in"])
-                return self._sequences(*found)
+                sequences = buffer._sequences(slots, request.options["length"], request.options["burn_in"])
+                return self._sequences(*sequences)
             rows = buffer._rows(slots)
             if request.options["n_step"] is not None:
                 rows.__dict__.update(buffer._nstep_columns(slots, request.options["n_step"], request.options["gamma"]))
@@ -478,10 +469,10 @@ class StepItems(Items):
         return self._sample(batch, indices, starts), int(np.count_nonzero(batch.mask))
 
     def _sample(self, batch: Any, indices: Any, slots: Any, lengths: Any = None) -> Sample:
-        """Make a sample of rows; generations and weights are those of `slots`."""
-        held = batch.__dict__
-        if names.GENERATION in held and self._prioritized is not None:
-            return Sample(batch, indices, held[names.GENERATION], held[names.WEIGHT], lengths)
+        """Create a sample of rows; generations and weights are looked up by `slots`."""
+        columns = batch.__dict__
+        if names.GENERATION in columns and self._prioritized is not None:
+            return Sample(batch, indices, columns[names.GENERATION], columns[names.WEIGHT], lengths)
         return Sample(batch, indices, self.buffer._table.rings.generation(slots), None, lengths)
 
     def finish(self, drawn: Any) -> Sample:
@@ -505,19 +496,21 @@ class StepItems(Items):
         if self._prioritized is None:
             raise PriorityError("steps have priorities in tables of kind 'prioritized' only; this one is 'uniform'")
         slots = np.ascontiguousarray(slots_of(buffer, indices)).reshape(-1)
-        there = np.ones(len(slots), np.bool_)
+        is_stored = np.ones(len(slots), np.bool_)
         if generations is not None:
             rings = buffer._table.rings
-            known = np.asarray(generations).reshape(-1)
-            there = rings.holds(slots) & (rings.generation(slots) == known if len(known) == len(slots) else True)
+            row_generations = np.asarray(generations).reshape(-1)
+            is_stored = rings.holds(slots) & (
+                rings.generation(slots) == row_generations if len(row_generations) == len(slots) else True
+            )
         spent = np.zeros(len(slots), np.bool_) if self.left is None else self.left.spent(slots)
         if spent.any():
             # Their weights are 0, so that they are not drawn.
-            slots, there = slots[~spent], there[~spent]
+            slots, is_stored = slots[~spent], is_stored[~spent]
             weights = np.broadcast_to(np.asarray(weights), spent.shape)[~spent]
             generations = None if generations is None else np.asarray(generations).reshape(-1)[~spent]
         buffer.update_weight(slots, weights, generation=generations)
-        return int(np.count_nonzero(there))
+        return int(np.count_nonzero(is_stored))
 
     def set_max_times(self, times: int) -> None:
         """Change how often each step may be sampled, counted from when there was such a limit.
@@ -571,11 +564,13 @@ class StepItems(Items):
         FormatError
             If there are not as many rings.
         """
-        found = OrderedDict(((str(writer), int(environment)), int(ring)) for writer, environment, ring in streams)
-        rings = set(found.values())
-        if len(rings) < len(found) or not rings <= set(range(self._rings)):
+        rings_of_streams = OrderedDict(
+            ((str(writer), int(environment)), int(ring)) for writer, environment, ring in streams
+        )
+        rings = set(rings_of_streams.values())
+        if len(rings) < len(rings_of_streams) or not rings <= set(range(self._rings)):
             raise FormatError(f"the state must be of {self._rings} rings with a stream each, it is of others")
-        self._streams = found
+        self._streams = rings_of_streams
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the buffer, the streams, and the draws that are left of each step."""
@@ -589,13 +584,13 @@ class StepItems(Items):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Carry on from a state, which may have the buffer itself."""
-        found = state["buffer"]
-        if isinstance(found, ReplayBuffer):
-            self._check_stored(found)
-            self._adopt(found)
+        buffer = state["buffer"]
+        if isinstance(buffer, ReplayBuffer):
+            self._check_stored(buffer)
+            self._adopt(buffer)
         else:
             before = None if self.declared is None else self.buffer.state_dict()
-            self.buffer.load_state_dict(found)
+            self.buffer.load_state_dict(buffer)
             try:
                 self._check_stored(self.buffer)
             except ColumnMismatchError:
@@ -614,10 +609,10 @@ class StepItems(Items):
             self.declared.check_stored(row, last_frames=buffer.options["save_only_last_obs"])
 
     def _adopt(self, buffer: ReplayBuffer) -> None:
-        """Carry on with another buffer of the same class, sizes and options."""
-        own = self.buffer
-        same = type(buffer) is type(own) and buffer.subbuffer_edges.tolist() == own.subbuffer_edges.tolist()
-        if not same or plain(buffer.options) != plain(own.options):
+        """Replace the buffer by another one of the same class, sizes and options."""
+        current = self.buffer
+        same = type(buffer) is type(current) and buffer.subbuffer_edges.tolist() == current.subbuffer_edges.tolist()
+        if not same or plain(buffer.options) != plain(current.options):
             raise ColumnMismatchError("the buffer must be of the class, sizes and options of the table's, it is not")
         buffer._table.lock = self.lock
         self.buffer = buffer

@@ -35,11 +35,11 @@ class WriteCounts:
     Attributes
     ----------
     sent
-        Fragments that were given to be sent; those that are neither acknowledged nor refused are under way.
+        Fragments that were sent; those neither acknowledged nor rejected are in flight.
     fragments, rows
-        Those that the service has acknowledged: each is in the table, once.
+        Acknowledged fragments and their rows, each inserted exactly once.
     refused
-        Fragments that the service has refused, each with an error.
+        Fragments that the service has rejected, each with an error.
     held_s
         Seconds that the limits of the table held fragments back.
     """
@@ -52,10 +52,10 @@ class WriteCounts:
 
 
 class FragmentWriter:
-    """A client's stream of fragments, of which some are under way before the first is acknowledged.
+    """Stream of a writer's fragments, several of them in flight.
 
-    A fragment is kept until its acknowledgement. When the connection is lost, those that the service had not taken are
-    sent again: fragments are numbered, so that none is taken twice.
+    Fragments are retained until they are acknowledged. After a lost connection, those that the service has not inserted
+    are sent again; fragments are numbered, so none is inserted twice.
 
     Parameters
     ----------
@@ -64,9 +64,9 @@ class FragmentWriter:
     table
         The table's name.
     name
-        The writer's name: the steps of each of its environments go to a ring of their own.
+        Name of the writer; each of its environments has a ring in the table.
     max_unacknowledged
-        Fragments that may be under way at once.
+        Maximum number of fragments in flight.
     """
 
     def __init__(self, link: Link, table: str, name: str, max_unacknowledged: int) -> None:
@@ -80,34 +80,34 @@ class FragmentWriter:
         self.pending: deque[tuple[pa.RecordBatch, Fragment]] = deque()
         """Fragments that have not been acknowledged, oldest first."""
         self._written = 0
-        """How many of them have been written to the stream that is open."""
+        """Number of pending fragments that were written to the open stream."""
         self._stream: tuple[Any, Any] | None = None
         self._schema: pa.Schema | None = None
         self.counts = WriteCounts()
 
     def put(self, rows: pa.RecordBatch, fragment: Fragment) -> None:
-        """Send a fragment; wait for earlier ones to be acknowledged, if too many are under way.
+        """Send a fragment; wait for acknowledgements first if too many fragments are in flight.
 
         Raises
         ------
         ServiceError
-            If the service cannot be reached; where too many are under way, this one is not sent then.
+            If the service cannot be reached; the fragment is not sent if too many are in flight.
         SampleBatchError
-            If it refuses a fragment, this one or an earlier one. That one is dropped; the others are not.
+            If the service rejects this fragment or an earlier one; only the rejected one is discarded.
         """
         try:
             while len(self.pending) >= self._max:
                 self._advance()
         except SampleBatchError:
             if len(self.pending) < self._max:
-                # An earlier one was refused: there is room for this one, which goes with the next that is sent.
+                # An earlier fragment was rejected, so there is room; this one is sent with the next.
                 self._keep(rows, fragment)
             raise
         self._keep(rows, fragment)
         self._link.retry(self._write)
 
     def _keep(self, rows: pa.RecordBatch, fragment: Fragment) -> None:
-        """Number a fragment, and keep it until it is acknowledged."""
+        """Number a fragment and retain it until it is acknowledged."""
         self._number += 1
         self.counts.sent += 1
         self.pending.append((rows, replace(fragment, number=self._number)))
@@ -118,49 +118,48 @@ class FragmentWriter:
             self._advance()
 
     def _advance(self) -> None:
-        """Wait for the next acknowledgement."""
         self._link.retry(self._receive)
 
     def _write(self) -> None:
-        """Write the fragments that are not under way, on a new stream if need be."""
+        """Write the fragments that are not in flight, on a new stream if necessary."""
         if self._stream is None:
             self._open()
         while self._written < len(self.pending):
             rows, fragment = self.pending[self._written]
             if self._schema is None or not have_same_columns(rows.schema, self._schema):
-                # The order of the streams is that of the fragments.
+                # The order of the streams is the order of the fragments.
                 while self._written:
                     self._receive()
                 self._close_stream()
                 self._open()
                 continue
-            told = replace(fragment, batch=batch_text(rows.schema, self._schema)).write()
-            self._use_stream(partial(_write, rows, told))
+            metadata = replace(fragment, batch=batch_text(rows.schema, self._schema)).write()
+            self._use_stream(partial(_write, rows, metadata))
             self._written += 1
 
     def _use_stream(self, use: Callable[[tuple[Any, Any]], T]) -> T:
-        """Use the stream; if that fails, it is over, and a fragment that was refused is dropped."""
+        """Call a function with the stream; if it fails, close the stream and discard a rejected fragment."""
         if self._stream is None:
             raise ServiceError("the stream of fragments must be open, it is not")
         try:
             with self._link.errors:
                 return use(self._stream)
         except LostError:
-            # Nothing is refused, though the service may tell which fragment it was at when it was stopped.
+            # Nothing was rejected, though a stopped service may name the fragment in progress.
             self._close_stream()
             raise
         except SampleBatchError as error:
             self._close_stream()
             refused = vars(error).get("fragment")
             if refused is not None:
-                # The service takes fragments in their order, and none after one that it refuses.
+                # The service inserts fragments in order, and none after a rejected one.
                 self._drop_until(refused - 1)
                 self.pending.popleft()
                 self.counts.refused += 1
             raise
 
     def _open(self) -> None:
-        """Open a stream, and drop the fragments that the service has taken already."""
+        """Open a stream and discard the fragments that the service has already inserted."""
         self._drop_taken()
         if not self.pending:
             return
@@ -180,15 +179,14 @@ class FragmentWriter:
             self._count(self.pending.popleft()[0].num_rows, 0.0)
 
     def _receive(self) -> None:
-        """Read an acknowledgement of the oldest fragment."""
         if not self._written:
             self._write()
         if not self.pending:
             return
-        told = read_json(self._use_stream(_read), "an acknowledgement")
+        answer = read_json(self._use_stream(_read), "an acknowledgement")
         rows, _ = self.pending.popleft()
         self._written -= 1
-        self._count(rows.num_rows, float(told.get("held_s", 0.0)))
+        self._count(rows.num_rows, float(answer.get("held_s", 0.0)))
 
     def _count(self, rows: int, held_s: float) -> None:
         self.counts.fragments += 1
@@ -204,29 +202,22 @@ class FragmentWriter:
     def close(self) -> None:
         """End the stream; fragments that are not acknowledged are forgotten, and nobody waits for them."""
         if self.pending and self._stream is not None:
-            # The service ends its side when it is done with what it has got, which limits may hold back for ever.
+            # The service ends its side after inserting what it has received, which limits may block indefinitely.
             threading.Thread(target=close_quietly, args=self._stream[:1], name="samplebatch-end", daemon=True).start()
             self._stream = None
         self.pending.clear()
         self._close_stream()
 
 
-def _write(rows: pa.RecordBatch, told: bytes, stream: tuple[Any, Any]) -> None:
-    stream[0].write_with_metadata(rows, told)
+def _write(rows: pa.RecordBatch, metadata: bytes, stream: tuple[Any, Any]) -> None:
+    stream[0].write_with_metadata(rows, metadata)
 
 
 def _read(stream: tuple[Any, Any]) -> Any:
-    """Read the bytes of an acknowledgement.
-
-    Raises
-    ------
-    LostError, pyarrow.ArrowException
-        If the stream has ended.
-    """
     writer, reader = stream
     raw = reader.read()
     if raw is None:
-        # It may have ended with an error, which only closing our side tells.
+        # The stream may have ended with an error, which only closing our side reports.
         writer.close()
         raise LostError("the service has ended the stream")
     return raw
@@ -238,7 +229,7 @@ def new_name() -> str:
 
 
 def close_quietly(writer: Any) -> None:
-    """End our side of a stream; the other side may have ended it before, with an error that was told then."""
+    """Close our side of a stream; an error that ended the other side was reported before."""
     try:
         writer.close()
     except (OSError, pa.ArrowException):
@@ -259,10 +250,9 @@ _MAX_UPDATES: Final = 64
 
 
 class SampleSession:
-    """A learner's stream of samples of one kind, some of which are asked for ahead, and of the priorities that go back.
+    """Session of a learner for samples of one kind, some of them drawn ahead, and for priority updates.
 
-    The service answers in order. With samples ahead, a thread reads the answers, so that they come while the learner
-    computes.
+    The service answers in order. With samples ahead, a thread receives them while the learner computes.
 
     Parameters
     ----------
@@ -271,7 +261,7 @@ class SampleSession:
     draw
         The samples.
     ahead
-        How many are asked for beyond the one that is handed out.
+        Number of samples drawn ahead.
     nonce
         The secret by which the service knows that samples can be mapped; None to be sent them.
     """
@@ -282,7 +272,7 @@ class SampleSession:
         self._samples = SampleReader()
         self._ahead = ahead
         self._asked = 0
-        """Samples that were asked for and not handed out."""
+        """Samples that were requested and not returned yet."""
         self._updates = 0
         """Updates that were sent and not answered."""
         self._are_large = False
@@ -290,7 +280,7 @@ class SampleSession:
         self._has_begun = False
         self._is_cancelled = False
         self._found: deque[Sample[Any, Any] | SampleBatchError] = deque()
-        """Samples, or the errors in their place, that came before they were asked for."""
+        """Samples, or errors in their place, that were received ahead."""
         self._answers: queue.Queue[Any] | None = None
         if ahead:
             self._answers = queue.Queue(ahead + 1)
@@ -306,42 +296,44 @@ class SampleSession:
         LostError
             If the connection is gone.
         SampleBatchError
-            If the service refuses the draw; the session goes on.
+            If the service rejects the request; the session stays open.
         """
         self._ask(1)
         while not self._found:
             self._take_answer()
-        found = self._found.popleft()
+        sample = self._found.popleft()
         self._asked -= 1
-        if isinstance(found, SampleBatchError):
-            raise found
-        # Several small ones in one request, as they come in one message; large ones each come by themselves.
+        if isinstance(sample, SampleBatchError):
+            raise sample
+        # Small samples share a request and a message; each large one has its own.
         if self._ahead and self._asked <= (self._ahead - 1 if self._are_large else self._ahead // 2):
-            # This one has come: that the connection is gone since, the next call tells.
+            # A sample has been received; the next call reports that the connection was lost since.
             with suppress(SampleBatchError):
                 self._ask(self._ahead)
-        return found
+        return sample
 
     def _ask(self, count: int) -> None:
-        """Ask for samples until that many are on their way, or have come."""
-        wanted = count - self._asked
+        """Request samples until that many are in flight or received."""
+        missing = count - self._asked
         with self._link.errors:
-            while wanted > 0:
-                part = min(wanted, MAX_ASKED)
+            while missing > 0:
+                part = min(missing, MAX_ASKED)
                 self._writer.write_metadata(b"{}" if part == 1 else write_json({"count": part}))
                 self._asked += part
-                wanted -= part
+                missing -= part
 
     def update(self, indices: Any, priorities: Any, generations: Any) -> None:
-        """Send new priorities of rows, shape (n,) each; generations may be None. `settle` tells how it went.
+        """Send new priorities of rows, shape (n,) each; generations may be None. `settle` reports errors.
 
         Raises
         ------
         LostError
             If the connection is gone.
         """
-        known = np.zeros(len(indices), np.int64) if generations is None else generations
-        rows = pa.RecordBatch.from_arrays([pa.array(own) for own in (indices, priorities, known)], schema=_UPDATES)
+        row_generations = np.zeros(len(indices), np.int64) if generations is None else generations
+        rows = pa.RecordBatch.from_arrays(
+            [pa.array(values) for values in (indices, priorities, row_generations)], schema=_UPDATES
+        )
         with self._link.errors:
             if not self._has_begun:
                 self._writer.begin(_UPDATES)
@@ -353,7 +345,7 @@ class SampleSession:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether samples were asked for that have not been handed out."""
+        """Whether samples were requested that have not been returned."""
         return self._asked > 0
 
     @property
@@ -367,7 +359,6 @@ class SampleSession:
             self._take_answer()
 
     def _take_answer(self) -> None:
-        """Take the next answer."""
         if self._answers is None:
             answer = self._read()
         else:
@@ -386,19 +377,18 @@ class SampleSession:
             self._found.append(read_error(answer))
 
     def _read(self) -> list[Sample[Any, Any]] | dict[str, Any]:
-        """Read an answer: one or several samples, or words about an update or an error."""
+        """Read an answer: samples, or the metadata of an update or error."""
         head, streams = cut_inline(self._receive())
-        told = read_json(head, "an answer")
-        if "at" in told:
+        metadata = read_json(head, "an answer")
+        if "at" in metadata:
             self._are_large = True
-            return [self._samples.read(take(told["at"]), told)]
-        if "streams" not in told:
-            return told
+            return [self._samples.read(take(metadata["at"]), metadata)]
+        if "streams" not in metadata:
+            return metadata
         self._are_large = streams.nbytes >= _LARGE_NBYTES
-        return [self._samples.read(stream, told) for stream in split_inline(streams, told["streams"])]
+        return [self._samples.read(stream, metadata) for stream in split_inline(streams, metadata["streams"])]
 
     def _receive(self) -> Any:
-        """Receive the metadata of a message."""
         try:
             with self._link.errors:
                 chunk = self._reader.read_chunk()
@@ -411,7 +401,7 @@ class SampleSession:
         return b"" if chunk.app_metadata is None else chunk.app_metadata
 
     def _read_ahead(self) -> None:
-        """Read answers until the session is closed, or the connection is gone."""
+        """Read answers until the session is closed or the connection is lost."""
         answers = self._answers
         assert answers is not None
         while not self._closed.is_set():

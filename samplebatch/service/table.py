@@ -23,14 +23,13 @@ from samplebatch.service.step_items import StepItems, step_options
 from samplebatch.storage.foreign.damage import name_damage
 
 MAX_STREAMS: Final = 1 << 16
-"""Streams of writers of which a table remembers the last fragment."""
+"""Maximum number of streams whose last fragment a table remembers."""
 
 
 class TakenNumbers:
-    """The number of the last fragment that a table has taken from each stream of its writers.
+    """Sequence number of the last inserted fragment of each stream, for `ReplayTable`.
 
-    The fragments of a stream come in the order of their numbers, so one whose number is not above that of the last one
-    was sent again.
+    Fragments of a stream arrive in the order of their numbers: one whose number is not above the last was sent again.
 
     Examples
     --------
@@ -44,15 +43,15 @@ class TakenNumbers:
         self._last: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def last(self, writer: str, stream: str) -> int:
-        """Return the number of the last fragment that was taken from a stream of a writer; 0 if there is none."""
+        """Return the number of the last inserted fragment of a stream; 0 if there is none."""
         return self._last.get((writer, stream), 0)
 
     def includes(self, writer: str, stream: str, number: int) -> bool:
-        """Tell whether a fragment was taken; fragments without a number, 0, never were."""
+        """Return whether a fragment was inserted; False for fragments without a number, 0."""
         return 0 < number <= self.last(writer, stream)
 
     def note(self, writer: str, stream: str, number: int) -> None:
-        """Note that a fragment was taken, if it has a number.
+        """Record an inserted fragment, if it has a number.
 
         The stream that was silent for the longest time is forgotten, if there are too many.
         """
@@ -105,17 +104,17 @@ _LIMITS = ("min_size", "samples_per_insert", "error_buffer", "max_times_sampled"
 class ReplayTable:
     """A replay buffer of the service with its limits, filled by writers and drawn from by learners.
 
-    An item is a step, in a replay buffer of the library, or a whole fragment, kept as it was inserted. Threads share a
-    table: an insert or a sample that a limit holds back waits, and `info` tells who waits, why and since when.
+    An item is a step in a replay buffer, or an entire fragment. Threads share a table: limits may block an insert or a
+    sample, and `info` reports who is blocked, why and since when.
 
     Parameters
     ----------
     name
         Its name.
     kind
-        How items are sampled: `"uniform"` or `"prioritized"`; fragments also first in first out, each once, `"queue"`,
-        or any number of times, `"fifo"`; last in first out, `"lifo"`; or by the key that each is given, `"key"`, where
-        a new one replaces that of the same key.
+        How items are sampled: `"uniform"` or `"prioritized"`. Fragments also first in first out, either once,
+        `"queue"`, or any number of times, `"fifo"`; last in first out, `"lifo"`; or by key, `"key"`, where a new
+        fragment replaces the previous one with its key.
     items
         `"steps"` or `"fragments"`; by default steps, where the kind is one for steps.
     capacity
@@ -130,20 +129,20 @@ class ReplayTable:
         How often each item may be sampled; 0 for any number of times. Fragments are removed then; steps are not drawn
         any more. By default once in a queue, else any number of times.
     streams
-        Rings of a table of steps: the steps of each environment of each writer go to a ring of their own as long as
-        there are enough, so that episodes that come in fragments lie in one piece.
+        Number of rings in a table of steps. Each environment of each writer has its own ring while there are enough, so
+        that episodes sent in fragments are contiguous.
     seed
-        Of the generator that all draws come from; None for a random one.
+        Seed of the generator for all draws; random if None.
     columns
-        The columns that fragments must have, by name: a dtype, or a pair of dtype and row shape, also as text:
+        Columns that fragments must have: by name a dtype, or a pair of dtype and row shape, also as text:
         `{"obs": ("float32", (4,)), "actions": "int64", "tokens": "int32[?]", "prompt": "text", "infos": "object"}` or
         `"obs:float32[4]+actions:int64"`; for fragments of several policies such mappings by policy. Fragments with
-        missing, further or other columns are rejected. Of steps infos may be missing, and ids and times of int64 need
-        no declaration. By default the first fragment decides on the columns, whoever sends it.
+        missing, additional or other columns are rejected. Tables of steps accept fragments without infos, and ids and
+        times of int64 without a declaration. By default the first fragment declares the columns.
     **options
-        Of a table of steps those of the replay buffer, which is a `PrioritizedReplayBuffer` or a `ReplayBuffer`, or of
-        several rings a `PrioritizedVectorReplayBuffer` or a `VectorReplayBuffer`; and `n_step` and `gamma`, with which
-        steps are sampled by default. Of prioritized fragments `alpha` and `beta`.
+        For a table of steps, options of its replay buffer, a `PrioritizedReplayBuffer` or a `ReplayBuffer`, or with
+        several rings a `PrioritizedVectorReplayBuffer` or a `VectorReplayBuffer`; and the default `n_step` and `gamma`
+        of samples. For prioritized fragments `alpha` and `beta`.
 
     Raises
     ------
@@ -232,12 +231,11 @@ class ReplayTable:
             return StepItems(self.kind, capacity, streams, times, seed, options, columns)
         if streams != 1:
             raise ArgumentError(f"streams are rings of steps, and table {self.name!r} holds fragments; leave them out")
-        known = {"alpha": 0.6, "beta": 0.4} if self.kind == "prioritized" else {}
-        options = take_options(options, known, f"tables of fragments of kind {self.kind!r}")
+        defaults = {"alpha": 0.6, "beta": 0.4} if self.kind == "prioritized" else {}
+        options = take_options(options, defaults, f"tables of fragments of kind {self.kind!r}")
         return FragmentItems(self.kind, capacity, self.remover, times, seed, **options, columns=columns)
 
     def _check_limits(self, limits: Mapping[str, Any], times: int) -> None:
-        """Check limits against each other and the table's size."""
         if limits["min_size"] > self.capacity:
             raise ArgumentError(
                 f"min_size must be at most the capacity, {self.capacity} {self.unit}, got {limits['min_size']}"
@@ -275,15 +273,15 @@ class ReplayTable:
         timeout_s: float | None = None,
         is_cancelled: IsCancelled | None = None,
     ) -> InsertResult:
-        """Add a fragment: its steps one after the other, or as a whole.
+        """Insert a fragment: its steps one by one, or the entire fragment.
 
         A fragment without rows is not added, and never held back.
 
         Parameters
         ----------
         rows
-            A batch. A table of steps takes what `ReplayBuffer.extend` takes, and copies it. A table of fragments keeps
-            the columns where they lie: they must not be written to afterwards.
+            A batch. A table of steps copies what `ReplayBuffer.extend` accepts. A table of fragments retains the
+            columns without copying: do not write to them afterwards.
         writer
             Who inserts, for `info` and for `streams`.
         stream, number
@@ -297,13 +295,13 @@ class ReplayTable:
         timeout_s
             Seconds to wait while a limit holds it back; None for any number, 0 for not at all.
         is_cancelled
-            Tells whether nobody waits for the answer any more: who is held back for somebody else is asked now and
-            then. AbandonedError is raised then, and nothing inserted.
+            Returns whether the caller no longer waits; called periodically while the insert is blocked. AbandonedError
+            is raised then, and nothing is inserted.
 
         Raises
         ------
         LimitTimeoutError
-            If it is still held back then; says why.
+            If it is still blocked after `timeout_s`; names the limit.
         TableClosedError
             If the table is closed, or is meanwhile.
         ArgumentError
@@ -332,7 +330,7 @@ class ReplayTable:
         return InsertResult(steps, indices, size, held_s)
 
     def taken(self, writer: str, stream: str = "") -> int:
-        """Return the number of the last fragment that was taken from a stream of a writer; 0 if there is none."""
+        """Return the number of the last inserted fragment of a stream; 0 if there is none."""
         with self._lock:
             return self._taken.last(writer, stream)
 
@@ -356,8 +354,8 @@ class ReplayTable:
     ) -> Sample:
         """Sample steps, sequences, episodes or fragments.
 
-        Draws are with replacement, as those of the replay buffers, save from fifo and lifo tables, which give the
-        oldest or newest fragments. The limiter counts the steps or fragments that a sample has.
+        Draws are with replacement, as in replay buffers, except in fifo and lifo tables, which return the oldest or
+        newest fragments. The limiter counts the steps or fragments of a sample.
 
         Parameters
         ----------
@@ -377,20 +375,20 @@ class ReplayTable:
         max_nbytes
             Bytes that the sample may have, known before its rows are gathered; None for any number.
         **options
-            Of steps `n_step` and `gamma`, as `ReplayBuffer.sample` takes them; of sequences `length`, `burn_in` and
-            `padded`, as `ReplayBuffer.sample_sequences` does; of episodes `unfinished`, as
-            `ReplayBuffer.sample_episodes` does; of fragments `key`, in a table by key. `beta`, in a prioritized one,
-            in place of the table's.
+            For steps `n_step` and `gamma`, as for `ReplayBuffer.sample`; for sequences `length`, `burn_in` and
+            `padded`, as for `ReplayBuffer.sample_sequences`; for episodes `unfinished`, as for
+            `ReplayBuffer.sample_episodes`; for fragments in a table by key, `key`. In a prioritized table `beta`
+            replaces the table's.
 
         Raises
         ------
         LimitTimeoutError
-            If it is still held back then; says why.
+            If it is still blocked after `timeout_s`; names the limit.
         TableClosedError
             If the table is closed, or is meanwhile.
         ArgumentError
-            If the table has no such mode, an option is unknown or not of its values, or `batch_size` is no whole number
-            from 1, or more than the table can ever give.
+            If the table has no such mode, an option is unknown or out of range, or `batch_size` is no integer from 1 up
+            to what the table can ever return.
         CapacityError
             If the sample would have more than `max_nbytes`; nothing is sampled then.
         EmptyBufferError
@@ -406,12 +404,12 @@ class ReplayTable:
             )
             drawn = self._draw(request, is_cancelled)
             self._room.wake()
-        found = self._items.finish(drawn)
-        found.held_s = held_s
-        return found
+        sample = self._items.finish(drawn)
+        sample.held_s = held_s
+        return sample
 
     def _draw(self, request: Request, is_cancelled: IsCancelled | None) -> Any:
-        """Draw and count a sample; others get the lock between portions of a large one."""
+        """Draw and count a sample; the lock is released between portions of a large one."""
         counted = 0
 
         def pause(count: int) -> None:
@@ -438,18 +436,18 @@ class ReplayTable:
         return self._items.request(whole("batch_size", batch_size, 1), mode or modes[0], options, seed)
 
     def _hold_sample(self, request: Request) -> Hold | None:
-        # A full table from which sampling alone removes items: its writers wait for samples, whatever the ratio.
+        # In a full table from which only sampling removes items, writers wait for samples, whatever the ratio.
         is_full = self._room.needs_room and len(self._items) >= self.capacity
         why = "" if is_full else self._limiter.why_not_sample(len(self._items))
         return Hold(why) if why else self._items.hold_sample(request)
 
     def update_weight(self, indices: Any, weights: Any, generations: Any = None) -> int:
-        """Give items new priorities, and return how many of them were there.
+        """Set new priorities of items, and return how many of them still exist.
 
         Parameters
         ----------
         indices
-            Which items, as samples have them; n of them.
+            Indices of n items, as in samples.
         weights
             Their priorities, shape (n,).
         generations
@@ -480,8 +478,8 @@ class ReplayTable:
         Parameters
         ----------
         **limits
-            `min_size`, `samples_per_insert`, `error_buffer`, as `RateLimiter` takes them, and `max_times_sampled`. A
-            new ratio counts from now on.
+            `min_size`, `samples_per_insert` and `error_buffer` of `RateLimiter`, and `max_times_sampled`. A new ratio
+            applies from now on.
 
         Raises
         ------
@@ -500,7 +498,7 @@ class ReplayTable:
             self._room.wake()
 
     def info(self) -> dict[str, Any]:
-        """Return as plain values how things stand.
+        """Return the state of the table as plain values.
 
         Returns
         -------
@@ -534,7 +532,7 @@ class ReplayTable:
         return self._room.closed
 
     def close(self) -> None:
-        """Refuse all inserts and samples from now on, and end those that wait with TableClosedError."""
+        """Reject all further inserts and samples; blocked ones raise TableClosedError."""
         with self._lock:
             self._room.close()
 
@@ -551,7 +549,7 @@ class ReplayTable:
             return self._own_state() | self._items.freeze()
 
     def _own_state(self) -> dict[str, Any]:
-        """Return the state of all but the items; the numbers of fragments are those that the items are of."""
+        """Return the state of everything except the items."""
         limiter, taken = self._limiter.state_dict(), self._taken.state()
         columns = None if self._items.declared is None else self._items.declared.state()
         return {"limiter": limiter, "max_times": self._items.max_times, "taken": taken, "columns": columns}
@@ -559,13 +557,13 @@ class ReplayTable:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Carry on exactly as the table that had this state, limits included.
 
-        A table that declares no columns takes the declaration of the state. One that declares columns keeps its own.
+        A table without declared columns adopts the declaration of the state; other tables keep theirs.
 
         Raises
         ------
         ColumnMismatchError, FormatError
-            If it is of a table of other arguments, or not whole; says which part is missing. If its rows have other
-            columns than this table declares; names one.
+            If the state belongs to a table with other arguments, or is incomplete; names the missing part. If its rows
+            have other columns than this table declares; names one.
         """
         with self._lock, name_damage("the state of a table"):
             limiter, taken = RateLimiter.from_state_dict(state["limiter"]), TakenNumbers.from_state(state["taken"])
@@ -586,7 +584,6 @@ class ReplayTable:
 
 
 def _seconds(timeout_s: float | None) -> float | None:
-    """Return a time to wait; 0 for none, None for any."""
     return timeout_s if not timeout_s else positive("timeout_s", timeout_s)
 
 
@@ -601,14 +598,14 @@ def parse_table(text: str) -> ReplayTable:
     Parameters
     ----------
     text
-        `NAME=KIND:CAPACITY`, and any options after commas: `OPTION=VALUE`. The kind is one of `ReplayTable`. Options
-        are its arguments, and those of `RateLimiter`. Numbers may be written as `1e6`; several names of columns are
-        joined by `+`. So are declared columns, each `NAME:DTYPE[SHAPE]` with the extents of a row joined by `x`.
+        `NAME=KIND:CAPACITY`, then comma-separated options `OPTION=VALUE`. The kind is one of `ReplayTable`. Options
+        are its arguments, and those of `RateLimiter`. Numbers may be written as `1e6`; several column names are
+        joined by `+`, and so are declared columns, each `NAME:DTYPE[SHAPE]` with the extents of a row joined by `x`.
 
     Raises
     ------
     ArgumentError
-        If it is of no such form, or names no such kind or option; says which are near.
+        If the text has another form, or an unknown kind or option; suggests near names.
     SampleBatchError
         As `ReplayTable` and `RateLimiter` do.
 
@@ -625,22 +622,22 @@ def parse_table(text: str) -> ReplayTable:
     samplebatch.errors.ArgumentError: table 'replay' must be of a kind that there is, got 'unifrom'; did you mean
         'uniform'?
     """
-    found = re.fullmatch(r"(?P<name>[^=,:]+)=(?P<kind>[^:,]+):(?P<capacity>[^,]+)(?:,(?P<options>.*))?", text)
-    if found is None:
+    match = re.fullmatch(r"(?P<name>[^=,:]+)=(?P<kind>[^:,]+):(?P<capacity>[^,]+)(?:,(?P<options>.*))?", text)
+    if match is None:
         raise ArgumentError(f"a table must be given as {_FORM}, got {text!r}")
-    name, kind = found["name"], found["kind"]
+    name, kind = match["name"], match["kind"]
     if kind not in KINDS:
         raise ArgumentError(f"table {name!r} must be of a kind that there is, got {kind!r}; {near_names(kind, KINDS)}")
-    arguments: dict[str, Any] = {"kind": kind, "capacity": _value(found["capacity"])}
+    arguments: dict[str, Any] = {"kind": kind, "capacity": _value(match["capacity"])}
     limits: dict[str, Any] = {}
-    known = (*_LIMITER_OPTIONS, *_ARGUMENTS, *_options_of(kind))
-    for part in filter(None, (found["options"] or "").split(",")):
+    option_names = (*_LIMITER_OPTIONS, *_ARGUMENTS, *_options_of(kind))
+    for part in filter(None, (match["options"] or "").split(",")):
         option, equals, value = part.partition("=")
         if not equals or not value:
             raise ArgumentError(f"options of table {name!r} must be given as OPTION=VALUE, got {part!r}")
-        if option not in known:
+        if option not in option_names:
             raise ArgumentError(
-                f"table {name!r} of kind {kind!r} has no option {option!r}; {near_names(option, known)}"
+                f"table {name!r} of kind {kind!r} has no option {option!r}; {near_names(option, option_names)}"
             )
         (limits if option in _LIMITER_OPTIONS else arguments)[option] = value if option == "columns" else _value(value)
     try:
@@ -654,7 +651,7 @@ def _options_of(kind: str) -> tuple[str, ...]:
 
 
 def _value(text: str) -> Any:
-    """Return a value by its form: a flag, a number, whole if it is one, names, or a word.
+    """Parse a value by its form: a flag, a number, an integer if possible, names, or a word.
 
     >>> [_value(text) for text in ("1e6", "0.5", "true", "lifo", "obs+new_obs", "none")]
     [1000000, 0.5, True, 'lifo', ['obs', 'new_obs'], 'none']

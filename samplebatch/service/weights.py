@@ -83,8 +83,8 @@ class Published(NamedTuple):
 class PublishedWeights:
     """The newest weights of each name that a `ReplayServer` serves, with their versions, for it and its checkpoints.
 
-    Each object has its own epoch. Weights that `load` restores keep the epoch in which they were published, so that
-    clients notice which ones came after a restart.
+    Each object has its own epoch. Weights that `load` restores retain the epoch in which they were published, so that
+    clients can distinguish weights published after a restart.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class PublishedWeights:
         self._newest: dict[str, Published] = {}
 
     def publish(self, raw: Any) -> Published:
-        """Keep weights in place of those before of the same name.
+        """Store weights, replacing the previous ones of the same name.
 
         Parameters
         ----------
@@ -124,8 +124,8 @@ class PublishedWeights:
             if before is None and len(self._newest) >= MAX_NAMES:
                 raise CapacityError(f"weights must have one of {MAX_NAMES} names, {name!r} would be one more")
             version = max(after, 0 if before is None else before.version) + 1
-            found = self._newest[name] = Published(version, self._epoch, pa.py_buffer(raw))
-        return found
+            published = self._newest[name] = Published(version, self._epoch, pa.py_buffer(raw))
+        return published
 
     def latest(self, name: str) -> Published | None:
         """Return the newest weights of a name; None if there are none."""
@@ -233,7 +233,7 @@ def unpack_weights(raw: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _read(raw: Any) -> tuple[dict[str, Any], list[_Array], pa.Array]:
-    """Read what is said of weights, their name among it, the descriptions of their arrays, and the bytes of each.
+    """Validate weights; return their metadata, the descriptions of their arrays, and the bytes of each.
 
     Neither builds arrays nor loads torch, and accepts only bytes that fit their descriptions.
     """
@@ -248,7 +248,7 @@ def _read(raw: Any) -> tuple[dict[str, Any], list[_Array], pa.Array]:
         if batch is not None:
             batch.validate(full=True)
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, RecursionError, StopIteration) as error:
-        raise FormatError("weights must come as an Arrow stream that names them, they do not") from error
+        raise FormatError("weights must be an Arrow stream with their name, got none") from error
     if batch is None:
         raise FormatError(_COLUMNS)
     paths, dtypes, shapes, data = batch.columns
@@ -271,7 +271,6 @@ def _read(raw: Any) -> tuple[dict[str, Any], list[_Array], pa.Array]:
 
 
 def _check_array(array: _Array, size: int) -> None:
-    """Check that the bytes of an array or tensor are those of its dtype and shape."""
     dtype, shape = array.dtype, array.shape
     is_tensor = dtype.startswith(_TORCH)
     itemsize = check_torch_name(dtype.removeprefix(_TORCH)) if is_tensor else named_dtype(dtype).itemsize
@@ -279,7 +278,7 @@ def _check_array(array: _Array, size: int) -> None:
     if len(shape) > _MAX_AXES or min(shape, default=0) < 0 or itemsize * prod(max(1, n) for n in shape) > _MAX_NBYTES:
         raise ValueError(f"the shape must have at most {_MAX_AXES} axes of at most {_MAX_NBYTES} bytes in all")
     if not itemsize or itemsize * prod(shape) != size:
-        raise ValueError(f"{size} bytes are not those of {dtype} of shape {shape}")
+        raise ValueError(f"an array of {dtype} with shape {shape} must have other bytes, got {size}")
 
 
 def _check_count(count: int) -> None:
@@ -303,7 +302,6 @@ def _leaves(weights: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 
 def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], npt.NDArray[np.uint8]]:
-    """Return the dtype, the shape and the bytes of an array or tensor."""
     kind = KINDS[type(value)]
     if kind == TENSOR:
         column = as_column(value.detach().reshape(1, -1), name)
@@ -324,23 +322,21 @@ def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], npt.NDArray[
 
 
 def _restore(data: pa.Buffer, dtype: str, shape: Sequence[int]) -> Any:
-    """View the bytes of an array; those of a tensor are copied, as tensors are always writable."""
+    """View the bytes of an array, or copy those of a tensor, which is always writable."""
     if not dtype.startswith(_TORCH):
         return memory.as_array(data, named_dtype(dtype), shape)
-    own = named_torch_dtype(dtype.removeprefix(_TORCH))
+    torch_dtype = named_torch_dtype(dtype.removeprefix(_TORCH))
     import torch
 
-    return torch.frombuffer(bytearray(data), dtype=own).reshape(shape) if data.size else torch.empty(shape, dtype=own)
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch_dtype).reshape(shape)
+        if data.size
+        else torch.empty(shape, dtype=torch_dtype)
+    )
 
 
 def _put(weights: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Put an array into nested dicts.
-
-    Raises
-    ------
-    FormatError
-        If the path is empty, too long, or that of another array, or leads through one.
-    """
+    """Put an array into nested dicts; raises FormatError for an empty, too long or occupied path."""
     if not 1 <= len(path) <= MAX_DEPTH:
         raise FormatError(f"an array of weights must have 1 to {MAX_DEPTH} names on its path, got {len(path)}")
     *folders, name = path

@@ -265,7 +265,7 @@ def test_a_certificate_that_has_expired_is_served_with_a_warning(tmp_path: Path)
     ):
         subprocess.run(make.split(), check=True, capture_output=True)
     with serving("-t", "replay=uniform:9", "--tls-cert", certificate, "--tls-key", key) as (process, _):
-        process.wait_for("^Warning: clients will refuse the certificate in .*cert.pem': certificate has expired$")
+        process.wait_for("^Warning: clients will reject the certificate in .*cert.pem': certificate has expired$")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_a_certificate_that_has_expired_is_served_with_a_warning(tmp_path: Path)
         ((), 2, "--table"),
         (("-t", "replay=unifrom:5"), 2, "did you mean 'uniform'?"),
         (("-t", "r=prioritized:5,alpha=-1"), 2, "alpha must be a number from 0, got -1"),
-        (("-t", "r=uniform:5", "-t", "r=uniform:5"), 2, "two are named 'r'"),
+        (("-t", "r=uniform:5", "-t", "r=uniform:5"), 2, "must have different names, got 'r' twice"),
         (("-t", "r=uniform:5", "--checkpoint-every", "5"), 2, "give a folder with --checkpoint, too"),
         (("-t", "r=uniform:5", "--tls-cert", "c.pem"), 2, "--tls-cert and --tls-key"),
         (("-t", "r=uniform:5", "--token-file", "/nowhere/token"), 2, "No such file or directory: '/nowhere/token'"),

@@ -101,7 +101,7 @@ def test_a_certificate_and_its_key_may_lie_in_one_file(files: Path, tmp_path: Pa
 def test_a_certificate_that_has_expired_is_served_with_a_warning(files: Path) -> None:
     expired, key = files / "expired.pem", files / "key.pem"
     assert find_expiry((files / "cert.pem", key)) is None
-    with pytest.warns(UserWarning, match=r"clients will refuse the certificate in .*expired.pem': certificate has exp"):
+    with pytest.warns(UserWarning, match=r"clients will reject the certificate in .*expired.pem': certificate has exp"):
         ReplayServer([ReplayTable("replay", capacity=10)], tls=(expired, key)).close()
 
 

@@ -189,7 +189,7 @@ def test_files_of_a_checkpoint_lie_in_its_folder(tmp_path: Path) -> None:
     folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere.arrow"
     _change_state(folder, "uniform", buffer=str(elsewhere))
     next(folder.glob("*/0.arrow")).rename(elsewhere)
-    with pytest.raises(FormatError, match="must lie in its folder"):
+    with pytest.raises(FormatError, match="must be in its folder"):
         Checkpoints(folder).restore([make("uniform")])
 
 
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_does_not_describe_its_tables_is_refused(tmp_path: Pat
     told = json.loads(path.read_bytes())
     del told["checksum"], told["tables"]["uniform"]["remover"]
     path.write_text(json.dumps(told))
-    with pytest.raises(FormatError, match="must tell the remover of table 'uniform', it does not"):
+    with pytest.raises(FormatError, match="must declare the remover of table 'uniform', it does not"):
         Checkpoints(tmp_path).restore([make("uniform")])
 
 

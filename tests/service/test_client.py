@@ -218,7 +218,7 @@ def test_a_bad_update_is_told_by_the_next_method_that_looks(server: ReplayServer
         with pytest.raises(PriorityError):
             client.sample(2)
         client.sample(2)
-        with pytest.raises(ColumnLengthError, match="'priority' must have 2 rows"):
+        with pytest.raises(ColumnLengthError, match="'priority' must have one value per row, 2"):
             client.update_weight(indices, [1.0, 2.0, 3.0])
 
 
@@ -465,7 +465,7 @@ def test_refusals_name_the_argument(client: ReplayClient, server: ReplayServer) 
         client.sample(4, n_step=3, gamma=7.0)
     with pytest.raises(ArgumentError, match="did you mean 'replay'"):
         ReplayClient(server.uri, "replay_").sample(1)
-    with pytest.raises(ArgumentError, match="use sample, which gives both"):
+    with pytest.raises(ArgumentError, match="use sample, which returns both"):
         client.sample_indices(4)
     with pytest.raises(ArgumentError, match="a folder for checkpoints"):
         client.checkpoint()

@@ -277,8 +277,8 @@ def test_a_table_carries_on_from_its_state(kind: Any, remover: str) -> None:
     ("arguments", "message"),
     [
         ({"kind": "fifo", "streams": 2}, "streams are rings of steps, and table 't' holds fragments"),
-        ({"kind": "fifo", "alpha": 0.5}, "tables of fragments of kind 'fifo' take no option 'alpha'; there are none"),
-        ({"kind": "prioritized", "alpa": 0.5}, "take no option 'alpa'; did you mean 'alpha'"),
+        ({"kind": "fifo", "alpha": 0.5}, "tables of fragments of kind 'fifo' have no option 'alpha'; there are none"),
+        ({"kind": "prioritized", "alpa": 0.5}, "have no option 'alpa'; did you mean 'alpha'"),
         ({"limiter": RateLimiter(samples_per_insert=2), "remover": "none"}, "must be max_times_sampled, 0, where"),
         (
             {"limiter": RateLimiter(samples_per_insert=2), "remover": "none", "max_times_sampled": 3},
@@ -333,7 +333,7 @@ def test_a_missing_column_is_refused() -> None:
     [
         ("fifo", {"mode": "steps"}, "mode must be one of a table of fragments, fragments; got 'steps'"),
         ("fifo", {"batch_size": 5}, "batch_size must be at most 4 here, which a full table has, got 5"),
-        ("fifo", {"beta": 1.0}, "take no option 'beta'"),
+        ("fifo", {"beta": 1.0}, "have no option 'beta'"),
         ("key", {}, "give batch_size=1 and its key"),
         ("key", {"key": "k1", "batch_size": 2}, "give batch_size=1 and its key"),
     ],

@@ -56,9 +56,9 @@ def test_a_new_ratio_counts_from_the_change() -> None:
     assert (limiter.samples_per_insert, limiter.error_buffer) == (4.0, 8.0)
     assert not limiter.why_not_insert(1000)
     limiter.count_inserts(2)
-    assert limiter.why_not_insert(1002) == "samples are 8 behind and may be 8: 0 were taken for 1002 inserts"
+    assert limiter.why_not_insert(1002) == "samples are 8 behind and may be 8: 0 were drawn for 1002 inserts"
     limiter.count_samples(16)
-    assert limiter.why_not_sample(1002) == "samples are 8 ahead and may be 8: 16 were taken for 1002 inserts"
+    assert limiter.why_not_sample(1002) == "samples are 8 ahead and may be 8: 16 were drawn for 1002 inserts"
 
 
 def test_a_new_error_buffer_keeps_the_count() -> None:
@@ -94,7 +94,7 @@ def test_a_reset_counts_from_the_beginning() -> None:
         ({"min_size": 1.5}, "min_size must be a whole number from 1, got 1.5"),
         ({"samples_per_insert": 0}, "samples_per_insert must be a number above 0, got 0"),
         ({"samples_per_insert": "2"}, "samples_per_insert must be a number above 0, got '2'"),
-        ({"error_buffer": 3}, "error_buffer is that of a ratio; give samples_per_insert, too"),
+        ({"error_buffer": 3}, "error_buffer must come with samples_per_insert, got none"),
         ({"samples_per_insert": 4, "error_buffer": 3}, "error_buffer must be at least 4, .* got 3"),
         ({"samples_per_insert": 0.5, "error_buffer": 0.9}, "error_buffer must be at least 1, .* got 0.9"),
         ({"samples_per_insert": float("inf")}, "must be finite, got inf; leave them out for no limit"),

@@ -173,7 +173,7 @@ def test_a_message_is_cut_behind_json_of_any_length(letters: int) -> None:
 
 @pytest.mark.parametrize("sizes", [7, [0], [-1], ["8"], [129], [64, 65]])
 def test_messages_with_sizes_that_are_not_theirs_are_refused(sizes: Any) -> None:
-    with pytest.raises(FormatError, match="of the sizes that their message says"):
+    with pytest.raises(FormatError, match="must have the sizes that their message declares"):
         split_inline(np.zeros(128, np.uint8), sizes)
 
 

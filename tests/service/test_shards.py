@@ -112,7 +112,7 @@ def test_priorities_go_back_to_the_service_that_the_rows_came_from() -> None:
         time.sleep(1.1)  # weights of services are believed for a second
         batch, _ = client.sample(64)
         assert (batch.obs == favourite).mean() > 0.9
-        with pytest.raises(RowIndexError, match="indices must be those of samples of this client"):
+        with pytest.raises(RowIndexError, match="indices must come from samples of this client"):
             client.update_weight(np.array([5 << 48]), 1.0)
 
 
@@ -218,9 +218,9 @@ def test_limits_and_reset_are_those_of_all_tables() -> None:
 @pytest.mark.parametrize(
     ("uris", "shares", "message"),
     [
-        ([], None, "one for each address"),
-        (["grpc://127.0.0.1:1", "grpc://127.0.0.1:1"], None, "different services"),
-        (["grpc://127.0.0.1:1"], [1, 2], "shares must be one for each address, 1, got 2"),
+        ([], None, "one value per address"),
+        (["grpc://127.0.0.1:1", "grpc://127.0.0.1:1"], None, "addresses must be different"),
+        (["grpc://127.0.0.1:1"], [1, 2], "shares must have one value per address, 1, got 2"),
         (["grpc://127.0.0.1:1"], [0], "a share"),
     ],
 )

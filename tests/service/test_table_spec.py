@@ -113,7 +113,7 @@ def test_a_description_declares_columns() -> None:
         ("obs:int64+obs:float32", "column 'obs' must be declared once"),
         ("act:int64+actions:int64", "column 'actions' must be declared once, got 'actions' as well"),
         ("obs:int64+obs.camera:uint8", "column 'obs' must be declared as nested or not, got 'obs.camera' as well"),
-        ("left/obs:int64+act:int64", "columns must be those of one policy, or all be by policy"),
+        ("left/obs:int64+act:int64", "columns must all be of one policy, or all by policy"),
         ("left/obs:int64", "must be declared once for all policies"),
         ("obs:flot32", "column 'obs' must be declared as a dtype .* got 'flot32'; did you mean 'float32'"),
         ("obs:torch.qint8", "column 'obs' must be declared as a dtype"),

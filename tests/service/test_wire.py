@@ -288,7 +288,7 @@ def test_addresses_that_are_none_are_refused() -> None:
         ReplayServer([ReplayTable("replay", capacity=10)], host="203.0.113.7")
     with pytest.raises(ArgumentError, match="must have a table"):
         ReplayServer([])
-    with pytest.raises(ArgumentError, match="two are named 'replay'"):
+    with pytest.raises(ArgumentError, match="must have different names, got 'replay' twice"):
         ReplayServer([ReplayTable("replay", capacity=10), ReplayTable("replay", capacity=10)])
     with pytest.raises(ArgumentError, match="uri must be"):
         ReplayClient("nonsense", "replay")
