@@ -794,8 +794,8 @@ class ReplayClient:
         """
         index, new_weight = rows_of_sequences(index, new_weight, burn_in)
         indices = np.ascontiguousarray(as_array(index), np.int64).reshape(-1)
-        values = np.asarray(as_array(new_weight), np.float64)
-        priorities = np.full(len(indices), values) if not values.ndim else np.ascontiguousarray(values).reshape(-1)
+        weights = np.asarray(as_array(new_weight), np.float64)
+        priorities = np.full(len(indices), weights) if not weights.ndim else np.ascontiguousarray(weights).reshape(-1)
         generations = None if generation is None else np.ascontiguousarray(as_array(generation), np.int64).reshape(-1)
         for name, values in ((names.PRIORITY, priorities), (names.GENERATION, generations)):
             if values is not None and len(values) != len(indices):
