@@ -1,9 +1,9 @@
-"""Bulk moves: all columns of a batch counted, copied, gathered or joined together.
+"""Operations on all columns of a batch together: counting, copying, gathering and concatenation.
 
-Small batches: where columns are so small that allocating each costs more than copying it, they lie side by side in one
-block, each at an aligned address. Keeping one of them keeps the block, which is why its size is bounded.
+Small columns, for which an allocation costs more than the copy, share one block with aligned addresses. A reference to
+one of them keeps the block alive, so its size is bounded.
 
-Large batches: the calling thread allocates every column, and two threads share the copying of all of them in pieces.
+For large batches, the calling thread allocates every column and two threads copy them in pieces.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from samplebatch.column.tensor import TensorColumn, gathering, joining
 from samplebatch.errors import ArgumentError, ColumnLengthError
 
 BLOCK_NBYTES = 1 << 16
-"""Bytes that the columns of one block may have together."""
+"""Maximum bytes of the columns in one block."""
 
 _BYTE = np.dtype(np.uint8)
 _UP = memory.ALIGNMENT - 1
@@ -32,7 +32,7 @@ _concatenate = np.concatenate
 
 
 def copy_small(columns: dict[str, Column]) -> dict[str, Column] | None:
-    """Copy tensor columns into one block; None if they are too large for one, or some are of another kind.
+    """Copy tensor columns into one block; returns None if they are too large or another column type is present.
 
     >>> copies = copy_small({"a": TensorColumn(np.arange(3)), "b": TensorColumn(np.zeros((3, 2)))})
     >>> [column.values.ctypes.data % memory.ALIGNMENT for column in copies.values()]
@@ -59,7 +59,7 @@ def copy_small(columns: dict[str, Column]) -> dict[str, Column] | None:
 
 
 def gather_small(columns: Mapping[str, Column], indices: Indices, nbytes: int) -> dict[str, Column]:
-    """Gather rows of columns, those of tensors into one block; they have `nbytes` bytes together.
+    """Gather rows of columns; tensor columns, with `nbytes` bytes in total, share one block.
 
     >>> columns = {"t": TensorColumn(np.arange(3)), "a": TensorColumn(np.zeros((3, 2)))}
     >>> gathered = gather_small(columns, np.array([2, 0]), 48)
@@ -83,9 +83,9 @@ def gather_small(columns: Mapping[str, Column], indices: Indices, nbytes: int) -
 
 
 def join_small(groups: Sequence[dict[str, Column]], rows: int, nbytes: int) -> dict[str, Column] | None:
-    """Join tensor columns to `rows` rows, in one block if all together have few enough bytes.
+    """Concatenate tensor columns to `rows` rows, in one block if `nbytes` permits.
 
-    Returns None if some are of another kind, or dtypes or row shapes differ.
+    Returns None if another column type is present, or dtypes or row shapes differ.
     """
     block = _allocate_block(nbytes, len(groups[0])) if nbytes <= BLOCK_NBYTES else None
     columns: dict[str, Column] = {}
@@ -116,18 +116,17 @@ def _is_bare(column: Column) -> bool:
 
 
 def _allocate_block(nbytes: int, columns: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Allocate a block for columns of `nbytes` bytes in all, each aligned."""
     return memory.empty((nbytes + memory.ALIGNMENT * columns,), _BYTE)
 
 
 def nbytes_of(columns: Iterable[Column], rows: int, count: int) -> int:
-    """Return the bytes that `rows` of the `count` rows of tensor columns have."""
+    """Return the bytes of `rows` rows of tensor columns with `count` rows."""
     nbytes = sum([column.values.nbytes for column in columns if type(column) is TensorColumn])
     return nbytes * rows // count if count else 0
 
 
 def is_large(nbytes: int) -> bool:
-    """Tell whether columns have enough bytes together for two threads to move."""
+    """Return whether copying on two threads is worthwhile."""
     return nbytes >= threads.WORTHWHILE
 
 
@@ -135,7 +134,7 @@ _Cut = tuple[npt.NDArray[Any], list[threads.Job]]
 
 
 def copy_large(columns: Mapping[str, Column]) -> dict[str, Column]:
-    """Copy columns, on two threads.
+    """Copy columns on two threads.
 
     >>> copy_large({"t": TensorColumn(np.arange(3))})["t"].values
     array([0, 1, 2])
@@ -144,7 +143,7 @@ def copy_large(columns: Mapping[str, Column]) -> dict[str, Column]:
 
 
 def gather_large(columns: Mapping[str, Column], indices: Indices) -> dict[str, Column]:
-    """Gather rows of columns, on two threads.
+    """Gather rows of columns on two threads.
 
     >>> gather_large({"t": TensorColumn(np.arange(3))}, np.array([2, 0]))["t"].values
     array([2, 0])
@@ -158,7 +157,7 @@ def gather_large(columns: Mapping[str, Column], indices: Indices) -> dict[str, C
 
 
 def gather(columns: Mapping[str, Column], indices: Indices, count: int) -> dict[str, Column]:
-    """Gather rows of columns of `count` rows each, in the way that suits their size."""
+    """Gather rows of columns with `count` rows by the method for their size."""
     nbytes = nbytes_of(columns.values(), len(indices), count)
     if nbytes <= BLOCK_NBYTES:
         return gather_small(columns, indices, nbytes)
@@ -168,7 +167,7 @@ def gather(columns: Mapping[str, Column], indices: Indices, count: int) -> dict[
 
 
 def copy(columns: dict[str, Column], count: int) -> dict[str, Column]:
-    """Copy columns of `count` rows each, in the way that suits their size."""
+    """Copy columns with `count` rows by the method for their size."""
     copies = copy_small(columns)
     if copies is None and is_large(nbytes_of(columns.values(), count, count)):
         copies = copy_large(columns)
@@ -176,7 +175,7 @@ def copy(columns: dict[str, Column], count: int) -> dict[str, Column]:
 
 
 Move = tuple[dict[str, Column], str, Indices]
-"""A column that `reorder` replaces: the columns, its name, and the order of its rows."""
+"""A column to permute by `reorder`: the columns, its name, and the order of its rows."""
 
 
 def draw_moves(columns: dict[str, Column], count: int, rng: np.random.Generator) -> list[Move]:
@@ -188,18 +187,11 @@ def draw_moves(columns: dict[str, Column], count: int, rng: np.random.Generator)
 
 
 def reorder(moves: Iterable[Move]) -> None:
-    """Replace columns by their rows in another order, largest first: the peak is one copy of the largest column.
+    """Permute the rows of columns, largest first: the peak memory overhead is one copy of the largest column.
 
-    Small columns are gathered together, in groups of no more bytes than the largest one. If a copy fails or is
-    interrupted, the columns that were replaced are put back in their former order.
+    Small columns are gathered in groups with at most the bytes of the largest one. If a copy fails or is interrupted,
+    the columns are restored to their former order. Each order is a permutation of shape (n,).
 
-    Parameters
-    ----------
-    moves
-        Columns with their orders, permutations of shape (n,).
-
-    Examples
-    --------
     >>> columns = {"t": TensorColumn(np.arange(3)), "a": TensorColumn(np.array([0.5, 1.5, 2.5]))}
     >>> reorder((columns, name, np.array([2, 0, 1])) for name in columns)
     >>> columns["t"].values, columns["a"].values
@@ -209,7 +201,7 @@ def reorder(moves: Iterable[Move]) -> None:
     compressed: list[tuple[dict[str, Column], str, Column]] = []
     try:
         for columns, group, order in _group_moves(moves):
-            # Gathered rows are not compressed again: only the blocks themselves can be put back.
+            # Gathered rows are not recompressed: only the blocks can restore the column.
             compressed += [(columns, name, columns[name]) for name in group if columns[name].kind == "compressed"]
             gathered = gather({name: columns[name] for name in group}, order, len(order))
             replaced.append((columns, gathered, order))
@@ -226,7 +218,7 @@ def reorder(moves: Iterable[Move]) -> None:
 
 
 def _group_moves(moves: Iterable[Move]) -> list[tuple[dict[str, Column], list[str], Indices]]:
-    """Group columns of the same order into groups of no more bytes than the largest column, largest first."""
+    """Group columns of the same order, largest first, into groups with at most the bytes of the largest column."""
     sized = [(_movable_nbytes(columns[name]), columns, name, order) for columns, name, order in moves]
     sized.sort(key=lambda move: -move[0])
     bound = max(sized[0][0], BLOCK_NBYTES) if sized else 0
@@ -244,21 +236,21 @@ def _group_moves(moves: Iterable[Move]) -> list[tuple[dict[str, Column], list[st
 
 
 def _movable_nbytes(column: Column) -> int:
-    """Return the bytes that gathering all rows allocates; 0 for objects, whose rows are references."""
+    """Return the bytes that a gather allocates; 0 for objects, whose rows are references."""
     return 0 if isinstance(column, ObjectColumn) else column.nbytes
 
 
 def join_large(
     pieces: Mapping[str, Sequence[Column]], concat: Callable[[Sequence[Column], str], Column]
 ) -> dict[str, Column]:
-    """Join columns, on two threads; columns of different dtypes or shapes, or of other kinds, by `concat`."""
+    """Concatenate columns on two threads; `concat` handles differing dtypes or shapes and other column types."""
     columns: dict[str, Column] = {}
     jobs: list[threads.Job] = []
-    for name, own in pieces.items():
-        arrays = [column.values for column in own if type(column) is TensorColumn]
+    for name, columns_of_name in pieces.items():
+        arrays = [column.values for column in columns_of_name if type(column) is TensorColumn]
         kinds = {(array.dtype, array.shape[1:]) for array in arrays}
-        if len(arrays) < len(own) or len(kinds) > 1:
-            columns[name] = concat(own, name)
+        if len(arrays) < len(columns_of_name) or len(kinds) > 1:
+            columns[name] = concat(columns_of_name, name)
             continue
         # Where there are sequences, some columns have a row for each of them.
         out = memory.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
@@ -271,13 +263,13 @@ def join_large(
 def _convert(
     columns: Mapping[str, Column], cut: Callable[[npt.NDArray[Any]], _Cut], make: Callable[[Column], Column]
 ) -> dict[str, Column]:
-    """Make a new column of each: tensor columns by jobs on two threads, others one after the other."""
+    """Convert columns: tensor columns by `cut` on two threads, others by `make`."""
     converted: dict[str, Column] = {}
     jobs: list[threads.Job] = []
     for name, column in columns.items():
         if type(column) is TensorColumn:
-            out, own = cut(column.values)
-            jobs += own
+            out, copies = cut(column.values)
+            jobs += copies
             converted[name] = TensorColumn(out)
         else:
             converted[name] = make(column)
@@ -289,8 +281,8 @@ def _convert(
 
 
 def count_rows(columns: Mapping[str, Column]) -> int:
-    """Count the steps that columns have, infos and states alone none, and check that all have as many rows."""
-    # len() of the arrays themselves: a column's own is a Python call each. Objects need not be made to be counted.
+    """Count the steps (infos and states alone do not count) and validate that all columns have equal length."""
+    # len() of the array avoids a Python call per column; objects are counted without decoding them.
     lengths = [len(column.values) if type(column) is TensorColumn else len(column) for column in columns.values()]
     count = lengths[0] if lengths else 0
     if lengths.count(count) != len(lengths):
@@ -304,23 +296,23 @@ def count_rows(columns: Mapping[str, Column]) -> int:
 
 
 def counted_column(columns: Mapping[str, Column]) -> str:
-    """Name the column that counts the steps: not infos or states, unless there is nothing else."""
+    """Return the column that counts the steps: not infos or states unless there is no other."""
     return next(filter(names.counts_steps, columns), next(iter(columns)))
 
 
 def check_length(name: str, column: Column, rows: int, why: str) -> None:
-    """Check that a column has the rows that it must have, for the reason given."""
+    """Raise ColumnLengthError unless a column has `rows` rows; `why` completes the sentence."""
     if len(column) != rows:
         raise ColumnLengthError(f"column {name!r} must have {rows} rows {why}, got {len(column)}")
 
 
 def slice_bounds(count: int, size: int | None, num_slices: int | None, k: int | None) -> list[int]:
-    """Return where the slices of `SampleBatch.timeslices` begin, and where the last one ends."""
+    """Return the bounds of the slices of `SampleBatch.timeslices`."""
     options = {"size": size, "num_slices": num_slices, "k": k}
-    given = [whole(name, n, 1) for name, n in options.items() if n is not None]
-    if len(given) != 1:
-        raise ArgumentError(f"exactly one of size, num_slices and k must be given, got {size}, {num_slices}, {k}")
+    numbers = [whole(name, n, 1) for name, n in options.items() if n is not None]
+    if len(numbers) != 1:
+        raise ArgumentError(f"exactly one of size, num_slices and k must be passed, got {size}, {num_slices}, {k}")
     if num_slices is None:
-        return [*range(0, count, given[0]), count]
+        return [*range(0, count, numbers[0]), count]
     short, longer = divmod(count, num_slices)
     return [short * i + max(0, i - num_slices + longer) for i in range(num_slices + 1)]

@@ -1,4 +1,4 @@
-"""Functions of RLlib beside the methods of batches: `concat_samples` above all."""
+"""RLlib's functions on batches, such as `concat_samples`."""
 
 from __future__ import annotations
 
@@ -21,35 +21,32 @@ SampleBatchType = SampleBatch | MultiAgentBatch
 
 
 def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "error") -> SampleBatchType:
-    """Join batches into a new one, one copy of every byte.
+    """Concatenate batches into a new one, with one copy.
 
-    Empty batches are ignored, except that a column which is ragged in one of them is ragged in the result. If all are
-    empty, the result has the columns of the first one. The result is a `SampleBatch` if all batches are; one
-    `MultiAgentBatch` among them makes it one, in which flat batches belong to the default policy. RLlib's own batches
-    are taken as well.
+    Empty batches are ignored. The result is a `SampleBatch` if all inputs are, otherwise a `MultiAgentBatch` in which
+    flat batches belong to the default policy. RLlib's batches are accepted as well.
 
-    Columns must have the same row shapes in all batches; dtypes may differ where one of them holds all the others
-    without loss. `num_grad_updates` is averaged by steps over the batches that know theirs.
+    Columns must have equal row shapes in all batches. Dtypes may differ if one of them represents all others exactly.
+    `num_grad_updates` is averaged over the steps of the batches that have it.
 
     Parameters
     ----------
     samples
         The batches.
     missing
-        The treatment of columns that only some batches have: `"error"` refuses them, `"drop"` leaves them out, `"zero"`
-        fills them up with zeros (None for objects).
+        Handling of columns that only some batches have: `"error"` raises, `"drop"` removes them, `"zero"` fills them
+        with zeros (None for objects).
 
     Raises
     ------
     ColumnMismatchError
-        If a column is missing from some of them and `missing` is `"error"`, or has row shapes or dtypes that cannot be
-        joined; names it.
+        If a column is missing and `missing` is `"error"`, or row shapes or dtypes are incompatible; names it.
     SequenceError
-        If some have sequences and some not, or `zero_padded`, `time_major` or, when padded, `max_seq_len` differ.
+        If only some batches have sequences, or `zero_padded`, `time_major` or, if padded, `max_seq_len` differ.
     ColumnTypeError
-        If one is neither type of batch.
+        If an item is neither type of batch.
     ArgumentError
-        If `missing` is another word.
+        If `missing` is not one of these words.
 
     Examples
     --------
@@ -68,7 +65,7 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
 
 
 def concat_samples_into_ma_batch(samples: Iterable[SampleBatchType], *, missing: Missing = "error") -> MultiAgentBatch:
-    """Join batches like `concat_samples`, into a `MultiAgentBatch` in any case; raises as it does.
+    """Concatenate batches into a `MultiAgentBatch`; raises like `concat_samples`.
 
     Examples
     --------
@@ -92,16 +89,16 @@ def concat_samples_into_ma_batch(samples: Iterable[SampleBatchType], *, missing:
 
 
 def join(samples: Sequence[SampleBatch], missing: Missing = "error") -> SampleBatch:
-    """Join flat batches; see `concat_samples`."""
+    """Concatenate flat batches; see `concat_samples`."""
     if missing != "error":
         choice("missing", missing, get_args(Missing))
     return joining.join(samples, SampleBatch, missing)
 
 
 def attempt_count_timesteps(tensor_dict: Mapping[str, Any]) -> int:
-    """Count the steps of columns by name: the sum of `seq_lens`, else the rows of the first column that has any.
+    """Count the steps of columns: the sum of `seq_lens`, otherwise the rows of the first non-empty column.
 
-    `infos`, `state_in_*` and `state_out_*` do not count. 0 where nothing counts.
+    `infos`, `state_in_*` and `state_out_*` are ignored. Returns 0 if no column counts.
 
     Examples
     --------
@@ -124,7 +121,7 @@ def attempt_count_timesteps(tensor_dict: Mapping[str, Any]) -> int:
 
 
 def convert_ma_batch_to_sample_batch(batch: SampleBatchType) -> SampleBatch:
-    """Return the default policy's batch of a `MultiAgentBatch` that has no other, and a flat batch itself.
+    """Return the batch of the default policy if there is no other; a flat batch is returned itself.
 
     Raises
     ------
@@ -140,6 +137,6 @@ def convert_ma_batch_to_sample_batch(batch: SampleBatchType) -> SampleBatch:
         return require_flat(batch)
     if list(batch) != [names.DEFAULT_POLICY_ID]:
         raise PolicyNotFoundError(
-            f"a batch of the policy {names.DEFAULT_POLICY_ID!r} alone can be made flat; {near_names('', batch)}"
+            f"only a batch with the single policy {names.DEFAULT_POLICY_ID!r} can be flattened; {near_names('', batch)}"
         )
     return batch[names.DEFAULT_POLICY_ID]

@@ -1,4 +1,4 @@
-"""Flags: properties of a whole batch, beside its columns."""
+"""Flags: properties of a batch besides its columns."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from samplebatch.batch.action_unit import ActionUnit
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Flags of a batch: the layout of its sequences, its age and its purpose; slices share them.
+    """Flags of a batch: sequence layout, age and purpose; slices share them.
 
     Attributes
     ----------
     time_major
         Whether step columns have shape (T, B, ...) rather than (B * T, ...) or (rows, ...); None if unknown.
     zero_padded
-        Whether every sequence occupies `max_seq_len` rows, zeros after its last step.
+        Whether every sequence has `max_seq_len` rows, with zeros after its last step.
     max_seq_len
-        Steps of the longest sequence, or the rows that each occupies when padded; None without sequences.
+        Steps of the longest sequence, or rows per sequence if padded; None without sequences.
     num_grad_updates
-        Gradient updates that the policy behind the batch had seen, averaged over steps; None if unknown.
+        Gradient updates of the behaviour policy, averaged over steps; None if unknown.
     is_training
-        Whether the batch is meant for training rather than for computing actions.
+        Whether the batch is for training rather than for computing actions.
     action_unit
-        The unit of the actions; None if unknown.
+        Unit of the actions; None if unknown.
     """
 
     time_major: bool | None = None
@@ -43,19 +43,19 @@ DEFAULT = Flags()
 
 @lru_cache(maxsize=256)
 def flags_of_unit(action_unit: ActionUnit | None) -> Flags:
-    """Return the flags of a batch whose actions are in a unit: one object for each unit, as it is compared often."""
+    """Return the flags of a batch with an action unit; cached, because flags are often compared by identity."""
     return DEFAULT if action_unit is None else Flags(action_unit=action_unit)
 
 
 def describe_flags(flags: Flags) -> dict[str, Any]:
-    """Return flags as plain values by name; the unit of actions is left out if it is unknown, as in older files."""
-    found = {field.name: getattr(flags, field.name) for field in fields(flags)}
-    unit = found.pop("action_unit")
-    return found if unit is None else {**found, "action_unit": unit.describe()}
+    """Return flags as plain values; an unknown action unit is omitted, as in older files."""
+    values = {field.name: getattr(flags, field.name) for field in fields(flags)}
+    unit = values.pop("action_unit")
+    return values if unit is None else {**values, "action_unit": unit.describe()}
 
 
 def flag(name: str, *, is_layout: bool = True) -> Any:
-    """Make the property of a batch that reads and sets a flag; one of the layout is checked against the columns."""
+    """Return a property that reads and writes a flag; layout flags are validated against the columns."""
 
     def set_flag(batch: Any, value: Any) -> None:
         flags = replace(batch._flags, **{name: value})

@@ -1,7 +1,7 @@
-"""Frames: batches as a header and buffers, for pickle protocol 5, files and channels.
+"""Serialization of columns as a header and buffers, for pickle protocol 5, files and channels.
 
-Headers are plain values (strings, numbers, tuples, dicts of them), buffers are the bytes of exactly the rows in view.
-Nothing is copied in either direction, and nothing is unpickled unless the caller allows it.
+Headers are plain values (strings, numbers, tuples, dicts); buffers contain exactly the rows in view. Neither direction
+copies, and nothing is unpickled unless the caller permits it.
 """
 
 from __future__ import annotations
@@ -36,42 +36,44 @@ def dump_columns(columns: dict[str, Column]) -> tuple[tuple[tuple[str, int, Head
     Returns
     -------
     header
-        For each column its name, its number of buffers and its own header.
+        For each column its name, number of buffers and header.
     buffers
-        The buffers of all columns, in order.
+        Buffers of all columns, in order.
     """
     headers = []
     buffers: list[Any] = []
     for name, column in columns.items():
-        header, own = column.dump()
-        headers.append((name, len(own), header))
-        buffers += own
+        header, buffers_of_column = column.dump()
+        headers.append((name, len(buffers_of_column), header))
+        buffers += buffers_of_column
     return tuple(headers), buffers
 
 
 def for_pickle(buffers: list[Any], protocol: int) -> list[Any]:
-    """Wrap buffers so that pickle protocol 5 can carry them out of band; older protocols get their bytes."""
+    """Wrap buffers for out-of-band pickling with protocol 5; older protocols get copies."""
     if protocol >= 5:
         return [PickleBuffer(buffer) for buffer in buffers]
     return [bytearray(PickleBuffer(buffer).raw()) for buffer in buffers]
 
 
 def load_columns(header: Any, buffers: Sequence[Any], *, allow_pickle: bool = False) -> dict[str, Column]:
-    """Build columns over the buffers of `dump_columns`.
+    """Restore columns over the buffers of `dump_columns`.
 
-    Raises FormatError if header and buffers do not agree. Raises UntrustedPickleError if a column's rows are pickled
-    and `allow_pickle` is false.
+    Raises FormatError if header and buffers do not match, UntrustedPickleError if a column is pickled and
+    `allow_pickle` is false.
     """
     columns: dict[str, Column] = {}
     at = 0
-    for name, count, own in header:
-        kind = _KINDS.get(own[0])
+    for name, count, column_header in header:
+        kind = _KINDS.get(column_header[0])
         if kind is None:
-            raise FormatError(f"column {name!r} is of kind {own[0]!r}, which this version does not know")
-        columns[name] = kind.load(own, buffers[at : at + count], allow_pickle=allow_pickle)
+            raise FormatError(
+                f"column {name!r} must be of a known kind, got {column_header[0]!r}; a newer version may know it"
+            )
+        columns[name] = kind.load(column_header, buffers[at : at + count], allow_pickle=allow_pickle)
         at += count
     if at != len(buffers):
-        raise FormatError(f"a batch of {at} buffers must come with as many, got {len(buffers)}")
+        raise FormatError(f"the header requires {at} buffers, got {len(buffers)}")
     return columns
 
 

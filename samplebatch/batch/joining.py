@@ -1,4 +1,4 @@
-"""Joining: flat batches copied one under the other into a new one, and columns that only some of them have."""
+"""Concatenation of flat batches, including columns that only some of them have."""
 
 from __future__ import annotations
 
@@ -33,25 +33,23 @@ _JOINED_AS_RAGGED: tuple[set[type[Column]], ...] = (
     {RaggedColumn, TensorColumn},
     {RaggedTorchColumn, TorchColumn},
 )
-"""Kinds of columns that are joined to a ragged one: rows that happen to have one shape were read as arrays."""
+"""Column types that concatenate to a ragged column: rows that happened to have equal shapes were read as arrays."""
 
 _MIN_SHARED_NBYTES = 1 << 19
-"""Bytes of each batch from which two threads join faster than one: they take turns after every piece."""
+"""Bytes per batch above which two threads are faster than one: they alternate after every piece."""
 
 
 def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error") -> B:
-    """Join flat batches, without the empty ones, into a new one.
+    """Concatenate the non-empty batches; returns `empty()` if there are none.
 
-    If all are empty, the result has the columns of the first one that has any; without columns it is made by `empty`.
-    A column that is ragged in an empty batch is ragged in the result. Columns that only some of them have are refused,
-    dropped, or filled with zeros. Raises ColumnMismatchError if a column is missing from some of them, or has row
-    shapes or dtypes that cannot be joined; names it. Raises SequenceError if some have sequences and some not, or their
-    rows lie differently.
+    Columns that only some have are handled as `missing` specifies. Raises ColumnMismatchError if a column is missing or
+    has incompatible row shapes or dtypes; names it. Raises SequenceError if only some batches have sequences, or their
+    layouts differ.
     """
     parts = [sample for sample in samples if sample.count]
     if not parts:
-        # Infos and states alone have rows, though they count no steps.
-        parts = [one for one in samples if not one._has_sequences and any(map(len, one._all().values()))]
+        # Infos and states alone have rows but no steps.
+        parts = [part for part in samples if not part._has_sequences and any(map(len, part._all().values()))]
     if not parts:
         first = next((one for one in samples if one._all() and not one._has_sequences), None)
         return empty() if first is None else first.copy()
@@ -66,7 +64,9 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
     first = parts[0]
     for part in parts:
         if part._nested is not first._nested and part._nested != first._nested:
-            raise ColumnMismatchError("nested columns must be put together alike to be joined, and they are not")
+            raise ColumnMismatchError(
+                "nested columns must have equal structures to be concatenated, got different ones"
+            )
     if first._has_sequences:
         _check_states(parts)
     count = sum([part.count for part in parts])
@@ -86,87 +86,100 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
 
 
 def _keep_ragged(columns: dict[str, Column], samples: Sequence[SampleBatch[Any]]) -> None:
-    """Make columns ragged that are ragged in an empty batch: rows of one length were read as an array."""
+    """Convert columns to ragged ones if they are ragged in an empty batch: equal rows were read as an array."""
     for sample in samples:
         if sample.count:
             continue
         for name, column in sample._all().items():
-            own = columns.get(name)
-            if isinstance(column, VaryingRows) and isinstance(own, TensorColumn | TorchColumn) and own.values.ndim > 1:
-                columns[name] = as_ragged(own, name)
+            joined = columns.get(name)
+            if (
+                isinstance(column, VaryingRows)
+                and isinstance(joined, TensorColumn | TorchColumn)
+                and joined.values.ndim > 1
+            ):
+                columns[name] = as_ragged(joined, name)
 
 
 def _join_columns(groups: Sequence[dict[str, Column]], first: SampleBatch[Any], *, shared: bool) -> dict[str, Column]:
-    """Join the columns of batches that have the same names, of any kind and layout; on two threads if shared."""
+    """Concatenate columns by name, on two threads if `shared`."""
     pieces = {name: [group[name] for group in groups] for name in groups[0]}
     if first._flags.time_major:
-        return {name: _concat(own, name, time_major=not first._is_per_sequence(name)) for name, own in pieces.items()}
+        return {
+            name: _concat(columns_of_name, name, time_major=not first._is_per_sequence(name))
+            for name, columns_of_name in pieces.items()
+        }
     if not shared:
-        return {name: _concat(own, name) for name, own in pieces.items()}
+        return {name: _concat(columns_of_name, name) for name, columns_of_name in pieces.items()}
     return bulk.join_large(pieces, _concat)
 
 
 def _concat(pieces: Sequence[Column], name: str, *, time_major: bool = False) -> Column:
-    """Join the columns of one name; rows of one shape join rows of varying shape as such, strings as objects text."""
+    """Concatenate the columns of one name, after unifying arrays with ragged columns and strings with objects."""
     if len({*map(type, pieces)}) > 1:
         pieces = TextColumn.unite(pieces) or pieces
     kind = type(pieces[0])
-    found = {*map(type, pieces)}
-    if found in _JOINED_AS_RAGGED and all(isinstance(piece, VaryingRows) or piece.values.ndim > 1 for piece in pieces):
+    types = {*map(type, pieces)}
+    if types in _JOINED_AS_RAGGED and all(isinstance(piece, VaryingRows) or piece.values.ndim > 1 for piece in pieces):
         pieces = [as_ragged(piece, name) for piece in pieces]
         kind = type(pieces[0])
-    elif len(found) > 1:
+    elif len(types) > 1:
         kinds = " and ".join(dict.fromkeys(piece.kind for piece in pieces))
-        raise ColumnMismatchError(f"column {name!r} must be of one kind to be joined, got {kinds}")
+        raise ColumnMismatchError(f"column {name!r} must be of one kind to be concatenated, got {kinds}")
     return _concat_time_major(pieces, name) if time_major else kind.concat(pieces, name)
 
 
 def _check_states(parts: Sequence[SampleBatch[Any]]) -> None:
-    """Check that states have a row for each sequence in all of the batches, or in none.
+    """Raise unless each state column has one row per sequence in all batches, or in none.
 
-    Where every sequence is one row long, the two are the same.
+    If every sequence has one row, both layouts are equal.
     """
     counts = [(part, len(part.column(names.SEQ_LENS))) for part in parts]
-    telling = [part for part, sequences in counts if stored_rows(part, sequences) != sequences]
+    distinct = [part for part, sequences in counts if stored_rows(part, sequences) != sequences]
     for name in filter(names.is_state_in, parts[0].column_names):
-        if len({part._is_per_sequence(name) for part in telling}) > 1:
-            raise ColumnMismatchError(f"column {name!r} must have a row for each sequence in all batches, or in none")
+        if len({part._is_per_sequence(name) for part in distinct}) > 1:
+            raise ColumnMismatchError(f"column {name!r} must have one row per sequence in all batches, or in none")
 
 
 def _merge_flags(parts: Sequence[SampleBatch[Any]]) -> Flags:
-    """Merge the flags of batches that are to be joined, after checking that their rows lie alike."""
+    """Merge the flags of batches after validating that their layouts match."""
     first = parts[0]._flags
-    # Sequences have a longest one.
+    # With sequences, max_seq_len is the maximum.
     if first.max_seq_len is None and len({id(part._flags) for part in parts}) == 1:
         return first
     for part in parts:
         flags = part._flags
         if part._has_sequences != parts[0]._has_sequences:
-            raise SequenceError(f"either all batches to be joined or none must have {names.SEQ_LENS!r}")
+            raise SequenceError(f"all concatenated batches or none must have {names.SEQ_LENS!r}, got both")
         if flags.zero_padded != first.zero_padded or bool(flags.time_major) != bool(first.time_major):
-            raise SequenceError("batches to be joined must agree on zero_padded and time_major")
+            raise SequenceError("concatenated batches must have equal zero_padded and time_major, got different ones")
         if flags.zero_padded and flags.max_seq_len != first.max_seq_len:
             raise SequenceError(
-                f"padded batches to be joined must have one max_seq_len, got {first.max_seq_len} and "
+                f"concatenated padded batches must have equal max_seq_len, got {first.max_seq_len} and "
                 f"{flags.max_seq_len}; pad them alike first"
             )
     longest = max([part._flags.max_seq_len or 0 for part in parts]) if parts[0]._has_sequences else first.max_seq_len
-    known = [(part.count, part._flags.num_grad_updates) for part in parts if part._flags.num_grad_updates is not None]
-    steps = sum([count for count, _ in known])
+    updates_by_steps = [
+        (part.count, part._flags.num_grad_updates) for part in parts if part._flags.num_grad_updates is not None
+    ]
+    steps = sum([count for count, _ in updates_by_steps])
     if steps:
-        updates: float | None = sum([count * updates for count, updates in known]) / steps
+        updates: float | None = sum([count * updates for count, updates in updates_by_steps]) / steps
     else:
-        updates = sum([updates for _, updates in known]) / len(known) if known else None
+        updates = (
+            sum([updates for _, updates in updates_by_steps]) / len(updates_by_steps) if updates_by_steps else None
+        )
     unit = common_unit([part._flags.action_unit for part in parts])
     merged = replace(first, max_seq_len=longest, num_grad_updates=updates, action_unit=unit)
     return flags_of_unit(unit) if merged == flags_of_unit(unit) else merged
 
 
 def _concat_time_major(columns: Sequence[Column], name: str) -> Column:
-    """Join columns of shape (T, B, ...) along B."""
+    """Concatenate columns of shape (T, B, ...) along B."""
     heights = {len(column) for column in columns}
     if len(heights) > 1:
-        raise ColumnMismatchError(f"column {name!r} must have one length in time to be joined, got {sorted(heights)}")
+        raise ColumnMismatchError(
+            f"time-major column {name!r} must have equal lengths T to be concatenated, got {sorted(heights)}"
+        )
     if isinstance(columns[0], TorchColumn):
         import torch
 
@@ -177,19 +190,19 @@ def _concat_time_major(columns: Sequence[Column], name: str) -> Column:
 
 
 Missing = Literal["error", "drop", "zero"]
-"""Treatment of columns that only some batches have."""
+"""Handling of columns that only some batches have."""
 
 
 def level(parts: Sequence[B], missing: Missing) -> list[B]:
-    """Give batches the same columns, as views: those of all of them, or, with `"zero"`, those of any.
+    """Return views of batches with the same columns: the common ones, or with `"zero"` all, filled with zeros.
 
-    Rows that are filled up are zeros, None in columns of objects, and without elements in ragged columns.
+    Filled rows are None in object columns and empty in ragged columns.
 
     Raises
     ------
     ColumnMismatchError
-        If `missing` is `"error"` and the columns differ; names those that only some have. If `missing` is `"zero"` and
-        batches are time-major, or a nested column is there in part.
+        If `missing` is `"error"` and the columns differ; names the columns that only some have. If `missing` is
+        `"zero"` and batches are time-major or a nested column is incomplete.
     """
     groups = [part._all() for part in parts]
     models: dict[str, Column] = {}
@@ -200,8 +213,8 @@ def level(parts: Sequence[B], missing: Missing) -> list[B]:
     some = sorted(name for name in models if not all(name in group for group in groups))
     if missing == "error":
         raise ColumnMismatchError(
-            f"batches to be joined must have the same columns, only some of them have {', '.join(map(repr, some))}; "
-            "missing='drop' leaves these out, missing='zero' fills them up"
+            f"concatenated batches must have the same columns, only some have {', '.join(map(repr, some))}; "
+            "missing='drop' removes these, missing='zero' fills them"
         )
     if missing == "drop":
         tops = {name for part in parts for name in part if not all(name in other for other in parts)}
@@ -209,8 +222,8 @@ def level(parts: Sequence[B], missing: Missing) -> list[B]:
     nested = {top: structure for part in parts for top, structure in part._nested.items()}
     if parts[0]._flags.time_major or any(top in group for top in nested for group in groups):
         raise ColumnMismatchError(
-            f"column {some[0]!r} must be in all batches: those of time-major ones, and nested ones that are there in "
-            "part, cannot be filled up"
+            f"column {some[0]!r} must be in all batches: columns of time-major batches and incomplete nested columns "
+            "cannot be filled"
         )
     levelled = []
     for part, group in zip(parts, groups, strict=True):
@@ -223,7 +236,7 @@ def level(parts: Sequence[B], missing: Missing) -> list[B]:
 
 
 def _rows_of(part: SampleBatch[Any], name: str) -> int:
-    """Return the rows that a column of a name must have."""
+    """Return the number of rows that a column requires."""
     if not part._has_sequences:
         return part.count
     sequences = len(part.column(names.SEQ_LENS))

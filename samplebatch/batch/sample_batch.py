@@ -1114,7 +1114,6 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         >>> SampleBatch(obs=[[1.0, 2.0], [3.0, 4.0]], rewards=[0.5, 1.0]).save(path)
         >>> samplebatch.load(path, columns=["rewards"], filters=[("rewards", ">", 0.5)])["rewards"]
         array([1.])
-        - SampleBatch._rowwise
         """
         from samplebatch.storage import save
 

@@ -1,10 +1,10 @@
-"""Sequences of recurrent models: the column `seq_lens`, and what it makes of cuts, gathers and padding of a batch.
+"""Sequences of recurrent models: slicing, gathering and padding batches with a column `seq_lens`.
 
-A batch with `seq_lens` = [l0, l1, ...], shape (s,), has its sequences back to back. Then `state_in_*` has one row per
-sequence, all others have one row per step; or, when padded, `max_seq_len` rows per sequence; or, when time-major, shape
-(T, s, ...). Steps are counted without padding: step i of the batch is step i of the sequences laid end to end.
+A batch with `seq_lens` = [l0, l1, ...], shape (s,), stores its sequences contiguously. `state_in_*` has one row per
+sequence. All other columns have one row per step; if padded, `max_seq_len` rows per sequence; if time-major, shape
+(T, s, ...). Step indices ignore padding: step i of the batch is step i of the concatenated sequences.
 
-The functions with `lengths` move no other column; those with `batch` take a batch that has sequences.
+Functions with `lengths` compute indices only; functions with `batch` require a batch with sequences.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Lengths = npt.NDArray[np.int64]
 
 
 class Cut(NamedTuple):
-    """A range of steps and the range of sequences that they lie in."""
+    """Range of steps and range of sequences that contain them."""
 
     start: int
     stop: int
@@ -51,7 +51,7 @@ class Cut(NamedTuple):
 def snap(lengths: Lengths, start: int, stop: int) -> Cut:
     """Move both ends of a range of steps back to the starts of their sequences.
 
-    Ranges that follow on each other stay so, hence neither lose nor repeat a step.
+    Adjacent ranges stay adjacent, so no step is lost or duplicated.
 
     >>> snap(np.array([2, 3, 1]), 0, 3)
     Cut(start=0, stop=2, first=0, last=1)
@@ -65,19 +65,10 @@ def snap(lengths: Lengths, start: int, stop: int) -> Cut:
 
 
 def cut(lengths: Lengths, start: int, stop: int) -> tuple[Cut, Lengths]:
-    """Cut a range of steps exactly, inside sequences if it must be.
+    """Return an exact range of steps and the steps of each overlapping sequence in it, shape (last - first,).
 
-    Sequences without steps belong to the range that ends where they stand.
+    Empty sequences belong to the range that ends at their position.
 
-    Returns
-    -------
-    cut
-        The range and the sequences that it touches.
-    lengths
-        Steps of each of them in the range, shape (last - first,).
-
-    Examples
-    --------
     >>> cut(np.array([2, 3, 1]), 1, 4)
     (Cut(start=1, stop=4, first=0, last=2), array([1, 2]))
     """
@@ -93,12 +84,12 @@ def cut(lengths: Lengths, start: int, stop: int) -> tuple[Cut, Lengths]:
 
 
 def runs(lengths: Lengths, steps: Indices) -> tuple[Indices, Lengths]:
-    """Group gathered steps into runs out of one sequence each.
+    """Group gathered steps into runs from one sequence each.
 
     Returns
     -------
     sequences
-        The sequence that each run comes from, shape (r,).
+        Source sequence of each run, shape (r,).
     lengths
         Steps of each run, shape (r,).
 
@@ -113,16 +104,16 @@ def runs(lengths: Lengths, steps: Indices) -> tuple[Indices, Lengths]:
 
 
 def steps_of(lengths: Lengths, sequences: Indices, starts: Indices) -> Indices:
-    """List the rows of some sequences, one sequence after the other.
+    """Return the rows of the selected sequences, concatenated.
 
     Parameters
     ----------
     lengths
         Steps of every sequence.
     sequences
-        The wanted sequences, in the wanted order.
+        Indices of the selected sequences.
     starts
-        Row at which each sequence of the batch begins.
+        First row of every sequence.
 
     Examples
     --------
@@ -130,9 +121,9 @@ def steps_of(lengths: Lengths, sequences: Indices, starts: Indices) -> Indices:
     >>> steps_of(lengths, np.array([1, 0]), lengths.cumsum() - lengths)
     array([2, 3, 4, 0, 1])
     """
-    wanted = lengths[sequences]
-    shift = starts[sequences] - (wanted.cumsum() - wanted)
-    return np.arange(wanted.sum()) + np.repeat(shift, wanted)
+    selected = lengths[sequences]
+    shift = starts[sequences] - (selected.cumsum() - selected)
+    return np.arange(selected.sum()) + np.repeat(shift, selected)
 
 
 def chop(starts: npt.NDArray[np.intp], count: int, max_seq_len: int) -> Lengths:
@@ -224,10 +215,7 @@ def slice_column(window: Window, name: str) -> Column:
 
 
 def lengths_of(seq_lens: Column) -> Lengths:
-    """Read sequence lengths, shape (s,), from any device.
-
-    Raises SequenceError if they are not integers.
-    """
+    """Return sequence lengths from any device, shape (s,); raises SequenceError if they are not integers."""
     values = seq_lens.values.cpu().numpy() if isinstance(seq_lens, TorchColumn) else seq_lens.to_numpy()
     if values.dtype.kind not in "iu":
         raise SequenceError(f"column {names.SEQ_LENS!r} must hold integers, got {values.dtype}")
@@ -235,7 +223,7 @@ def lengths_of(seq_lens: Column) -> Lengths:
 
 
 def like(seq_lens: Column, lengths: Lengths) -> Column:
-    """Make a column of new sequence lengths in the dtype and on the device of the old one."""
+    """Create a column of sequence lengths with the dtype and device of `seq_lens`."""
     if isinstance(seq_lens, TorchColumn):
         tensor = seq_lens.values.new_tensor(lengths.tolist())
         return TorchColumn(tensor)
@@ -246,14 +234,14 @@ def like(seq_lens: Column, lengths: Lengths) -> Column:
 
 
 def count_steps(batch: SampleBatch[Any]) -> None:
-    """Count the steps of sequences, set `max_seq_len`, and check that every column has the rows that it must have."""
+    """Count the steps, set `max_seq_len`, and validate the length of every column."""
     lengths = batch._lengths()
     if len(lengths) and lengths.min() < 0:
         raise SequenceError(f"column {names.SEQ_LENS!r} must have no negative lengths")
     batch.count = int(lengths.sum())
     flags = batch._flags
     if flags.max_seq_len is None:
-        # Columns that came padded tell how far.
+        # The length of padded columns implies the padding.
         steps = (len(column) for name, column in batch._columns.items() if not names.is_per_sequence(name))
         width = next(steps, 0) // max(len(lengths), 1) if flags.zero_padded else 0
         batch._flags = flags = replace(flags, max_seq_len=max(width, int(lengths.max(initial=0))))
@@ -272,7 +260,7 @@ def count_steps(batch: SampleBatch[Any]) -> None:
 
 
 def check_column(batch: SampleBatch[Any], name: str, column: Column, s: int) -> None:
-    """Check that a column has the rows that s sequences need."""
+    """Raise unless a column has the rows that `s` sequences require."""
     if name == names.SEQ_LENS or (names.is_state_in(name) and len(column) == s):
         return
     flags = batch._flags
@@ -284,33 +272,31 @@ def check_column(batch: SampleBatch[Any], name: str, column: Column, s: int) -> 
             )
         return
     if names.is_state_in(name) and not flags.zero_padded:
-        check_length(name, column, s, f"for as many sequences as {names.SEQ_LENS!r} has")
+        check_length(name, column, s, f"to match the sequences in {names.SEQ_LENS!r}")
     padding = f"({flags.max_seq_len} for each of {s} sequences) " if flags.zero_padded else ""
-    check_length(name, column, stored_rows(batch, s), f"{padding}as {names.SEQ_LENS!r} says")
+    check_length(name, column, stored_rows(batch, s), f"{padding}to match {names.SEQ_LENS!r}")
 
 
 def stored_rows(batch: SampleBatch[Any], s: int) -> int:
-    """Return the rows of a column of steps, padding counted, where there are s sequences."""
+    """Return the rows of a column of steps for `s` sequences, including padding."""
     return s * _width(batch) if batch._flags.zero_padded else batch.count
 
 
 def _width(batch: SampleBatch[Any]) -> int:
-    """Return the rows that each sequence of a padded batch occupies."""
+    """Return the rows per sequence of a padded batch."""
     return int(batch._flags.max_seq_len or 0)
 
 
 def flags_without(batch: SampleBatch[Any], remaining: Iterable[str]) -> Flags:
-    """Return the flags of a batch without `seq_lens`, after checking that no remaining column needs it."""
+    """Return the batch's flags without sequences; raises SequenceError if a remaining column requires `seq_lens`."""
     for name in remaining:
         if name != names.SEQ_LENS and batch._is_per_sequence(name):
-            raise SequenceError(
-                f"column {name!r} has a row for each sequence; drop it together with {names.SEQ_LENS!r}"
-            )
+            raise SequenceError(f"column {name!r} has one row per sequence; drop it together with {names.SEQ_LENS!r}")
     return replace(batch._flags, zero_padded=False, max_seq_len=None)
 
 
 def _view(batch: B, part: Cut, lengths: Lengths, rows: tuple[int, int]) -> B:
-    """View some sequences, of which stored rows `rows` are in view, with the given steps in each."""
+    """View a range of sequences stored in `rows`, with `lengths` steps each."""
     source = batch._all()
     batch._lent = True
     flags = batch._flags
@@ -327,7 +313,7 @@ def _view(batch: B, part: Cut, lengths: Lengths, rows: tuple[int, int]) -> B:
 
 
 def view_whole(batch: B, start: int, stop: int) -> B:
-    """View steps from `start` to `stop`, both moved back to where their sequences begin."""
+    """View the steps from `start` to `stop`, both moved back to the start of a sequence."""
     refuse_time_major(batch, "slicing")
     lengths = batch._lengths()
     part = snap(lengths, start, stop)
@@ -337,13 +323,13 @@ def view_whole(batch: B, start: int, stop: int) -> B:
 
 
 def view_exact(batch: B, start: int, stop: int, first: int | None = None, last: int | None = None) -> B:
-    """View steps from `start` to `stop`, out of sequences `first` to `last` if these are known, without padding."""
+    """View the steps from `start` to `stop` without padding; `first` and `last` are their sequences, if known."""
     refuse_time_major(batch, "slicing")
     batch = unpadded(batch)
     part, lengths = cut(batch._lengths(), start, stop)
     if first is not None or last is not None:
         if first is None or last is None:
-            raise SequenceError("state_start and state_end must be given together")
+            raise SequenceError("state_start and state_end must be passed together, got only one")
         part, lengths = part._replace(first=first, last=last), batch._lengths()[first:last]
         missing = (stop - start) - int(lengths.sum())
         if missing > 0 or -missing > (lengths[-1] if len(lengths) else 0):
@@ -357,7 +343,7 @@ def view_exact(batch: B, start: int, stop: int, first: int | None = None, last: 
 
 
 def pad_left(batch: B, padding: int) -> B:
-    """Copy a batch, with sequences or without, with rows of zeros (None for objects) before the first."""
+    """Copy a batch with `padding` rows of zeros (None for objects) before the first."""
     length = padding + batch.count
     positions = np.arange(padding, length)
     if not batch._has_sequences:
@@ -381,7 +367,7 @@ def pad_left(batch: B, padding: int) -> B:
 
 
 def gather_steps(batch: B, steps: Indices) -> B:
-    """Gather steps; those that follow each other out of one sequence form a sequence, with that one's state."""
+    """Gather steps; consecutive steps of one sequence form a sequence with the same state."""
     refuse_time_major(batch, "gathering steps")
     batch = unpadded(batch)
     owners, lengths = runs(batch._lengths(), steps)
@@ -389,7 +375,7 @@ def gather_steps(batch: B, steps: Indices) -> B:
 
 
 def gather_whole(batch: B, indices: Any) -> B:
-    """Gather whole sequences, padded as the batch is."""
+    """Gather entire sequences with unchanged padding."""
     _require(batch, "take_sequences")
     refuse_time_major(batch, "gathering sequences")
     lengths = batch._lengths()
@@ -403,7 +389,7 @@ def gather_whole(batch: B, indices: Any) -> B:
 
 
 def _gather(batch: B, owners: Indices, lengths: Lengths, rows: Indices, flags: Flags) -> B:
-    """Gather stored rows that form sequences of the given lengths, with the states of their owners."""
+    """Gather stored rows that form sequences of `lengths` steps with the states of `owners`."""
     columns = {}
     for name, column in batch._all().items():
         columns[name] = column.take(owners if batch._is_per_sequence(name) else rows)
@@ -414,7 +400,7 @@ def _gather(batch: B, owners: Indices, lengths: Lengths, rows: Indices, flags: F
 
 
 def draw_moves(batch: SampleBatch[Any], rng: np.random.Generator) -> list[Move]:
-    """Draw a random order of padded sequences: each column with the order of its own rows."""
+    """Sample a permutation of padded sequences, as row orders per column."""
     if not batch._flags.zero_padded:
         raise SequenceError(
             "sequences must be padded to be shuffled in place; call right_zero_pad() or take_sequences()"
@@ -428,7 +414,7 @@ def draw_moves(batch: SampleBatch[Any], rng: np.random.Generator) -> list[Move]:
 
 
 def each_packed(batch: B, size: int, rng: np.random.Generator | None) -> Iterator[B]:
-    """Yield every sequence once, in parts of as many as fit in `size` steps; in random order with a generator."""
+    """Yield every sequence once, in parts of as many as fit in `size` steps; random order if `rng` is not None."""
     lengths = batch._lengths()
     order = np.arange(len(lengths)) if rng is None else rng.permutation(len(lengths))
     for part in pack(lengths[order], size):
@@ -436,7 +422,7 @@ def each_packed(batch: B, size: int, rng: np.random.Generator | None) -> Iterato
 
 
 def rowwise(batch: SampleBatch[Any]) -> dict[str, Column]:
-    """Return columns with one row per step each: states are repeated, `seq_lens` is 1, padding is left out."""
+    """Return columns with one row per step: states are repeated, `seq_lens` is 1, padding is removed."""
     refuse_time_major(batch, "reading rows")
     batch = unpadded(batch)
     lengths = batch._lengths()
@@ -449,12 +435,12 @@ def rowwise(batch: SampleBatch[Any]) -> dict[str, Column]:
 
 
 def mask(batch: SampleBatch[Any]) -> npt.NDArray[np.bool_]:
-    """Return which rows of a padded batch are steps."""
+    """Return whether each row of a padded batch is a step."""
     return (np.arange(_width(batch)) < batch._lengths()[:, None]).reshape(-1)
 
 
 def pad(batch: SampleBatch[Any], max_seq_len: int, *, exclude_states: bool) -> None:
-    """Pad every sequence to `max_seq_len` rows, in place."""
+    """Implement `SampleBatch.right_zero_pad`."""
     _require(batch, "right_zero_pad")
     refuse_time_major(batch, "padding")
     lengths = batch._lengths()
@@ -474,13 +460,13 @@ def pad(batch: SampleBatch[Any], max_seq_len: int, *, exclude_states: bool) -> N
 
 
 def unpadded(batch: B) -> B:
-    """Copy a padded batch into one without padding; return any other batch itself."""
+    """Copy a padded batch without padding; other batches are returned themselves."""
     if not batch._flags.zero_padded:
         return batch
     lengths = batch._lengths()
     width, numbers = _width(batch), np.arange(len(lengths))
     columns = batch._all()
-    # States that were padded as well stand in the first row of each sequence.
+    # The first row of each sequence contains its padded state.
     states = [name for name in filter(names.is_state_in, columns) if not batch._is_per_sequence(name)]
     source = batch._with({**columns, **{name: columns[name].take(numbers * width) for name in states}})
     flags = replace(batch._flags, zero_padded=False, max_seq_len=None)
@@ -488,10 +474,10 @@ def unpadded(batch: B) -> B:
 
 
 def to_batch_major(batch: B) -> B:
-    """Copy columns of shape (T, B, ...) into a padded batch of shape (B * T, ...)."""
+    """Implement `SampleBatch.to_batch_major`."""
     _require(batch, "to_batch_major")
     if not batch._flags.time_major:
-        raise SequenceError("to_batch_major needs a time-major batch")
+        raise SequenceError("to_batch_major requires a time-major batch, got a batch-major one")
     columns = {}
     width = 0
     for name, column in batch._all().items():
@@ -501,7 +487,7 @@ def to_batch_major(batch: B) -> B:
         values = column.values.swapaxes(0, 1)
         width = values.shape[1]
         values = values.reshape(-1, *values.shape[2:])
-        # An array of bytes is one of objects, and would become a column of these.
+        # NumPy represents bytes as objects: restore the text column.
         text = TextColumn.from_objects(values) if column.kind == "text" and values.dtype.kind == "O" else None
         columns[name] = as_column(values, name) if text is None else text
     flags = replace(batch._flags, time_major=False, zero_padded=True, max_seq_len=width)
@@ -510,22 +496,22 @@ def to_batch_major(batch: B) -> B:
 
 def _require(batch: SampleBatch[Any], method: str) -> None:
     if not batch._has_sequences:
-        raise SequenceError(f"{method} needs a column {names.SEQ_LENS!r}, and the batch has none")
+        raise SequenceError(f"{method} requires a column {names.SEQ_LENS!r}, got a batch without it")
 
 
 def refuse_time_major(batch: SampleBatch[Any], operation: str) -> None:
-    """Refuse an operation on rows of steps, which a time-major batch does not have."""
+    """Raise SequenceError for an operation on steps if the batch is time-major."""
     if batch._has_sequences and batch._flags.time_major:
         raise SequenceError(
-            f"{operation} needs rows of steps, and the batch is time-major; call to_batch_major() first"
+            f"{operation} requires one row per step, got a time-major batch; call to_batch_major() first"
         )
 
 
 def cut_streams(batch: B, max_seq_len: int) -> B:
-    """Cut the streams of a batch without sequences into such of at most `max_seq_len` steps; columns are shared."""
+    """Split a batch without sequences into sequences of at most `max_seq_len` steps; columns are shared."""
     whole("max_seq_len", max_seq_len, 1)
     if batch._has_sequences:
-        raise SequenceError("to_sequences needs a row for each step, and the batch has sequences already")
+        raise SequenceError("to_sequences requires a batch without sequences, got one with them")
     if not batch.count:
         return batch.copy(shallow=True)
     lengths = chop(stream_starts(batch), batch.count, max_seq_len)

@@ -1,7 +1,7 @@
-"""Nested columns: trees of arrays <-> dotted names, and their place among the columns of a batch.
+"""Nested columns: conversion between trees of arrays and columns with dotted names.
 
-A dict or tuple of arrays is stored as one column per leaf, named by its path: `obs.camera`, `obs.0`. The form of the
-tree is kept as a structure, plain enough for JSON: None for a leaf, a dict for a dict, a list for a tuple.
+A dict or tuple of arrays is stored as one column per leaf, named by its path: `obs.camera`, `obs.0`. A structure in
+JSON types represents the tree: None for a leaf, a dict for a dict, a list for a tuple.
 """
 
 from __future__ import annotations
@@ -33,34 +33,26 @@ if TYPE_CHECKING:
     from samplebatch.batch.sample_batch import SampleBatch
 
 Structure = dict[str, Any] | list[Any] | None
-"""Form of a nested column: None for a leaf, a dict for a dict, a list for a tuple."""
+"""JSON form of a nested column: None for a leaf, a dict for a dict, a list for a tuple."""
 
 
 _NAMED = frozenset((MAPPING, NODE, RECORD))
 
 
-def columns_in(given: tuple[Any, ...], named: dict[str, Any]) -> dict[Any, Any]:
-    """Return the columns by name that a batch is constructed from, in a dict of their own.
+def columns_in(positional: tuple[Any, ...], named: dict[str, Any]) -> dict[Any, Any]:
+    """Return the constructor arguments of a batch as a new dict of columns.
 
-    Raises ColumnTypeError if it is anything else, or more than one; names its type.
+    Raises ColumnTypeError with the type if `positional` is not one mapping, dataclass, named tuple, TensorDict, batch
+    of another library, or iterable of pairs.
 
-    Parameters
-    ----------
-    given
-        Nothing, or one of: a mapping, a dataclass, a named tuple, a TensorDict or another library's batch, or pairs.
-    named
-        Further columns.
-
-    Examples
-    --------
     >>> columns_in(({"a": [1]},), {"b": [2]}), columns_in(([("a", [1])],), {})
     ({'a': [1], 'b': [2]}, {'a': [1]})
     """
-    if not given:
+    if not positional:
         return named
-    if len(given) > 1:
-        raise ColumnTypeError(f"a SampleBatch is made from one mapping of columns at most, got {len(given)} values")
-    (source,) = given
+    if len(positional) > 1:
+        raise ColumnTypeError(f"a SampleBatch accepts at most one mapping of columns, got {len(positional)} values")
+    (source,) = positional
     if type(source) is dict:
         return source | named
     values = values_of(source)
@@ -68,27 +60,27 @@ def columns_in(given: tuple[Any, ...], named: dict[str, Any]) -> dict[Any, Any]:
         return dict(source if values is None else values.items()) | named
     except (TypeError, ValueError) as error:
         raise ColumnTypeError(
-            "a SampleBatch is made from a mapping, a dataclass, a named tuple or pairs of names and columns, "
+            "columns must be a mapping, a dataclass, a named tuple or pairs of names and columns, "
             f"got a {type(source).__name__}"
         ) from error
 
 
 def declare_ragged(data: Mapping[str, Any], dtypes: Mapping[str, np.dtype[Any] | None]) -> dict[str, Any]:
-    """Make ragged columns of the values under some names, or nested under them; other values stay as they are.
+    """Convert the named values, or all leaves below a name, to ragged columns.
 
     Parameters
     ----------
     data
-        Values by name, nested ones included.
+        Values by name, including nested ones.
     dtypes
-        Dotted names, and the dtypes of the elements; None for the rows' own.
+        Dtype of the elements by dotted name; None keeps the rows' dtype.
 
     Raises
     ------
     ArgumentError
-        If a name stands for no value.
+        If a name matches no value.
     ColumnTypeError, ColumnMismatchError
-        As `as_ragged` does.
+        As for `as_ragged`.
 
     Examples
     --------
@@ -104,11 +96,11 @@ def declare_ragged(data: Mapping[str, Any], dtypes: Mapping[str, np.dtype[Any] |
             structure, leaves = flatten(name, value)
         paths += [path for path, _ in leaves]
         columns = dict(leaves)
-        for one, dtype in dtypes.items():
-            for path in [path for path, _ in leaves if covers((one,), str(path))]:
+        for declared_name, dtype in dtypes.items():
+            for path in [path for path, _ in leaves if covers((declared_name,), str(path))]:
                 columns[path] = as_ragged(columns[path], path, dtype)
                 declared[name] = unflatten(name, structure, columns.__getitem__)
-                used.add(one)
+                used.add(declared_name)
     for name in dtypes:
         if name not in used:
             raise ArgumentError(f"ragged must name columns of the batch, {name!r} is none; {near_names(name, paths)}")
@@ -116,10 +108,9 @@ def declare_ragged(data: Mapping[str, Any], dtypes: Mapping[str, np.dtype[Any] |
 
 
 def is_nested(value: Any) -> bool:
-    """Tell whether a column's value is a tree of columns rather than one column.
+    """Return whether a value is a tree of columns rather than one column.
 
-    A dict is, and so are dataclasses and batches. A tuple is if any of its items has rows itself; a tuple of numbers is
-    a list of rows.
+    Dicts, dataclasses and batches are. A tuple is if any item has rows; a tuple of numbers is a list of rows.
 
     >>> is_nested({"camera": [1, 2]}), is_nested(([1, 2], [3, 4])), is_nested((1, 2))
     (True, True, False)
@@ -132,20 +123,11 @@ def is_nested(value: Any) -> bool:
 
 
 def flatten(name: str, value: Any) -> tuple[Structure, list[tuple[str, Any]]]:
-    """Flatten a nested value to its structure and its leaves.
+    """Split a nested value into its structure and a list of (dotted name, leaf).
 
-    Raises ColumnTypeError if a dict has a key that is not a string, or a tuple has named fields, which would be lost.
-    Raises ColumnMismatchError if two leaves have the same dotted name, because a key contains a dot.
+    Raises ColumnTypeError if a dict key is not a string or a tuple has named fields, which the structure cannot store.
+    Raises ColumnMismatchError if a dot in a key makes two dotted names equal.
 
-    Returns
-    -------
-    structure
-        The form of the tree.
-    leaves
-        Pairs of dotted name and leaf, in order.
-
-    Examples
-    --------
     >>> flatten("obs", {"camera": [1], "arm": ([2], [3])})
     ({'camera': None, 'arm': [None, None]}, [('obs.camera', [1]), ('obs.arm.0', [2]), ('obs.arm.1', [3])])
     """
@@ -153,7 +135,7 @@ def flatten(name: str, value: Any) -> tuple[Structure, list[tuple[str, Any]]]:
     structure = _walk(name, value, leaves)
     if len({path for path, _ in leaves}) < len(leaves):
         raise ColumnMismatchError(
-            f"column {name!r} must have one path per leaf; a key with a dot in it makes two alike"
+            f"column {name!r} must have one path per leaf; a key that contains a dot duplicates a path"
         )
     return structure, leaves
 
@@ -190,7 +172,7 @@ def leaf_names(name: str, structure: Structure) -> Iterator[str]:
 
 
 def named_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted names of the leaves of nested dicts, and the leaves, in order.
+    """Yield (dotted name, leaf) of nested dicts, in order.
 
     >>> list(named_leaves({"obs": {"x": 0, "y": 1}, "info": {}, "rew": 2}))
     [('obs.x', 0), ('obs.y', 1), ('rew', 2)]
@@ -203,7 +185,7 @@ def named_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def unflatten(name: str, structure: Structure, leaf: Callable[[str], Any]) -> Any:
-    """Rebuild a nested value from its structure and its leaves.
+    """Restore a nested value from its structure; `leaf` maps a dotted name to its value.
 
     >>> unflatten("obs", {"camera": None, "arm": [None, None]}, {"obs.camera": 1, "obs.arm.0": 2, "obs.arm.1": 3}.get)
     {'camera': 1, 'arm': (2, 3)}
@@ -218,7 +200,7 @@ def unflatten(name: str, structure: Structure, leaf: Callable[[str], Any]) -> An
 def changed_at(
     structure: Structure, path: Sequence[str], change: Callable[[dict[str, Structure]], Structure]
 ) -> Structure:
-    """Return a structure in which the dict at a path of names is replaced; the structure itself stays.
+    """Return a copy of a structure with the dict at `path` replaced.
 
     >>> changed_at({"arm": [{"x": None}]}, ["arm", "0"], lambda inner: {**inner, "y": None})
     {'arm': [{'x': None, 'y': None}]}
@@ -240,19 +222,18 @@ _MISSING: Any = object()
 class NestedColumn(dict[str, Any]):
     """Dict of a nested column; assigning to it and deleting from it changes the batch.
 
-    A batch hands out one such dict per nested column as long as the dict is referenced, and updates it whenever the
-    column is read. Columns of arrays that are assigned are checked as columns of the batch are, under their dotted
-    names. A dict whose column was replaced or deleted, and one that was constructed, copied or unpickled, changes no
-    batch; neither does one whose batch has been freed.
+    A batch keeps one such dict per nested column while it is referenced, and updates it on every read. Assigned values
+    are validated like columns of the batch, under their dotted names. The dict is detached from the batch when its
+    column is replaced or deleted or the batch is freed; constructed, copied and unpickled dicts are detached as well.
 
     Raises
     ------
     ColumnLengthError
-        If an assigned column does not have as many rows as the batch; names it.
+        If an assigned column has a different number of rows than the batch; names it.
     ColumnTypeError
-        If a key is not a string, or no column can hold the values.
+        If a key is not a string, or no column type supports the values.
     ColumnMismatchError
-        If two columns would have one dotted name.
+        If two columns would have the same dotted name.
 
     Examples
     --------
@@ -269,19 +250,19 @@ class NestedColumn(dict[str, Any]):
 
     @classmethod
     def of_batch(cls, batch: Any, path: tuple[str, ...], items: dict[str, Any]) -> Self:
-        """Make the dict of the nested column at a path of names in a batch."""
+        """Create the dict of the nested column at `path`."""
         new = cls(items)
         new._batch, new._path = ref(batch), path
         return new
 
     def refresh(self, items: dict[str, Any]) -> None:
-        """Show the batch's present columns; a loop over the dict goes on if its keys are the same."""
+        """Update the values; a running iteration continues if the keys are unchanged."""
         if self.keys() != items.keys():
             super().clear()
         super().update(items)
 
     def _owner(self) -> Any:
-        """Return the batch that changes reach, if any."""
+        """Return the batch that this dict writes to, or None if it is detached."""
         batch = None if self._batch is None else self._batch()
         shown = None if batch is None else batch._shown.get(self._path)
         return batch if shown is not None and shown() is self else None
@@ -298,7 +279,7 @@ class NestedColumn(dict[str, Any]):
         self.update({key: value})
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Assign several columns: all of them, or none if one is rejected."""
+        """Assign several columns atomically."""
         items: dict[str, Any] = dict(*args, **kwargs)
         batch = self._owner()
         if batch is None:
@@ -311,7 +292,7 @@ class NestedColumn(dict[str, Any]):
         return self
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return a column; if there is none, one is made of the default first."""
+        """Return a column; if it is missing, create it from `default` first."""
         if key not in self:
             self[key] = default
         return self[key]
@@ -322,10 +303,7 @@ class NestedColumn(dict[str, Any]):
         self._remove([key])
 
     def pop(self, key: str, default: Any = _MISSING) -> Any:
-        """Remove a column and return it; if there is none, return the default.
-
-        Raises ColumnNotFoundError if there is no such column, and no default.
-        """
+        """Remove a column and return it; if it is missing, return the default or raise ColumnNotFoundError."""
         if key not in self and default is not _MISSING:
             return default
         value = self.get(key)
@@ -333,10 +311,7 @@ class NestedColumn(dict[str, Any]):
         return value
 
     def popitem(self) -> tuple[str, Any]:
-        """Remove the last column, and return it with its name.
-
-        Raises KeyError if there is none.
-        """
+        """Remove and return the last (name, column); raises KeyError if there is none."""
         if not self:
             raise KeyError(f"nested column {'.'.join(self._path)!r} must have a column to remove, got none")
         key = next(reversed(self))
@@ -375,17 +350,17 @@ def show(batch: SampleBatch[Any], path: tuple[str, ...], structure: Structure) -
 
 
 def build(batch: SampleBatch[Any], name: str, values: Any) -> tuple[Structure, dict[str, Column]]:
-    """Build the structure and the columns that assigning to a name would give; nothing is changed yet."""
+    """Build the structure and columns of an assignment without modifying the batch."""
     if not isinstance(name, str):
         raise ColumnTypeError(f"a column's name must be a string, got a {type(name).__name__}")
     for top, structure in batch._nested.items():
         if name.startswith(top + ".") and name not in leaf_names(top, structure):
             raise ColumnTypeError(
-                f"column {name!r} is no leaf of the nested column {top!r}; assign batch[{top!r}] whole"
+                f"column {name!r} must be a leaf of the nested column {top!r}; assign all of batch[{top!r}]"
             )
     if not is_nested(values):
         if type(values) is list and isinstance(batch._names().get(name), VaryingRows) and _are_rows(values):
-            # A list has no kind of its own: the column stays ragged, also if its rows now have one shape.
+            # A list does not specify a column type: the column stays ragged even if its rows now have one shape.
             return None, {name: as_ragged(values, name)}
         return None, {name: as_column(values, name)}
     structure, leaves = flatten(name, values)
@@ -393,27 +368,25 @@ def build(batch: SampleBatch[Any], name: str, values: Any) -> tuple[Structure, d
     for path, _ in leaves:
         if path in batch._names() and path not in replaced:
             raise ColumnMismatchError(
-                f"column {path!r} is there already, beside the nested column {name!r}; drop it first"
+                f"column {path!r} already exists beside the nested column {name!r}; drop it first"
             )
     return structure, {path: as_column(leaf, path) for path, leaf in leaves}
 
 
 def build_all(batch: SampleBatch[Any], data: Mapping[str, Any]) -> None:
-    """Build the columns of a new batch one after the other, and adopt their structures."""
+    """Build the columns and structures of a new batch."""
     columns = batch._columns
     for name, values in data.items():
         structure, built = build(batch, name, values)
         if name in columns:
-            raise ColumnMismatchError(
-                f"column {name!r} is there already, as part of a nested column; give it another name"
-            )
+            raise ColumnMismatchError(f"column {name!r} already exists as a leaf of a nested column; rename it")
         if structure is not None:
             batch._nested = {**batch._nested, name: structure}
         columns.update(built)
 
 
 def assign(batch: SampleBatch[Any], name: str, values: Any) -> None:
-    """Assign a column, nested or not, after checking it against the others."""
+    """Validate and assign a column, which may be nested."""
     structure, columns = build(batch, name, as_lengths(values) if name == names.SEQ_LENS else values)
     replaced = set(batch._leaves(name)) if name in batch else set()
     _check(batch, columns, {path: column for path, column in batch._all().items() if path not in replaced})
@@ -429,7 +402,7 @@ def assign(batch: SampleBatch[Any], name: str, values: Any) -> None:
 
 
 def _check(batch: SampleBatch[Any], columns: dict[str, Column], others: dict[str, Column]) -> None:
-    """Check new columns against the remaining ones, before anything is changed."""
+    """Validate new columns against the remaining ones before the batch is modified."""
     if batch._has_sequences or names.SEQ_LENS in columns:
         if names.SEQ_LENS in others:
             for path, column in columns.items():
@@ -444,13 +417,13 @@ def _check(batch: SampleBatch[Any], columns: dict[str, Column], others: dict[str
 
 
 def delete(batch: SampleBatch[Any], name: str) -> None:
-    """Delete a column, nested or not."""
+    """Delete a column, which may be nested."""
     if name not in batch:
         raise no_such_column(name, batch.keys())
     for top, structure in batch._nested.items():
         if name != top and name in leaf_names(top, structure):
             raise ColumnTypeError(
-                f"column {name!r} is part of the nested column {top!r}; delete that, or assign it whole"
+                f"column {name!r} is a leaf of the nested column {top!r}; delete or assign all of {top!r}"
             )
     if name == names.SEQ_LENS:
         batch._flags = flags_without(batch, batch.column_names)
@@ -472,11 +445,11 @@ def _are_rows(values: list[Any]) -> bool:
 
 
 def assign_below(batch: SampleBatch[Any], path: tuple[str, ...], items: Mapping[str, Any]) -> None:
-    """Assign columns below a nested one: all of them, or none if one is refused."""
+    """Assign columns below a nested one atomically."""
     structure, columns = _build_below(batch, path, items)
     name = ".".join(path)
-    gone = tuple(f"{name}.{key}" for key in items)
-    replaced = {p for p in batch._names() if p in gone or p.startswith(tuple(f"{key}." for key in gone))}
+    assigned = tuple(f"{name}.{key}" for key in items)
+    replaced = {p for p in batch._names() if p in assigned or p.startswith(tuple(f"{key}." for key in assigned))}
     _check(batch, columns, {p: column for p, column in batch._all().items() if p not in replaced})
     _replace_below(batch, path, items, structure, columns)
 
@@ -501,15 +474,15 @@ def _build_below(
         children[key], leaves = flatten(f"{name}.{key}", values)
         for leaf, value in leaves:
             if leaf in columns:
-                raise ColumnMismatchError(f"column {leaf!r} must be given once, got it twice")
+                raise ColumnMismatchError(f"column {leaf!r} must be assigned once, got it twice")
             columns[leaf] = as_column(value, leaf)
     former = batch._nested[path[0]]
     structure = changed_at(former, path[1:], lambda inner: {**inner, **children})
     leaf_paths = list(leaf_names(path[0], structure))
-    taken = batch._names().keys() - set(leaf_names(path[0], former))
+    other_names = batch._names().keys() - set(leaf_names(path[0], former))
     for leaf in leaf_paths:
-        if leaf in taken or leaf_paths.count(leaf) > 1:
-            raise ColumnMismatchError(f"column {leaf!r} must have a name of its own, and another one has it too")
+        if leaf in other_names or leaf_paths.count(leaf) > 1:
+            raise ColumnMismatchError(f"column {leaf!r} must have a unique name, got a name that another column has")
     return structure, columns
 
 
@@ -520,7 +493,7 @@ def _replace_below(
     structure: Structure,
     columns: dict[str, Column],
 ) -> None:
-    """Replace the structure of a nested column, and the columns below some keys; the order of the others stays."""
+    """Replace a nested column's structure and the columns below `keys`; keeps the order of other columns."""
     top = path[0]
     for key in keys:
         _hide(batch, (*path, key))
@@ -542,17 +515,17 @@ def _replace_below(
 
 
 def _hide(batch: SampleBatch[Any], path: tuple[str, ...]) -> None:
-    """Detach the dicts that were handed out for a nested column and below it."""
+    """Detach the dicts of a nested column and all below it."""
     batch._shown = {shown: view for shown, view in batch._shown.items() if shown[: len(path)] != path}
 
 
 def select(nested: Mapping[str, Structure], columns: Mapping[str, Any]) -> dict[str, Structure]:
-    """Return the structures of the nested columns among the chosen columns; of each all leaves or none are chosen."""
+    """Return the structures of the nested columns in `columns`; raises ColumnTypeError if one is incomplete."""
     chosen = {}
     for top, structure in nested.items():
         present = [path in columns for path in leaf_names(top, structure)]
         if any(present) and not all(present):
-            raise ColumnTypeError(f"the nested column {top!r} must be kept or left out as a whole")
+            raise ColumnTypeError(f"nested column {top!r} must be selected or dropped with all its leaves")
         if any(present):
             chosen[top] = structure
     return chosen
@@ -570,7 +543,7 @@ def check_renaming(mapping: Mapping[str, str], order: list[str], nested: Mapping
     tops = [mapping.get(top, top) for top in nested]
     for name in renamed:
         if renamed.count(name) > 1 or any(name.startswith(f"{top}.") for top in tops):
-            raise ColumnMismatchError(f"column {name!r} must have a name of its own, and another one has it too")
+            raise ColumnMismatchError(f"column {name!r} must have a unique name, got a name that another column has")
     return renamed
 
 
@@ -578,7 +551,7 @@ def check_renaming(mapping: Mapping[str, str], order: list[str], nested: Mapping
 
 
 def compress(batch: SampleBatch[Any], columns: Iterable[str], *, bulk: bool) -> None:
-    """Compress columns in place; see `SampleBatch.compress`."""
+    """Implement `SampleBatch.compress`."""
     chosen = _choose(batch, columns)
     for path, column in chosen.items():
         if not isinstance(column, (TensorColumn, CompressedColumn)):
@@ -588,7 +561,7 @@ def compress(batch: SampleBatch[Any], columns: Iterable[str], *, bulk: bool) -> 
 
 
 def decompress(batch: SampleBatch[Any], columns: Iterable[str], *, allow_pickle: bool = False) -> None:
-    """Decompress and unpack columns in place; see `SampleBatch.decompress_if_needed`."""
+    """Implement `SampleBatch.decompress_if_needed`."""
     plain: dict[str, Column] = {}
     for path, column in _choose(batch, columns).items():
         if isinstance(column, CompressedColumn):
@@ -599,16 +572,18 @@ def decompress(batch: SampleBatch[Any], columns: Iterable[str], *, allow_pickle:
 
 
 def _choose(batch: SampleBatch[Any], columns: Iterable[str]) -> dict[str, Column]:
-    """Return the leaves of the named columns, without missing ones."""
+    """Return the leaves of the named columns; missing columns are skipped."""
     return {path: batch.column(path) for name in columns if name in batch for path in batch._leaves(name)}
 
 
 def with_environment_actions(batch: SampleBatch[Any], unit: ActionUnit) -> dict[str, Column]:
-    """Return the columns of a batch with its actions, of a unit, as the environment takes them."""
+    """Return the columns with the actions converted from `unit` to the environment's unit."""
     columns = dict(batch._all())
     if names.ACTIONS in batch:
         if names.ACTIONS in batch._nested or not isinstance(columns[names.ACTIONS], TensorColumn | TorchColumn):
-            raise ColumnMismatchError(f"column {names.ACTIONS!r} must be one array to be mapped, it is not")
+            raise ColumnMismatchError(
+                f"column {names.ACTIONS!r} must be one array to be mapped, got another type or nested columns"
+            )
         columns[names.ACTIONS] = as_column(unit.to_environment(columns[names.ACTIONS].values), names.ACTIONS)
     return columns
 

@@ -62,7 +62,7 @@ def test_a_misspelt_name_is_refused(batch: SampleBatch, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["select", "drop"])
 def test_half_of_a_nested_column_is_refused(batch: SampleBatch, method: str) -> None:
-    with pytest.raises(ColumnTypeError, match="'obs' must be kept or left out as a whole"):
+    with pytest.raises(ColumnTypeError, match="'obs' must be selected or dropped with all its leaves"):
         getattr(batch, method)("a", "obs.x")
 
 
@@ -137,9 +137,9 @@ def test_selecting_with_seq_lens_keeps_the_sequences(padded: bool) -> None:
 
 def test_states_need_seq_lens() -> None:
     batch = in_sequences(padded=False)
-    with pytest.raises(SequenceError, match="'state_in_0' has a row for each sequence"):
+    with pytest.raises(SequenceError, match="'state_in_0' has one row per sequence"):
         batch.drop("seq_lens")
-    with pytest.raises(SequenceError, match="'state_in_0' has a row for each sequence"):
+    with pytest.raises(SequenceError, match="'state_in_0' has one row per sequence"):
         batch.select("a", "state_in_0")
     with pytest.raises(SampleBatchError, match=r"state_in_0|seq_lens"):
         batch.rename({"seq_lens": "lengths"})

@@ -151,7 +151,9 @@ def test_equality_looks_at_the_rows_not_at_the_blocks() -> None:
 
 def test_compressed_and_plain_columns_are_not_joined() -> None:
     batch = SampleBatch(obs=np.zeros(4))
-    with pytest.raises(ColumnMismatchError, match="'obs' must be of one kind to be joined, got tensor and compressed"):
+    with pytest.raises(
+        ColumnMismatchError, match="'obs' must be of one kind to be concatenated, got tensor and compressed"
+    ):
         concat_samples([batch.copy(), batch.compress()])
 
 

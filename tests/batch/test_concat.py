@@ -151,7 +151,7 @@ def test_padded_states_and_states_per_sequence_are_not_joined() -> None:
 
 def test_time_major_batches_of_unequal_time_are_refused() -> None:
     batches = [SampleBatch(a=np.zeros((t, 1)), seq_lens=[1], _time_major=True) for t in (2, 3)]
-    with pytest.raises(ColumnMismatchError, match="'a' must have one length in time"):
+    with pytest.raises(ColumnMismatchError, match="'a' must have equal lengths T"):
         concat_samples(batches)
 
 
@@ -280,10 +280,10 @@ def test_empty_batches_keep_columns_ragged() -> None:
 
 def test_ragged_columns_are_not_joined_to_what_would_lose_values() -> None:
     for other, words in (
-        (SampleBatch(ids=[1, 2]), "must be of one kind to be joined, got ragged and tensor"),
+        (SampleBatch(ids=[1, 2]), "must be of one kind to be concatenated, got ragged and tensor"),
         (SampleBatch(ids=np.zeros((2, 2, 2), int)), "must have rows of one number of dimensions to be joined"),
         (SampleBatch(ids=[[0.5, 1.5]]), "dtype"),
-        (SampleBatch(ids=[{}, {}]), "must be of one kind to be joined, got ragged and object"),
+        (SampleBatch(ids=[{}, {}]), "must be of one kind to be concatenated, got ragged and object"),
     ):
         with pytest.raises(ColumnMismatchError, match=f"column 'ids' .*{words}"):
             concat_samples([PARTS["ragged"], other])

@@ -206,7 +206,7 @@ def test_a_leaf_can_be_assigned_alone() -> None:
 
 def test_deleting() -> None:
     batch = SampleBatch({"a": [1, 2], "obs": {"x": [1, 2], "y": [3, 4]}})
-    with pytest.raises(ColumnTypeError, match=r"'obs.x' is part of the nested column 'obs'"):
+    with pytest.raises(ColumnTypeError, match=r"'obs.x' is a leaf of the nested column 'obs'"):
         del batch["obs.x"]
     del batch["obs"]
     assert batch.column_names == ("a",)
@@ -290,12 +290,12 @@ def test_the_columns_given_are_not_changed() -> None:
 
 @pytest.mark.parametrize("given", [3, "abc", [1, 2], None, object()], ids=lambda given: type(given).__name__)
 def test_what_has_no_names_is_refused_by_its_type(given: Any) -> None:
-    with pytest.raises(ColumnTypeError, match=f"made from a mapping, .* got a {type(given).__name__}"):
+    with pytest.raises(ColumnTypeError, match=f"must be a mapping, .* got a {type(given).__name__}"):
         SampleBatch(given)
 
 
 def test_two_mappings_are_refused() -> None:
-    with pytest.raises(ColumnTypeError, match="made from one mapping of columns at most, got 2 values"):
+    with pytest.raises(ColumnTypeError, match="accepts at most one mapping of columns, got 2 values"):
         SampleBatch({}, {})
 
 

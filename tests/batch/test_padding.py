@@ -92,7 +92,7 @@ def test_padded_columns_must_have_the_padded_rows() -> None:
 def test_states_must_have_a_row_per_sequence() -> None:
     # A row for each step as well: which of them was meant would show when padding, if at all.
     for rows in (1, 3, 4):
-        with pytest.raises(ValueError, match=f"'state_in_0' must have 2 rows for as many sequences .* got {rows}"):
+        with pytest.raises(ValueError, match=f"'state_in_0' must have 2 rows to match the sequences .* got {rows}"):
             SampleBatch(a=[1, 2, 3], state_in_0=np.zeros(rows), seq_lens=[1, 2])
     batch = SampleBatch(a=[1, 2, 3], seq_lens=[1, 2])
     with pytest.raises(ValueError, match="'state_in_0' must have 2 rows"):

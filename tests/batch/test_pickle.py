@@ -290,7 +290,7 @@ def test_frames_that_are_not_what_they_claim_are_refused() -> None:
     with pytest.raises(FormatError):
         frame.load_columns(header, buffers[:1], allow_pickle=False)
     name, count, own = header[0]
-    with pytest.raises(FormatError, match="'a' is of kind 'mystery'"):
+    with pytest.raises(FormatError, match="'a' must be of a known kind, got 'mystery'"):
         frame.load_columns(((name, count, ("mystery", *own[1:])),), buffers[:1], allow_pickle=False)
     for strange in ("O", "V8", "no dtype", ">f8", "f16"):
         with pytest.raises(FormatError):

@@ -148,10 +148,10 @@ def test_two_columns_of_one_dotted_name_are_refused_at_construction(columns: dic
 
 def test_a_stranger_among_the_leaves_of_a_nested_column_is_refused() -> None:
     batch = SampleBatch(obs={"arm": [1, 2]})
-    with pytest.raises(ColumnTypeError, match=r"'obs.leg' is no leaf of the nested column 'obs'"):
+    with pytest.raises(ColumnTypeError, match=r"'obs.leg' must be a leaf of the nested column 'obs'"):
         batch["obs.leg"] = [3, 4]
     flat = SampleBatch({"obs.arm": [1, 2]})
-    with pytest.raises(ColumnMismatchError, match=r"'obs.arm' is there already"):
+    with pytest.raises(ColumnMismatchError, match=r"'obs.arm' already exists"):
         flat["obs"] = {"arm": [3, 4]}
     assert flat["obs.arm"].tolist() == [1, 2]
 

@@ -53,7 +53,7 @@ def test_the_default_policys_batch_becomes_flat() -> None:
     assert convert_ma_batch_to_sample_batch(batch) is batch
     assert convert_ma_batch_to_sample_batch(batch.as_multi_agent()) is batch
     for policies in ({}, {"walker": batch}, {"default_policy": batch, 0: batch}):
-        with pytest.raises(PolicyNotFoundError, match="'default_policy' alone can be made flat"):
+        with pytest.raises(PolicyNotFoundError, match="single policy 'default_policy' can be flattened"):
             convert_ma_batch_to_sample_batch(MultiAgentBatch(policies, 2))
 
 

@@ -66,7 +66,7 @@ def test_nested_states_are_taken_likewise() -> None:
 
 def test_there_is_nothing_to_cut() -> None:
     assert len(SampleBatch(a=[]).to_sequences(3)) == 0
-    with pytest.raises(SequenceError, match="has sequences already"):
+    with pytest.raises(SequenceError, match="requires a batch without sequences"):
         SampleBatch(a=[1, 2], seq_lens=[2]).to_sequences(1)
     for length in (0, -1, 1.5):
         with pytest.raises(ArgumentError, match="max_seq_len must be a whole number from 1"):

@@ -143,7 +143,7 @@ def test_a_column_that_does_not_fit_a_nested_one_is_rejected_by_name() -> None:
         obs["camera"] = 5
     with pytest.raises(ColumnTypeError, match=r"column 'obs' must have strings for keys, got a int"):
         obs[3] = [1, 2]
-    with pytest.raises(ColumnMismatchError, match=r"column 'obs\.arm\.x' must have a name of its own"):
+    with pytest.raises(ColumnMismatchError, match=r"column 'obs\.arm\.x' must have a unique name"):
         obs["arm.x"] = [1, 2]
     with pytest.raises(ColumnNotFoundError, match=r"no column 'obs\.camra'; did you mean 'obs\.camera'"):
         del obs["camra"]
