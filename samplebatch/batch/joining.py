@@ -40,18 +40,19 @@ _MIN_SHARED_NBYTES = 1 << 19
 
 
 def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error") -> B:
-    """Concatenate the non-empty batches; returns `empty()` if there are none.
+    """Concatenate the non-empty batches.
 
-    Columns that only some have are handled as `missing` specifies. Raises ColumnMismatchError if a column is missing or
-    has incompatible row shapes or dtypes; names it. Raises SequenceError if only some batches have sequences, or their
-    layouts differ.
+    If all are empty, the result has the columns of the first one with columns, or is `empty()`. A column that is ragged
+    in an empty batch is ragged in the result. Columns that only some have are handled as `missing` specifies. Raises
+    ColumnMismatchError if a column is missing or has incompatible row shapes or dtypes; names it. Raises SequenceError
+    if only some batches have sequences, or their layouts differ.
     """
     parts = [sample for sample in samples if sample.count]
     if not parts:
         # Infos and states alone have rows but no steps.
         parts = [part for part in samples if not part._has_sequences and any(map(len, part._all().values()))]
     if not parts:
-        first = next((one for one in samples if one._all() and not one._has_sequences), None)
+        first = next((part for part in samples if part._all() and not part._has_sequences), None)
         return empty() if first is None else first.copy()
     flags = _merge_flags(parts)
     groups = [part._all() for part in parts]
