@@ -33,6 +33,7 @@ from samplebatch.errors import (
     PriorityError,
     StorageError,
 )
+from samplebatch.service.row_table import RowTable
 from samplebatch.service.table import ReplayTable
 from samplebatch.service.weights import Published, PublishedWeights
 from samplebatch.storage.buffers.file import read_buffer
@@ -163,7 +164,7 @@ class Checkpoints:
         paths = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
         return sorted(paths, key=lambda path: int(path.name.rpartition("-")[2]))
 
-    def write(self, tables: Iterable[ReplayTable], weights: PublishedWeights | None = None) -> Checkpoint:
+    def write(self, tables: Iterable[ReplayTable | RowTable], weights: PublishedWeights | None = None) -> Checkpoint:
         """Write all tables, then remove outdated checkpoints. Concurrent calls are serialized.
 
         Parameters
@@ -203,7 +204,9 @@ class Checkpoints:
             nbytes = sum(file.stat().st_size for file in path.iterdir())
             return Checkpoint(path, sizes, nbytes, time.monotonic() - begun)
 
-    def _fill(self, folder: Path, tables: Iterable[ReplayTable], weights: PublishedWeights | None) -> dict[str, int]:
+    def _fill(
+        self, folder: Path, tables: Iterable[ReplayTable | RowTable], weights: PublishedWeights | None
+    ) -> dict[str, int]:
         """Write the files of all tables, then the manifest; return the number of items per table."""
         described: dict[str, Any] = {}
         sizes: dict[str, int] = {}
@@ -211,7 +214,8 @@ class Checkpoints:
             info = table.info()
             about = {name: info[name] for name in _SAME}
             state = table.freeze()
-            sizes[table.name] = len(state["fragments"] if "fragments" in state else state["buffer"])
+            items = state["fragments"] if "fragments" in state else state["buffer"]
+            sizes[table.name] = state["size"] if isinstance(table, RowTable) else len(items)
             described[table.name] = about | {"state": plain(write_state(state, folder, str(number)))}
         with (folder / _MANIFEST).open("xb") as file:
             published = _write_weights(folder, {} if weights is None else weights.state())
@@ -225,7 +229,7 @@ class Checkpoints:
         for path in self.folder.glob(f"{_PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def restore(self, tables: Iterable[ReplayTable], weights: PublishedWeights | None = None) -> Path | None:
+    def restore(self, tables: Iterable[ReplayTable | RowTable], weights: PublishedWeights | None = None) -> Path | None:
         """Let tables carry on from the newest checkpoint; those that it does not have stay as they are.
 
         Parameters
@@ -405,7 +409,7 @@ def file_in(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _write_fragments(fragments: list[Any], folder: Path, stem: str) -> Plain:
+def _write_fragments(fragments: Iterable[Any], folder: Path, stem: str) -> Plain:
     """Write fragments as record batches, one file per schema."""
     files: dict[bytes, tuple[int, Any]] = {}
     about: dict[bytes, int] = {}

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from samplebatch.arguments import whole
 from samplebatch.errors import ServiceError
+from samplebatch.service.row_table import RowTable
 from samplebatch.service.table import ReplayTable
 
 _CONTENT = "text/plain; version=0.0.4; charset=utf-8"
@@ -115,7 +116,7 @@ class MetricsServer:
     True
     """
 
-    def __init__(self, tables: Iterable[ReplayTable], *, port: int = 0) -> None:
+    def __init__(self, tables: Iterable[ReplayTable | RowTable], *, port: int = 0) -> None:
         handler = type("_Handler", (_Handler,), {"tables": list(tables)})
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", whole("port", port)), handler)
@@ -146,7 +147,7 @@ class MetricsServer:
 class _Handler(BaseHTTPRequestHandler):
     """Answers a request for metrics."""
 
-    tables: list[ReplayTable]
+    tables: list[ReplayTable | RowTable]
     timeout = _TIMEOUT_S
     server_version = "samplebatch"
 

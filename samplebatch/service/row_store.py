@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import compress, pairwise
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch.arguments import count_of
 from samplebatch.batch.concat import join
 from samplebatch.batch.flags import Flags
 from samplebatch.batch.sample_batch import SampleBatch
@@ -24,6 +25,7 @@ from samplebatch.errors import (
     ColumnLengthError,
     ColumnMismatchError,
     ColumnTypeError,
+    FormatError,
     RowIndexError,
 )
 from samplebatch.service.protocol import MAX_NAME_NBYTES
@@ -38,6 +40,8 @@ UNKNOWN: Final = np.iinfo(np.int64).min
 """Version, length or group of a row whose column has not been written."""
 
 _FIRST_ROOM: Final = 1024
+_PORTION: Final = 4096
+"""Rows of a checkpoint that are gathered at once."""
 _FREE, _LEASED, _TAKEN = 0, 1, 2
 
 Ints = npt.NDArray[np.int64]
@@ -431,6 +435,67 @@ class RowStore:
                 total += column.nbytes * count / max(len(column), 1)
         return int(total)
 
+    # Checkpoints
+
+    def freeze(self) -> dict[str, Any]:
+        """Return the rows as plain values and `fragments`, an iterator that gathers columns without the lock.
+
+        A fragment has rows that have the same columns; `numbers` and `marks` list theirs in the order of the fragments.
+        """
+        rows = np.flatnonzero(self._arrays["alive"][: self._used])
+        names = sorted(self.forms)
+        # Rows that have the same columns have the same code.
+        codes = np.zeros(len(rows), np.int64)
+        for name in names:
+            codes = np.unique(codes * 2 + self._has(name)[rows], return_inverse=True)[1]
+        order = np.argsort(codes, kind="stable")
+        bounds = np.flatnonzero(np.diff(codes[order], prepend=-1, append=-1)).tolist() if len(rows) else [0]
+        views = []
+        for start, stop in pairwise(bounds):
+            own = [name for name in names if self._has(name)[rows[order[start]]]]
+            for first in range(start, stop, _PORTION):
+                part = rows[order[first : min(first + _PORTION, stop)]]
+                views.append(self.view(self.numbers_at(part), own))
+        ordered = rows[order]
+        return {
+            "fragments": (view() for view in views),
+            "numbers": self.numbers_at(ordered).tolist(),
+            "marks": {
+                consumer: (self._arrays["mark", consumer][ordered] == _TAKEN).tolist() for consumer in self.consumers
+            },
+            "next_key": self.next_key,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Store the rows of a state in a store that has none.
+
+        Raises
+        ------
+        FormatError, SampleBatchError
+            If the parts do not agree, or are no rows of this store.
+        """
+        batches: list[Any] = list(state["fragments"])
+        for batch in batches:
+            if KEY not in batch.column_names:
+                raise FormatError(f"fragments of rows must have a column {KEY!r}, one has none")
+        writes = [self.prepare(None, batch) for batch in batches]
+        keys = [key for write in writes for key in write.keys or []]
+        numbers = np.array([count_of("a number", number) for number in state["numbers"]], np.int64)
+        marks = state["marks"]
+        sizes = {len(numbers), *map(len, marks.values()), len(keys)}
+        if len(sizes) > 1 or len(set(keys)) < len(keys) or len(np.unique(numbers)) < len(numbers):
+            raise FormatError("the rows of a table must have one key, number and mark each, got others")
+        for consumer in marks:
+            if consumer not in self.consumers:
+                raise ColumnMismatchError(f"consumers must include {consumer!r}, as the state does, got others")
+        order = np.argsort(numbers)
+        self._append([keys[place] for place in order.tolist()])
+        for consumer, taken in marks.items():
+            self._arrays["mark", consumer][: len(keys)] = np.where(np.array(taken, np.bool_)[order], _TAKEN, _FREE)
+        for write in writes:
+            self.write(write)
+        self.next_key = count_of("next_key", state["next_key"])
+
     # Marks and removal
 
     def lease(self, consumer: str, numbers: Ints) -> None:
@@ -504,6 +569,9 @@ def _gather(
 
 def form_of(column: Column) -> tuple[Any, ...]:
     """Return what all rows of a column must share: kind, dtype and row shape."""
+    if isinstance(column, TextColumn):
+        # Its dtype depends on whether rows are missing.
+        return column.kind, column.content, ()
     return column.kind, str(column.dtype), column.row_shape
 
 

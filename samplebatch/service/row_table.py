@@ -9,15 +9,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from samplebatch.arguments import positive, whole
+from samplebatch.arguments import count_of, positive, whole
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.table import new_lock
 from samplebatch.column.convert import Ragged, ragged_dtypes
-from samplebatch.errors import AbandonedError, ArgumentError, CapacityError, SampleBatchError, near_names
+from samplebatch.errors import AbandonedError, ArgumentError, CapacityError, FormatError, SampleBatchError, near_names
 from samplebatch.service.limiter import Hold, IsCancelled, WaitingRoom
 from samplebatch.service.protocol import short_text
 from samplebatch.service.row_store import UNKNOWN, Facts, Ints, RowStore, Write, keys_array, list_keys, unknown_keys
 from samplebatch.service.table import TakenNumbers
+from samplebatch.storage.buffers.state import generator_from_state, generator_state
+from samplebatch.storage.foreign.damage import name_damage
 
 MAX_ROWS: Final = 1 << 16
 """Rows of one request: the lock is held for that long."""
@@ -802,6 +804,44 @@ class RowTable:
                 "held_back": self._room.held_back(),
                 "closed": self._room.closed,
             }
+
+    def freeze(self) -> dict[str, Any]:
+        """Return the state of this moment for `Checkpoints`, which gathers the columns without the lock.
+
+        Rows that are leased count as not taken.
+        """
+        with self._lock:
+            return self._rows.freeze() | {
+                "size": len(self._rows),
+                "written": self._written.state(),
+                "committed": self._committed.state(),
+                "counts": [self._inserted, self._sampled, self._evicted],
+                "version": None if self._version == UNKNOWN else self._version,
+                "generator": generator_state(self._rng),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of a table of the same arguments; leases of before are void.
+
+        Raises
+        ------
+        ColumnMismatchError, FormatError
+            If the state is of a table with other consumers or columns, or incomplete. The table is unchanged then.
+        """
+        with self._lock, name_damage("the state of a table"):
+            rows = RowStore(self._rows.consumers, self._rows.facts)
+            rows.load(state)
+            if len(rows) > self.capacity:
+                raise FormatError(f"rows must be at most {self.capacity}, got {len(rows)}")
+            written, committed = (TakenNumbers.from_state(state[name]) for name in ("written", "committed"))
+            counts = [count_of("counts", count) for count in state["counts"]]
+            version = UNKNOWN if state["version"] is None else whole("version", state["version"], None)
+            rng = generator_from_state(state["generator"])
+            self._inserted, self._sampled, self._evicted = counts
+            self._rows, self._rng, self._version = rows, rng, version
+            self._written, self._committed, self._begun = written, committed, TakenNumbers.from_state(committed.state())
+            self._leases.clear()
+            self._room.wake()
 
     @property
     def closed(self) -> bool:

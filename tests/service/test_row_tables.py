@@ -19,11 +19,13 @@ from samplebatch.errors import (
     ColumnTypeError,
     LimitTimeoutError,
     RowIndexError,
+    SampleBatchError,
     ServiceError,
     TableClosedError,
 )
-from samplebatch.service import ReplayClient, ReplayServer, RowClient, RowTable
+from samplebatch.service import Checkpoints, ReplayClient, ReplayServer, RowClient, RowTable
 from samplebatch.service.metrics import render_metrics
+from samplebatch.service.row_table import Selection
 
 
 @pytest.fixture
@@ -390,8 +392,6 @@ def test_the_oldest_rows_are_evicted_by_a_fifo_remover():
 
 
 def test_a_lease_that_is_not_committed_returns_its_rows(table):
-    from samplebatch.service.row_table import Selection
-
     table.put([1, 2], {"x": [1, 2]})
     selection = Selection.of(2, {"columns": ["x"]})
     lease = table.lease(selection, "trainer", reader="r", number=1)
@@ -495,3 +495,80 @@ def test_metrics_escape_the_names_of_rows():
     table = RowTable('a "b"\n', 4)
     text = render_metrics([table.info()])
     assert 'samplebatch_table_capacity{table="a \\"b\\"\\n"} 4' in text.splitlines()
+
+
+# Checkpoints
+
+
+def test_a_checkpoint_restores_rows_keys_marks_and_columns(tmp_path):
+    arguments = {"consumers": ["critic", "trainer"], "group": "uid", "length": "ids", "version": "version"}
+    table = RowTable("rows", 50, **arguments)
+    table.put(range(6), {"ids": [[0] * k for k in range(6)], "uid": list("aabbcc"), "version": np.arange(6)})
+    table.put([4, 1], {"reward": [4.0, 1.0]})
+    table.put([0, 1], {"text": ["zero", None]})
+    table.take(2, columns=["ids"], consumer="critic")
+    lease = table.lease(Selection.of(1, {"columns": ["ids"]}), "trainer", reader="r", number=1)
+    table.remove([3])
+    with Checkpoints(tmp_path / "service") as checkpoints:
+        written = checkpoints.write([table])
+        assert written.sizes == {"rows": 5}
+        again = RowTable("rows", 50, **arguments)
+        checkpoints.restore([again])
+    assert not again.commit(lease)
+    assert again.info()["columns"] == table.info()["columns"]
+    assert again.take(3, columns=["ids"], consumer="critic")["key"].tolist() == [2, 4, 5]
+    batch = again.take(2, columns=["ids", "reward"])
+    assert batch["key"].tolist() == [1, 4]
+    assert batch["ids"].lengths.tolist() == [1, 4]
+    assert list(again.get([0], columns=["text"])["text"]) == ["zero"]
+    again.put([4], {"text": ["complete"]})
+    again.put([0], {"reward": [0.0]}, update=True)
+    assert again.take(2, columns=["uid"], by_group=True)["uid"].tolist() == ["a", "b"]
+    assert again.take(1, columns=["ids"])["key"].tolist() == [5]
+
+
+def test_checkpoints_of_other_consumers_are_rejected(tmp_path):
+    table = RowTable("rows", 5, consumers=["critic"])
+    table.put([1], {"x": [1]})
+    with Checkpoints(tmp_path / "service") as checkpoints:
+        checkpoints.write([table])
+        other = RowTable("rows", 5)
+        with pytest.raises(ColumnMismatchError, match="consumers must include 'critic'"):
+            checkpoints.restore([other])
+        assert len(other) == 0
+
+
+def test_a_writer_goes_on_while_checkpoints_are_written(tmp_path):
+    table, stop = RowTable("rows", 5000), threading.Event()
+
+    def write():
+        for key in range(3000):
+            table.put([key], {"x": [key]})
+            table.put([key], {"y": [key]})
+        stop.set()
+
+    writing = threading.Thread(target=write)
+    with Checkpoints(tmp_path / "service") as checkpoints:
+        writing.start()
+        while not stop.is_set():
+            checkpoints.write([table])
+        writing.join()
+        checkpoints.write([table])
+        again = RowTable("rows", 5000)
+        checkpoints.restore([again])
+    batch = again.take(3000, columns=["x", "y"])
+    assert (batch["x"] == np.arange(3000)).all()
+    assert (batch["y"] == np.arange(3000)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("numbers", [1, 1]), ("numbers", [1]), ("marks", {"trainer": [True]}), ("next_key", -1), ("counts", ["x", 0, 0])],
+)
+def test_a_damaged_state_leaves_the_table_as_it_was(name, value):
+    table, other = RowTable("rows", 5), RowTable("rows", 5)
+    table.put([1, 2], {"x": [1, 2]})
+    other.put([9], {"z": [1]})
+    with pytest.raises(SampleBatchError):
+        other.load_state_dict({**table.freeze(), name: value})
+    assert other.take(1, columns=["z"])["key"].tolist() == [9]

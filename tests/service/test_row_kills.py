@@ -1,0 +1,123 @@
+"""Writers and consumers of a table of rows that are killed: no acknowledged row is lost, and none is taken twice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from samplebatch.errors import LimitTimeoutError
+from samplebatch.service import Checkpoints, ReplayServer, RowClient, RowTable
+
+PROGRAM = Path(__file__).with_name("row_processes.py")
+COLUMNS = ["ids", "text", "reward"]
+
+
+def start(role: str, uri: str, number: int, folder: Path) -> subprocess.Popen[bytes]:
+    """Start a writer or a consumer, whose keys go to a log of its own."""
+    command = [sys.executable, str(PROGRAM), role, uri, str(number), str(folder / f"{role}-{number}")]
+    return subprocess.Popen(command, stderr=subprocess.PIPE)
+
+
+def read_keys(folder: Path, role: str) -> np.ndarray:
+    """Return the keys that processes of a role have logged."""
+    logs = [path.read_bytes() for path in sorted(folder.glob(f"{role}-*"))]
+    return np.concatenate([np.frombuffer(log[: len(log) // 8 * 8], np.int64) for log in logs])
+
+
+def wait_until(check: Callable[[], bool], seconds: float, message: str) -> None:
+    """Wait for a condition that processes bring about."""
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, message
+        time.sleep(0.05)
+
+
+def run_kills(folder: Path, writers: int, killed: int, keys_before_kill: int) -> None:
+    """Kill writers and a consumer that are at work, and compare what was acknowledged with what was taken."""
+    table = RowTable("rows", 512, ragged={"ids": "int64"})
+    with ReplayServer([table]) as server:
+        writing = [start("write", server.uri, number, folder) for number in range(writers)]
+        consuming = [start("consume", server.uri, number, folder) for number in range(3)]
+        logs = [folder / f"write-{number}" for number in range(writers)]
+
+        def have_all_written() -> bool:
+            failed = [process for process in (*writing, *consuming) if process.poll() is not None]
+            assert not failed, failed[0].stderr.read().decode()[-2000:]
+            return all(log.exists() and log.stat().st_size >= 8 * keys_before_kill for log in logs)
+
+        try:
+            wait_until(have_all_written, 60 + 5 * writers, "every writer must have written")
+            for process in writing[:killed]:
+                process.send_signal(signal.SIGKILL)
+            consuming[0].send_signal(signal.SIGKILL)
+            survivors = writing[killed:]
+            sizes = [log.stat().st_size for log in logs[killed:]]
+            wait_until(
+                lambda: all(log.stat().st_size > size for log, size in zip(logs[killed:], sizes, strict=True)),
+                60 + writers,
+                "writers that live must go on",
+            )
+            for process in survivors:
+                process.send_signal(signal.SIGKILL)
+            for process in writing:
+                process.wait()
+            acknowledged = read_keys(folder, "write")
+            wait_until(
+                lambda: table.info()["size"] == 0 or not _is_any_complete(table), 60, "complete rows must be taken"
+            )
+            time.sleep(0.5)
+        finally:
+            for process in (*writing, *consuming):
+                process.kill()
+                process.wait()
+                process.stderr.close()
+    taken = read_keys(folder, "consume")
+    assert len(acknowledged) >= writers * keys_before_kill
+    assert len(np.unique(taken)) == len(taken), "a row was taken twice"
+    lost = np.setdiff1d(acknowledged, taken)
+    # A consumer that was killed may have taken rows that it had no time to log.
+    unlogged = table.info()["sampled"] - len(taken)
+    assert len(lost) <= unlogged <= 16, f"{len(lost)} acknowledged rows were lost"
+
+
+def _is_any_complete(table: RowTable) -> bool:
+    try:
+        table.wait(1, columns=COLUMNS, timeout_s=0)
+    except LimitTimeoutError:
+        return False
+    return True
+
+
+def test_killed_writers_and_consumers_lose_no_row_and_double_none(tmp_path):
+    run_kills(tmp_path, writers=4, killed=2, keys_before_kill=40)
+
+
+@pytest.mark.long
+def test_64_writers_of_which_48_are_killed_lose_no_row(tmp_path):
+    run_kills(tmp_path, writers=64, killed=48, keys_before_kill=40)
+
+
+def test_rows_survive_a_service_that_is_killed_and_restored(tmp_path):
+    """Rows of a checkpoint are there again, and clients that wait go on with the restored service."""
+    arguments = {"ragged": {"ids": "int64"}}
+    table = RowTable("rows", 100, **arguments)
+    with Checkpoints(tmp_path / "service") as checkpoints:
+        with ReplayServer([table], checkpoint=lambda: checkpoints.write([table]).path) as server:
+            port = server.port
+            client = RowClient(server.uri, "rows", timeout_s=10.0)
+            client.put([1, 2, 3], {"ids": [[1], [2], [3]]})
+            assert client.take(1, columns=["ids"])["key"].tolist() == [1]
+            client.checkpoint()
+        again = RowTable("rows", 100, **arguments)
+        checkpoints.restore([again])
+        with ReplayServer([again], port=port):
+            client.put([4], {"ids": [[4]]})
+            assert client.take(3, columns=["ids"])["key"].tolist() == [2, 3, 4]
+            client.close()
