@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -839,22 +839,24 @@ class ReplayBuffer:
         return self._table.rings.interval(start + self._start, stop + self._start) - self._start
 
     def prev(self, index: Any) -> Any:
-        """Return the index of the step before each in its episode; a first step's own index."""
-        return self._neighbour(index, Rings.prev)
+        """Return the index of the step before each in its episode; a first step's own index.
+
+        Raises
+        ------
+        RowIndexError
+            If an index is out of bounds.
+        """
+        return views.neighbours(self, index, Rings.prev_within, Rings.prev)
 
     def next(self, index: Any) -> Any:
-        """Return the index of the step after each in its episode; a last step's own index."""
-        return self._neighbour(index, Rings.next)
+        """Return the index of the step after each in its episode; a last step's own index.
 
-    def _neighbour(self, index: Any, find: Callable[[Rings, Ints, Flags], Ints]) -> Any:
-        table = self._table
-        with table.lock:
-            is_plain = type(index) is _ndarray and index.dtype == _INTP and index.ndim
-            slots = views.slots_at(self, index) if is_plain else views.slots_of(self, index)
-            if "done" in table.columns.tree:
-                found = find(table.rings, slots.reshape(-1), table.done)
-                slots = found.reshape(slots.shape) if slots.ndim else found[0]
-        return slots - self._start if self._start else slots
+        Raises
+        ------
+        RowIndexError
+            If an index is out of bounds.
+        """
+        return views.neighbours(self, index, Rings.next_within, Rings.next)
 
     # Changes of stored columns
 

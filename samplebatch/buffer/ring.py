@@ -152,6 +152,33 @@ class Rings:
         after[..., -1] -= final
         return oldest + np.maximum(np.arange(count), first), after, final
 
+    def prev_within(self, slots: Ints, done: Flags) -> Ints | None:
+        """Return what `prev` returns if there is one ring and each slot and the slot before it have rows, else None.
+
+        The check covers the bounds of the slots, too, so the caller needs none of its own.
+        """
+        previous: Ints = slots - 1
+        # `in` finds a byte that is set sooner than NumPy counts the flags.
+        if self.n > 1 or 1 in (previous.view(_UINTP) >= self.size - 1).tobytes():
+            return None
+        first = done.take(previous)
+        first |= slots == self.cursor
+        previous += first
+        return previous
+
+    def next_within(self, slots: Ints, done: Flags) -> Ints | None:
+        """Return what `next` returns if there is one ring and each slot and the slot after it have rows, else None.
+
+        The check covers the bounds of the slots, too, so the caller needs none of its own.
+        """
+        if self.n > 1 or not self.size or 1 in (slots.view(_UINTP) >= self.size - 1).tobytes():
+            return None
+        final = done.take(slots)
+        final |= slots == self._last
+        following: Ints = slots + 1
+        following -= final
+        return following
+
     @property
     def _last(self) -> int:
         """The slot written last of the only ring."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -260,6 +260,26 @@ def update_rows(buffer: ReplayBuffer, slots: Ints, generation: Any, columns: Map
         if is_current.any():
             table.set_column(name, rows, slots[is_current], None)
     return is_current
+
+
+def neighbours(
+    buffer: ReplayBuffer, index: Any, find_within: Callable[..., Ints | None], find: Callable[..., Ints]
+) -> Any:
+    """Return the indices that `find` returns; `find_within` is its short form, or returns None if it does not apply."""
+    table = buffer._table
+    with table.lock:
+        has_ends = "done" in table.columns.tree
+        if type(index) is np.ndarray and index.dtype == np.intp and index.ndim:
+            neighbour_slots = find_within(table.rings, index, table.done) if has_ends else None
+            if neighbour_slots is not None:
+                return neighbour_slots
+            slots = slots_at(buffer, index)
+        else:
+            slots = slots_of(buffer, index)
+        if has_ends:
+            neighbour_slots = find(table.rings, slots.reshape(-1), table.done)
+            slots = neighbour_slots.reshape(slots.shape) if slots.ndim else neighbour_slots[0]
+    return slots - buffer._start if buffer._start else slots
 
 
 def drop_null_rows(table: Table, ring: int, sampler: Sampler) -> None:

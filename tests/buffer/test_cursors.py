@@ -88,6 +88,32 @@ def test_short_ways_of_one_ring_give_what_the_general_ones_give(
     stored = plain.stored()
     slots = stored[data.draw(st.lists(st.integers(0, len(stored) - 1), min_size=1, max_size=12))]
     check_short_ways(rings, done, slots, count)
+    check_neighbours_within(rings, done, slots)
+
+
+def check_neighbours_within(rings: Rings, done: np.ndarray, slots: Ints) -> tuple[bool, bool]:
+    """Compare the neighbours inside one ring with the general ones; return which of the two applied."""
+    previous, following = rings.prev_within(slots, done), rings.next_within(slots, done)
+    assert previous is None or previous.tolist() == rings.prev(slots, done).tolist()
+    assert following is None or following.tolist() == rings.next(slots, done).tolist()
+    assert rings.n == 1 or (previous is None and following is None)
+    return previous is not None, following is not None
+
+
+@pytest.mark.parametrize("writes", [1, 2, 9, 10, 11, 15, 20, 23])
+@pytest.mark.parametrize("ends", [(), (2,), (0, 3, 7), (9,), (10, 12, 19)])
+def test_neighbours_within_a_ring_agree_with_the_general_ones(writes: int, ends: tuple[int, ...]) -> None:
+    rings, done = Rings([10]), np.zeros(10, np.bool_)
+    for step in range(writes):
+        end = np.array([step in ends])
+        done[rings.cursor] = end[0]
+        rings.advance(None, end, np.zeros(1))
+    applied = [check_neighbours_within(rings, done, np.array([slot])) for slot in rings.stored_slots().tolist()]
+    # The first slot has no slot before it, the last row none after it.
+    size = min(writes, 10)
+    assert [sum(each) for each in zip(*applied, strict=True)] == [size - 1, size - 1]
+    for slot in (-11, -1, 10, 11, 2**62):
+        assert check_neighbours_within(rings, done, np.array([slot])) == (False, False)
 
 
 def check_short_ways(rings: Rings, done: np.ndarray, slots: Ints, count: int) -> bool:
