@@ -23,7 +23,7 @@ _RESTORED_ROWS = 1 << 10
 
 
 class _Chunk:
-    """A chunk that is being written: its rows, and which of them were written since it was opened."""
+    """An open chunk: its rows, and which rows were written since it was opened."""
 
     __slots__ = ("rows", "written")
 

@@ -49,7 +49,7 @@ class _Run:
 
 
 class _Rows:
-    """The rows of one buffer: for each step how many there are, and where their slots begin among all."""
+    """Rows of one buffer: their number per step, and each step's first position among all slots."""
 
     __slots__ = ("counts", "of_slot", "offsets", "slots")
 

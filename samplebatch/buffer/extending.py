@@ -103,7 +103,7 @@ def find_streams(
 
 
 def _number_ids(ids: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """Return where each id stands first, and the number of each row's id."""
+    """Return the first position of each id, and the number of each row's id."""
     if len(ids) and (ids == ids[0]).all():
         return np.zeros(1, np.intp), np.zeros(len(ids), np.intp)
     _, first, number = np.unique(ids, return_index=True, return_inverse=True)
@@ -202,7 +202,7 @@ def steps_of(batch: Any) -> tuple[dict[str, Any], int, ActionUnit | None]:
 
 
 def _check_ids(held: Mapping[str, Any], count: int) -> None:
-    """Refuse columns by which the steps of an agent cannot be told apart, or be put in order."""
+    """Reject columns that cannot identify or order an agent's steps."""
     for name in (names.EPS_ID, names.AGENT_INDEX):
         if name in held:
             row_ids(held, name, count)
@@ -288,14 +288,14 @@ def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int, rings: Int
 
 
 def _count_rings(buffer: ReplayBuffer) -> tuple[int, int]:
-    """Return how many rings take steps, and the first of them."""
+    """Return the number of rings that accept steps, and the first such ring."""
     every = len(buffer.subbuffer_edges) - 1
     taking = len(buffer.__dict__.get("_order", (0,)))
     return taking, every - taking
 
 
 def _rings_of(buffer: ReplayBuffer, held: Mapping[str, Any], count: int) -> npt.NDArray[np.intp]:
-    """Find the ring of each row, shape (n,): by environment, else whole episodes in turn."""
+    """Find the ring of each row, shape (n,): by environment, otherwise by episode in rotation."""
     number, _ = _count_rings(buffer)
     if number == 1:
         return np.zeros(count, np.intp)

@@ -229,7 +229,6 @@ class HERReplayBuffer(ReplayBuffer):
         self.future_k = future_k
 
     def _take_goals(self, other: ReplayBuffer) -> None:
-        """Set the reward function and the parameters of relabelling to those of another buffer."""
         held = other.__dict__
         self.__dict__.update({name: held[name] for name in _GOAL_ATTRIBUTES if name in held})
 

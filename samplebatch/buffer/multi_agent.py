@@ -439,7 +439,7 @@ class MultiAgentReplayBuffer:
             self._has_checked_names = True
 
     def _draw(self, batch_size: int | None) -> tuple[dict[PolicyID, Ints], int]:
-        """Draw the slots of rows of each policy, and return how many steps of the environment they stand for."""
+        """Draw slots per policy; return them and the number of environment steps."""
         if self.lockstep:
             places = self._places(batch_size)
             drawn = {policy: self._steps.rows(policy, places) for policy in self.buffers}

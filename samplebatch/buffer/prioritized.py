@@ -88,7 +88,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._keep_in(storage)
 
     def _prioritize(self) -> None:
-        """Draw by priorities from now on, as the options say."""
         alpha, beta, weight_norm = (self.options[name] for name in ("alpha", "beta", "weight_norm"))
         stratified = self.options.get("stratified", False)
         self._use(Prioritized(self.maxsize, alpha, beta, weight_norm=weight_norm, stratified=stratified))

@@ -213,7 +213,7 @@ class ReplayBuffer:
         self._table.action_unit = unit
 
     def _merge_action_unit(self, unit: ActionUnit | None) -> None:
-        """Adopt the unit of actions of rows to come; raises ColumnMismatchError if stored rows have another."""
+        """Adopt the action unit of new rows; raises ColumnMismatchError if stored rows have another."""
         table = self._table
         if unit is table.action_unit or unit is None:
             return

@@ -102,7 +102,6 @@ class Rings:
         self._share()
 
     def _separate(self) -> None:
-        """Give every ring a cursor of its own."""
         self.cursors = np.full(self.n, self.cursor, _INTP)
         self.sizes = np.full(self.n, self.size, _INTP)
         self.written = np.full(self.n, self.writes, _INTP)
@@ -433,7 +432,7 @@ class Rings:
         return slots, returns, lengths, starts
 
     def _next_slots(self) -> Ints:
-        """Compute the slots of many steps ahead, and return those of the next step."""
+        """Precompute the slots of many steps; return those of the next step."""
         length = self.capacity // self.n
         places = np.arange(self.cursor, min(self.cursor + max(_AHEAD // self.n, 1), length))
         self._slots_to_come = iter(places[:, None] + self.bases)
@@ -687,5 +686,5 @@ class Rings:
 
 
 def _next_round(written: Any, maxsizes: Any) -> Any:
-    """Return the next write number that begins a round: no slot has a generation again that it had before."""
+    """Return the next write number that starts a round, so that no generation of a slot repeats."""
     return (-(-written // np.maximum(maxsizes, 1)) + 1) * maxsizes

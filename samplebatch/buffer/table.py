@@ -200,7 +200,7 @@ class Table:
         return found
 
     def _add_series(self, values: dict[str, Any], obs_next: Any, numbers: Ints) -> Added:
-        """Add several steps to some rings, one after the other."""
+        """Add several successive steps to some rings."""
         if not self.rings.maxsizes[numbers].all():
             raise RingError("a buffer must have slots to take steps, one of these has none; give it a size")
         series = Series(self.rings, numbers)
@@ -380,7 +380,7 @@ class Table:
         return np.arange(slots.start, slots.stop, slots.step) if isinstance(slots, slice) else slots
 
     def _begin(self, slots: Slots, rings: Slots, cut: int) -> None:
-        """Tell the journal which rows a step of some rings, with `cut` truncations, overwrites."""
+        """Log the rows that a step of some rings, with `cut` truncations, overwrites."""
         if self.journal is None:
             return
         overwritten: list[tuple[Iterable[str], Slots]] = [([store.name for _, store in self.columns.leaves()], slots)]
@@ -392,7 +392,6 @@ class Table:
         self.journal.begin(overwritten)
 
     def _notify(self, slots: Ints) -> None:
-        """Tell listener and journal that rows are written."""
         if self.listener is not None:
             self.listener.on_add(slots)
         self._commit()

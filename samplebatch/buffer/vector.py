@@ -92,7 +92,7 @@ class ReplayBufferManager(ReplayBuffer):
         self._order = list(range(len(maxsizes)))
 
     def _gather(self, buffers: Sequence[ReplayBuffer]) -> None:
-        """Take the rows and the running episodes of buffers, ring by ring."""
+        """Copy rows and running episodes of buffers, ring by ring."""
         if not any(len(buffer) for buffer in buffers):
             return
         rings = self._table.rings

@@ -138,7 +138,7 @@ def set_columns(table: Table | None, given: Any) -> None:
 
 
 def _is_held(held: Store | Tree, value: Any) -> bool:
-    """Tell whether a value equals that of a column or of a tree of columns."""
+    """Return whether a value equals a stored column or tree of columns."""
     if isinstance(held, Store):
         shown = held.values
         if value is shown or isinstance(shown, np.ndarray):

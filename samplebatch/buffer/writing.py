@@ -164,7 +164,7 @@ def newest_frame(value: Any, path: str, *, single: bool) -> Any:
 
 
 def _has_pixels_first(shape: tuple[int, ...], dtype: Any) -> bool:
-    """Tell whether rows look like images with channels last, or without any, rather than like stacks of frames."""
+    """Return whether rows look like images without stacked frames, channels last or absent."""
     if not shape or shape[0] <= _MAX_FRAMES:
         return False
     return (len(shape) == 3 and shape[-1] <= _MAX_FRAMES) or (len(shape) == 2 and dtype == np.uint8)
@@ -263,7 +263,7 @@ class Series:
 
 
 def _sums(before: npt.NDArray[np.float64], rew: npt.NDArray[np.float64], run: Ints) -> npt.NDArray[np.float64]:
-    """Add up the rewards of each run one after the other, as they would be if they came one by one."""
+    """Sum the rewards of each run in the order in which single steps would be added."""
     count = len(before)
     runs = np.concatenate([np.arange(count), run])
     values = np.concatenate([before, rew]).reshape(len(runs), -1)

@@ -125,7 +125,7 @@ def steps_as_recorded(source: Source) -> Steps:
 
 
 def _number_in_order(keys: list[npt.NDArray[Any]]) -> npt.NDArray[np.intp]:
-    """Number rows by their keys, in the order in which these come first, shape (n,)."""
+    """Number rows by their keys in order of first appearance, shape (n,)."""
     starts = run_starts(*keys)
     code = np.zeros(len(starts), np.intp)
     for key in keys:
@@ -164,7 +164,7 @@ def as_flat(source: Source) -> SampleBatch:
 
 
 def _flat(source: Source) -> SampleBatch:
-    """Return the steps of a source as they lie, actions as they were recorded."""
+    """Return the steps of a source in stored order, with recorded actions."""
     batch = _without_sequences(_steps_in(source) if isinstance(source, ReplayBuffer) else _join(source))
     if not batch.count:
         raise EmptyBufferError("experience must have steps to be converted, it has none")

@@ -61,7 +61,7 @@ def _flatten(batch: SampleBatch) -> tuple[list[Any], _Structure]:
 
 
 def _unflatten(structure: _Structure, leaves: Iterable[Any]) -> SampleBatch:
-    """Make a batch of leaves, which may be anything: JAX builds trees of its own markers."""
+    """Create a batch from leaves of any type: JAX also builds trees of markers."""
     paths, nested, flags = structure
     batch = SampleBatch.__new__(SampleBatch)
     batch._columns = {path: _column_of(leaf, path) for path, leaf in zip(paths, leaves, strict=True)}

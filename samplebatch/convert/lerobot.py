@@ -263,7 +263,7 @@ def read_lerobot(
 
 
 def _choose_features(features: Mapping[str, Feature], columns: Sequence[str] | None) -> dict[str, Feature]:
-    """Choose the features to be read, and refuse by name those that cannot be."""
+    """Select the features to read; reject unsupported ones by name."""
     listed = [name for name in features if name != INDEX] if columns is None else list(columns)
     for name in listed:
         if name not in features:
@@ -354,7 +354,7 @@ def _read_file(
 
 
 def _values(column: pa.ChunkedArray, name: str, feature: Feature, bound: MemoryBound) -> Any:
-    """Return the values of a column, as its feature says that they are."""
+    """Convert the values of a column to the dtype and shape of its feature."""
     array = column.combine_chunks()
     array = getattr(array, "storage", array)
     if feature.dtype == "image":
@@ -428,7 +428,7 @@ def _cast(array: pa.Array, name: str, feature: Feature, bound: MemoryBound) -> n
 
 
 def _as_columns(flat: SampleBatch, wanted: Mapping[str, Feature]) -> dict[str, Any]:
-    """Name columns as this library does, nested as the dots of their names say."""
+    """Translate column names; dots become nesting."""
     named = dict(zip(wanted, (flat[str(i)] for i in range(len(wanted))), strict=True))
     observations = [name for name in named if name.split(".")[0] == NAMES[names.OBS]]
     columns: dict[str, Any] = {}
@@ -526,7 +526,7 @@ def write_lerobot(
 
 
 def _is_empty_infos(name: str, batch: SampleBatch) -> bool:
-    """Tell whether a column is infos without values, as collectors record them."""
+    """Return whether a column is infos without values, as collectors record them."""
     return name == names.INFOS and batch[name].dtype == object and not any(batch[name].tolist())
 
 
@@ -583,7 +583,7 @@ def _counters(steps: experience.Steps, fps: float, tasks: npt.NDArray[np.int64])
 
 
 def _feature(name: str, values: npt.NDArray[Any]) -> dict[str, Any]:
-    """Describe a column; a vector has names, which tell one of a single number from a number."""
+    """Describe a column; the names of a vector distinguish one of length 1 from a number."""
     if "/" in name:
         raise ColumnTypeError(f"column {name!r} must have no '/' in its name in a dataset of LeRobot; rename it")
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
@@ -621,7 +621,7 @@ def _info(steps: experience.Steps, features: Mapping[str, Any], fps: float, task
 
 @contextlib.contextmanager
 def _new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """Make a folder that takes its place when the block ends well, and vanishes when it does not."""
+    """Create a temporary folder that replaces the target on success and is removed on failure."""
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise StorageError(f"{str(target)!r} must be a new folder or an empty one, and it is not")
@@ -636,7 +636,6 @@ def _new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _cut(values: npt.NDArray[Any], steps: experience.Steps) -> list[npt.NDArray[Any]]:
-    """Cut the rows of a column into those of each episode."""
     return np.split(values, steps.bounds[1:-1])
 
 
@@ -657,14 +656,14 @@ def _write(
 
 
 def _file_numbers(steps: experience.Steps, nbytes: int) -> npt.NDArray[np.intp]:
-    """Number the file of each episode, shape (k,): a file begins with the first episode beyond the size of one."""
+    """Number the file of each episode, shape (k,): an episode that exceeds the size of a file starts the next."""
     beyond = steps.bounds[:-1] * (nbytes / steps.batch.count) // (_FILE_MIB << 20)
     numbers: npt.NDArray[np.intp] = np.unique(beyond, return_inverse=True)[1].reshape(-1)
     return numbers
 
 
 def _arrow(values: npt.NDArray[Any]) -> pa.Array:
-    """Lay an array out as lists in lists; a vector as a list of fixed length, as LeRobot does."""
+    """Convert an array to nested lists; a vector to a list of fixed length, as LeRobot does."""
     values = np.ascontiguousarray(values)
     array = pa.array(values.reshape(-1))
     shape = values.shape[1:]
@@ -716,7 +715,7 @@ def _statistics(values: npt.NDArray[Any]) -> Statistics:
 
 
 def _join_statistics(rows: list[Statistics]) -> Statistics:
-    """Join the statistics of episodes into those of all rows; quantiles are means of theirs, as LeRobot's are."""
+    """Merge statistics of episodes; quantiles are averaged, as LeRobot does."""
     stacked = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
     count = stacked.pop("count")
     with np.errstate(invalid="ignore"):
@@ -732,7 +731,7 @@ def _join_statistics(rows: list[Statistics]) -> Statistics:
 
 
 def _tasks_table(tasks: list[str]) -> pa.Table:
-    """Lay tasks out as pandas writes a frame with the tasks as its index, which readers expect."""
+    """Return tasks as the table that pandas writes for a frame indexed by task, which readers require."""
     column = {"name": TASK, "field_name": TASK, "pandas_type": "int64", "numpy_type": "int64", "metadata": None}
     index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     about = {"index_columns": ["task"], "column_indexes": [], "columns": [column, index], "pandas_version": "2.2.0"}

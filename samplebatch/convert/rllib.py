@@ -146,7 +146,7 @@ def trim(data: Any, lookback: int) -> Any:
 
 
 def _stack(steps: Any, path: str) -> Any:
-    """Stack a list of values, each of which may be a tree; arrays are kept."""
+    """Stack a list of arrays or trees; arrays are returned unchanged."""
     return experience.stack_steps(steps, path) if isinstance(steps, list) else steps
 
 
@@ -313,7 +313,7 @@ def _agent_steps(policy: str, part: SampleBatch) -> _AgentSteps:
 def _episode_of_agents(
     cls: Any, name: str, agents: list[_AgentSteps], observation_space: Any, action_space: Any
 ) -> MultiAgentEpisode:
-    """Lay out the steps of all agents by the environment's time, as RLlib's constructor takes them."""
+    """Order the steps of all agents by environment time, for RLlib's constructor."""
     start = min(own.times[0] for own in agents)
     length = max(own.times[-1] for own in agents) - start + 1
     columns: dict[str, list[dict[Any, Any]]] = {
@@ -601,7 +601,7 @@ def _read_episodes(column: pa.ChunkedArray, bound: MemoryBound, allow_pickle: bo
 
 
 def _parts_in(state: dict[str, Any]) -> EpisodeParts:
-    """Take the state of an episode apart, as `SingleAgentEpisode.get_state` gives it."""
+    """Split the state of an episode from `SingleAgentEpisode.get_state`."""
 
     def cut(name: str, of: Any = state) -> Any:
         return trim(of[name]["data"], int(of[name]["lookback"]))

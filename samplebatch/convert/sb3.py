@@ -246,7 +246,7 @@ def to_sb3_rollout(
 
 
 def _unit_of(space: Any) -> ActionUnit | None:
-    """Return the unit of the actions in a replay buffer: those of a bounded Box are scaled to [-1, 1]."""
+    """Return the action unit of replay buffers: actions of a bounded Box are scaled to [-1, 1]."""
     if not hasattr(space, "low") or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         return None
     return ActionUnit("scale", space.low, space.high)

@@ -72,7 +72,7 @@ def to_tensordict(source: Source) -> TensorDict:
 
 
 def _entry(batch: SampleBatch, path: str, value: Any) -> Any:
-    """Return a column as a tensor, a tree of them, or non-tensor data where torch has no dtype for it."""
+    """Convert a column to a tensor, a tree of tensors, or non-tensor data if torch has no such dtype."""
     if isinstance(value, tuple):
         value = {str(place): item for place, item in enumerate(value)}
     if isinstance(value, Mapping):
@@ -153,7 +153,7 @@ def from_tensordict(td: TensorDict) -> SampleBatch:
 
 
 def _observations(root: dict[str, Any], following: dict[str, Any]) -> dict[str, Any]:
-    """Take the observations out of the entries, and those of the next step."""
+    """Pop the observations and next observations from the entries."""
     keys = [key for key in root if key in following and key not in _FLAGS and key != "reward"]
     if keys in ([], ["observation"]):
         found = {names.OBS: root.pop("observation", None), names.NEXT_OBS: following.pop("observation", None)}

@@ -72,7 +72,7 @@ def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> An
 
 
 class _Attributes:
-    """Reads attributes of a buffer in memory as those of a file are read."""
+    """Reader of a buffer's attributes in memory, with the interface of the readers of files."""
 
     allow_pickle = True
 
@@ -156,7 +156,7 @@ def _their_buffer(ours: Any, data: Any) -> Any:
 
 
 def _realize(value: Any, made: dict[int, tuple[Standing, Any]]) -> Any:
-    """Make the objects of Tianshou's for which others stand, each once."""
+    """Create each of Tianshou's objects from its stand-in, once."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         realized = np.empty(value.shape, object)
         realized[...] = [_realize(item, made) for item in value]

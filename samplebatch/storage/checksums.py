@@ -141,7 +141,7 @@ def write(file: BinaryIO, data: memoryview, form: Format) -> None:
 
 
 def _sum(data: memoryview, form: Format, known: Mapping[int, int]) -> tuple[int, bytes]:
-    """Return the bytes in the body of a whole file, and all that belongs behind it: checksums, trailer and footer."""
+    """Return the size of the body of an intact file, and its suffix: checksums, trailer and footer."""
     body_nbytes = len(data) - form.footer_nbytes(data)
     # Those with bytes of the footer, which moves behind the checksums, have others then.
     known = {block: value for block, value in known.items() if (block + 1) * BLOCK_NBYTES <= body_nbytes}

@@ -211,7 +211,7 @@ def _open_unnamed(target: str) -> BinaryIO | None:
 
 
 def _name_file(file: BinaryIO, target: str, temporary: str) -> bool:
-    """Give an unnamed file the name of its target, or a temporary one if the target exists; tell which."""
+    """Link an unnamed file to its target, or to a temporary name if the target exists; return whether it has the target's."""
     fd = file.fileno()
     try:
         for name in (target, temporary):

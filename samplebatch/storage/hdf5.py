@@ -239,7 +239,7 @@ def check_hdf5(data: pa.Buffer, name: str) -> bool:
 
 
 def _datasets_at(name: str, start: int, stop: int) -> list[str]:
-    """Name the datasets of an HDF5 file with values between two places; those of columns as the columns."""
+    """Name the datasets of an HDF5 file with values between two offsets; columns by their names."""
     import h5py
 
     found: list[str] = []
@@ -406,7 +406,7 @@ def _read_columns(
 
 
 def _column(name: str, kind: str, value: Any) -> Column:
-    """Make a column of rows that were read; raises FormatError if it is of another kind than the file says."""
+    """Create a column of rows; raises FormatError if its kind differs from the file's."""
     if kind == RaggedColumn.kind:
         return _ragged(value)
     if kind == RaggedTorchColumn.kind:

@@ -73,7 +73,7 @@ def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compress
 
 
 def _hdf5_filter(thing: Any, compression: str | None) -> str | None:
-    """Choose how the data sets of an HDF5 file are compressed: if nobody says, as columns are in memory."""
+    """Select the compression of HDF5 datasets; by default that of the columns in memory."""
     if compression is None:
         compressed = (
             thing._table.columns.stores.compress if isinstance(thing, ReplayBuffer) else batches.is_compressed(thing)

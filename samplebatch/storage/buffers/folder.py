@@ -440,7 +440,7 @@ def _check_free(folder: Path) -> None:
 
 
 def _rows_of(column: _Column, slots: Slots, numbers: npt.NDArray[np.int64]) -> memoryview:
-    """Return the bytes of rows: of a single one as it lies, else gathered."""
+    """Return the bytes of rows: a view of a single row, otherwise gathered."""
     if isinstance(slots, int):
         assert column.mapping is not None
         return memoryview(column.mapping)[slots * column.row_nbytes : (slots + 1) * column.row_nbytes]

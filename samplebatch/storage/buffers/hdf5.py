@@ -122,7 +122,7 @@ def _write_columns(buffer: Any, group: h5py.Group, compression: str | None) -> N
 
 
 def _is_numeric(store: Store) -> bool:
-    """Tell whether HDF5 has the dtype of a store's rows, all of which have one shape."""
+    """Return whether HDF5 supports the dtype of a store with rows of one shape."""
     if isinstance(store, TorchStore):
         return store.dtype.name == str(store.torch_dtype).removeprefix("torch.")
     if isinstance(store, DenseStore):
@@ -186,14 +186,14 @@ def _parts_of(cls: Any, file: h5py.File, reader: Hdf5Reader) -> tuple[State, Tab
 
 
 def _counting(rings: State) -> tuple[int, Ranges]:
-    """Return how many slots rings have, and the ranges of those with rows."""
+    """Return the number of slots per ring, and the ranges of slots with rows."""
     stops = np.cumsum(rings["maxsizes"])
     starts = stops - rings["maxsizes"]
     return int(stops[-1]), list(zip(starts.tolist(), (starts + rings["sizes"]).tolist(), strict=True))
 
 
 def _numbers(children: Mapping[str, Any], reader: Hdf5Reader) -> State:
-    """Read the numbers that are datasets: Tianshou pickles those of a buffer that it has loaded itself."""
+    """Read numeric datasets: Tianshou pickles the numbers of a buffer that it has loaded."""
     import h5py
 
     found: State = {}

@@ -382,7 +382,7 @@ def _parts(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _describe_part(part: str, state: Mapping[str, Any]) -> str:
-    """Name a part for an error: a column by its own name, where the state is whole enough to tell."""
+    """Name a part for an error: a column by its name if the state is intact enough."""
     where, _, place = part.rpartition(".columns.")
     with contextlib.suppress(KeyError, TypeError, AttributeError, RecursionError):
         tree: Any = state
@@ -668,7 +668,7 @@ def load_state(buffer: ReplayBuffer | MultiAgentReplayBuffer, state: Mapping[str
 
 
 def _replace(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
-    """Replace rows, sampler and generator; nothing has changed if the state is refused."""
+    """Replace rows, sampler and generator; an invalid state changes nothing."""
     own = buffer._table
     journal = own.journal
     if journal is not None:

@@ -281,7 +281,7 @@ def _next_data(fd: int, start: int, nbytes: int) -> int:
 
 
 def _boot() -> str:
-    """Tell which start of the machine this is; an empty string where nobody knows."""
+    """Return the identity of this boot of the machine; empty if unknown."""
     try:
         return _BOOT.read_text().strip()
     except OSError:

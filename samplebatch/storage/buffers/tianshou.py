@@ -73,7 +73,7 @@ class Standing:
 
 
 def _batch_stub(values: dict[str, Any]) -> Standing:
-    """Stand for a batch of Tianshou's."""
+    """Create the stand-in of one of Tianshou's batches."""
     return Standing(_BATCH, values)
 
 

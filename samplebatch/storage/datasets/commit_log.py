@@ -279,7 +279,7 @@ def _tail(about: dict[str, Any]) -> bytes:
 
 
 def _sealed_end(data: bytes) -> int | None:
-    """Find the end of the lines of a log whose seal is that of its footer; None if it has no such seal."""
+    """Find the end of the lines that match the seal of a log's footer; None without such a seal."""
     if data[-len(_MAGIC) :] != _MAGIC:
         return None
     footer = len(data) - 2 * len(_MAGIC) - int.from_bytes(data[-2 * len(_MAGIC) : -len(_MAGIC)], "little")

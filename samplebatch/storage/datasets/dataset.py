@@ -461,7 +461,7 @@ class Dataset:
         return found
 
     def _episodes(self) -> tuple[Rows, Rows]:
-        """Order all rows by episode and time, and tell where episodes begin in that order."""
+        """Order all rows by episode and time; return the order and each episode's first position."""
         if self._order is None or self._order[0] != len(self):
             self._order = (len(self), *self._find_episodes())
         return self._order[1:]

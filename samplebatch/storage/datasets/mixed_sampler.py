@@ -296,12 +296,12 @@ class MixedSampler:
 
 
 def _is_reserved(value: Any) -> bool:
-    """Tell whether a value of a batch is None or has reserved names alone: it has no rows."""
+    """Return whether a value of a batch has no rows: None, or reserved names only."""
     return value is None or (KINDS[type(value)] == NODE and all(map(_is_reserved, value.__dict__.values())))
 
 
 def _is_empty(value: Any) -> bool:
-    """Tell whether all rows of a column are None or dicts without keys, such as the infos of most environments."""
+    """Return whether all rows of a column are None or empty dicts, such as most environments' infos."""
     rows = value.ravel().tolist() if isinstance(value, np.ndarray) and value.dtype == object else [value]
     return all(row is None or (isinstance(row, dict) and not row) for row in rows)
 

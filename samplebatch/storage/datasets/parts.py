@@ -191,7 +191,7 @@ class DatasetRows:
         return self._units.get(self._policy)
 
     def _with_units(self, batch: AnyBatch) -> AnyBatch:
-        """Give a batch the units of actions of all rows, some of which may have come without."""
+        """Set a batch's action units to the units of all rows; some rows may lack one."""
         if self._units:
             parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {self._policy: batch}
             for policy, part in parts.items():
@@ -395,7 +395,7 @@ def merge_units(units: Units, batch: AnyBatch) -> Units:
 
 
 def _policy_of(part: commit_log.Part, group: int) -> str | None:
-    """Tell the policy of a row group's rows: none has rows of two policies."""
+    """Return the policy of a row group, which has rows of one policy only."""
     start, stop = sum(part.groups[:group]), 0
     for policy, rows in part.policies or ():
         stop += rows
@@ -566,7 +566,7 @@ def _match(batch: AnyBatch, about: dict[str, Any]) -> AnyBatch:
 
 
 def _check_alike(about: dict[str, Any], kind: str, schema: pa.Schema) -> None:
-    """Refuse a batch of another type or with other columns than those before it."""
+    """Reject a batch of another type or with other columns than earlier batches."""
     if about["type"] != kind:
         raise ColumnMismatchError(f"batches of the dataset must be of type {about['type']}, got a {kind}")
     if kind == "MultiAgentBatch":
@@ -587,7 +587,7 @@ def _check_alike(about: dict[str, Any], kind: str, schema: pa.Schema) -> None:
 
 
 def _is_alike(given: pa.Field, field: pa.Field) -> bool:
-    """Tell whether columns can be joined: objects may differ in form, and text of earlier versions in layout."""
+    """Return whether columns can be joined: forms of objects and layouts of text may differ."""
     if holds_objects(field) and holds_objects(given):
         return True
     texts = [TextColumn.form_of(own.type, own.metadata or {}) for own in (given, field)]

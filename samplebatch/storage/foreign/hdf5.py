@@ -170,7 +170,7 @@ class Hdf5Reader:
         return found
 
     def _take(self, dataset: Any, count: int, nbytes: int = 0) -> None:
-        """Take elements of a dataset from the bound, by number, and one of the chunks in which they are read."""
+        """Subtract elements of a dataset, by number, and one of their chunks from the bound."""
         nbytes = nbytes or dataset.dtype.itemsize
         chunk = prod(dataset.chunks) if dataset.chunks else 0
         self.bound.take((count + chunk) * nbytes, f"{dataset.name!r}")
@@ -275,7 +275,7 @@ def check_heaps(path: str) -> None:
 
 
 def _magic_places(data: npt.NDArray[np.uint8]) -> Iterator[int]:
-    """Find the magic of heaps, as words at each of the four places that a word can begin at."""
+    """Find the magic of heaps, as words at each of four alignments."""
     for shift in range(4):
         words = data[shift : shift + (len(data) - shift) // 4 * 4].view("<u4")
         yield from (4 * np.flatnonzero(words == _MAGIC) + shift).tolist()

@@ -173,7 +173,7 @@ def _description(view: memoryview) -> Struct:
 
 
 def _width(element: Struct) -> int:
-    """Read the bytes of a value that its kind alone does not tell; 0 where it does."""
+    """Return the bytes of a value whose kind has no fixed width; 0 for other kinds."""
     if element.get(_ELEMENT_KIND) == _INT32:
         return _MEANING_WIDTHS.get(element.get(_ELEMENT_MEANING, -1), 0)
     return int(element.get(_ELEMENT_LENGTH, 0))

@@ -94,7 +94,7 @@ def write_arrow(
 
 
 def _writable_parts(table: pa.Table) -> Iterator[pa.Table]:
-    """Cut a table between rows, so that no array of a record batch is longer than Arrow's files take."""
+    """Split a table between rows, so that arrays of record batches fit into Arrow files."""
     lengths = {name: max(map(_longest, table.column(name).chunks), default=0) for name in table.column_names}
     if max(lengths.values(), default=0) <= MAX_LENGTH:
         yield table
@@ -128,7 +128,7 @@ def _longest(array: pa.Array) -> int:
 
 
 def _write_small(table: pa.Table, path: str | os.PathLike[str], compression: str, *, durable: bool) -> None:
-    """Write a table by way of memory: one large write takes less time than a small one for each buffer."""
+    """Write a table through memory: one large write is faster than a small write per buffer."""
     options = _options(path, compression)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:

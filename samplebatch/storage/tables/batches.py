@@ -146,7 +146,7 @@ def is_compressed(batch: AnyBatch) -> bool:
 
 
 def _empty_paths(batch: Any, path: list[str]) -> Iterator[tuple[list[str], bool]]:
-    """Walk through the None and the reserved names of a nested batch; true stands for None."""
+    """Iterate over None and reserved names of a nested batch; true marks None."""
     for name, value in batch.__dict__.items():
         here = [*path, name]
         if value is None:
@@ -274,7 +274,7 @@ def select_columns(batch: AnyBatch, columns: Sequence[str]) -> AnyBatch:
 
 
 def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
-    """List columns that count the steps of a flat batch, a policy's each, where none of those asked for does."""
+    """List one column per policy that counts steps, if no requested column does."""
     about = file.about
     if about is None or kind_of(about) not in ("SampleBatch", "MultiAgentBatch"):
         return []
@@ -428,7 +428,7 @@ def _is_under(column: str, name: object) -> bool:
 
 
 class _Comparison(NamedTuple):
-    """A comparison of a column of numbers with one of its own type, for filters to leave to NumPy."""
+    """Comparison of a numeric column with a number of its type, for filters that NumPy evaluates."""
 
     name: str
     compare: Callable[[Any, Any], Any]
@@ -512,7 +512,7 @@ class RowFilter:
         return reduce(operator.or_, masks).nonzero()[0]
 
     def _find(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """Find rows by Arrow's engine, which takes values of every type, and 0.2 ms for the fewest."""
+        """Find rows by Arrow's engine, which accepts values of every type; 0.2 ms at least."""
         columns: dict[str, Any] = {}
         for name in self.names:
             field = table.schema.field(name)

@@ -140,7 +140,7 @@ def schema_to_store(schema: pa.Schema) -> pa.Schema:
 
 
 def _schema_in_memory(stored: pa.Schema) -> pa.Schema:
-    """Return the schema of which `schema_to_store` made another."""
+    """Invert `schema_to_store`."""
     encoded = (stored.metadata or {}).get(SCHEMA_KEY)
     if encoded is None:
         return stored

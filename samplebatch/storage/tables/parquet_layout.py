@@ -190,7 +190,7 @@ def _fixed_lists(values: pa.Array, arrow: pa.DataType, like: pa.Array) -> pa.Arr
 
 
 def _is_bare(arrow: pa.DataType) -> bool:
-    """Tell whether values of a type are there or not there, and have nothing else to say."""
+    """Return whether values of a type are only null or non-null."""
     return bool(
         (pa.types.is_struct(arrow) and arrow.num_fields == 0)
         or (pa.types.is_fixed_size_list(arrow) and arrow.list_size == 0)
