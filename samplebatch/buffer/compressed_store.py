@@ -76,7 +76,7 @@ class CompressedStore(Store):
 
     @classmethod
     def for_rows(cls, name: str, first_rows: Any, slots: int, max_open: int = 8) -> CompressedStore:
-        """Make a store for rows such as these, which are not written. Tensors are kept as arrays."""
+        """Create a store for rows such as these, which are not written. Tensors are kept as arrays."""
         rows = as_rows(first_rows, name)
         if rows.dtype.kind == "O":
             raise ColumnTypeError(f"column {name!r} must have numbers of one shape to be compressed, got objects")

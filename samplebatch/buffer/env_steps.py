@@ -174,7 +174,7 @@ class EnvSteps:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Make the steps of a `state_dict`."""
+        """Create the steps of a `state_dict`."""
         made = cls()
         numbers = np.asarray(state["numbers"], np.intp)
         made._numbers.extend(numbers)

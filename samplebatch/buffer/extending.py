@@ -147,7 +147,7 @@ def as_flat(batch: Any) -> SampleBatch[Any]:
 
 
 def is_dataset(source: Any) -> bool:
-    """Tell whether steps come from a dataset, which puts its episodes together one at a time."""
+    """Return whether steps come from a dataset, which puts its episodes together one at a time."""
     return hasattr(type(source), "iter_episodes")
 
 

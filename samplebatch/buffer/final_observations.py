@@ -1,6 +1,6 @@
 """Final observations: the ones that no later step brings, kept aside where next observations are not stored.
 
-The next observation of a step is the observation of the step after it, except where there is none: at a truncation, and
+The next observation of a step is the observation of the step after it, except if there is none: at a truncation, and
 at the newest step of a running episode. At a termination nothing follows that a learner could use.
 """
 
@@ -33,7 +33,7 @@ class FinalObservations:
     """The bootstrap observations of a table: after the newest step of each ring, and after each truncation.
 
     Row k is overwritten by every step of ring k; at a truncation it is copied to a row of its own, which is free
-    again when the truncated step is written over. A row belongs to the slot that its `owner` says, if that slot's
+    again when the truncated step is overwritten. A row belongs to the slot that its `owner` says, if that slot's
     step is still the one.
     """
 
@@ -101,7 +101,7 @@ class FinalObservations:
             self.keep_from(numbers[cut], slots[cut])
 
     def keep_from(self, sources: Ints, slots: Ints) -> None:
-        """Copy rows, those of rings, to rows of their own, until the slots are written over."""
+        """Copy rows, those of rings, to rows of their own, until the slots are overwritten."""
         rows = [(store, store.take(sources)) for _, store in leaves_of(self.columns.tree[NAME])]
         self.keep(Ready([(store, store.fit(found, len(slots))) for store, found in rows], []), slots)
 
@@ -111,7 +111,7 @@ class FinalObservations:
             self.keep_from(np.array([ring]), slots)
 
     def keep(self, ready: Ready, slots: Ints) -> None:
-        """Write next observations that `fit` returned to rows of their own, until the slots are written over."""
+        """Write next observations that `fit` returned to rows of their own, until the slots are overwritten."""
         places = self.rows_for(len(slots))
         del self._spare[len(self._spare) - len(places) :]
         rows = np.array(places, np.intp)
@@ -140,7 +140,7 @@ class FinalObservations:
         self.owners[: self.rings][(self.owners[: self.rings] > start) & (self.owners[: self.rings] <= stop)] = 0
 
     def has_rows(self, slots: Ints) -> npt.NDArray[np.bool_]:
-        """Tell which slots have rows of their own."""
+        """Return which slots have rows of their own."""
         found: npt.NDArray[np.bool_] = self._row_of[slots] > 0
         return found
 

@@ -117,7 +117,7 @@ def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
 
 
 def slots_in(ranges: list[Range]) -> Ints:
-    """Return the slots of ranges, one after the other.
+    """Return the slots of ranges, in succession.
 
     >>> slots_in([(7, 9), (0, 2)])
     array([7, 8, 0, 1])

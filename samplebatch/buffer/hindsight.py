@@ -169,7 +169,7 @@ class HERReplayBuffer(ReplayBuffer):
     Parameters
     ----------
     size
-        How many steps to keep.
+        Capacity in steps.
     compute_reward_fn
         Makes rewards, shape (n,), of the achieved and the desired goals of n steps, both of shape (n, ...).
     horizon
@@ -186,7 +186,7 @@ class HERReplayBuffer(ReplayBuffer):
     StorageError
         If a folder is given.
     ArgumentError
-        If `horizon` is no whole number from 1 on, or `future_k` is less than 1.
+        If `horizon` is not a whole number of at least 1, or `future_k` is less than 1.
 
     Examples
     --------
@@ -303,7 +303,7 @@ class HERReplayBuffer(ReplayBuffer):
         Parameters
         ----------
         indices
-            Which rows, as between brackets; n of them.
+            Index of n rows, as in `buf[index]`.
 
         Raises
         ------
@@ -314,7 +314,7 @@ class HERReplayBuffer(ReplayBuffer):
         ColumnMismatchError
             If the column of desired goals cannot hold the achieved ones without loss.
         RowIndexError
-            If an index lies outside.
+            If an index is out of range.
         """
         with self._table.lock:
             return self._relabel_rows(slots_of(self, indices).reshape(-1))
@@ -341,12 +341,12 @@ class HERReplayBufferManager(HERReplayBuffer, ReplayBufferManager):
     Parameters
     ----------
     buffer_list
-        The buffers, made with the same arguments. They become parts of this one, with their rows.
+        The buffers, made with the same arguments. They become parts of the new buffer, with their rows.
 
     Raises
     ------
     ColumnMismatchError
-        If one of them is no hindsight buffer, or relabels in another way; or as `ReplayBufferManager` does.
+        If a part is not a hindsight buffer, or relabels differently; or as `ReplayBufferManager` does.
     """
 
     _part_kind = HERReplayBuffer
@@ -369,14 +369,14 @@ class HERReplayBufferManager(HERReplayBuffer, ReplayBufferManager):
 
 
 class HERVectorReplayBuffer(HERReplayBufferManager):
-    """A replay buffer of n environments with goals, each in a ring of its own.
+    """A replay buffer of n environments with goals, one ring per environment.
 
     Parameters
     ----------
     total_size
-        How many steps to keep of all environments together, rounded up so that each has as many slots.
+        Capacity in steps of all environments together, rounded up so that each has as many slots.
     buffer_num
-        How many environments there are.
+        Number of environments.
     compute_reward_fn, horizon, future_k, storage
         As for `HERReplayBuffer`.
     **kwargs
@@ -385,11 +385,11 @@ class HERVectorReplayBuffer(HERReplayBufferManager):
     Raises
     ------
     ArgumentError
-        If `total_size` is no whole number from 0 on, or `buffer_num` none from 1 on.
+        If `total_size` is not a whole number of at least 0, or `buffer_num` not one of at least 1.
     StorageError
         If a folder is given.
     ArgumentError
-        If `horizon` is no whole number from 1 on, or `future_k` is less than 1.
+        If `horizon` is not a whole number of at least 1, or `future_k` is less than 1.
 
     Examples
     --------

@@ -76,7 +76,7 @@ class Fragment:
 def prepare_fragment(
     policy: PolicyID, part: SampleBatch, buffer: ReplayBuffer, tail: Tail | None, form: Form | None
 ) -> Fragment:
-    """Lay out the rows of a policy stream by stream, and check that a buffer can take them; nothing is changed.
+    """Arrange the rows of a policy stream by stream, and check that a buffer can take them; nothing is changed.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ class MultiAgentReplayBuffer:
         Seed of all draws.
     **options
         Further arguments of the buffers. `compress` and `ragged` name columns as batches do, each a column of some
-        policy: the first sample is refused otherwise. If a policy that acts later is to bring the column, `size` must
+        policy: the first sample is rejected otherwise. If a policy that acts later is to bring the column, `size` must
         name all policies.
 
     Attributes
@@ -470,7 +470,7 @@ class MultiAgentReplayBuffer:
         return rows_as_added(held, self._forms[policy], self.buffers[policy].action_unit)
 
     def update_priorities(self, batch: MultiAgentBatch, priorities: Mapping[PolicyID, npt.ArrayLike]) -> None:
-        """Give rows that were sampled new priorities; those written over since keep theirs.
+        """Give rows that were sampled new priorities; those overwritten since keep theirs.
 
         Parameters
         ----------

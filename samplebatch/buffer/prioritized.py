@@ -33,7 +33,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     Parameters
     ----------
     size
-        How many steps to keep.
+        Capacity in steps.
     alpha
         How much priorities count: 0 for all rows equally likely, 1 for likelihoods proportional to priorities.
     beta
@@ -44,7 +44,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Whether each of n draws has an n-th of the sum of all to itself: the rows come in the order of their slots, and
         how often each is drawn differs less from the expectation.
     storage
-        A new folder to keep the rows in; see `ReplayBuffer`.
+        New folder for the rows; see `ReplayBuffer`.
     **kwargs
         As for `ReplayBuffer`. `sample_avail` has no effect: rows with fewer frames are drawn as well.
 
@@ -116,12 +116,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Parameters
         ----------
         index
-            Which rows, as between brackets; n of them. On duplicates the last priority wins.
+            Index of n rows, as in `buf[index]`. On duplicates the last priority wins.
         new_weight
             Priorities, shape (n,) or one for all; an array or a tensor. Their signs do not count.
         generation
             The `generation` of the rows when they were sampled, shape (n,). Priorities of rows that have been written
-            over since, or removed, are dropped then: they belong to steps that are no longer there.
+            over since, or removed, are dropped then: they belong to steps that are no longer stored.
         burn_in
             The column `burn_in` of sequences, shape (n, length), if they were sampled with burn-in.
 
@@ -134,7 +134,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         PriorityError
             If a priority is NaN or too large. Nothing has changed then.
         RowIndexError
-            If an index lies outside, or, without generations, there is no row.
+            If an index is out of range, or, without generations, there is no row.
 
         Examples
         --------
@@ -170,7 +170,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Raises
         ------
         RowIndexError
-            If an index lies outside, or there is no row.
+            If an index is out of range, or there is no row.
 
         Examples
         --------
@@ -229,12 +229,12 @@ class PrioritizedReplayBufferManager(PrioritizedReplayBuffer, ReplayBufferManage
     Parameters
     ----------
     buffer_list
-        The buffers, made with the same options. They become parts of this one, with their rows and priorities.
+        The buffers, made with the same options. They become parts of the new buffer, with their rows and priorities.
 
     Raises
     ------
     ColumnMismatchError
-        If one of them is not prioritized; or as `ReplayBufferManager` does.
+        If a part is not prioritized; or as `ReplayBufferManager` does.
     """
 
     _part_kind = PrioritizedReplayBuffer
@@ -262,23 +262,23 @@ class PrioritizedReplayBufferManager(PrioritizedReplayBuffer, ReplayBufferManage
 
 
 class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
-    """A replay buffer of n environments, each in a ring of its own, with prioritized sampling from all of them.
+    """A replay buffer of n environments, one ring per environment, with prioritized sampling from all of them.
 
     Parameters
     ----------
     total_size
-        How many steps to keep of all environments together, rounded up so that each has as many slots.
+        Capacity in steps of all environments together, rounded up so that each has as many slots.
     buffer_num
-        How many environments there are.
+        Number of environments.
     storage
-        A new folder to keep the rows in; see `ReplayBuffer`.
+        New folder for the rows; see `ReplayBuffer`.
     **kwargs
         As for `PrioritizedReplayBuffer`.
 
     Raises
     ------
     ArgumentError
-        If `total_size` is no whole number from 0 on, or `buffer_num` none from 1 on.
+        If `total_size` is not a whole number of at least 0, or `buffer_num` not one of at least 1.
     PriorityError
         If alpha or beta is negative or no number.
 

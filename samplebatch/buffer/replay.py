@@ -43,7 +43,7 @@ _ndarray = np.ndarray
 _zeros = np.zeros
 
 _MAX_SIZE = 1 << 47
-"""Steps of which a byte each would fill the address space of a process."""
+"""Number of steps that fills a process's address space with one byte per step."""
 
 _MAX_PRINTED = 20
 """Slots of the largest buffer that is printed with the values of its columns."""
@@ -63,23 +63,23 @@ class ReplayBuffer:
     Parameters
     ----------
     size
-        How many steps to keep.
+        Capacity in steps.
     stack_num
         Number of steps of an episode to stack where observations, info and policy are read.
     ignore_obs_next
         Whether to derive next observations from the following step. Final observations of truncated and running
         episodes are stored separately.
     save_only_last_obs
-        Whether to store only the last frame of observations that come stacked.
+        Whether to store only the last frame of stacked observations.
     sample_avail
         Whether to sample only rows that have all the frames of a stack.
     random_seed
-        Seed of the buffer's own generator, from which all draws come.
+        Seed of the buffer's generator.
     compress
         Names of columns to compress by LZ4, for images; True for observations. A name includes nested columns. The
         first step must have them, except for `obs_next`, `info` and `policy`.
     ragged
-        Names of columns whose rows vary in shape; observations that come as arrays of arrays are found out.
+        Names of columns whose rows vary in shape; arrays of arrays as observations are recognized.
     reward_dtype
         Dtype of rewards, n-step returns and discounts in rows that are read. They are stored and summed in float64.
     raise_on_nan
@@ -90,7 +90,7 @@ class ReplayBuffer:
     Raises
     ------
     ArgumentError
-        If `size` is no whole number from 0 to 2**47, `stack_num` none from 1 on, or `reward_dtype` another dtype.
+        If `size` is not a whole number from 0 to 2**47, `stack_num` is less than 1, or `reward_dtype` another dtype.
 
     Attributes
     ----------
@@ -415,7 +415,7 @@ class ReplayBuffer:
         ----------
         batch_size
             How many; 0 for all in time order, None for all in random order, a negative number for none. Raises
-            EmptyBufferError if there is no row to draw from, ArgumentError if it is no whole number.
+            EmptyBufferError if there is no row to draw from, ArgumentError if it is not a whole number.
         """
         with self._table.lock:
             return self._draw(batch_size) - self._start
@@ -466,8 +466,8 @@ class ReplayBuffer:
         Raises
         ------
         ArgumentError, DeviceError
-            If `batch_size` is no whole number from 1 on, or `epochs` or `prefetch` none from 0 on; if `floats` is no
-            floating-point dtype; if batches are made ahead for no device; if torch cannot use the device.
+            If `batch_size` is less than 1, or `epochs` or `prefetch` less than 0; if `floats` is no floating-point
+            dtype; if `prefetch` has no device; if torch cannot use the device.
 
         Examples
         --------
@@ -508,7 +508,7 @@ class ReplayBuffer:
         ----------
         n
             How many; 0 for all in time order, ring by ring, None for all in random order, a negative number for none.
-            Raises EmptyBufferError if there is none to draw from, ArgumentError if it is no whole number.
+            Raises EmptyBufferError if there is none to draw from, ArgumentError if it is not a whole number.
         unfinished
             Whether running episodes may be drawn, too.
         where
@@ -553,7 +553,7 @@ class ReplayBuffer:
     ) -> Sample[Batch, Ints]:
         """Draw steps, and return the sequences that begin with them; none crosses an episode or the write cursor.
 
-        Each step is drawn as `sample` draws it: as likely as any other, or by its priority.
+        Each step is drawn as `sample` draws it: with equal probability, or by its priority.
 
         Parameters
         ----------
@@ -598,7 +598,7 @@ class ReplayBuffer:
         Parameters
         ----------
         index
-            The steps, as between brackets; n of them.
+            Index of n steps, as in `buf[index]`.
         length
             Steps of a sequence.
         burn_in
@@ -615,9 +615,9 @@ class ReplayBuffer:
         Raises
         ------
         ColumnMismatchError, RowIndexError
-            If rows have a column `mask` or `burn_in` already; if an index lies outside.
+            If rows have a column `mask` or `burn_in` already; if an index is out of range.
         ArgumentError, SequenceError
-            If `length` is no whole number from 1 on, or `burn_in` none from 0 on; if `burn_in` leaves no step.
+            If `length` is less than 1, or `burn_in` less than 0; if `burn_in` leaves no step.
 
         Examples
         --------
@@ -701,7 +701,7 @@ class ReplayBuffer:
             return first_row(self._rows(views.require_row(self, slots)))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Go over the rows in time order, ring by ring; each is copied when its turn comes."""
+        """Go over the rows in time order, ring by ring; each is copied on iteration."""
         with self._table.lock:
             indices = (views.slots_of(self, slice(None)) - self._start).tolist()
         for index in indices:
@@ -719,7 +719,7 @@ class ReplayBuffer:
         Parameters
         ----------
         index, key
-            The rows, as between brackets, and the column's name.
+            Index of the rows, as in `buf[index]`, and the column's name.
         default_value
             The value to return if there is no such column; None for an error.
         stack_num
@@ -728,8 +728,8 @@ class ReplayBuffer:
         Raises
         ------
         ColumnNotFoundError, RowIndexError, ArgumentError
-            If there is no such column and no default; if an index lies outside, or a single one has no row; if
-            `stack_num` is no whole number from 1 on.
+            If there is no such column and no default; if an index is out of range, or a single one has no row; if
+            `stack_num` is not a whole number of at least 1.
 
         Examples
         --------
@@ -756,7 +756,7 @@ class ReplayBuffer:
         return values if slots.ndim else first_row(values)
 
     def latest(self, n: int) -> Batch:
-        """Copy the newest n rows, or as many as there are, in time order; of several rings, those of each."""
+        """Copy the newest n rows of each ring, or fewer if fewer are stored, in time order."""
         whole("n", n)
         with self._table.lock:
             return self._rows(self._table.rings.newest(n, self._ring))
@@ -861,7 +861,7 @@ class ReplayBuffer:
     # Changes of stored columns
 
     def set_batch(self, batch: Batch | Mapping[str, Any]) -> None:
-        """Put rows into all slots, `maxsize` of them under the usual names; which slots count stays as it is.
+        """Put rows into all slots, `maxsize` of them under the usual names; the set of stored rows does not change.
 
         Raises
         ------
@@ -887,7 +887,7 @@ class ReplayBuffer:
         ------
         ColumnLengthError, ColumnMismatchError, ColumnTypeError, RowIndexError
             If the column cannot take the values, or there is no default and its dtype has no missing value; names it.
-            If an index lies outside. Nothing has changed then.
+            If an index is out of range. Nothing has changed then.
         """
         slots = (
             np.arange(self._start, self._start + self.maxsize)
@@ -903,7 +903,7 @@ class ReplayBuffer:
         Parameters
         ----------
         index
-            Which rows, as between brackets; n of them. On duplicates the last value wins.
+            Index of n rows, as in `buf[index]`. On duplicates the last value wins.
         generation
             `generation_of` the rows when they were read, shape (n,): rows that were overwritten since are left alone.
             None requires rows in all slots.
@@ -917,8 +917,8 @@ class ReplayBuffer:
         Raises
         ------
         ColumnLengthError, ColumnMismatchError, ColumnTypeError, RowIndexError
-            If a column does not have n rows, or cannot hold the values; names it. If an index lies outside, or, without
-            generations, has no row. Nothing has changed then.
+            If a column does not have n rows, or cannot hold the values; names it. If an index is out of range, or has
+            no row without generations. Nothing has changed then.
 
         Examples
         --------
@@ -966,11 +966,11 @@ class ReplayBuffer:
         return buffer
 
     def isnull(self) -> Batch:
-        """Tell for every element of all rows, as they lie, whether it is NaN, NaT or None."""
+        """Tell for every element of all rows, in stored order, whether it is NaN, NaT or None."""
         return nulls(self[: len(self)])  # type: ignore[return-value]
 
     def hasnull(self) -> bool:
-        """Tell whether any element of any row is NaN, NaT or None."""
+        """Return whether any element of any row is NaN, NaT or None."""
         return bool(len(self)) and any_null(self[: len(self)])
 
     def dropnull(self) -> None:
@@ -1121,14 +1121,14 @@ class ReplayBuffer:
     def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
         """Continue from the state of a buffer of the same class, sizes and options.
 
-        With `verify`, each part is held against its checksum. The state of an older version has none, and is taken.
+        With `verify`, each part is compared with its checksum. States of older versions have none, and are accepted.
 
         Raises
         ------
         ColumnMismatchError
             If it was another class, or of other sizes or options.
         FormatError
-            If the state is not whole, or not as it was; names the part. Nothing has changed then.
+            If the state is incomplete or damaged; names the part. Nothing has changed then.
         RingError
             If the buffer is a part of another.
         """

@@ -286,7 +286,7 @@ class Rings:
         return last[~done[last]]
 
     def generation(self, slots: Ints) -> Ints:
-        """Return how often each slot has been written over since the beginning: -1 if it never was written.
+        """Return how often each slot has been overwritten since the beginning: -1 if it never was written.
 
         Emptying a ring counts as writing over all of its slots.
         """
@@ -310,7 +310,7 @@ class Rings:
         return found
 
     def overwritten(self) -> Flags:
-        """Tell of each ring whether rows have been written over since it was empty, shape (n,)."""
+        """Tell of each ring whether rows have been overwritten since it was empty, shape (n,)."""
         written = self.writes if self.together else self.written
         found: Flags = written - self.origins > self.maxsizes
         return found
@@ -333,7 +333,7 @@ class Rings:
         return int(self.cursors[ring]), int(self.sizes[ring])
 
     def chronological(self, ring: int | None = None) -> Ints:
-        """Return the slots of all rows of one ring, or of all rings one after the other, oldest first."""
+        """Return the slots of all rows of one ring, or of all rings in succession, oldest first."""
         if ring is None and self.together:
             order = np.concatenate([_zeros(0, _INTP), *(np.arange(*pair) for pair in self.stretches(0))])
             return order if self.n == 1 else (self.bases[:, None] + order).ravel()
@@ -356,7 +356,7 @@ class Rings:
         return np.concatenate([base + np.arange(size) for base, size in zip(self.bases, self.sizes, strict=True)])
 
     def draw(self, count: int, rng: np.random.Generator, ring: int | None = None) -> Ints:
-        """Draw slots of rows, each as likely as any other, with replacement."""
+        """Draw slots of rows, each with equal probability, with replacement."""
         if ring is not None:
             total = self._cursor_and_size(ring)[1]
         else:

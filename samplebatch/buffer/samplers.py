@@ -58,7 +58,7 @@ class Sampler(ABC):
     @classmethod
     @abstractmethod
     def from_state_dict(cls, capacity: int, slots: Ints, state: Any) -> Self:
-        """Make a sampler from a `state_dict`, for a table of `capacity` slots and n of them, shape (n,)."""
+        """Create a sampler from a `state_dict`, for a table of `capacity` slots and n of them, shape (n,)."""
 
 
 class Uniform(Sampler):

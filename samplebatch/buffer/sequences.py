@@ -33,10 +33,10 @@ class Episodes(NamedTuple):
     finished: Flags
     """Whether its last step has been added: the newest episode of a ring may run on."""
     whole: Flags
-    """Whether its first step is there: the oldest episode of a ring may have been written over in part."""
+    """Whether its first step is there: the oldest episode of a ring may have been overwritten in part."""
 
     def slots(self, rings: Rings, chosen: Ints) -> tuple[Ints, Ints]:
-        """Return the slots of the steps of some episodes, one after the other, and where each begins among them.
+        """Return the slots of the steps of some episodes, in succession, and where each begins among them.
 
         Returns
         -------
@@ -52,7 +52,7 @@ class Episodes(NamedTuple):
 def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episodes:
     """Find the episodes of one ring, or of all.
 
-    Of the oldest one in a ring whose first rows have been written over, nothing tells whether it is whole: it counts
+    Of the oldest one in a ring whose first rows have been overwritten, nothing tells whether it is whole: it counts
     as cut.
 
     Examples

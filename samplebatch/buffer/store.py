@@ -1,6 +1,6 @@
 """Store: the rows of one column of a buffer in numbered slots, each of which may be written many times.
 
-A row is written in two steps, so that an `add` that one column refuses changes no other: `fit` checks rows and makes
+A row is written in two steps, so that an `add` that one column rejects changes no other: `fit` checks rows and makes
 them ready, `write` puts them into their slots and cannot fail.
 """
 
@@ -107,7 +107,7 @@ class Store(ABC):
         """Write the rows of a column that `to_column` made."""
 
     def plan_copy(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
-        """Allocate memory for the rows of ranges of slots, one after the other; return it and the jobs that fill it."""
+        """Allocate memory for the rows of ranges of slots, in succession; return it and the jobs that fill it."""
         pairs = [np.arange(start, stop) for start, stop in ranges]
         return self.take(np.concatenate([np.zeros(0, np.intp), *pairs])), []
 
@@ -336,7 +336,7 @@ def tensor_bits(rows: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def plan_copy(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.NDArray[Any], list[threads.Job]]:
-    """Allocate room for the rows of ranges of an array, one after the other, and cut the copying into jobs."""
+    """Allocate room for the rows of ranges of an array, in succession, and cut the copying into jobs."""
     rows = sum([stop - start for start, stop in ranges])
     out = memory.empty((rows, *values.shape[1:]), values.dtype)
     jobs: list[threads.Job] = []
@@ -444,7 +444,7 @@ class RaggedStore(Store):
 
     @classmethod
     def for_rows(cls, name: str, first_rows: Any, slots: int) -> RaggedStore:
-        """Make a store for rows such as these, which are not written."""
+        """Create a store for rows such as these, which are not written."""
         rows = ragged_rows(first_rows, name)
         store = cls(name, slots, rows.dtype, rows.ndim)
         store._is_open = not len(rows.flat)

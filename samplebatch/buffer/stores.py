@@ -101,7 +101,7 @@ class Stores:
                     )
 
     def make(self, name: str, first_rows: Any, slots: int) -> Store:
-        """Make the store that suits the first rows of a column; they are not written."""
+        """Create the store that suits the first rows of a column; they are not written."""
         if covers(self.compress, name):
             return CompressedStore.for_rows(name, first_rows, slots, self.max_open)
         is_ragged = isinstance(first_rows, VaryingRows) or covers(self.ragged, name)
@@ -110,7 +110,7 @@ class Stores:
         return store_for(name, first_rows, slots, self.allocate)
 
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
-        """Make an empty store of a kind for the rows of a column that another store's `to_column` returned."""
+        """Create an empty store of a kind for the rows of a column that another store's `to_column` returned."""
         if kind == "object":
             return ObjectStore(name, slots, row_shape)
         if kind == "compressed":
@@ -161,7 +161,7 @@ def _paths(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 
 def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = allocate_zeros) -> Store:
-    """Make the store that suits the first rows seen of a column; they are not written.
+    """Create the store that suits the first rows seen of a column; they are not written.
 
     Examples
     --------

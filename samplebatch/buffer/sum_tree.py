@@ -254,7 +254,7 @@ class SegmentTree:
 
     @classmethod
     def _over(cls, sums: SumTree) -> Self:
-        """Make a segment tree that shares the weights of a sum tree."""
+        """Create a segment tree that shares the weights of a sum tree."""
         tree = cls.__new__(cls)
         tree._sums = sums
         return tree

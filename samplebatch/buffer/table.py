@@ -37,7 +37,7 @@ _held: list[RLock] = []
 
 
 def new_lock() -> RLock:
-    """Make a lock that its thread may take several times, and that is free in a forked child.
+    """Create a lock that its thread may take several times, and that is free in a forked child.
 
     Who holds one takes no other, or a fork could wait for ever.
     """
@@ -185,7 +185,7 @@ class Table:
         n
             How many rows they are.
         rings
-            The ring of each row, shape (n,); rows of the same ring are steps one after the other. None for all rings in
+            The ring of each row, shape (n,); rows of the same ring are steps in succession. None for all rings in
             order.
         single
             Whether the values are those of one step, without a leading axis.
@@ -289,7 +289,7 @@ class Table:
         return slots
 
     def fill(self, rows: dict[str, Any], start: int, stop: int, *, keep: bool = False) -> None:
-        """Put rows into the slots from `start` up to `stop`; which slots count stays as it is."""
+        """Put rows into the slots from `start` up to `stop`; the set of stored rows does not change."""
         n = stop - start
         values, obs_next = self._complete(rows, n, single=False)
         ready = self.columns.fit(values, n, keep=keep and self.journal is None)
@@ -421,7 +421,7 @@ class Table:
     # Emptying
 
     def reset(self, rings: Sequence[int] | None = None, *, keep_statistics: bool = False) -> None:
-        """Empty some rings, or all; the rows stay where they are until they are written over."""
+        """Empty some rings, or all; the rows stay where they are until they are overwritten."""
         if self.journal is not None:
             # No column changes, but weights and owners of rows do.
             changed: list[tuple[Iterable[str], Slots]] = [((), self.rings.stored_slots())]
@@ -458,7 +458,7 @@ class Table:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Make a table from a `state_dict`."""
+        """Create a table from a `state_dict`."""
         maxsizes = np.asarray(state["rings"]["maxsizes"]).tolist()
         table = cls(maxsizes, state["stores"], keeps_next=state["keeps_next"], last_frame=state["last_frame"])
         table.rings.load_state_dict(state["rings"])

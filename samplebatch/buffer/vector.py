@@ -23,7 +23,7 @@ _INTP = np.dtype(np.intp)
 
 
 class ReplayBufferManager(ReplayBuffer):
-    """Several replay buffers as one, for vector environments: each environment has a ring of its own.
+    """Several replay buffers as one, for vector environments: one ring per environment.
 
     The buffers given, with the rows they have, become parts of this one: they share its memory from then on.
 
@@ -35,16 +35,16 @@ class ReplayBufferManager(ReplayBuffer):
     Attributes
     ----------
     buffer_num
-        How many buffers there are.
+        Number of buffers.
 
     Raises
     ------
     ColumnMismatchError
         If their options differ, or the columns of their rows; names the difference.
     ColumnTypeError
-        If one of them is no buffer of its own.
+        If a part is not a separate buffer.
     StorageError
-        If one of them is kept in a folder.
+        If a part is stored in a folder.
 
     Examples
     --------
@@ -151,7 +151,7 @@ class ReplayBufferManager(ReplayBuffer):
             gives them as keywords.
         buffer_ids
             The buffers that the rows are for, shape (k,); None for all in order. One may stand there several times:
-            its rows are steps one after the other.
+            its rows are steps in succession.
 
         Returns
         -------
@@ -165,7 +165,7 @@ class ReplayBufferManager(ReplayBuffer):
         ColumnNotFoundError
             If a column is missing that every step must have; names it.
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a column has not k rows, or cannot take them without loss; names it. Nothing has changed then.
+            If a column does not have k rows, or cannot store them exactly; names it. Nothing has changed then.
         RingError
             If there is no such buffer, or it has no slots.
         """
@@ -208,23 +208,23 @@ class ReplayBufferManager(ReplayBuffer):
 
 
 class VectorReplayBuffer(ReplayBufferManager):
-    """A replay buffer of n environments, each in a ring of its own.
+    """A replay buffer of n environments, one ring per environment.
 
     Parameters
     ----------
     total_size
-        How many steps to keep of all environments together, rounded up so that each has as many slots.
+        Capacity in steps of all environments together, rounded up so that each has as many slots.
     buffer_num
-        How many environments there are.
+        Number of environments.
     storage
-        A new folder to keep the rows in; see `ReplayBuffer`.
+        New folder for the rows; see `ReplayBuffer`.
     **kwargs
         As for `ReplayBuffer`.
 
     Raises
     ------
     ArgumentError
-        If `total_size` is no whole number from 0 on, or `buffer_num` none from 1 on.
+        If `total_size` is not a whole number of at least 0, or `buffer_num` not one of at least 1.
 
     Examples
     --------
@@ -255,7 +255,7 @@ class CachedReplayBuffer(ReplayBufferManager):
     main_buffer
         Where finished episodes go; becomes a part of this one, with the rows it has. With a size of 0 they go nowhere.
     cached_buffer_num
-        How many environments there are.
+        Number of environments.
     max_episode_length
         Slots of each cache; of a longer episode the newest steps are kept.
 
@@ -269,7 +269,7 @@ class CachedReplayBuffer(ReplayBufferManager):
     Raises
     ------
     ArgumentError
-        If `cached_buffer_num` or `max_episode_length` is no whole number from 1 on.
+        If `cached_buffer_num` or `max_episode_length` is not a whole number of at least 1.
     ColumnTypeError
         If the main buffer is of a kind that draws otherwise than uniformly.
 

@@ -152,7 +152,7 @@ def _is_held(held: Store | Tree, value: Any) -> bool:
 
 
 def _column(table: Table, name: str, value: Any) -> Any:
-    """Make the store of a column, or a tree of stores."""
+    """Create the store of a column, or a tree of stores."""
     names = values_of(value)
     if names is not None and not names:
         return {}

@@ -130,7 +130,7 @@ def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> np
 
 
 def end_flags(rows: Mapping[str, Any], n: int) -> tuple[Flags, Flags]:
-    """Return which of n rows are terminated, and which truncated; `done` stands for `terminated` where that is missing.
+    """Return which of n rows are terminated, and which truncated; `done` stands for `terminated` if that is missing.
 
     Examples
     --------
@@ -186,7 +186,7 @@ class Series:
     slots
         The slot of each step, shape (k,).
     lasting
-        The steps that no later one is written over, shape (l,), ascending; None for all.
+        The steps that no later one overwrites, shape (l,), ascending; None for all.
     rings, newest
         The rings that get steps, ascending, and the newest step of each.
 

@@ -233,7 +233,7 @@ class CleanRLReplayBuffer:
         Raises
         ------
         ArgumentError
-            If `batch_size` is no whole number from 1.
+            If `batch_size` is not a whole number of at least 1.
         EmptyBufferError
             If the buffer is empty.
         """

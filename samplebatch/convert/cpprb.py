@@ -21,7 +21,7 @@ _TO_FLAT = {theirs: name for name, theirs in _NAMES.items()}
 
 
 def from_cpprb(buffer: cpprb.ReplayBuffer) -> SampleBatch:
-    """Return the steps of a buffer of cpprb's in the order in which they came.
+    """Return the steps of a buffer of cpprb's in insertion order.
 
     `obs`, `act`, `rew`, `next_obs` and `done` become `obs`, `actions`, `rewards`, `new_obs` and `terminateds`; others
     keep their names. Rewards, flags and integers of shape (n, 1) become those of shape (n,).

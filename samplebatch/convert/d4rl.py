@@ -35,7 +35,7 @@ def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) ->
     path
         The file.
     max_nbytes
-        Bytes of memory that may be made of it; 256 MiB or 1024 times its own, whichever is more, if None.
+        Maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) ->
     ColumnLengthError, ColumnMismatchError, ColumnTypeError
         If datasets differ in length, flags are other numbers than 0 and 1, or values are no numbers; names it.
     CapacityError
-        If more memory would be made of it than `max_nbytes`; names the dataset.
+        If more memory than `max_nbytes` would be allocated; names the dataset.
     MissingExtraError
         If h5py is not installed.
     OSError
@@ -83,7 +83,7 @@ def _read(reader: Hdf5Reader, child: Any) -> Any:
 
 
 def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
-    """Write steps as a file in D4RL's layout, whole or not at all.
+    """Write steps as a file in D4RL's layout, atomically.
 
     The last step of an unfinished episode counts as a timeout. Columns that D4RL has no name for keep theirs; ids and
     times of episodes are left out, since flags tell them.
@@ -98,7 +98,7 @@ def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
     Raises
     ------
     ColumnNotFoundError
-        If observations, actions or rewards are missing, or nothing tells episodes apart.
+        If observations, actions or rewards are missing, or no column separates episodes.
     ColumnTypeError
         If a column is nested, varies in shape, or holds no numbers; names it.
     SequenceError, EmptyBufferError

@@ -88,7 +88,7 @@ def as_steps(source: Source) -> Steps:
     Raises
     ------
     ColumnNotFoundError
-        If nothing tells episodes apart: neither `eps_id` nor flags.
+        If no column separates episodes: neither `eps_id` nor flags.
     ColumnTypeError
         If a MultiAgentBatch has several policies, or the source is no experience.
     ColumnMismatchError
@@ -156,7 +156,7 @@ def _steps_in(buffer: ReplayBuffer) -> SampleBatch:
 
 
 def as_flat(source: Source) -> SampleBatch:
-    """Return the steps of a source in the order in which they lie, under RLlib's names, without sequences.
+    """Return the steps of a source in stored order, under RLlib's names, without sequences.
 
     Actions are the environment's; raises as `as_steps` does.
     """
@@ -172,7 +172,7 @@ def _flat(source: Source) -> SampleBatch:
 
 
 def fragments_of(source: Source) -> Iterator[SampleBatch | MultiAgentBatch]:
-    """Yield the parts of an iterable one after the other, or the source itself; raises as `as_flat`.
+    """Yield the parts of an iterable in succession, or the source itself; raises as `as_flat`.
 
     A MultiAgentBatch may have any number of policies.
     """
@@ -268,7 +268,7 @@ def make_episode(
     truncated: bool,
     action_unit: ActionUnit | None = None,
 ) -> SampleBatch:
-    """Make a batch of an episode: `obs` and `new_obs` are views of the same observations.
+    """Create a batch of an episode: `obs` and `new_obs` are views of the same observations.
 
     Parameters
     ----------

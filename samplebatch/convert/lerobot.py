@@ -229,7 +229,7 @@ def read_lerobot(
     episodes
         Numbers of the episodes to be read; all if None.
     max_nbytes
-        Bytes of memory that may be made of each file; 256 MiB or 1024 times its own, whichever is more, if None.
+        Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def read_lerobot(
     RowIndexError
         If there is no such episode.
     CapacityError
-        If more memory would be made of a file than `max_nbytes`; names the column.
+        If more memory than `max_nbytes` would be allocated; names the column.
     MissingExtraError
         If there are images and Pillow is not installed; names the column.
     OSError
@@ -469,7 +469,7 @@ def write_lerobot(
     task: str | Sequence[str] = "",
     robot: str = "",
 ) -> None:
-    """Write steps as a dataset in LeRobot's layout: a new folder, whole or not at all.
+    """Write steps as a dataset in LeRobot's layout: a new folder, atomically.
 
     Observations of one array are `observation.state`, those of a dict `observation.*`. `actions`, `rewards` and the
     flags are `action`, `next.reward`, `next.done` and `next.truncated`; the last step of an unfinished episode counts
@@ -495,7 +495,7 @@ def write_lerobot(
     ArgumentError
         If `fps` is not above 0, or there is no task.
     ColumnNotFoundError
-        If observations or actions are missing, or nothing tells episodes apart.
+        If observations or actions are missing, or no column separates episodes.
     ColumnTypeError
         If a column varies in shape, has more than 5 dimensions a row, or holds no numbers; names it.
     ColumnMismatchError

@@ -35,7 +35,7 @@ def from_minari(dataset: minari.MinariDataset, *, episodes: Iterable[int] | None
 def episodes_from_minari(
     dataset: minari.MinariDataset, *, episodes: Iterable[int] | None = None
 ) -> Iterator[SampleBatch]:
-    """Read the episodes of a Minari dataset one after the other, over the arrays that Minari reads.
+    """Read the episodes of a Minari dataset in succession, over the arrays that Minari reads.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ def from_ray_dataset(dataset: Dataset, *, allow_pickle: bool = False, max_nbytes
     allow_pickle
         Whether columns of Python objects that Arrow could not hold may be unpickled. Only for data that you trust.
     max_nbytes
-        Bytes that Python objects may take; 256 MiB or 1024 times the table's own, whichever is more, if None.
+        Maximum bytes of Python objects; None for the larger of 256 MiB and 1024 times the table's size.
 
     Raises
     ------

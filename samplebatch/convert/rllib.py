@@ -191,7 +191,7 @@ def to_rllib_episodes(
     ----------
     source
         A batch, a buffer, or an iterable of fragments. A MultiAgentBatch gives episodes of several agents, which are
-        called by `agent_id`, or by `agent_index` where there is none; it must have `eps_id` and `t`.
+        called by `agent_id`, or by `agent_index` if there is none; it must have `eps_id` and `t`.
     observation_space, action_space
         The spaces that the episodes are to know; of several agents, by agent.
 
@@ -389,7 +389,7 @@ def read_rllib_json(
         Whether to unpickle packed columns of other objects. Only for files whose writer you trust: a pickle can run
         any code.
     max_nbytes
-        Bytes of memory that may be made of each file; 256 MiB or 1024 times its own, whichever is more, if None.
+        Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
 
     Raises
     ------
@@ -398,7 +398,7 @@ def read_rllib_json(
     UntrustedPickleError
         If a column is of packed objects, and `allow_pickle` is false; names it.
     CapacityError
-        If more memory would be made of a file than `max_nbytes`.
+        If more memory than `max_nbytes` would be allocated.
     ColumnMismatchError
         If the batches differ in their columns.
     OSError
@@ -450,7 +450,7 @@ def _read_line(line: str, where: str, bound: MemoryBound, allow_pickle: bool) ->
 def write_rllib_json(
     source: experience.Source, path: str | os.PathLike[str], *, compress_columns: Iterable[str] = _COMPRESSED
 ) -> None:
-    """Write experience as RLlib's offline data: a line for each fragment, the file whole or not at all.
+    """Write experience as RLlib's offline data: a line for each fragment, atomically.
 
     Parameters
     ----------
@@ -530,7 +530,7 @@ def read_rllib_parquet(
     allow_pickle
         Whether to unpickle other objects. Only for files whose writer you trust: a pickle can run any code.
     max_nbytes
-        Bytes of memory that may be made of each file; 256 MiB or 1024 times its own, whichever is more, if None.
+        Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
 
     Raises
     ------
@@ -539,7 +539,7 @@ def read_rllib_parquet(
     UntrustedPickleError
         If a value is a packed object, and `allow_pickle` is false; names the column.
     CapacityError
-        If more memory would be made of a file than `max_nbytes`; names the column.
+        If more memory than `max_nbytes` would be allocated; names the column.
     ColumnMismatchError
         If files differ in their columns, or packed values of one in how they are nested.
     MissingExtraError
@@ -621,7 +621,7 @@ def _parts_in(state: dict[str, Any]) -> EpisodeParts:
 
 
 def _decode(found: dict[Any, Any], subject: str, allow_pickle: bool) -> Any:
-    """Make an array or a number of the dict by which `msgpack_numpy` describes it."""
+    """Create an array or a number of the dict by which `msgpack_numpy` describes it."""
     if found.get(b"complex") is True:
         return complex(found[b"data"])
     if b"nd" not in found:
@@ -651,7 +651,7 @@ def write_rllib_parquet(
     Raises
     ------
     ColumnNotFoundError
-        If there are no rewards, or nothing tells episodes apart.
+        If there are no rewards, or no column separates episodes.
     ColumnTypeError
         If a column that is not packed is nested, or has rows that vary in shape; names it.
     EmptyBufferError, SequenceError

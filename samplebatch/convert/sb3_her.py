@@ -123,7 +123,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         Raises
         ------
         ArgumentError
-            If `batch_size` is no whole number from 1, or no environment is set.
+            If `batch_size` is not a whole number of at least 1, or no environment is set.
         EmptyBufferError
             If there is no finished episode.
         """

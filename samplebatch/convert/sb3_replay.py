@@ -72,7 +72,7 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
         Raises
         ------
         ArgumentError
-            If `batch_size` is no whole number from 1.
+            If `batch_size` is not a whole number of at least 1.
         EmptyBufferError
             If the buffer is empty.
         """

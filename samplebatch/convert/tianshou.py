@@ -34,8 +34,8 @@ _REWARD_FUNCTION = "compute_reward_fn"
 def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> Any:
     """Return a batch or a replay buffer of Tianshou's as the library's own, over the same memory.
 
-    A buffer has the same class, rows, cursors, open episodes and priorities, and goes on from there; its random
-    generator is another. Go on with one of the two: steps that are added overwrite rows of both.
+    A buffer has the same class, rows, cursors, open episodes and priorities, and continues from there; its random
+    generator is another. Use only one of the two: added steps overwrite rows of both.
 
     Parameters
     ----------

@@ -124,7 +124,7 @@ class TorchRLReplayBuffer:
         Raises
         ------
         ArgumentError
-            If there is no default, or it is no whole number from 1.
+            If there is no default, or it is not a whole number of at least 1.
         EmptyBufferError
             If the buffer is empty.
         """

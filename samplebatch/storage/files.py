@@ -211,7 +211,7 @@ def _open_unnamed(target: str) -> BinaryIO | None:
 
 
 def _name_file(file: BinaryIO, target: str, temporary: str) -> bool:
-    """Link an unnamed file to its target, or to a temporary name if the target exists; return whether it has the target's."""
+    """Link an unnamed file to its target, or to a temporary name; return whether it is the target."""
     fd = file.fileno()
     try:
         for name in (target, temporary):
@@ -310,7 +310,7 @@ def reserve(fd: int, nbytes: int, what: str) -> None:
 
 
 def write_at(fd: int, parts: Sequence[memoryview], at: int) -> None:
-    """Write all parts, one after the other, from an offset on."""
+    """Write all parts, in succession, from an offset on."""
     for first in range(0, len(parts), _MAX_PARTS):
         some = list(parts[first : first + _MAX_PARTS])
         while some:

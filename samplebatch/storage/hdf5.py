@@ -102,7 +102,7 @@ def from_hdf5(
     FormatError
         If the file is damaged, or leads to other files.
     CapacityError
-        If more memory would be made of it than `max_nbytes`; names the dataset.
+        If more memory than `max_nbytes` would be allocated; names the dataset.
     UntrustedPickleError
         If an object is pickled that is no plain value, and `allow_pickle` is false; names it.
     MissingExtraError
@@ -427,7 +427,7 @@ def _column(name: str, kind: str, value: Any) -> Column:
 
 
 def _text(name: str, value: Any) -> TextColumn:
-    """Make a column of strings that were read, or of the parts of one; raises FormatError if they do not fit."""
+    """Create a column of strings that were read, or of the parts of one; raises FormatError if they do not fit."""
     if isinstance(value, np.ndarray):
         text = TextColumn.from_objects(value) if value.dtype.kind == "O" else None
         if text is None:

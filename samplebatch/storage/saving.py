@@ -131,7 +131,7 @@ def load(
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
     CapacityError
-        If more memory would be made of it than `max_nbytes`; names the column.
+        If more memory than `max_nbytes` would be allocated; names the column.
     ColumnNotFoundError
         If there is no column of such a name.
     ArgumentError

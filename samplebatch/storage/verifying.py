@@ -1,4 +1,4 @@
-"""Files and folders of every format, held against their checksums."""
+"""Files and folders of every format, compared with their checksums."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Commits:
 
     @classmethod
     def create(cls, folder: Path, layout: int, state: bytes) -> Self:
-        """Make the files, and commit a first state as step 1.
+        """Create the files, and commit a first state as step 1.
 
         Raises
         ------

@@ -240,7 +240,7 @@ class LiveBuffer:
     """A buffer as it is at this moment, for checkpoints: copy on write.
 
     Rows are read a part at a time, and nobody who adds or samples waits for longer than a part takes. Rows that are
-    about to be written over before their turn has come are copied first; the memory that they take is free again once
+    about to be overwritten before their turn has come are copied first; the memory that they take is free again once
     they are in the file. Priorities and final observations are copied here.
 
     Parameters
@@ -407,7 +407,7 @@ def write_buffer(
     *,
     durable: bool = True,
 ) -> None:
-    """Write a buffer to an Arrow or Parquet file, whole or not at all.
+    """Write a buffer to an Arrow or Parquet file, atomically.
 
     Parameters
     ----------
@@ -527,7 +527,7 @@ def _check_rows(file: _Rows, about: Mapping[str, Any], bound: MemoryBound) -> No
 
 
 def _table_of(file: _Rows, about: Mapping[str, Any], bound: MemoryBound, *, allow_pickle: bool = False) -> Table:
-    """Make a table of the rows of a file, a part at a time."""
+    """Create a table of the rows of a file, a part at a time."""
     _check_rows(file, about, bound)
     form, final_form, schema = about["structure"], about["finals"], file.schema
     count = len(form["kinds"])

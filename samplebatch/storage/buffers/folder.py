@@ -110,7 +110,7 @@ class BufferFolder:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], about: dict[str, Any], state: bytes) -> Self:
-        """Make a folder for a buffer, and lock it.
+        """Create a folder for a buffer, and lock it.
 
         Parameters
         ----------
@@ -213,7 +213,7 @@ class BufferFolder:
         return {name: column.values for name, column in self._columns.items()}
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Make a column of zeros in a file of its own; it belongs to the buffer from the next commit on.
+        """Create a column of zeros in a file of its own; it belongs to the buffer from the next commit on.
 
         The whole file is reserved, so that a disk that is full says so here, and not by a signal when rows are written.
         A column takes the place of another of its name from the next commit on.

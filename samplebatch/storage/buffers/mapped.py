@@ -82,7 +82,7 @@ def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
 
 
 def is_mappable(buffer: ReplayBuffer) -> bool:
-    """Tell whether a folder can hold a buffer to be opened: rows of numbers of one shape, and plain attributes."""
+    """Return whether a folder can hold a buffer to be opened: rows of numbers of one shape, and plain attributes."""
     columns = buffer._table.columns
     return (
         not (columns.stores.compress or columns.stores.ragged or describe(buffer)["missing"])
@@ -122,7 +122,7 @@ def open_buffer(cls: type[_Buffer], path: str | os.PathLike[str], *, verify: boo
 
 
 def _buffer_in(folder: BufferFolder, cls: type[_Buffer]) -> _Buffer:
-    """Make the buffer of an open folder, in the state that was committed last."""
+    """Create the buffer of an open folder, in the state that was committed last."""
     about = folder.about
     buffer: _Buffer = make_rowless(cls, about, {})
     table = _table_in(folder)
@@ -142,7 +142,7 @@ def _buffer_in(folder: BufferFolder, cls: type[_Buffer]) -> _Buffer:
 
 
 def _table_in(folder: BufferFolder) -> Table:
-    """Make a table of the columns of a folder; its rings are empty."""
+    """Create a table of the columns of a folder; its rings are empty."""
     about = folder.about
     try:
         maxsizes = [int(size) for size in about["maxsizes"]]
@@ -196,7 +196,7 @@ class MappedStores(Stores):
     """A factory of stores in the memory of a folder, for numbers of one shape alone."""
 
     def make(self, name: str, first_rows: Any, slots: int) -> Store:
-        """Make the store that suits the first rows of a column; they are not written.
+        """Create the store that suits the first rows of a column; they are not written.
 
         Raises
         ------
@@ -211,7 +211,7 @@ class MappedStores(Stores):
         return super().make(name, first_rows, slots)
 
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
-        """Make an empty store for rows such as those of a column that another store's `to_column` returned.
+        """Create an empty store for rows such as those of a column that another store's `to_column` returned.
 
         Raises
         ------

@@ -189,7 +189,7 @@ def plain(value: Any) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether `plain` can convert a value."""
+    """Return whether `plain` can convert a value."""
     try:
         plain(value)
     except TypeError:
@@ -207,7 +207,7 @@ def generator_state(rng: np.random.Generator) -> State:
 
 
 def generator_from_state(state: Any) -> np.random.Generator:
-    """Make a random generator that continues from a state.
+    """Create a random generator that continues from a state.
 
     Examples
     --------
@@ -246,7 +246,7 @@ def sampler_state(sampler: Sampler, slots: Any) -> State:
 
 
 def sampler_from_state(state: Any, capacity: int, slots: Any) -> Sampler:
-    """Make a sampler from its state, for a table of a capacity and the slots that have rows, shape (n,)."""
+    """Create a sampler from its state, for a table of a capacity and the slots that have rows, shape (n,)."""
     try:
         return _SAMPLERS[state["kind"]].from_state_dict(capacity, slots, state["known"])
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -268,7 +268,7 @@ def table_state(table: Table, ring: int | None = None) -> State:
 
 
 def table_from_state(state: Mapping[str, Any], stores: Stores | None = None) -> Table:
-    """Make a table from its state.
+    """Create a table from its state.
 
     Parameters
     ----------
@@ -303,7 +303,7 @@ def stores_state(stores: Stores) -> State:
 
 
 def stores_from_state(state: Mapping[str, Any]) -> Stores:
-    """Make the factory of stores from its options."""
+    """Create the factory of stores from its options."""
     compress, ragged = (tuple(map(str, state[name])) for name in ("compress", "ragged"))
     return Stores(compress=compress, ragged=ragged, max_open=int(state["most_open"]))
 
@@ -481,7 +481,7 @@ def check_description(described: Mapping[str, Any]) -> None:
 
 
 def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Any:
-    """Make a buffer from its parts.
+    """Create a buffer from its parts.
 
     Parameters
     ----------
@@ -527,7 +527,7 @@ def give_rows(buffer: Any, table: Table, sampler: Sampler, rng: np.random.Genera
 
 
 def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]) -> Any:
-    """Make a buffer without rows, of the class described: the given one, or one that derives from it."""
+    """Create a buffer without rows, of the class described: the given one, or one that derives from it."""
     check_description(described)
     name = described["class"]
     kind = buffer_class(name, cls)

@@ -7,8 +7,8 @@ it is closed; a step has nothing to do with it.
 - A closed folder is whole if its files are those that were closed: untouched since, which the system's time of change
   says without a look at the rows, or else with the same checksums. Files of two states do not pass.
 - A folder that is open belongs to the files that the process had. If that process was killed, they are still those, and
-  all that it had written is there. A copy has others, and each was copied at another moment: it is refused.
-- If the machine went down since, what the system had not yet written to the disk is lost: refused, too.
+  all that it had written is there. A copy has others, and each was copied at another moment: it is rejected.
+- If the machine went down since, what the system had not yet written to the disk is lost: rejected, too.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class FolderStatus:
                 raise FormatError(fault)
 
     def faults(self, *, always: bool) -> Iterator[tuple[str, int, str]]:
-        """Compare the files of a closed folder with their checksums, one after the other.
+        """Compare the files of a closed folder with their checksums, in succession.
 
         Parameters
         ----------

@@ -299,7 +299,7 @@ def rings_in(about: State) -> State:
 
 
 def table_in(about: State, found: State, rings: State, columns: State) -> Table:
-    """Make a table over columns with a row for every slot."""
+    """Create a table over columns with a row for every slot."""
     keeps_next, last_frame = bool(found["_save_obs_next"]), bool(found["_save_only_last_obs"])
     stores = buffer_state.stores_from_state(about["stores"])
     table = Table(rings["maxsizes"].tolist(), stores, keeps_next=keeps_next, last_frame=last_frame)
@@ -397,6 +397,6 @@ def _class_name(cls: Any, found: State, children: Mapping[str, Any], even: bool)
 
 
 def _seed(children: Mapping[str, Any], reader: AttributeReader) -> Any:
-    """Make a seed of the state of Tianshou's generator, which is of another kind than the library's."""
+    """Create a seed of the state of Tianshou's generator, which is of another kind than the library's."""
     data = np.asarray(reader.raw(children["_random_state"])).tobytes() if "_random_state" in children else b""
     return cast("Any", np.frombuffer(hashlib.sha256(data).digest(), np.uint32).tolist())

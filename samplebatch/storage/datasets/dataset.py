@@ -68,7 +68,7 @@ class Dataset:
         Whether reading may unpickle columns of Python objects that Arrow has no type for. Only for files whose writer
         you trust: a pickle can run any code.
     max_nbytes
-        Bytes of memory that may be made of each file; 256 MiB or 1024 times its own, whichever is more, if None.
+        Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
 
     Attributes
     ----------
@@ -237,7 +237,7 @@ class Dataset:
         ----------
         verify
             Whether to hold all bytes of the parts against their checksums; by default that is done where columns and
-            filters leave nothing out. Footers and pages are held against theirs in any case.
+            filters leave nothing out. Footers and pages are compared with theirs in any case.
 
         Raises
         ------
@@ -279,7 +279,7 @@ class Dataset:
         Raises
         ------
         ArgumentError
-            If `batch_size` is no whole number from 0 on, or `floats` no floating-point dtype. Nothing is drawn then.
+            If `batch_size` is less than 0, or `floats` no floating-point dtype. Nothing is drawn then.
         DeviceError
             If torch cannot use the device. Nothing is drawn then.
         EmptyBufferError
@@ -362,7 +362,7 @@ class Dataset:
     def sample_sequences(
         self, batch_size: int, length: int, *, device: Device | None = None, floats: Floats | None = None
     ) -> Sample[AnyBatch, Rows]:
-        """Draw stretches of steps of one episode, each of them as likely as any other.
+        """Draw stretches of steps of one episode, each of them with equal probability.
 
         Parameters
         ----------
@@ -383,7 +383,7 @@ class Dataset:
         Raises
         ------
         ArgumentError
-            If `batch_size` is no whole number from 0 on, `length` none from 1 on, or `floats` no floating-point dtype.
+            If `batch_size` is less than 0, `length` less than 1, or `floats` no floating-point dtype.
         DeviceError
             If torch cannot use the device. Nothing is drawn then.
         EmptyBufferError
@@ -673,7 +673,7 @@ class DatasetBatches:
 
 @cache
 def _torch_class() -> Any:
-    """Make the class, once torch is there."""
+    """Create the class, once torch is there."""
     from torch.utils.data import IterableDataset, get_worker_info
 
     class TorchBatches(IterableDataset[Any]):

@@ -60,7 +60,7 @@ class MixedIndices(NamedTuple):
 class MixedSampler:
     """Samples from several sources at once, such as an offline dataset and an online replay buffer.
 
-    Each batch has rows of each source in proportion to the sources' weights; where that is no whole number of rows,
+    Each batch has rows of each source in proportion to the sources' weights; where that is not a whole number of rows,
     one more or less is drawn so that it is so in the mean. The weights may change at any time.
 
     Parameters
@@ -176,7 +176,7 @@ class MixedSampler:
         Raises
         ------
         ArgumentError
-            If `batch_size` is no whole number from 1 on, or `floats` no floating-point dtype. Nothing is drawn then.
+            If `batch_size` is less than 1, or `floats` no floating-point dtype. Nothing is drawn then.
         DeviceError
             If torch cannot use the device. Nothing is drawn then.
         EmptyBufferError

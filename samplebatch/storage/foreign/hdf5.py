@@ -1,6 +1,6 @@
 """Reading nested values from HDF5 files, which may come from anyone.
 
-Every dataset is looked at before it is read: what it says it has is held against the bytes of the file. Whatever HDF5
+Every dataset is looked at before it is read: what it says it has is compared with the bytes of the file. Whatever HDF5
 finds damaged is an error that names where. Heaps of strings are walked through before HDF5 does, which walks through
 damaged ones for ever.
 """
@@ -49,7 +49,7 @@ Ranges = Sequence[tuple[int, int]]
 
 
 def bound_of(file: h5py.File, max_nbytes: int | None) -> MemoryBound:
-    """Make the memory bound of a file."""
+    """Create the memory bound of a file."""
     return MemoryBound(repr(file.filename), file.id.get_filesize(), max_nbytes)
 
 

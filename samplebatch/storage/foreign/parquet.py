@@ -222,7 +222,7 @@ Struct = dict[int, Any]
 
 
 class ThriftReader:
-    """A reader of structs, one after the other.
+    """Sequential reader of structs.
 
     Examples
     --------

@@ -38,7 +38,7 @@ MAX_LENGTH = (1 << 31) - 1
 def write_arrow(
     batch: batches.AnyBatch, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True
 ) -> None:
-    """Write a batch to an Arrow IPC file, whole or not at all.
+    """Write a batch to an Arrow IPC file, atomically.
 
     The bytes go to a temporary file beside the path, which takes its place once they are on the disk. A file that was
     there before stays as it was until then, also for those who have it mapped.
@@ -266,7 +266,7 @@ def open_arrow(
 def arrow_table(
     data: pa.Buffer, name: str, *, verify: bool, max_nbytes: int | None = None
 ) -> tuple[ArrowTable, MemoryBound]:
-    """Make the table of an Arrow file's bytes, and its bound, as `open_arrow` does."""
+    """Create the table of an Arrow file's bytes, and its bound, as `open_arrow` does."""
     check_magic(data, checksums.ARROW.magic, "Arrow", name)
     with name_file_damage(name, "Arrow"):
         bound = MemoryBound(repr(name), data.size, max_nbytes)

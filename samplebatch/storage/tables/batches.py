@@ -138,7 +138,7 @@ def to_table(batch: AnyBatch) -> pa.Table:
 
 
 def is_compressed(batch: AnyBatch) -> bool:
-    """Tell whether a column of a batch is compressed; those of nested batches never are."""
+    """Return whether a column of a batch is compressed; those of nested batches never are."""
     parts: Iterable[SampleBatch] = (batch,) if isinstance(batch, SampleBatch) else ()
     if isinstance(batch, MultiAgentBatch):
         parts = batch.policy_batches.values()
@@ -208,7 +208,7 @@ def batch_in(
 
 
 def _one_batch(parts: Parts, about: Mapping[str, Any]) -> AnyBatch:
-    """Make a batch that has no policies of its parts and its metadata."""
+    """Create a batch that has no policies of its parts and its metadata."""
     batch = SampleBatch._of(*parts)
     return _as_nested(batch, about[_EMPTY]) if _EMPTY in about else batch
 

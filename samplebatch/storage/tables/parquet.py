@@ -170,7 +170,7 @@ _CODECS = ("zstd", "snappy", "lz4", "gzip", "brotli", "none")
 def write_parquet(
     batch: AnyBatch, path: str | os.PathLike[str], *, compression: str = "zstd", durable: bool = True
 ) -> None:
-    """Write a batch to a Parquet file, whole or not at all.
+    """Write a batch to a Parquet file, atomically.
 
     The bytes go to a temporary file beside the path, which takes its place once they are on the disk.
 
@@ -323,7 +323,7 @@ def open_parquet(
 def parquet_table(
     data: pa.Buffer, name: str, *, verify: bool | None, max_nbytes: int | None = None
 ) -> tuple[ParquetTable, MemoryBound]:
-    """Make the table of a Parquet file's bytes, and its bound, as `open_parquet` does."""
+    """Create the table of a Parquet file's bytes, and its bound, as `open_parquet` does."""
     check_magic(data, checksums.PARQUET.magic, "Parquet", name)
     with name_file_damage(name, "Parquet"):
         has_checksums = verify is not False and check_parquet(data, name, verify=bool(verify))

@@ -25,7 +25,7 @@ _FLAG = np.dtype(np.bool_).str.encode()
 
 
 def holds_flags(field: pa.Field) -> bool:
-    """Tell whether a field names flags as the elements of its rows, which lie in Arrow as 8-bit integers."""
+    """Return whether a field names flags as the elements of its rows, which lie in Arrow as 8-bit integers."""
     return (field.metadata or {}).get(DTYPE_KEY) == _FLAG
 
 
@@ -212,7 +212,7 @@ def _children(array: pa.Array) -> list[pa.Array]:
 
 
 def _rebuild(array: pa.Array, wanted: pa.DataType, children: list[pa.Array]) -> pa.Array:
-    """Make an array of the type with the array's rows and other children."""
+    """Create an array of the type with the array's rows and other children."""
     mask = pa.array(_missing(array)) if array.null_count else None
     if pa.types.is_struct(wanted):
         return pa.StructArray.from_arrays(children, fields=list(wanted), mask=mask)
