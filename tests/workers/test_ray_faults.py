@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from samplebatch.rollout import RayOptions
 pytest.importorskip("ray.cluster_utils")
 
 from tests.workers import ray_worlds
+from tests.workers.killing import kill_one
 from tests.workers.ray_worlds import Pictures, SlowLadder, climb_here
 
 pytestmark = pytest.mark.long
@@ -150,12 +150,14 @@ def test_fragments_that_are_lost_with_a_node_are_made_again(cluster: Any) -> Non
 def test_actors_that_are_killed_again_and_again_cost_their_fragments_only(cluster: Any) -> None:
     buffer = VectorReplayBuffer(40_000, 2)
     with RolloutWorkers(climb_here, SlowLadder, buffer, max_restarts=30, backend="ray", seed=1) as workers:
-        kills, at, everybody = 0, time.monotonic(), set()
+        killed: set[int] = set()
+        at, everybody = time.monotonic(), set()
         for _ in workers.fragments(n_step=4000, fragment_length=50):
             everybody.update(workers.pids)
-            if time.monotonic() > at and kills < 5 and workers.pids:
-                os.kill(random.choice(workers.pids), signal.SIGKILL)
-                kills, at = kills + 1, time.monotonic() + random.uniform(0.2, 2.0)
+            running = [pid for pid in workers.pids if pid not in killed]
+            if time.monotonic() > at and len(killed) < 5 and running:
+                killed |= kill_one(running)
+                at = time.monotonic() + random.uniform(0.2, 2.0)
         facts, stats = workers.worker_stats, workers.stats
     assert 3 <= facts.restarts <= 5
     assert all(failure.how == "died" for failure in facts.failures)
