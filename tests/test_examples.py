@@ -60,6 +60,16 @@ def test_many_workers_pass_every_step_and_follow_the_weights() -> None:
     assert all(re.search(r"by version (\d+) of \d+$", line) for line in lines)
 
 
+def test_grpo_raises_the_reward_through_a_table_of_rows() -> None:
+    lines = run("grpo.py", "--steps", "45").splitlines()
+    rewards = [float(found) for line in lines for found in re.findall(r"reward (0\.\d+)", line)]
+    assert [int(line.split()[0]) for line in lines] == [1, 21, 41, 45]
+    assert rewards[0] < 0.12  # by chance
+    assert rewards[-1] > 0.25
+    # The capacity of the table bounds how old answers are.
+    assert all(0 <= float(found) <= 5 for line in lines for found in re.findall(r"([\d.]+) versions behind", line))
+
+
 @pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_examples_are_short(script: str) -> None:
     assert len((EXAMPLES / script).read_text().splitlines()) < 150
