@@ -1,16 +1,19 @@
-"""`tokens.*`: token rollouts of 512 rows beside jagged tensors of TensorDict, padded ones of torch, plain Python."""
+"""`tokens.*`: rollouts of 512 rows beside TensorDict (jagged), torch (padded), Awkward Array and plain Python."""
 
 from __future__ import annotations
 
 import heapq
 import pickle
 from collections import defaultdict
+from collections.abc import Callable
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import Row, Way, row
+from benchmarks.peers import ray_alone
 
 ROWS_OF_BATCH, LONGEST, PARTS, RANKS, BUDGET = 512, 8192, 16, 8, 8192
 FLOATS = ("old_logp", "ref_logp", "rewards")
@@ -52,6 +55,9 @@ def flat(result: Any) -> Any:
             values = values.flat
         elif getattr(values, "is_nested", False):
             values = values.values()
+        elif hasattr(getattr(values, "layout", None), "to_packed"):
+            values = values.layout.to_packed()
+            values = getattr(values, "content", values).data
         values = np.asarray(values)
         columns[name] = np.round(values[values != 0].astype(np.float64), 2)
     return columns
@@ -84,6 +90,11 @@ def bare_flat(_: Any, data: Any) -> Any:
     return {name: np.concatenate(own) for name, own in data.items()}
 
 
+def awkward(lib: Any, data: Any) -> Any:
+    counts = np.fromiter(map(len, next(iter(data.values()))), np.int64)
+    return {name: lib.ak.unflatten(np.concatenate(own), counts) for name, own in data.items()}
+
+
 def starts() -> Any:
     return np.concatenate([[0], np.cumsum(lengths())])
 
@@ -92,6 +103,7 @@ BUILD = {
     "ours": Way(lambda lib, data: partial(our_batch, lib, data)),
     "tensordict": Way(lambda lib, data: partial(jagged, lib, data)),
     "torch padded": Way(lambda lib, data: partial(padded, lib, data)),
+    "awkward": Way(lambda lib, data: partial(awkward, lib, data)),
     "bare": Way(lambda lib, data: partial(bare_flat, lib, data)),
 }
 
@@ -115,6 +127,11 @@ def take_jagged(lib: Any, data: Any) -> Any:
 def take_padded(lib: Any, data: Any) -> Any:
     held, rows = padded(lib, data), lib.torch.from_numpy(order())
     return lambda: {name: own[rows] for name, own in held.items()}
+
+
+def take_awkward(lib: Any, data: Any) -> Any:
+    held, rows, ak = awkward(lib, data), order(), lib.ak
+    return lambda: {name: ak.to_packed(own[rows]) for name, own in held.items()}
 
 
 def take_bare(_: Any, data: Any) -> Any:
@@ -164,6 +181,11 @@ def concat_padded(lib: Any, data: Any) -> Any:
     return call
 
 
+def concat_awkward(lib: Any, data: Any) -> Any:
+    parts, ak = [awkward(lib, part) for part in in_parts(data)], lib.ak
+    return lambda: {name: ak.concatenate([part[name] for part in parts]) for name in NAMES}
+
+
 def concat_bare(_: Any, data: Any) -> Any:
     parts = [bare_flat(None, part) for part in in_parts(data)]
     out = {name: np.empty_like(own) for name, own in bare_flat(None, data).items()}
@@ -192,6 +214,15 @@ def pad_jagged(lib: Any, data: Any) -> Any:
     return call
 
 
+def pad_awkward(lib: Any, data: Any) -> Any:
+    held, ak, width = awkward(lib, data), lib.ak, int(lengths().max())
+
+    def call() -> Any:
+        return {name: ak.to_numpy(ak.fill_none(ak.pad_none(held[name], width, clip=True), 0)) for name in NAMES}
+
+    return call
+
+
 def pad_bare(_: Any, data: Any) -> Any:
     width = int(lengths().max())
     out = {name: np.ones((ROWS_OF_BATCH, width), own[0].dtype) for name, own in data.items()}
@@ -210,6 +241,16 @@ def round_trip(held: Any) -> Any:
     return pickle.loads(pickle.dumps(held, 5))
 
 
+def by_ray(hold: Callable[[Any, Any], Any]) -> Way:
+    """Store what `hold` makes in the object store of Ray, and get it from there."""
+
+    def setup(lib: Any, data: Any) -> Any:
+        held, ray = hold(lib, data), ray_alone()
+        return lambda: ray.get(ray.put(held))
+
+    return Way(setup)
+
+
 # Figures of rows
 
 
@@ -222,6 +263,11 @@ def mean_jagged(lib: Any, data: Any) -> Any:
     held = jagged(lib, data)
     logp, mask = held["old_logp"], held["mask"].float()
     return lambda: ((logp * mask).sum(1) / mask.sum(1)).numpy()
+
+
+def mean_awkward(lib: Any, data: Any) -> Any:
+    held, ak = awkward(lib, data), lib.ak
+    return lambda: ak.to_numpy(ak.mean(held["old_logp"], axis=1, weight=held["mask"]))
 
 
 def mean_padded(lib: Any, data: Any) -> Any:
@@ -360,6 +406,7 @@ ROWS = [
         ours=Way(lambda lib, data: partial(our_batch(lib, data).take, order())),
         tensordict=Way(take_jagged),
         torch_padded=Way(take_padded),
+        awkward=Way(take_awkward),
         bare=Way(take_bare),
     ),
     tokens(
@@ -367,6 +414,7 @@ ROWS = [
         ours=Way(concat_ours),
         tensordict=Way(concat_jagged),
         torch_padded=Way(concat_padded),
+        awkward=Way(concat_awkward),
         bare=Way(concat_bare),
     ),
     tokens(
@@ -374,6 +422,7 @@ ROWS = [
         ours=Way(pad_ours),
         tensordict=Way(pad_jagged),
         torch_padded=Way(lambda lib, data: partial(padded, lib, data)),
+        awkward=Way(pad_awkward),
         bare=Way(pad_bare),
     ),
     tokens(
@@ -381,6 +430,7 @@ ROWS = [
         ours=Way(our_batch, round_trip),
         tensordict=Way(jagged, round_trip),
         torch_padded=Way(padded, round_trip),
+        awkward=Way(awkward, round_trip),
         bare=Way(bare_flat, round_trip),
     ),
     tokens(
@@ -388,7 +438,21 @@ ROWS = [
         ours=Way(mean_ours),
         tensordict=Way(mean_jagged),
         torch_padded=Way(mean_padded),
+        awkward=Way(mean_awkward),
         bare=Way(mean_bare),
+    ),
+    *(
+        []
+        if find_spec("ray") is None
+        else [
+            tokens(
+                "ray_put_get",
+                ours=by_ray(our_batch),
+                tensordict=by_ray(jagged),
+                torch_padded=by_ray(padded),
+                bare=by_ray(bare_flat),
+            )
+        ]
     ),
     tokens("gae", ours=Way(gae_ours), torch_padded=Way(gae_padded)),
     tokens("pack", view=None, ours=Way(pack_ours), python=Way(pack_python)),

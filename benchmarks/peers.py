@@ -146,7 +146,7 @@ def _torch() -> SimpleNamespace:
     return SimpleNamespace(torch=torch, multiprocessing=torch.multiprocessing, strategy=strategy)
 
 
-def _ray_alone() -> Any:
+def ray_alone() -> Any:
     """Return Ray, connected to a cluster of this process's own."""
     import ray
 
@@ -163,7 +163,7 @@ def _ray_alone() -> Any:
 
 
 def _ray() -> SimpleNamespace:
-    ray = _ray_alone()
+    ray = ray_alone()
 
     @ray.remote
     class Receiver:
@@ -185,7 +185,7 @@ def _ray_tianshou() -> SimpleNamespace:
         "terminateds": "terminated",
         "truncateds": "truncated",
     }
-    ray = _ray_alone()
+    ray = ray_alone()
 
     def rows(columns: Any) -> Any:
         named = {theirs.get(name, name): values for name, values in columns.items()}
@@ -217,7 +217,7 @@ def _ray_tianshou() -> SimpleNamespace:
 def _torchrl() -> SimpleNamespace:
     from torchrl.data import LazyTensorStorage, RayReplayBuffer, SliceSampler
 
-    _ray_alone()
+    ray_alone()
 
     def buffer(capacity: int, batch_size: int, length: int | None) -> Any:
         sampled = {} if length is None else {"sampler": partial(SliceSampler, slice_len=length, end_key="terminateds")}
@@ -250,6 +250,12 @@ def _numpy() -> SimpleNamespace:
     return SimpleNamespace(batch=lambda columns: columns)
 
 
+def _awkward() -> SimpleNamespace:
+    import awkward
+
+    return SimpleNamespace(ak=awkward)
+
+
 _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
     OURS: _ours,
     "rllib": _rllib,
@@ -265,6 +271,7 @@ _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
     "ray": _ray,
     "ray tianshou": _ray_tianshou,
     "torchrl": _torchrl,
+    "awkward": _awkward,
     "reverb": _reverb,
     "numpy": _numpy,
     "pipe": _numpy,

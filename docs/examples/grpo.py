@@ -137,7 +137,7 @@ def main(steps: int, workers: int) -> list[float]:
             rewards.append(float(batch["reward"].mean()))
             packed = learn(model, optimizer, batch)
             if step % 20 == 1 or step == steps:
-                figures = f"reward {rewards[-1]:.3f}, {newest - batch['version'].mean():.1f} versions behind"
+                figures = f"reward {np.mean(rewards[-20:]):.3f}, {newest - batch['version'].mean():.1f} versions behind"
                 print(f"{step:4d} steps, {time.monotonic() - start:3.0f} s: {figures}, {packed}")
     return rewards
 
