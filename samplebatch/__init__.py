@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from samplebatch.buffer.hindsight import HERReplayBuffer as HERReplayBuffer
     from samplebatch.buffer.hindsight import HERReplayBufferManager as HERReplayBufferManager
     from samplebatch.buffer.hindsight import HERVectorReplayBuffer as HERVectorReplayBuffer
+    from samplebatch.buffer.list_buffer import ListReplayBuffer as ListReplayBuffer
     from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer as MultiAgentReplayBuffer
     from samplebatch.buffer.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
     from samplebatch.buffer.prioritized import PrioritizedReplayBufferManager as PrioritizedReplayBufferManager

@@ -234,12 +234,13 @@ def suggest_names(
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         parameters = signature(function).parameters
+        takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
         subject = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
         @wraps(function)
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             for name in kwargs:
-                if name not in parameters:
+                if name not in parameters and (name in renamed or not takes_any):
                     known = [known for known in parameters if known != "self"]
                     raise ArgumentError(_no_argument(subject, name, known, renamed))
             return function(*args, **kwargs)

@@ -6,8 +6,10 @@ import dis
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
+
+_LEARN = "samplebatch.learn"
 
 
 def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -42,13 +44,35 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
         if home is None:
             from samplebatch.errors import near_names
 
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; {near_names(name, homes)}")
-        value = getattr(import_module(home), name)
+            hint = f"it is in samplebatch.learn: from samplebatch.learn import {name}"
+            is_of_learning = (
+                package == "samplebatch" and not name.startswith("_") and name in import_module(_LEARN).__all__
+            )
+            sentence = f"has no attribute {name!r}; {hint if is_of_learning else near_names(name, homes)}"
+            if _is_from_import(sys._getframe(1)):
+                # `from package import name` would replace the text of an AttributeError.
+                raise ImportError(f"module {package!r} {sentence}", name=package)
+            raise AttributeError(f"module {package!r} {sentence}")
+        try:
+            value = getattr(import_module(home), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            from samplebatch.errors import MissingExtraError
+
+            raise MissingExtraError(
+                f"'torch' is not installed, which {package}.{name} needs; install it with: pip install torch"
+            ) from error
         vars(import_module(package))[name] = value
         return value
 
     public = [*homes, *more]
     return load, lambda: sorted(public), public
+
+
+def _is_from_import(frame: FrameType) -> bool:
+    """Return whether a frame is executing `from package import name`."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"
 
 
 def imported_names(code: CodeType) -> dict[str, str]:

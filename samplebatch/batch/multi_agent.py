@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.arguments import whole
+from samplebatch.arguments import suggest_names, whole
 from samplebatch.batch import arrow, bulk, summary
 from samplebatch.batch.delivery import Delivery, each_part
 from samplebatch.batch.episodes import by_stream, ends_by_change, ends_in, number_env_steps
@@ -331,6 +331,7 @@ class MultiAgentBatch(Generic[ValuesT]):
         floats: Floats | None = None,
         prefetch: int = 0,
     ) -> Iterator[MultiAgentBatch[torch.Tensor]]: ...
+    @suggest_names(minibatch_size="size", batch_size="size")
     def minibatches(
         self,
         size: int,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.arguments import choice, whole
+from samplebatch.arguments import choice, suggest_names, whole
 from samplebatch.batch import summary
 from samplebatch.batch.action_unit import ActionUnit, common_unit
 from samplebatch.batch.delivery import Delivery
@@ -437,6 +437,7 @@ class ReplayBuffer:
         every = whole_stacks(self._table, self._ring, frames)
         return every if batch_size == 0 else self._rng.permutation(every)
 
+    @suggest_names(minibatch_size="batch_size", size="batch_size")
     def minibatches(
         self,
         batch_size: int,

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from samplebatch.learn.networks import Net as Net
     from samplebatch.learn.networks import Recurrent as Recurrent
     from samplebatch.learn.networks import RecurrentBody as RecurrentBody
+    from samplebatch.learn.older_trainers import offpolicy_trainer as offpolicy_trainer
+    from samplebatch.learn.older_trainers import onpolicy_trainer as onpolicy_trainer
     from samplebatch.learn.optimizer import AdamOptimizerFactory as AdamOptimizerFactory
     from samplebatch.learn.optimizer import LRSchedulerFactory as LRSchedulerFactory
     from samplebatch.learn.optimizer import LRSchedulerFactoryLinear as LRSchedulerFactoryLinear

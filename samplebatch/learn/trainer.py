@@ -7,16 +7,16 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import isnan
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy.typing as npt
 import torch
 
-from samplebatch.arguments import positive, whole
+from samplebatch.arguments import check_names, positive, whole
 from samplebatch.env.seeds import generators_state, load_generators
-from samplebatch.errors import ArgumentError, NonFiniteLossError, near_names
+from samplebatch.errors import ArgumentError, NonFiniteLossError
 from samplebatch.learn.checkpoint import save_checkpoint
 from samplebatch.learn.policy import policy_within_training_step
 from samplebatch.loggers.logger import RecentMeans, figures_of, make_display, short
@@ -36,6 +36,24 @@ _WHOLE = (
     "update_step_num_repetitions",
 )
 """Parameters that count things, from 1."""
+_RENAMED = {
+    "max_epoch": "max_epochs",
+    "num_epochs": "max_epochs",
+    "step_per_epoch": "epoch_num_steps",
+    "update_per_epoch": "epoch_num_steps",
+    "train_collector": "training_collector",
+    "collector": "training_collector",
+    "step_per_collect": "collection_step_num_env_steps",
+    "collect_per_step": "collection_step_num_env_steps",
+    "episode_per_collect": "collection_step_num_episodes",
+    "episode_per_test": "test_step_num_episodes",
+    "update_per_step": "update_step_num_gradient_steps_per_sample",
+    "repeat_per_collect": "update_step_num_repetitions",
+    "train_fn": "training_fn",
+    "save_fn": "save_best_fn",
+    "reward_metric": "multi_agent_return_reduction",
+}
+"""Parameters of older versions of Tianshou, with their names here."""
 
 
 @dataclass(kw_only=True)
@@ -63,7 +81,11 @@ class TrainerParams:
     save_best_fn
         Called with the algorithm where a test has the best score so far.
     save_checkpoint_fn
-        Called with epoch, environment steps and update steps after every epoch's steps, to save anything.
+        Called with epoch, environment steps and update steps after an epoch's steps, to save anything: after every
+        epoch, or as often as the first logger's `save_interval` says.
+    resume_from_log
+        Whether epochs, environment steps and update steps continue from those that the first logger recorded at the
+        last `save_checkpoint_fn`. The caller loads what that function saved; `checkpoint_dir` restores everything.
     checkpoint_dir
         Folder in which the trainer keeps its own state, from which a run that was killed goes on exactly; None for no
         checkpoints. (See `save_checkpoint`.)
@@ -98,6 +120,7 @@ class TrainerParams:
     compute_score_fn: Callable[[Any], float] | None = None
     save_best_fn: Callable[[Any], None] | None = None
     save_checkpoint_fn: Callable[[int, int, int], Any] | None = None
+    resume_from_log: bool = False
     checkpoint_dir: str | os.PathLike[str] | None = None
     checkpoint_interval: int = 1
     multi_agent_return_reduction: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None
@@ -106,12 +129,9 @@ class TrainerParams:
     verbose: bool = True
     show_progress: bool = True
 
-    def __new__(cls, **given: Any) -> Self:
-        """Refuse names that are no parameters, before the dataclass would in its own words."""
-        known = [field.name for field in fields(cls)]
-        unknown = [name for name in given if name not in known]
-        if unknown:
-            raise ArgumentError(f"{cls.__name__} have no parameter {unknown[0]!r}; {near_names(unknown[0], known)}")
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Reject unknown parameters with the near names."""
+        check_names(cls, args, options, _RENAMED)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -125,6 +145,8 @@ class TrainerParams:
             for name in ("stop_fn", "test_fn", "save_best_fn"):
                 if getattr(self, name) is not None:
                     raise ArgumentError(f"{name} must be given with a test_collector, which is None")
+        if self.resume_from_log and not (self.loggers and hasattr(self.loggers[0], "restore_data")):
+            raise ArgumentError("resume_from_log must come with a logger that has restore_data")
         for logger in self.loggers:
             if not callable(getattr(logger, "log_info_data", None)):
                 raise ArgumentError(f"logger must be a logger, or several, got a {type(logger).__name__}")
@@ -559,6 +581,9 @@ class Trainer(ABC, Generic[ParamsT]):
         if reset_collectors:
             for rollouts in self._collectors().values():
                 rollouts.reset(reset_buffer=reset_collector_buffers)
+        if self.params.resume_from_log:
+            counters = self.counters
+            counters.epoch, counters.env_step, counters.update_step = self.params.loggers[0].restore_data()
         if self.params.test_collector is not None:
             self._test("before training", is_first=True)
 
@@ -610,8 +635,12 @@ class Trainer(ABC, Generic[ParamsT]):
 
     def _end_epoch(self) -> CollectStats[Any] | None:
         counters = self.counters
-        if self.params.save_checkpoint_fn is not None:
-            self.params.save_checkpoint_fn(counters.epoch, counters.env_step, counters.update_step)
+        if (save := self.params.save_checkpoint_fn) is not None:
+            logger: Any = self.params.loggers[0] if self.params.loggers else None
+            if hasattr(logger, "save_data"):
+                logger.save_data(counters.epoch, counters.env_step, counters.update_step, save)
+            else:
+                save(counters.epoch, counters.env_step, counters.update_step)
         if self.params.test_collector is None:
             return None
         test = self._test(f"epoch {counters.epoch}")

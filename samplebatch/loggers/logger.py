@@ -6,8 +6,9 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -110,6 +111,10 @@ UNITS = {"training": "env_step", "test": "env_step", "update": "update_step", "i
 """Kinds of figures, and the steps that each is told at."""
 
 
+_SAVED = ("save/epoch", "save/env_step", "save/update_step")
+"""Names of the figures that `save_data` records."""
+
+
 class Logger(ABC):
     """Base of loggers, which trainers call with the figures of collecting, tests, updates and epochs.
 
@@ -123,6 +128,13 @@ class Logger(ABC):
         Training steps from one report on updates to the next.
     info_interval
         Epochs from one report on the whole training to the next.
+    save_interval
+        Epochs from one call of the trainer's `save_checkpoint_fn` to the next; None for every epoch.
+
+    Raises
+    ------
+    ArgumentError
+        If an interval is not a positive whole number.
 
     Examples
     --------
@@ -139,8 +151,10 @@ class Logger(ABC):
         test_interval: int = 1,
         update_interval: int = 1000,
         info_interval: int = 1,
+        save_interval: int | None = None,
     ) -> None:
         self._intervals = {
+            "save": 1 if save_interval is None else whole("save_interval", save_interval, 1),
             "training": whole("training_interval", training_interval, 1),
             "test": whole("test_interval", test_interval, 1),
             "update": whole("update_interval", update_interval, 1),
@@ -178,6 +192,43 @@ class Logger(ABC):
         """Tell the figures of the whole training, once an epoch."""
         self._tell("info", log_data, step)
 
+    def save_data(
+        self,
+        epoch: int,
+        env_step: int,
+        update_step: int,
+        save_checkpoint_fn: Callable[[int, int, int], Any] | None = None,
+    ) -> None:
+        """Call a function that saves a checkpoint if `save_interval` epochs have passed, and record the step numbers.
+
+        Parameters
+        ----------
+        epoch, env_step, update_step
+            Epochs, environment steps and update steps so far.
+        save_checkpoint_fn
+            Called with the three numbers; None to save nothing.
+        """
+        last = self._last_steps.get("save", 0)
+        if save_checkpoint_fn is None or epoch - last < self._intervals["save"]:
+            return
+        self._last_steps["save"] = epoch
+        save_checkpoint_fn(epoch, env_step, update_step)
+        self.write("save/epoch", epoch, {"env_step": env_step, "update_step": update_step})
+
+    def restore_data(self) -> tuple[int, int, int]:
+        """Return epoch, environment steps and update steps of the last saved checkpoint, to continue the log there.
+
+        They are read from the log by loggers that can; zeros if there are none.
+        """
+        epoch, env_step, update_step = self._saved_steps()
+        if epoch:
+            steps = {"save": epoch, "info": epoch, "training": env_step, "test": env_step, "update": update_step}
+            self._last_steps |= steps
+        return epoch, env_step, update_step
+
+    def _saved_steps(self) -> tuple[int, int, int]:
+        return 0, 0, 0
+
     def _tell(self, scope: str, figures: Mapping[str, Any], step: int) -> None:
         last = self._last_steps.get(scope)
         if last is None or step - last >= self._intervals[scope]:
@@ -209,8 +260,10 @@ class TensorboardLogger(Logger):
     ----------
     writer
         A `SummaryWriter`, or the folder to make one for.
-    training_interval, test_interval, update_interval, info_interval
-        As for `Logger`.
+    training_interval, test_interval, update_interval, info_interval, save_interval
+        See `Logger`.
+    write_flush
+        Whether each report is written to the disk at once.
 
     Raises
     ------
@@ -218,12 +271,13 @@ class TensorboardLogger(Logger):
         If `tensorboard` is not installed.
     """
 
-    def __init__(self, writer: Any, **intervals: int) -> None:
-        super().__init__(**intervals)
+    def __init__(self, writer: Any, *intervals: Any, write_flush: bool = True, **options: Any) -> None:
+        super().__init__(*intervals, **options)
         require("tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = writer if hasattr(writer, "add_scalar") else SummaryWriter(os.fspath(writer))
+        self._flushes = write_flush
 
     def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
         """Write a scalar for each figure, and one for the step."""
@@ -231,6 +285,21 @@ class TensorboardLogger(Logger):
         self.writer.add_scalar(step_type, step, global_step=step)
         for name, value in data.items():
             self.writer.add_scalar(for_terminal(f"{scope}/{name}", 400), value, global_step=step)
+        if self._flushes:
+            self.flush()
+
+    def _saved_steps(self) -> tuple[int, int, int]:
+        """Read the newest scalars of `save_data` from the event files of the writer's folder."""
+        events_module: Any = import_module("tensorboard.backend.event_processing.event_accumulator")
+
+        self.flush()
+        events = events_module.EventAccumulator(self.writer.log_dir, size_guidance={"scalars": 0})
+        events.Reload()
+        logged = set(events.Tags()["scalars"])
+        if not logged.issuperset(_SAVED):
+            return 0, 0, 0
+        epoch, env_step, update_step = (int(events.Scalars(name)[-1].value) for name in _SAVED)
+        return epoch, env_step, update_step
 
     def flush(self) -> None:
         """Write to the disk."""
@@ -251,8 +320,8 @@ class WandbLogger(Logger):
     project, name, run_id, config, mode
         The run's project, name, id, settings, and whether it is `"online"` or `"offline"`. A training that is resumed
         goes on in the run of the same id.
-    training_interval, test_interval, update_interval, info_interval
-        As for `Logger`.
+    training_interval, test_interval, update_interval, info_interval, save_interval
+        See `Logger`.
 
     Attributes
     ----------
@@ -290,6 +359,10 @@ class WandbLogger(Logger):
         """Log all figures of a report as one row, with the step that they are drawn over."""
         scope = step_type.partition("/")[0]
         self.run.log({step_type: step} | {for_terminal(f"{scope}/{name}", 400): value for name, value in data.items()})
+
+    def _saved_steps(self) -> tuple[int, int, int]:
+        epoch, env_step, update_step = (int(self.run.summary.get(name) or 0) for name in _SAVED)
+        return epoch, env_step, update_step
 
     def finalize(self) -> None:
         """Finish the run."""

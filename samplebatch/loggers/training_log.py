@@ -33,8 +33,8 @@ class TrainingLog(Logger):
     ----------
     folder
         The folder of the dataset; it is made with the first figures.
-    training_interval, test_interval, update_interval, info_interval
-        As for `Logger`; by default nothing is left out.
+    training_interval, test_interval, update_interval, info_interval, save_interval
+        See `Logger`; by default every report is written.
 
     Examples
     --------
@@ -64,6 +64,17 @@ class TrainingLog(Logger):
             self._rows += 1
         if len(self._waiting) >= _MAX_WAITING or time.monotonic() - self._flushed_s > _FLUSH_S:
             self.flush()
+
+    def _saved_steps(self) -> tuple[int, int, int]:
+        self.flush()
+        if not self._dataset.parts():
+            return 0, 0, 0
+        log = read_log(self.folder)
+        curves, self._rows = learning_curves(log), int(np.max(log["row"], initial=-1)) + 1
+        if "save/env_step" not in curves:
+            return 0, 0, 0
+        env_steps, updates = curves["save/env_step"], curves["save/update_step"]
+        return int(env_steps.steps[-1]), int(env_steps.values[-1]), int(updates.values[-1])
 
     def flush(self) -> None:
         """Append the rows that wait to the dataset."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.arguments import fraction, whole
+from samplebatch.arguments import fraction, suggest_names, whole
 from samplebatch.batch.concat import join
 from samplebatch.batch.episodes import by_stream, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
@@ -343,6 +343,7 @@ class GAE(TrajectoryColumns):
     ([1.5, 1.0, 3.0], [0.5, -1.0, 0.0])
     """
 
+    @suggest_names(lam="lambda_", gae_lambda="lambda_", discount="gamma", critic="values")
     def __init__(
         self,
         values: Values | Mapping[PolicyID, Values] = names.VF_PREDS,

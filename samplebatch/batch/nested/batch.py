@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.arguments import whole
+from samplebatch.arguments import suggest_names, whole
 from samplebatch.batch import summary
 from samplebatch.batch.action_unit import ActionUnit, common_unit
 from samplebatch.batch.delivery import ArrayTarget, Delivery, TorchTarget, tree_to, tree_to_numpy
@@ -537,6 +537,7 @@ class Batch(Node):
         """Convert the tensors to arrays in place, in this batch and the nested ones; see `to_numpy`."""
         replace_leaves(self, Batch.to_numpy(self, floats=floats))
 
+    @suggest_names(minibatch_size="size", batch_size="size")
     def minibatches(
         self,
         size: int,
