@@ -461,8 +461,7 @@ class ReplayBuffer:
         device, floats
             As `sample` takes them.
         prefetch
-            How many batches to make ahead of the one that is handed out: their rows are those of that moment. On a GPU
-            they are copied from page-locked memory, on a stream of their own, while the learner computes.
+            Batches prepared ahead; on a GPU, copied from page-locked memory on a separate stream while the learner runs.
 
         Raises
         ------

@@ -253,7 +253,7 @@ def test_lines_have_the_return_of_the_last_episodes_where_the_last_collecting_sa
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"max_epoch": 3}, "OffPolicyTrainerParams have no parameter 'max_epoch'; did you mean 'max_epochs'?"),
+        ({"max_epoch": 3}, "OffPolicyTrainerParams has no argument 'max_epoch'; did you mean 'max_epochs'?"),
         ({"batch_size": 0}, "batch_size must be a whole number from 1, got 0"),
         ({"collection_step_num_episodes": 2}, "exactly one of collection_step_num_env_steps and .* got 2048 and 2"),
         ({"test_collector": None, "stop_fn": bool}, "stop_fn must be given with a test_collector"),

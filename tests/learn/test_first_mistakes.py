@@ -1,0 +1,123 @@
+"""First mistakes around learning are answered in one sentence with the way out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import samplebatch
+from samplebatch import GAE, Batch, Collector, MultiAgentBatch, ReplayBuffer, SampleBatch
+from samplebatch.errors import ArgumentError
+from samplebatch.learn import (
+    DQN,
+    PPO,
+    AdamOptimizerFactory,
+    DiscreteActorPolicy,
+    DiscreteQLearningPolicy,
+    MultiAgentOffPolicyAlgorithm,
+    Net,
+    OffPolicyTrainerParams,
+    OnPolicyTrainerParams,
+)
+from tests.learn.learning import CHOICES, filled
+
+
+def q_policy() -> DiscreteQLearningPolicy:
+    return DiscreteQLearningPolicy(model=Net(3, 4, [8]), action_space=CHOICES)
+
+
+def dqn(**options: Any) -> DQN:
+    return DQN(**{"policy": q_policy(), "optim": AdamOptimizerFactory()} | options)
+
+
+def ppo(**options: Any) -> PPO:
+    policy = DiscreteActorPolicy(actor=Net(3, 4, [8]), action_space=CHOICES)
+    return PPO(**{"policy": policy, "critic": Net(3, 1), "optim": AdamOptimizerFactory()} | options)
+
+
+def optimizer(kind: Any) -> Any:
+    return kind(q_policy().parameters(), lr=0.5)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        (lambda: dqn(optim=optimizer(torch.optim.Adam)), r"got a Adam; pass AdamOptimizerFactory\(lr=0.5\)"),
+        (lambda: dqn(optim=optimizer(torch.optim.SGD)), r"pass TorchOptimizerFactory\(torch.optim.SGD, lr=0.5\)"),
+        (lambda: dqn(optim=torch.optim.Adam), r"got the class Adam; pass AdamOptimizerFactory\(lr=...\)"),
+        (lambda: dqn(optim=1e-3), r"got a float; pass AdamOptimizerFactory\(lr=1e-3\)"),
+        (lambda: dqn(policy=Net(3, 4)), "policy must be a policy, got a Net; pass the network to a policy"),
+        (lambda: dqn(discount_factor=0.9), "DQN has no argument 'discount_factor'; did you mean 'gamma'"),
+        (lambda: dqn(estimation_step=3), "did you mean 'n_step_return_horizon'"),
+        (lambda: dqn(lr=1e-3), r"did you mean 'optim=AdamOptimizerFactory\(lr=...\)'"),
+        (lambda: dqn(gama=0.9), "DQN has no argument 'gama'; did you mean 'gamma'"),
+        (lambda: ppo(clip_param=0.2), "PPO has no argument 'clip_param'; did you mean 'eps_clip'"),
+        (lambda: ppo(gae_lamda=0.9), "PPO has no argument 'gae_lamda'; did you mean 'gae_lambda'"),
+        (lambda: ppo(critic=q_policy()), "got a DiscreteQLearningPolicy; policy and critic may be swapped"),
+        (lambda: DQN(q_policy(), AdamOptimizerFactory()), "by name, policy=..., optim=..., .*, got 2 without"),  # type: ignore[misc, call-arg]
+        (lambda: DiscreteQLearningPolicy(network=Net(3, 4), action_space=CHOICES), "did you mean 'model'"),  # type: ignore[call-arg]
+        (lambda: dqn().update(64, filled()), r"buffer must be .*, got 64; the order is update\(buffer, 64\)"),
+        (lambda: ppo().update(64, filled(), 2), r"got 64; the order is update\(buffer, 64\)"),  # type: ignore[arg-type]
+        (lambda: dqn().update(None, 64), "buffer must be a replay buffer or a batch, got None"),
+        (lambda: dqn().update(MultiAgentBatch({}, 0)), "got a MultiAgentBatch; pass batch"),
+        (lambda: MultiAgentOffPolicyAlgorithm({"a": dqn()}).update(filled(), 8), "got a VectorReplayBuffer"),
+        (lambda: OffPolicyTrainerParams(step_per_epoch=10), "did you mean 'epoch_num_steps'"),  # type: ignore[call-arg]
+        (lambda: OffPolicyTrainerParams(train_collector=None), "did you mean 'training_collector'"),  # type: ignore[call-arg]
+        (lambda: OnPolicyTrainerParams(repeat_per_collect=3), "did you mean 'update_step_num_repetitions'"),  # type: ignore[call-arg]
+        (lambda: OnPolicyTrainerParams(10), "must get its arguments by name"),  # type: ignore[misc, call-arg]
+        (lambda: GAE("vf_preds", lam=0.9), "GAE has no argument 'lam'; did you mean 'lambda_'"),  # type: ignore[call-arg]
+        (lambda: SampleBatch(a=[1]).minibatches(minibatch_size=1), "did you mean 'size'"),  # type: ignore[call-overload]
+        (lambda: Batch(a=[1]).minibatches(minibatch_size=1), "did you mean 'size'"),  # type: ignore[call-arg]
+        (lambda: MultiAgentBatch({}, 0).minibatches(minibatch_size=1), "did you mean 'size'"),  # type: ignore[call-overload]
+        (lambda: ReplayBuffer(4).minibatches(minibatch_size=1), "did you mean 'batch_size'"),  # type: ignore[call-arg]
+    ],
+)
+def test_a_mistake_gets_one_sentence_with_the_way_out(mistake: Any, sentence: str) -> None:
+    with pytest.raises(ArgumentError, match=sentence) as caught:
+        mistake()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("statement", "sentence"),
+    [
+        ("from samplebatch import PPO", "from samplebatch.learn import PPO"),
+        ("from samplebatch import Colector", "did you mean 'Collector'"),
+        ("from samplebatch.learn import PPPO", "did you mean 'PPO'"),
+    ],
+)
+def test_imports_that_fail_name_the_place_or_the_near_name(statement: str, sentence: str) -> None:
+    with pytest.raises(ImportError, match=sentence):
+        exec(statement)
+    assert not hasattr(samplebatch, "PPO")
+
+
+def test_the_learning_side_without_torch_says_what_to_install() -> None:
+    code = "import sys; sys.modules['torch'] = None\ntry:\n    from samplebatch.learn import PPO\n"
+    code += "except ImportError as error:\n    print(type(error).__name__, error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "MissingExtraError 'torch' is not installed, which samplebatch.learn.PPO needs" in done.stdout
+
+
+def test_a_user_s_algorithm_takes_its_own_arguments() -> None:
+    class Mine(DQN):
+        def __init__(self, policy: Any, optim: Any, temperature: float) -> None:
+            super().__init__(policy=policy, optim=optim)
+            self.temperature = temperature
+
+    assert Mine(q_policy(), AdamOptimizerFactory(), temperature=0.5).temperature == 0.5
+
+
+def test_actions_of_value_policies_go_straight_to_an_environment() -> None:
+    policy = DiscreteQLearningPolicy(model=Net(4, 2, [8]), action_space=spaces.Discrete(2))
+    with Collector(policy, "CartPole-v1") as collector:
+        env = collector.env
+        assert env is not None
+    act = policy(Batch(obs=[np.zeros(4, np.float32)])).act[0]
+    assert spaces.Discrete(2).contains(act)
