@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.arguments import choice
+from samplebatch.arguments import choice, suggest_names
 from samplebatch.batch import arrow, bulk, delivery, episodes, frame, sequences, summary, tree
 from samplebatch.batch.action_unit import ENVIRONMENT, ActionUnit
 from samplebatch.batch.flags import DEFAULT, Flags, flag, flags_of_unit
@@ -676,6 +676,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         floats: Floats | None = None,
         prefetch: int = 0,
     ) -> Iterator[SampleBatch[torch.Tensor]]: ...
+    @suggest_names(minibatch_size="size", batch_size="size")
     def minibatches(
         self,
         size: int | None = None,
