@@ -1,8 +1,8 @@
-"""Arena: which of its bytes are taken and which are free, and the blocks that are cut from them.
+"""Arena: free and allocated ranges of bytes, and the blocks allocated from them.
 
-Memory that was in use a moment ago is faster to write than memory that was not, so what is given back is handed out
-first. Small blocks lie at the end of the arena and large ones at its beginning, so that a small one that is kept for
-long does not stand between large ones.
+Recently used memory is faster to write than other memory, so returned blocks are reused first. Small blocks are
+allocated at the end of the arena and large ones at its start, so that a small one that is retained for long does not
+fragment the large ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from samplebatch.transport.channel_end import this_process
 
 HELLO_IDENT: Final = (1 << 64) - 1
 GOODBYE_IDENT: Final = (1 << 64) - 2
-"""Goes back in place of a message's number when the consumer has taken hold of its end, or closes it."""
+"""Returned in place of a message's number when the consumer binds its end, or closes it."""
 
 pack_ident = Struct("=Q").pack
 _write = os.write
@@ -36,7 +36,7 @@ class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     Attributes
     ----------
     first
-        The lease of the message's first block, where this is another block of it.
+        Lease of the message's first block, if this is another block of the message.
     """
 
     __slots__ = ("first",)
@@ -59,8 +59,8 @@ class LeaseRef(weakref.ref[Lease]):
 class ReturnPipe:
     """The pipe that blocks go back through: a number of 8 bytes each, which is written at once or not at all.
 
-    A block may be given back at any moment, in the middle of giving back another and from several threads: so nothing
-    is locked. A number that is not written for certain is written again; the producer takes each but once.
+    A block may be returned at any moment, during another return and from several threads, so nothing is locked. A
+    number that was possibly not written is written again; the producer accepts each once.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class ReturnPipe:
         self.flush()
 
     def flush(self) -> bool:
-        """Write the numbers that are pending, as far as the pipe takes them; tell whether it took all."""
+        """Write pending numbers until the pipe is full; return whether all were written."""
         pending = self._pending
         while pending:
             try:
@@ -114,7 +114,7 @@ class ReturnPipe:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are numbers that the pipe did not take."""
+        """Whether the pipe was full for some numbers."""
         return bool(self._pending)
 
     def recover(self) -> None:
@@ -124,7 +124,7 @@ class ReturnPipe:
                 self.give(ident)
 
     def close(self) -> None:
-        """Take nothing back any more: the arrays that are out stay as they are."""
+        """Return no further blocks; existing arrays stay valid."""
         self.lent.clear()
 
     def __del__(self) -> None:
@@ -137,15 +137,15 @@ SMALL_NBYTES: Final = 1 << 16
 """Blocks up to this size are kept for others of their size when they are given back."""
 
 Block = tuple[int, int]
-"""Where a block begins, and its size."""
+"""Start and size of a block."""
 
 _MIN_NBYTES = 1 << 17
-"""Bytes of blocks that are taken before it is asked which have come back: that costs a call each time,
-and this few bytes stay in the processor's cache."""
+"""Bytes of blocks that are allocated between two checks for returned blocks: each check costs a call, and so few bytes
+stay in the processor's cache."""
 
 _PART = 4
-"""Part of what is lent that is taken before asking again, so that a consumer that gives nothing back is not asked each
-time. There are never more blocks than are under way at once, and this part more."""
+"""Fraction of the lent bytes that is allocated between two checks, so that a consumer that returns nothing is not
+checked each time. The blocks in use exceed the blocks in flight by at most this fraction."""
 
 _MAX_BACK = 4096
 
@@ -164,14 +164,14 @@ def block_nbytes(nbytes: int) -> int:
 
 
 class Arena:
-    """The free and taken bytes of an arena, for `Blocks`.
+    """Free and allocated ranges of an arena, for `Blocks`.
 
     Parameters
     ----------
     start, stop
-        Where the arena begins and ends, both aligned.
+        Start and end of the arena, both aligned.
     taken
-        Ranges of it that are taken already: where each begins, and its size.
+        Allocated ranges: start and size of each.
 
     Examples
     --------
@@ -198,17 +198,17 @@ class Arena:
             start = at + nbytes
 
     def take(self, nbytes: int) -> int | None:
-        """Take a range of bytes, and return where it begins; None if no free range is as long.
+        """Allocate a range of bytes and return its start; None if no free range is long enough.
 
         Parameters
         ----------
         nbytes
             A size that `block_nbytes` gives.
         """
-        kept = self._kept.get(nbytes)
-        if kept:
+        reusable = self._kept.get(nbytes)
+        if reusable:
             self.free_nbytes -= nbytes
-            return kept.pop()
+            return reusable.pop()
         if nbytes > self.free_nbytes:
             return None
         start = self._cut(nbytes)
@@ -220,11 +220,11 @@ class Arena:
         return start
 
     def is_warm(self, nbytes: int) -> bool:
-        """Tell whether a block of this size was given back and is there to be taken."""
+        """Return whether a returned block of this size can be reused."""
         return bool(self._kept.get(nbytes))
 
     def give(self, start: int, nbytes: int) -> None:
-        """Return a range that `take` gave out."""
+        """Return a range that `take` allocated."""
         self.free_nbytes += nbytes
         if nbytes > SMALL_NBYTES:
             self._merge(start, start + nbytes)
@@ -234,7 +234,7 @@ class Arena:
             self._kept[nbytes] = [start]
 
     def _cut(self, nbytes: int) -> int | None:
-        """Take a piece off the first free range that is long enough, or, if it is small, off the last."""
+        """Cut a piece off the first free range that is long enough, or, if it is small, off the last."""
         starts, stops = self._starts, self._stops
         small = nbytes <= SMALL_NBYTES
         for i in reversed(range(len(starts))) if small else range(len(starts)):
@@ -252,13 +252,13 @@ class Arena:
         return None
 
     def _merge_kept(self) -> None:
-        kept, self._kept = self._kept, {}
-        for nbytes, own in kept.items():
-            for start in own:
+        reusable, self._kept = self._kept, {}
+        for nbytes, starts in reusable.items():
+            for start in starts:
                 self._merge(start, start + nbytes)
 
     def _merge(self, start: int, stop: int) -> None:
-        """Put a range among the free ones, joined to its free neighbours."""
+        """Add a range to the free ones and join it with its free neighbours."""
         starts, stops = self._starts, self._stops
         i = bisect_left(starts, start)
         joins_left = i > 0 and stops[i - 1] == start
@@ -278,14 +278,14 @@ class Arena:
 class Blocks:
     """The blocks of an arena, as its producer counts them: those lent, those reserved, and the free bytes.
 
-    `lent` and `reserved` say which blocks are taken, and each changes by one store; the arena is made to fit them. A
-    signal handler may raise between any two calls, so a caller that takes a block leaves the flag `is_settled` down
-    until the block is in one of the two. One that finds it down makes the arena from them again.
+    `lent` and `reserved` list the allocated blocks, and each changes by one store; the arena is derived from them. A
+    signal handler may raise between any two calls, so a caller clears the flag `is_settled` until its block is in one
+    of the two. A caller that finds the flag cleared rebuilds the arena from them.
 
     Parameters
     ----------
     start, stop
-        Where the arena begins and ends.
+        Start and end of the arena.
     back
         The pipe through which the consumer gives blocks back, by the number of their message. It never waits.
 
@@ -296,10 +296,10 @@ class Blocks:
     lent
         The blocks that the consumer has, by the number of their message.
     reserved
-        The blocks that reservations have, by where they begin, each with a reference to its keeper: when that is gone,
-        the block is free.
+        Blocks of reservations by their start, each with a reference to its keeper; a block is free when its keeper is
+        gone.
     is_settled
-        Whether every block that was taken is among those lent or reserved.
+        Whether every allocated block is among `lent` or `reserved`.
     sending
         Number of the newest message.
     is_sent
@@ -326,7 +326,7 @@ class Blocks:
         self._ask_at_nbytes = _MIN_NBYTES
 
     def take(self, nbytes: int) -> Block | None:
-        """Take a block of at least `nbytes` bytes; None if none is free.
+        """Allocate a block of at least `nbytes` bytes; None if no such block is free.
 
         The caller raises `is_settled` once it has put the block among those lent or reserved.
         """
@@ -395,7 +395,7 @@ class Blocks:
                 break
             raw = returned[0]
             for ident in memoryview(raw).cast("Q"):
-                # One that is not lent was given back twice, or says that the consumer has come or gone.
+                # An unlent number was returned twice, or announces that the consumer has connected or closed.
                 for start, nbytes in self.lent.pop(ident, ()):
                     arena.give(start, nbytes)
             del returned[0]

@@ -26,8 +26,8 @@ def channel(capacity_nbytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False
     Parameters
     ----------
     capacity_nbytes
-        Size of the arena that batches lie in: those in flight, and those that the consumer still has arrays
-        of. It is reserved at once.
+        Size of the arena for batches in flight and batches whose arrays the consumer still uses. It is reserved at
+        once.
     allow_pickle
         Whether Python objects that Arrow cannot hold are pickled. Unpickling runs code that the sender chose: only for
         producers that you trust.
@@ -42,7 +42,7 @@ def channel(capacity_nbytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False
     Raises
     ------
     ArgumentError
-        If the capacity is no whole number from 1.
+        If the capacity is no integer from 1.
     SharedMemoryError
         If so much memory is not free.
 
@@ -76,7 +76,7 @@ def channel(capacity_nbytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False
 
 
 def _pipe() -> tuple[int, int]:
-    """Make a pipe of which neither end ever waits."""
+    """Create a pipe with non-blocking ends."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)

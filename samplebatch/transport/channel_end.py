@@ -1,14 +1,14 @@
 """ChannelEnd: ownership of one end of a channel, and watching of the process at the other.
 
-The arena begins with a header, in which each end says which process has taken hold of it, and whether it was closed::
+The arena begins with a header, in which each end declares its process and whether it was closed::
 
     FREE --given to a process that starts--> GIVEN --it has started--> BOUND --close, or a process that exits--> CLOSED
       |                                                                  ^
       +--closed by its maker, unused--> LEFT                             +--used by any process-- FREE, GIVEN, LEFT
 
-An end that nobody closed, and whose descriptors are gone, belonged to a process that has died: also if that was before
-it took hold of the end. A pipe that ends does not tell that a process has died, because processes forked from it, and
-from those before it, have the same descriptors: so each end watches the other's process as well.
+An end that was not closed, and whose descriptors are gone, belonged to a dead process, even one that died before it
+bound the end. The end of a pipe does not show that a process has died, because processes forked from it, and from
+earlier ones, have the same descriptors: so each end also watches the other's process.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ HEADER_NBYTES: Final = 1 << 14
 
 FAILURE_START: Final = 1 << 12
 FAILURE_NBYTES: Final = HEADER_NBYTES - FAILURE_START
-"""Where in the header a producer writes why it cannot go on, which must not wait for a block."""
+"""Offset in the header of the error of a producer, which must not wait for a block."""
 
 _MAX_REASON, _MAX_DETAILS = FAILURE_NBYTES // 36, FAILURE_NBYTES // 9
-"""Characters: JSON may take six bytes for one, and twelve where it takes two of Python's."""
+"""Characters: JSON may need six bytes for one, and twelve for a surrogate pair."""
 
 PRODUCER: Final = 8
 CONSUMER: Final = 16
-"""Where in the header the words of each end begin."""
+"""Offset in the header of the words of each end."""
 
 STATE, _PID, _STARTED, WATCHED = range(4)
 FREE, _BOUND, CLOSED, _GIVEN, _LEFT = range(5)
 _UNCLAIMED: Final = (FREE, _GIVEN, _LEFT)
 
 LOOK_S: Final = 0.1
-"""Seconds after which a process that has taken hold of the other end is noticed at the latest."""
+"""Maximum delay in seconds until the process that binds the other end is noticed."""
 
 _NAMES = {PRODUCER: "producer", CONSUMER: "consumer"}
 this_process = [os.getpid()]
@@ -79,8 +79,8 @@ LONG_S: Final = 1.0
 class Memory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """The bytes of a region.
 
-    A class of its own because of NumPy: an array over an array hangs on what that one hangs on, where both are of one
-    class. Arrays over a block must hang on the block, so what the block hangs on must be something else than an array.
+    A separate class because of NumPy: the base of a view is collapsed to the first base of the same class. Arrays over
+    a block must keep the block alive, so the block's own base must have another class.
     """
 
     __slots__ = ()
@@ -127,12 +127,12 @@ class ChannelEnd(Transferable):
     # -- whose end it is -----------------------------------------------------------------------------------------------
 
     def _own(self) -> None:
-        """Take hold of this end for this process, or see that it has done so already.
+        """Bind this end to this process, or check that it is bound.
 
         Raises
         ------
         OwnershipError
-            If another process has.
+            If another process has bound it.
         ChannelClosedError
             If this end is closed.
         """
@@ -140,10 +140,10 @@ class ChannelEnd(Transferable):
             self._bind()
 
     def _hold(self) -> bool:
-        """Note that this process has the end, and tell whether it is so: another may have it already.
+        """Declare that this process has the end; return False if another process has it already.
 
-        A process that was given an end does this at once, so that it is missed if it dies before it has used it. Until
-        then it may still pass it on.
+        A process that receives an end calls this at once, so that its death is noticed before it has used the end.
+        Until then it may still pass the end on.
         """
         region, words, side = self._region, self._words, self._side
         if region is None or self._is_held():
@@ -151,26 +151,26 @@ class ChannelEnd(Transferable):
         with _claim(region, side):
             if words[side + STATE] not in _UNCLAIMED:
                 return False
-            # Before the header says so: a signal that comes in between leaves an end to be taken hold of again.
+            # Before the header is written: a signal in between leaves an end that can be claimed again.
             self._holder = this_process[0]
             self._write_state(_BOUND)
         self._greet()
         return True
 
     def _is_held(self) -> bool:
-        """Tell whether this object is the end of this process, and the header says so."""
+        """Return whether this object is the end of this process, according to the header."""
         words, side, pid = self._words, self._side, this_process[0]
         return self._holder == pid == words[side + _PID] and words[side + STATE] not in _UNCLAIMED
 
     def _write_state(self, state: int) -> None:
-        """Write this process into the header, and how it stands to the end."""
+        """Write this process and its state into the header."""
         words, side = self._words, self._side
         words[side + _PID], words[side + _STARTED] = ProcessIdentity.own()
         fence()
         words[side + STATE] = state
 
     def _greet(self) -> None:
-        """Let the other end know that it has someone to watch, if it waits for that."""
+        """Notify the other end, if it waits, that there is a process to watch."""
 
     def _bind(self) -> None:
         name = _NAMES[self._side]
@@ -186,17 +186,17 @@ class ChannelEnd(Transferable):
         self._owner = this_process[0]
 
     def _begin(self) -> None:
-        """Set the end up for its first use in this process, and again if that was interrupted."""
+        """Prepare the end for its first use in this process, again if that was interrupted."""
 
     def _closed_error(self) -> ChannelClosedError:
         return ChannelClosedError(f"the {_NAMES[self._side]} must be open to be used, and it is closed")
 
     def _was_closed_meanwhile(self, error: Exception) -> bool:
-        """Tell whether an operation failed because another thread has closed this end."""
+        """Return whether an operation failed because another thread has closed this end."""
         return self._region is None and not isinstance(error, SampleBatchError)
 
     def _after_fork(self) -> None:
-        """Hold an end in a child of `multiprocessing` that it was made for."""
+        """Hold an end in a child of `multiprocessing` that received it as an argument."""
         if any(value is self for value in arguments_of(multiprocessing.current_process())):
             self._hold()
         if self._is_held():
@@ -207,7 +207,7 @@ class ChannelEnd(Transferable):
         return util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=100)
 
     def _hand_over(self) -> tuple[Region, int, int]:
-        """Return the memory and the pipes that another process attaches to, unless a process has used the end."""
+        """Return the memory and the pipes for another process, unless a process has used the end."""
         name = _NAMES[self._side]
         if self._region is None:
             raise ChannelClosedError(f"the {name} must be open to be sent to a process, and it is closed")
@@ -242,7 +242,7 @@ class ChannelEnd(Transferable):
         return self._peer_state() == CLOSED
 
     def _peer_was_left(self) -> bool:
-        """Tell whether somebody has closed the other end: then it is no wonder that it is gone."""
+        """Return whether the other end was closed, so that its absence is expected."""
         return self._peer_state() in (CLOSED, _LEFT)
 
     def _peer_identity(self) -> ProcessIdentity:
@@ -250,10 +250,10 @@ class ChannelEnd(Transferable):
         return ProcessIdentity(int(words[side + _PID]), int(words[side + _STARTED]))
 
     def _look(self) -> None:
-        """Begin to watch the process that has the other end, if there is one and that is not done yet."""
+        """Start to watch the process of the other end, if it exists and is not watched yet."""
         if self._watch is not None or self._peer_state() not in (_BOUND, CLOSED):
             return
-        # What it wrote before it said so is there.
+        # Everything that it wrote before its state is visible.
         fence()
         identity = self._peer_identity()
         if identity.pid == this_process[0]:
@@ -265,15 +265,15 @@ class ChannelEnd(Transferable):
         self._peer_has_died()
 
     def _await_too(self, descriptor: int) -> None:
-        """Wait for one more descriptor whenever this end waits."""
+        """Add a descriptor that ends this end's waits."""
         raise NotImplementedError
 
     def _await_no_more(self, descriptor: int) -> None:
-        """Wait for one descriptor less."""
+        """Remove a descriptor that ends this end's waits."""
         raise NotImplementedError
 
     def _peer_has_died(self) -> bool:
-        """Ask the system whether the process that has the other end, or was to have it, has died."""
+        """Ask the system whether the present or future process of the other end has died."""
         if self._watch is None:
             self._look()
         if not self._peer_dead:
@@ -287,7 +287,7 @@ class ChannelEnd(Transferable):
         return self._peer_dead
 
     def _is_orphaned(self) -> bool:
-        """Tell whether the process that made the other end, or that was given it, died before anybody took hold."""
+        """Return whether the process that created or received the other end died before any process claimed it."""
         state, identity = self._peer_state(), self._peer_identity()
         is_own = identity.pid == this_process[0]
         if state == FREE:
@@ -295,7 +295,7 @@ class ChannelEnd(Transferable):
         else:
             recipient = self._recipients.get(self._peer_side) if state == _GIVEN and is_own else None
             is_over = recipient is not None and recipient.has_ended()
-        # Before that it may have taken hold, or given it to another.
+        # Before that the process may have claimed the end, or passed it on.
         return is_over and state == self._peer_state() and identity == self._peer_identity()
 
     def _unwatch(self) -> None:
@@ -340,11 +340,11 @@ class ChannelEnd(Transferable):
         self._words = memoryview(b"").cast("Q")
 
     def _is_another_processes(self) -> bool:
-        """Tell whether another process has this end, or is to have it."""
+        """Return whether another process has this end, or will have it."""
         return not self._is_held() and self._words[self._side + STATE] != FREE
 
     def _leave(self) -> None:
-        """Note that the process that made this end has closed it without having used it or given it to another."""
+        """Record that the process that created this end closed it without using it or passing it on."""
         region, words, side = self._region, self._words, self._side
         if region is not None:
             with _claim(region, side):
@@ -352,14 +352,14 @@ class ChannelEnd(Transferable):
                     words[side + STATE] = _LEFT
 
     def _shut(self, *, told: bool) -> None:
-        """Close the pipes, after telling the other end so if that is to be told."""
+        """Close the pipes, after notifying the other end if `told`."""
         raise NotImplementedError
 
     def _fail(self, error: BaseException) -> None:
-        """Report the error that ended this process to the other end, where that is possible."""
+        """Report the error that ended this process to the other end, if possible."""
 
     def __enter__(self) -> Self:
-        # A process that comes to its end without having sent anything must be seen to do so.
+        # A process that ends without having sent anything must be recognized as ended.
         self._own()
         return self
 
@@ -372,7 +372,7 @@ class ChannelEnd(Transferable):
         if getattr(self, "_region", None) is None:
             return
         if self._holder == this_process[0] and not self._owner:
-            # A process that loses it unused, as one does that fails while it starts, has not come to an end in order.
+            # A process that loses it unused, such as one that fails while it starts, has not ended normally.
             self._holder = 0
         self.close()
 
@@ -383,7 +383,7 @@ class ChannelEnd(Transferable):
 
 
 def _close_at_exit(reference: weakref.ref[ChannelEnd]) -> None:
-    """Close the end of a process that exits in order, so that it is not taken for dead; report its error, if any."""
+    """Close the end of a process that exits normally, so that it is not considered dead; report its error, if any."""
     end = reference()
     if end is None:
         return
@@ -395,7 +395,7 @@ def _close_at_exit(reference: weakref.ref[ChannelEnd]) -> None:
 
 
 def _is_orderly(error: BaseException) -> bool:
-    """Tell whether an exception ends a process, or a generator, without there being anything wrong."""
+    """Return whether an exception is the normal end of a process or a generator."""
     return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
 
 
@@ -411,7 +411,7 @@ def pack_failure(reason: str, details: str) -> bytes:
 
 @contextlib.contextmanager
 def _claim(region: Region, side: int) -> Iterator[None]:
-    """Keep other processes from taking hold of an end for a moment; the system ends it if this process dies."""
+    """Lock an end against other processes' claims; the system releases the lock if this process dies."""
     try:
         descriptor = region.fileno()
         fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, side)

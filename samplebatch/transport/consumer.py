@@ -53,13 +53,13 @@ from samplebatch.transport.wire import (
 )
 
 _FLUSH_S = 0.005
-"""Seconds after which blocks that the pipe did not take are offered again."""
+"""Seconds after which blocks are returned again if the pipe was full."""
 
 _GARBAGE_S = 0.05
 """Seconds without a message after which garbage is looked for, where the producer waits for a block."""
 
 _IDLE: Final = 16
-"""Messages that are waited for without looking first whether they are there: in vain costs more than twice."""
+"""Number of messages awaited without checking first whether they exist; a failed check costs more than twice."""
 
 _monotonic = time.monotonic
 _read_into = os.readv
@@ -68,8 +68,8 @@ _read_into = os.readv
 class Consumer(ChannelEnd):
     """The end of a channel that batches are received at; `samplebatch.channel` makes it.
 
-    It belongs to the first process that uses it, and to one thread of it at a time; what it hands out may go to any
-    thread. Iterating over it gives every batch until the producer closes its end.
+    It belongs to the first process that uses it, and to one thread at a time; its batches may be passed to any thread.
+    Iteration yields every batch until the producer closes its end.
     """
 
     _side = CONSUMER
@@ -87,14 +87,14 @@ class Consumer(ChannelEnd):
 
     def _begin(self) -> None:
         self._message = bytearray(MESSAGE_NBYTES)
-        """The message that was read last; it begins with a zero when it has been dealt with."""
+        """The last message that was read; it starts with a zero after it was processed."""
         self._into = (self._message,)
         self._checked = memoryview(self._message)[:CHECKED_NBYTES]
         self._poller = Poller(self._pipe)
         self._idle = 0
         """For how many messages more to wait before looking, since the last had to be waited for."""
         self._starved_after = -1
-        """Number of the newest message when the producer told that it waits for a block; -1 if it did not."""
+        """Number of the newest message when the producer reported that it waits for a block; -1 otherwise."""
         self._next_collection = 0.0
         self._decoder = Decoder(self._memory, self._return_pipe, allow_pickle=self._allow_pickle)
         self._return_pipe.open(self._back)
@@ -105,27 +105,27 @@ class Consumer(ChannelEnd):
     def recv(self, timeout_s: float | None = None) -> AnyBatch:
         """Receive the next batch, with its arrays where the producer wrote them.
 
-        They are the caller's own, to be written to as well. Their memory goes back to the producer when the last of
-        them, and of what was made of them without a copy, is gone.
+        The caller owns the arrays and may write to them. Their memory is returned to the producer when the last of
+        them, and of their views, is gone.
 
         Parameters
         ----------
         timeout_s
-            Seconds to wait for it, None for as long as it takes.
+            Seconds to wait; unlimited if None.
 
         Raises
         ------
         ChannelTimeoutError
-            If none came in time.
+            If no batch arrived in time.
         EndOfStreamError
             If the producer has closed its end, and everything that it sent has been received.
         PeerDiedError
-            If its process has died, and everything that it sent has been received. A batch that it had not sent as a
-            whole is lost.
+            If the producer's process has died, and everything that it sent has been received. A batch that it had not
+            sent completely is lost.
         WorkerError
-            If it says that it cannot go on; gives its reason, and its details as a note.
+            If the producer has reported an error; contains the reason, and its details as a note.
         FormatError
-            If what came is no message of a channel, or damaged. Nothing can be received after that.
+            If the message is damaged, or no message of a channel. Nothing can be received afterwards.
         UntrustedPickleError
             If a column is pickled and the channel does not allow it; that batch is lost.
         OwnershipError
@@ -140,7 +140,7 @@ class Consumer(ChannelEnd):
         try:
             while True:
                 nbytes = MESSAGE_NBYTES
-                # One that is there was interrupted before its batch was handed out.
+                # The return of an earlier batch was interrupted.
                 if not message[0]:
                     if self._idle:
                         self._idle -= 1
@@ -151,7 +151,7 @@ class Consumer(ChannelEnd):
                         except BlockingIOError:
                             self._idle = _IDLE
                             nbytes = self._await(deadline, timeout_s)
-                # What `unpack` says, without a call for each of its parts: most messages are opened here.
+                # `unpack` inlined, without a call per field: most messages are opened here.
                 fields = unpack_fields(message)
                 if fields[2] == BATCH and fields[0] == MAGIC and crc32(self._checked) == fields[12]:
                     try:
@@ -159,7 +159,7 @@ class Consumer(ChannelEnd):
                     except SampleBatchError as error:
                         self._give_up(error)
                         raise
-                    # No call stands between here and the return, so no signal does: it is handed out now or later.
+                    # No call between here and the return, so no signal either: it is returned now or later.
                     message[0] = 0
                     self._decoder.unfinished = None
                     return batch
@@ -170,12 +170,12 @@ class Consumer(ChannelEnd):
             raise
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
-        """Tell whether `recv` has something to say: a batch, or the end of the stream.
+        """Return whether `recv` would return or raise without waiting: there is a batch, or the stream has ended.
 
         Parameters
         ----------
         timeout_s
-            Seconds to wait for that, None for as long as it takes.
+            Seconds to wait for that; unlimited if None.
         """
         self._own()
         deadline = deadline_of(timeout_s)
@@ -187,23 +187,23 @@ class Consumer(ChannelEnd):
             raise
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when `recv` has something to say.
+        """Return a descriptor that is readable when `recv` would not wait.
 
-        `multiprocessing.connection.wait`, `select` and asyncio take it. It may be readable for nothing once, when a
-        producer takes hold of its end, or has waited for a block for a while: call `recv(timeout_s=0)` then, as after a
-        `recv` that a signal has interrupted.
+        For `multiprocessing.connection.wait`, `select` and asyncio. It may be readable once without a batch, when a
+        producer binds its end, or has waited for a block for a while: call `recv(timeout_s=0)` then, as after a `recv`
+        that a signal has interrupted.
         """
         self._own()
         self._look()
         if self._watch is None:
             self._words[CONSUMER + WATCHED] = 1
-            # It may have come in between.
+            # The message may have arrived in between.
             self._look()
         return self._poller.fileno()
 
     @contextlib.contextmanager
     def lease(self, timeout_s: float | None = None) -> Iterator[AnyBatch]:
-        """Receive the next batch for a `with` statement, and return its memory to the producer at the end of it.
+        """Receive the next batch for a `with` statement, which returns its memory to the producer at the end.
 
         The batch has no columns after that. If an exception ends the statement, the batch stays as it is, and its
         memory goes back when the last array over it is gone.
@@ -211,7 +211,7 @@ class Consumer(ChannelEnd):
         Parameters
         ----------
         timeout_s
-            Seconds to wait for it, None for as long as it takes.
+            Seconds to wait; unlimited if None.
 
         Yields
         ------
@@ -221,8 +221,8 @@ class Consumer(ChannelEnd):
         Raises
         ------
         LeaseError
-            At the end of the statement, if arrays, slices or tensors of the batch outlive it. They stay valid, and the
-            memory goes back when the last of them is gone.
+            At the end of the statement, if arrays, slices or tensors of the batch still exist. They stay valid, and the
+            memory is returned when the last of them is gone.
         ChannelTimeoutError, EndOfStreamError, PeerDiedError, WorkerError, FormatError, UntrustedPickleError
             As `recv` does.
         OwnershipError, ChannelClosedError
@@ -242,7 +242,7 @@ class Consumer(ChannelEnd):
         (None, None)
         """
         batch = self.recv(timeout_s)
-        # None where nothing of the batch lies in the arena.
+        # None if no part of the batch is in the arena.
         reference = self._lent.get(self._decoder.ident)
         yield batch
         _clear(batch)
@@ -262,7 +262,7 @@ class Consumer(ChannelEnd):
             raise StopIteration from None
 
     def _await(self, deadline: float | None, timeout_s: float | None) -> int:
-        """Wait for a message and read it; return its bytes, of which there are none if the stream has ended."""
+        """Wait for a message and read it; return its bytes, or empty bytes if the stream has ended."""
         if (
             self._peer_fd is not None
             and (deadline is None or deadline - _monotonic() > LONG_S)
@@ -289,7 +289,7 @@ class Consumer(ChannelEnd):
         return 0
 
     def _open_other(self, nbytes: int) -> None:
-        """Open a message that is no batch; raise unless there is more to come."""
+        """Process a message that is no batch; raise if the stream ends with it."""
         if self._end:
             raise self._end_error()
         if not nbytes:
@@ -314,14 +314,14 @@ class Consumer(ChannelEnd):
         self._message[0] = 0
 
     def _give_up(self, error: SampleBatchError) -> None:
-        """Note that a message has been dealt with, though nothing came of it."""
+        """Record that a message was processed without a result."""
         if isinstance(error, FormatError):
             self._finish("damaged")
         self._decoder.unfinished = None
         self._message[0] = 0
 
     def _wait(self, deadline: float | None) -> bool:
-        """Wait until there is something to read, or the producer is gone; tell whether that is so."""
+        """Wait until there is something to read or the producer is gone; return whether either is the case."""
         while True:
             max_s = self._tend()
             if self._is_over():
@@ -339,11 +339,11 @@ class Consumer(ChannelEnd):
             self._return_pipe.recover()
 
     def _is_over(self) -> bool:
-        """Tell whether the producer will send nothing more; messages in the pipe may not be read yet."""
+        """Return whether the producer will send nothing more; the pipe may still have unread messages."""
         return self._peer_dead or self._peer_is_closed()
 
     def _tend(self) -> float:
-        """Flush returned blocks and look at the producer before waiting; return the seconds until the next look."""
+        """Flush returned blocks and check the producer before waiting; return the seconds until the next check."""
         if self._peer_fd is None:
             self._peer_has_died()
         if not self._return_pipe.flush():
@@ -353,11 +353,11 @@ class Consumer(ChannelEnd):
         return LOOK_S if self._peer_fd is None else LONG_S
 
     def _is_asked_to_collect(self) -> bool:
-        """Tell whether the producer has waited for a block ever since the newest message."""
+        """Return whether the producer has waited for a block since the newest message."""
         return self._starved_after == self._decoder.ident
 
     def _collect_garbage(self) -> None:
-        """Give back the blocks of batches that are garbage in a cycle of references, which nothing else would find."""
+        """Return the blocks of batches that are garbage in a reference cycle."""
         begun = _monotonic()
         if begun >= self._next_collection:
             self._starved_after = -1
@@ -385,7 +385,7 @@ class Consumer(ChannelEnd):
     # -- the end of it -------------------------------------------------------------------------------------------------
 
     def _finish(self, how: Literal["closed", "died", "damaged"]) -> None:
-        """Note that nothing more will come, and why."""
+        """Record that the stream has ended, and why."""
         if self._end:
             return
         self._end = how
@@ -395,9 +395,9 @@ class Consumer(ChannelEnd):
         try:
             ended, writer = os.pipe()
         except OSError:
-            # Without another descriptor, this pipe must do: most often it is readable for ever as well.
+            # Without another descriptor, this pipe is used: usually it also stays readable.
             return
-        # A pipe that nobody can write to is readable for ever, as the end of a stream is.
+        # A pipe without writers stays readable, as at the end of a stream.
         os.close(writer)
         self._poller.replace(self._pipe, ended)
         pipe, self._pipe = self._pipe, ended
@@ -431,6 +431,6 @@ class Consumer(ChannelEnd):
 
 
 def _clear(batch: AnyBatch) -> None:
-    """Take everything out of a batch, and out of the batches that it is made of."""
-    for own in batch.policy_batches.values() if isinstance(batch, MultiAgentBatch) else [batch]:
-        own.clear()
+    """Remove all columns from a batch and its parts."""
+    for part in batch.policy_batches.values() if isinstance(batch, MultiAgentBatch) else [batch]:
+        part.clear()

@@ -1,6 +1,6 @@
-"""Decoding: batches put together over the bytes that a message names.
+"""Decoding: batches over the bytes that a message describes.
 
-Everything that a message says is checked before the memory is looked at.
+Everything in a message is validated before the memory is read.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ def decode(
     schema
         The description of its columns.
     plan
-        Where they lie.
+        Positions of the columns.
     metadata
         All else that the message has.
     root
         The block, which has at least the plan's bytes.
     cut
-        Cuts the buffers of variable columns, one after the other.
+        Cuts the buffers of variable columns in order.
     allow_pickle
         Whether pickled columns may be unpickled.
 
@@ -111,17 +111,20 @@ def decode(
     """
     entries = metadata.get(VARIABLE) or [()] * len(schema.parts)
     bound = MemoryBound("the message", root.nbytes)
-    variable = [VariableColumns(own, cut, bound, allow_pickle=allow_pickle) for own in entries]
+    variable = [VariableColumns(entry, cut, bound, allow_pickle=allow_pickle) for entry in entries]
     if schema.kind == NESTED_BATCH:
         tree = build_tree(schema.parts[0], plan.parts[0], root, variable[0])
         unit = schema.parts[0].flags.action_unit
         if unit is not None:
             set_unit(tree, unit)
         return tree
-    flags = [flags_of(own) for own in metadata[FLAGS]] if FLAGS in metadata else [part.flags for part in schema.parts]
+    if FLAGS in metadata:
+        flags = [flags_of(plain) for plain in metadata[FLAGS]]
+    else:
+        flags = [part.flags for part in schema.parts]
     batches = [
-        _sample_batch(part, places, root, own, own_flags)
-        for part, places, own, own_flags in zip(schema.parts, plan.parts, variable, flags, strict=True)
+        _sample_batch(part, places, root, columns, part_flags)
+        for part, places, columns, part_flags in zip(schema.parts, plan.parts, variable, flags, strict=True)
     ]
     if schema.kind == SAMPLE_BATCH:
         return batches[0]
@@ -130,7 +133,7 @@ def decode(
 
 
 class VariableColumns:
-    """The variable columns of one batch of a message, put together one after the other."""
+    """Variable columns of one batch of a message, decoded in order."""
 
     def __init__(self, entries: Iterable[Any], cut: Cut, bound: MemoryBound, *, allow_pickle: bool = False) -> None:
         self._entries = iter(entries)
@@ -158,7 +161,7 @@ class VariableColumns:
         header, sizes = entry
         buffers = [self._cut(count_of(nbytes)) for nbytes in sizes]
         if header[0] == ObjectColumn.kind:
-            # Objects may keep what they are made from, and are not to hold the block.
+            # Objects may retain their source, which must not be the block.
             buffers = [buffer.copy() for buffer in buffers]
             try:
                 ObjectColumn.check_dumped(header, buffers, name, self._bound)
@@ -186,12 +189,12 @@ def _sample_batch(part: Part, places: list[Place], root: Root, variable: Variabl
         for place in places:
             (name, dtype, _, torch, form), shape, offset = place
             if torch is None and form != BARE:
-                columns[name] = made = _new(TensorColumn)
-                made.values = _ndarray(shape, dtype, root, offset)
+                columns[name] = tensor = _new(TensorColumn)
+                tensor.values = _ndarray(shape, dtype, root, offset)
             else:
                 columns[name] = variable.fixed(place, root)
     if SEQ_LENS in columns:
-        # Before they are checked: the sender must not change where sequences begin.
+        # Copied before validation: the sender must not change the boundaries of sequences.
         columns[SEQ_LENS] = columns[SEQ_LENS].copy()
     return SampleBatch._of(columns, part.nested, flags)
 
@@ -249,7 +252,7 @@ def _variable_leaf(variable: VariableColumns, path: str) -> Any:
     if what == COLUMN:
         return column
     if what != OBJECTS or not isinstance(column, ObjectColumn):
-        raise FormatError("a message must say what a value is, it does not")
+        raise FormatError("a message must describe each value, it does not")
     if shape is None:
         (only,) = column.values.tolist()
         return only
@@ -271,7 +274,7 @@ class BlockColumns:
     root
         The bytes of the block.
     places
-        Where the columns lie, by name.
+        Positions of the columns by name.
     """
 
     __slots__ = ("_places", "_root")
@@ -294,7 +297,7 @@ class BlockColumns:
 
     @classmethod
     def batch(cls, root: npt.NDArray[np.uint8], places: Mapping[str, Place], rows: int, part: Part) -> SampleBatch:
-        """Make a batch of arrays without sequences, of which no column is made yet."""
+        """Create a batch of arrays without sequences, whose columns are created on first use."""
         batch = _new(SampleBatch)
         batch._columns = {}
         batch.count = rows
@@ -307,7 +310,7 @@ class BlockColumns:
 
 
 class LazyColumn:
-    """A column in a block that is made when it is known which of its rows are wanted."""
+    """Column in a block, created when the selected rows are known."""
 
     __slots__ = ("_place", "_root")
 
@@ -326,7 +329,7 @@ class LazyColumn:
 
 
 class Decoder:
-    """The consumer's decoder of the messages of one channel, one after the other.
+    """Decoder of the messages of one channel, for the consumer.
 
     Parameters
     ----------
@@ -385,7 +388,7 @@ class Decoder:
                     raise FormatError(f"a message must have a number greater than {self.ident}, got {ident}")
                 lease = Lease((nbytes,), _BYTE, memory, start)
                 reference = LeaseRef(lease, self._gone)
-                # No call stands between these, so no signal does: the block is leased as a whole or not at all.
+                # No call between these statements, so no signal either: the block is leased completely or not at all.
                 reference.ident = ident
                 self._lent[ident] = reference
                 self.ident = ident
@@ -410,7 +413,6 @@ class Decoder:
         return batch
 
     def _open_with_metadata(self, fields: tuple[Any, ...], lease: Lease) -> AnyBatch:
-        """Open the batch of a message with metadata."""
         _, _, _, flags, number, _, start, nbytes, metadata_start, metadata_nbytes, metadata_sum, rows, _ = fields
         memory = self._memory
         if metadata_start & _UP or metadata_start < HEADER_NBYTES or metadata_start + metadata_nbytes > memory.nbytes:

@@ -1,10 +1,10 @@
-"""Encoding: a batch taken apart into a schema, arrays in places that the schema determines, and metadata.
+"""Encoding: a batch as a schema, arrays at offsets that the schema determines, and metadata.
 
 Nothing is pickled but Python objects that Arrow cannot hold, and those only if the channel allows it.
 
-Of a nested batch the leaves come in the order in which one meets them. An array or tensor is a fixed column, one
-without an axis of rows too. All other leaves are variable: plain values stand in the metadata, whole columns and arrays
-of objects are written as an `ObjectColumn` writes them.
+The leaves of a nested batch are in depth-first order. An array or tensor is a fixed column, even without an axis of
+rows. All other leaves are variable: plain values are in the metadata, columns and arrays of objects are encoded by
+`ObjectColumn`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from samplebatch.transport.wire import (
 )
 
 AnyBatch = SampleBatch | MultiAgentBatch | Batch
-"""The kinds of batches that a channel carries."""
+"""Kinds of batches that a channel accepts."""
 
 _MAX_SCHEMAS = 1024
 _FIXED_KINDS = "biufcSUmM"
@@ -63,7 +63,7 @@ _BARE_KEY = (np.dtype(np.uint8), (0,), None, BARE)
 
 
 class Frame:
-    """A batch taken apart, nothing of it copied yet.
+    """Encoded batch whose arrays have not been copied yet.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Frame:
 
 
 class PartEncoder:
-    """The columns of one batch of a message, taken apart one after the other."""
+    """Encoder of the columns of one batch of a message."""
 
     __slots__ = ("allow_pickle", "arrays", "buffers", "counts", "key", "variable")
 
@@ -111,14 +111,14 @@ class PartEncoder:
 
     @property
     def rows(self) -> Any:
-        """The number of rows that all counted columns have, or that of each."""
+        """Number of rows that all counted columns have, or the number of each."""
         counts = self.counts
         if not counts:
             return 0
         return counts[0] if counts.count(counts[0]) == len(counts) else tuple(counts)
 
     def add(self, name: str, column: Column) -> None:
-        """Take a column apart; raises as `samplebatch.transport.producer.Producer.send` does."""
+        """Encode a column; raises as `samplebatch.transport.producer.Producer.send` does."""
         if isinstance(column, TensorColumn):
             values = column.values
             self.key.append((name, values.dtype, values.shape[1:], None, ""))
@@ -136,7 +136,7 @@ class PartEncoder:
         self.counts.append(len(values))
 
     def dump(self, name: str, column: Column) -> list[Any]:
-        """Take a variable column apart into a header and the sizes of its buffers, which are kept.
+        """Encode a variable column as a header and the sizes of its buffers, which are retained.
 
         Raises
         ------
@@ -160,12 +160,12 @@ class PartEncoder:
 
 
 def _no_bytes(rows: int) -> npt.NDArray[np.uint8]:
-    """Make the array that stands for a column of empty dicts."""
+    """Return the array that represents a column of empty dicts."""
     return np.empty((rows, 0), np.uint8)
 
 
 def is_pickled(header: Header) -> bool:
-    """Tell whether the header of a column says that its rows are pickles."""
+    """Return whether the rows of a column are pickles according to its header."""
     return bool(header[0] == ObjectColumn.kind and json.loads(header[2])["kind"] == "pickle")
 
 
@@ -177,17 +177,17 @@ def bytes_of(buffer: Any) -> npt.NDArray[np.uint8]:
 
 
 class Encoder:
-    """Takes batches apart, and remembers their schemas."""
+    """Encoder of batches, which caches their schemas."""
 
     def __init__(self, *, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle
         self._schemas: dict[Any, Schema] = {}
         self._recent: tuple[Schema | None, list[tuple[Any, ...]]] = (None, [])
         self.next_number = 0
-        """The number that the next schema to be told the consumer gets."""
+        """Number of the next schema to be sent to the consumer."""
 
     def encode(self, batch: AnyBatch) -> Frame:
-        """Take a batch apart.
+        """Encode a batch.
 
         Raises
         ------
@@ -211,11 +211,11 @@ class Encoder:
             metadata: dict[str, Any] = {VARIABLE: [taken.variable]} if taken.variable else {}
             return Frame(schema, (taken.rows,), taken.arrays, metadata, taken.buffers)
         raise ColumnTypeError(
-            f"a channel carries SampleBatch, MultiAgentBatch and Batch, got a {type(batch).__name__}; make one of it"
+            f"a channel accepts SampleBatch, MultiAgentBatch and Batch, got a {type(batch).__name__}; convert it first"
         )
 
     def _plain(self, batch: SampleBatch, columns: dict[str, Column]) -> Frame | None:
-        """Take a batch apart that has nothing but arrays of as many rows; None if it has more."""
+        """Encode a batch that consists of arrays of equal length; None for any other batch."""
         if batch._nested or batch._has_sequences or not batch.count:
             return None
         flags = batch._flags
@@ -295,7 +295,7 @@ class Encoder:
         schema = self._schemas.get(key)
         if schema is None:
             if len(self._schemas) >= _MAX_SCHEMAS:
-                # Numbers begin at 0 again: a message that defines one replaces its earlier schema.
+                # Numbers restart at 0: a message that defines one replaces its earlier schema.
                 for old in self._schemas.values():
                     old.number = None
                 self.next_number = 0
@@ -323,7 +323,7 @@ def _column(key: tuple[Any, ...]) -> Fixed | Variable:
 
 
 def take_tree(source: Node, taken: PartEncoder, prefix: str = "") -> tuple[Any, ...]:
-    """Take a tree apart, and return its structure: pairs of a name and the structure under it, None for a leaf.
+    """Encode a tree; return its structure: pairs of a name and the structure below it, None for a leaf.
 
     Raises
     ------
@@ -392,7 +392,7 @@ def _dump_variable_leaf(value: Any, taken: PartEncoder, path: str) -> list[Any]:
 
 
 def _alone(value: Any) -> npt.NDArray[Any]:
-    """Make an array of shape (1,) of an object of any type."""
+    """Create an array of shape (1,) with an object of any type."""
     row = np.empty(1, object)
     row[0] = value
     return row
@@ -430,7 +430,7 @@ def _of_rows(batch: SampleBatch) -> list[SampleBatch]:
     lengths = batch._lengths()
     if len(lengths) < 2:
         return []
-    # Between the two sequences where the steps are closest to being halved; slices begin where sequences do.
+    # Between the two sequences that halve the steps best: slices start where sequences do.
     ends = lengths.cumsum()
     middle = min(len(ends) - 2, int(ends.searchsorted(batch.count / 2)))
     cut = int(ends[middle])

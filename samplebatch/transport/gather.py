@@ -26,12 +26,12 @@ _monotonic = time.monotonic
 
 
 class Gathering:
-    """Batches from many consumers; `gather` makes it. Iterating over it gives every batch of all of them.
+    """Iterator over the batches of many consumers, created by `gather`.
 
     Attributes
     ----------
     source
-        The consumer that the last batch came from.
+        Consumer of the last batch.
     lost
         The error of each consumer whose producer did not close its end in order, since it did.
     """
@@ -49,7 +49,7 @@ class Gathering:
             self.add(consumer)
 
     def add(self, consumer: Consumer) -> None:
-        """Gather from one more, such as that of a worker that takes the place of one that died.
+        """Add a consumer, such as the consumer of a worker that replaces a dead one.
 
         Raises
         ------
@@ -87,22 +87,22 @@ class Gathering:
     def recv(self, timeout_s: float | None = None) -> AnyBatch:
         """Receive the next batch from any of the producers.
 
-        Of those that have sent something, each is served once before one of them is served again.
+        Consumers with batches are served round-robin.
 
         Parameters
         ----------
         timeout_s
-            Seconds to wait for it, None for as long as it takes.
+            Seconds to wait; unlimited if None.
 
         Raises
         ------
         ChannelTimeoutError
-            If none came in time.
+            If no batch arrived in time.
         EndOfStreamError
             If all streams have ended.
         WorkerError
-            If all streams have ended, and some producers failed or died; tells which, by their place among the
-            consumers, counted from 0. `lost` has their errors, from the moment at which each is noticed.
+            If all streams have ended, and some producers failed or died; lists these by their position among the
+            consumers, counted from 0. `lost` has the error of each as soon as it is noticed.
         UntrustedPickleError
             If a column is pickled and its channel does not allow it; that batch is lost.
         ChannelClosedError
@@ -125,13 +125,13 @@ class Gathering:
                 raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, and none did")
 
     def _take(self, consumer: Consumer) -> AnyBatch | None:
-        """Receive a batch that is there; None if it is not, or the stream has ended."""
+        """Receive an available batch; None if there is none, or the stream has ended."""
         try:
             batch = consumer.recv(timeout_s=0)
         except ChannelTimeoutError:
             return None
         except WorkerError as error:
-            # What it has to say after that is how its stream ends.
+            # A later message can only describe how the stream ends.
             self.lost[consumer] = error
             return None
         except (EndOfStreamError, PeerDiedError, FormatError, ChannelClosedError) as error:
@@ -150,7 +150,7 @@ class Gathering:
                 del self._open[descriptor]
 
     def _wait(self, deadline: float | None) -> None:
-        """Wait until something has come, or it is time to look around."""
+        """Wait for a message, or until the next check."""
         self._ready += [self._open[descriptor] for descriptor in self._poller.poll(0.0)]
         if self._ready:
             return
@@ -172,7 +172,7 @@ class Gathering:
 
     def _end_error(self) -> SampleBatchError:
         if not self.lost or not self._raise_lost:
-            return EndOfStreamError("a producer must be open to send more, and all of them have closed their ends")
+            return EndOfStreamError("a producer must be open to send more, got closed ends from all")
         places = sorted(self._places[consumer] for consumer in self.lost)
         first = next(iter(self.lost.values()))
         error = WorkerError(
@@ -206,7 +206,7 @@ def gather(consumers: Iterable[Consumer], *, raise_lost: bool = True) -> Gatheri
     Returns
     -------
     Gathering
-        An iterator over the batches, which also tells where each came from (`source`), and which producers died
+        Iterator over the batches; it also has the consumer of the last one (`source`), and the dead producers
         (`lost`).
 
     Raises

@@ -1,6 +1,6 @@
 """Peers: the processes at the other ends, whether they still run, and waiting for them.
 
-A process that is killed while it starts has told nobody that it has an end. Its parent knows: under `fork` from the
+A process that is killed while it starts has not declared that it has an end. Its parent knows: with `fork` from the
 arguments of the process that it starts, otherwise because it pickles the end for that process (`Recipient`).
 """
 
@@ -27,18 +27,18 @@ _HAS_EPOLL: Final = sys.platform == "linux"
 _monotonic = time.monotonic
 _PROC = Path("/proc")
 _MAX_PID = (1 << 31) - 1
-"""No process has a higher number: what says so is no word of a process that was there."""
+"""No process has a higher number: a header with a higher one is damaged."""
 
 
 class ProcessIdentity(NamedTuple):
-    """A process, told apart from a later one with the same number.
+    """Process identity that survives PID reuse.
 
     Attributes
     ----------
     pid
         Its number.
     started
-        When it began, in the system's ticks since it booted; 0 where the system does not tell.
+        Start time in the system's ticks since boot; 0 if the system does not provide it.
     """
 
     pid: int
@@ -63,7 +63,7 @@ class ProcessWatch:
     Parameters
     ----------
     identity
-        The process, as it has told of itself.
+        Identity of the process, as the process declared it.
 
     Examples
     --------
@@ -86,7 +86,7 @@ class ProcessWatch:
         return self._descriptor
 
     def is_alive(self) -> bool:
-        """Tell whether the process still runs. One that has ended and waits for its parent does not."""
+        """Return whether the process still runs; False for a zombie."""
         if not self._is_over:
             self._is_over = self._has_ended()
         return not self._is_over
@@ -110,7 +110,7 @@ class ProcessWatch:
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Tell whether a process still runs, without watching it any longer.
+    """Return whether a process still runs, without watching it further.
 
     >>> is_alive(ProcessIdentity.own()), is_alive(ProcessIdentity(os.getpid(), started=1))
     (True, False)
@@ -136,7 +136,7 @@ def _is_there(identity: ProcessIdentity) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        # It is somebody else's, so it is there.
+        # The process belongs to another user, so it exists.
         pass
     found = _state_of(identity.pid)
     if found is None:
@@ -146,12 +146,12 @@ def _is_there(identity: ProcessIdentity) -> bool:
 
 
 def _state_of(pid: int) -> tuple[str, int] | None:
-    """Return a process's state and when it began, or None if it is gone or the system does not tell."""
+    """Return a process's state and start time; None if it is gone or the system does not provide them."""
     try:
         line = _PROC.joinpath(str(pid), "stat").read_text()
     except OSError:
         return None
-    # The name of its program comes before, in parentheses, and may hold anything.
+    # The name of the program, in parentheses, precedes them and may contain any characters.
     fields = line[line.rindex(")") + 2 :].split()
     return fields[0], int(fields[19])
 
@@ -175,7 +175,7 @@ class Recipient:
         return None if spawning is None else cls(spawning)
 
     def has_ended(self) -> bool:
-        """Tell whether the process has ended, or could not be started at all."""
+        """Return whether the process has ended, or could not be started."""
         started = self._started()
         if started is None:
             return True
@@ -199,7 +199,7 @@ def find_forking() -> BaseProcess | None:
 
 
 def arguments_of(started: BaseProcess) -> Iterator[Any]:
-    """Yield the objects that a process was made with: its arguments, and the attributes of a subclass."""
+    """Yield the objects that a process was created with: its arguments, and the attributes of a subclass."""
     yield from getattr(started, "_args", ())
     yield from getattr(started, "_kwargs", {}).values()
     yield from list(vars(started).values())
@@ -210,11 +210,11 @@ class Transferable(ABC):
 
     @abstractmethod
     def _give(self, recipient: Recipient | None) -> bool:
-        """Record that a process that may not run yet is given the end; tell whether it was there to be given."""
+        """Record that a process that may not run yet receives the end; return whether that was possible."""
 
 
 def _give_to_child() -> None:
-    """Record which ends a process is given that is about to be forked."""
+    """Record which ends are inherited by a process that is about to be forked."""
     started = find_forking()
     if started is not None:
         for value in arguments_of(started):
@@ -226,12 +226,12 @@ os.register_at_fork(before=_give_to_child)
 
 
 class Poller:
-    """Descriptors to be waited on until one of them is readable.
+    """Descriptors to wait for until one of them is readable.
 
     Parameters
     ----------
     *descriptors
-        Some of them; more can be registered.
+        Initial descriptors; more can be registered.
 
     Examples
     --------
@@ -285,7 +285,7 @@ class Poller:
         return int(self._poll.fileno()) if _HAS_EPOLL else self._first
 
     def close(self) -> None:
-        """Wait on none of them any more; they stay open."""
+        """Unregister all descriptors; they stay open."""
         if _HAS_EPOLL:
             self._poll.close()
 
@@ -320,7 +320,7 @@ UNGUARDED_STATUS: Final = 167
 def exit_if_unguarded() -> None:
     """End a child that imports its parent's main module to start, where that module starts processes on import.
 
-    The parent words the error: each child would print one of its own, and its own children after it.
+    The parent raises a single error: otherwise each child would print one, and its own children another.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A fork server loses the status of `SystemExit`.
@@ -371,7 +371,7 @@ def _record_run_errors() -> None:
     """Let processes of `multiprocessing` retain the exception that ends their `run`.
 
     Up to Python 3.12 the handlers of a process run while that exception is handled. From 3.13 on they run after it was
-    freed, and with it the frames whose local variables are ends of channels: a failure would look like an orderly end.
+    freed, and with it the frames whose local variables are ends of channels: a failure would look like a normal end.
     """
     bootstrap: Any = BaseProcess._bootstrap  # type: ignore[attr-defined]
 

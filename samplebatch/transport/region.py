@@ -28,7 +28,7 @@ _STEP_NBYTES = 64 << 20
 """Bytes reserved by one call, so that a signal that interrupts it costs little."""
 
 _UNASKED_NBYTES = 1 << 20
-"""Bytes that are reserved without asking first whether they are free, which takes longer than reserving them."""
+"""Bytes that are reserved without checking free memory first, which takes longer than reserving them."""
 
 _HAS_MEMFD = hasattr(os, "memfd_create")
 
@@ -58,7 +58,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 class _Mapping:
     """Mapped pages, unmapped when the last array over them is gone.
 
-    Not `mmap.mmap`, which keeps a descriptor of its own open for as long as anybody has a view.
+    Not `mmap.mmap`, which keeps a separate descriptor open while any view exists.
     """
 
     def __init__(self, descriptor: int, nbytes: int, *, writable: bool) -> None:
@@ -71,7 +71,7 @@ class _Mapping:
         self._unmap = partial(_munmap, address, nbytes)
         self.__array_interface__ = {"data": (address, not writable), "shape": (nbytes,), "typestr": "|u1", "version": 3}
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            # Most kernels give shared memory no huge pages, and say so; that is no reason to fail.
+            # Most kernels reject huge pages for shared memory, which is no error here.
             _madvise(address, nbytes, mmap.MADV_HUGEPAGE)
 
     def __del__(self) -> None:
@@ -103,7 +103,7 @@ class Region:
     (b'hello', 1000, 0)
     """
 
-    # Regions may outlive the modules that they are made with, at the end of the process.
+    # Regions may outlive the modules that they use, at the end of the process.
     _close = staticmethod(os.close)
 
     def __init__(self, descriptor: int, mapping: _Mapping, *, sealed: bool, writable: bool) -> None:
@@ -147,7 +147,7 @@ class Region:
 
     @classmethod
     def attach(cls, descriptor: int, nbytes: int, *, sealed: bool = _HAS_MEMFD, writable: bool = True) -> Self:
-        """Map the memory behind a descriptor that another process has handed over.
+        """Map the memory of a descriptor that another process has sent.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class Region:
             The descriptor of `fileno` there, in this process's numbering. It belongs to the region from here on, and is
             closed if this raises.
         nbytes
-            Size that the region is said to have.
+            Expected size of the region.
         sealed
             Whether the memory must be such that nobody can shrink it any more. What `create` makes is, where the
             system has such memory.
@@ -208,7 +208,7 @@ class Region:
 
     @property
     def address(self) -> int:
-        """Where the memory begins in this process, at a page; raises as `array` does."""
+        """Page-aligned address of the memory in this process; raises as `array` does."""
         return self._open().address
 
     def fileno(self) -> int:
@@ -226,13 +226,13 @@ class Region:
     def warm(self, start: int = 0, stop: int | None = None) -> None:
         """Map the pages of a range now, in place of one by one as they are first touched.
 
-        The first copy into fresh pages takes several times as long as later ones; mapping them all at once first takes
-        less than that difference. A kernel that does not know how to leaves it at nothing.
+        The first copy into fresh pages takes several times as long as later ones; mapping them all in advance takes
+        less than that difference. Kernels without this feature do nothing.
 
         Parameters
         ----------
         start, stop
-            Bytes; whole pages that the range touches are mapped.
+            Bytes; the range is extended to page boundaries.
         """
         mapping = self._open()
         start -= start % mmap.PAGESIZE
@@ -245,12 +245,12 @@ class Region:
     def discard(self, start: int) -> None:
         """Give the pages from some byte on back to the system: everybody reads zeros there from now on.
 
-        Writing takes new pages, if there still are any. Where the system cannot do so, nothing happens.
+        Later writes allocate new pages, if there are any. Systems without this feature do nothing.
 
         Parameters
         ----------
         start
-            Byte, rounded up to a whole page.
+            Byte, rounded up to a page boundary.
         """
         mapping = self._open()
         start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -319,7 +319,7 @@ def _is_sealed(descriptor: int) -> bool:
 
 
 def _reserve(descriptor: int, nbytes: int, *, named: bool) -> None:
-    """Give a file its size and all of its pages."""
+    """Set the size of a file and allocate all of its pages."""
     if nbytes > _UNASKED_NBYTES:
         free = _obtainable_nbytes(named=named)
         if free is not None and nbytes > free:
@@ -349,11 +349,11 @@ def _no_memory(nbytes: int, number: int | None, free: int | None) -> SharedMemor
 
 
 def free_nbytes() -> int | None:
-    """Return the bytes of memory that may still be taken, or None where the system does not tell.
+    """Return the estimated free memory in bytes; None if the system does not report it.
 
-    The kernel reserves pages of shared memory one by one, and where they run out it kills a process rather than refuse.
-    So callers that reserve much of it ask here first. It is an estimate, which others may have spent a moment later.
-    Memory that only caches files counts as free.
+    The kernel reserves pages of shared memory one by one; when they run out it kills a process instead of returning an
+    error. So callers that reserve a large region check this estimate first. Other processes may use the memory a moment
+    later. Memory that only caches files counts as free.
 
     Examples
     --------
@@ -374,7 +374,7 @@ def _machine() -> int | None:
 
 
 def _control_groups() -> Iterator[int | None]:
-    """Yield the bytes left in each control group that bounds the process, of both versions of the interface."""
+    """Yield the bytes left in each control group that limits the process, of both versions of the interface."""
     try:
         lines = _text(_GROUPS).splitlines()
     except OSError:
@@ -410,7 +410,7 @@ def _left(limit: str, usage: str, statistics: str, prefix: str) -> int | None:
 
 
 def _text(path: str) -> str:
-    """Read one of the kernel's small files, in one piece and without the layers that other files need."""
+    """Read a small kernel file with one system call."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return os.read(descriptor, _MAX_NBYTES).decode()
@@ -460,7 +460,7 @@ _lock = threading.Lock()
 
 
 def _forget_lock() -> None:
-    """Take a new one in a forked child: another thread may have held its parent's."""
+    """Create a new lock in a forked child: another thread may have held the parent's."""
     global _lock
     _lock = threading.Lock()
 
@@ -472,8 +472,8 @@ if hasattr(os, "register_at_fork"):
 def fence() -> None:
     """Let no access to memory move across, in either direction.
 
-    x86 keeps writes in order and reads in order by itself; ARM and others do not. Python has no fence, but a lock that
-    is freed orders what came before it, one that is taken what comes after it, and the two keep their order.
+    x86 preserves the order of writes and of reads; ARM and others do not. Python has no fence, but releasing a lock
+    orders earlier accesses, acquiring one orders later accesses, and the two keep their order.
     """
     with _lock:
         pass
@@ -484,7 +484,7 @@ def fence() -> None:
 class SharedCounters:
     """Numbers of 64 bits in shared memory, each with one writer at a time, for boards and parcels.
 
-    A number is read and written as a whole: nobody sees half of one.
+    Numbers are read and written atomically.
 
     Parameters
     ----------
@@ -545,7 +545,7 @@ class SharedCounters:
         return ctypes.c_void_p(self._address + index * NBYTES + _LOW_HALF)
 
     def _watch(self, index: int, seen: int, timeout_s: float) -> None:
-        """Look again and again, ever less often."""
+        """Poll with increasing pauses."""
         deadline = time.monotonic() + timeout_s
         nap_s = _SHORTEST_NAP_S
         while self._values[index] == seen:

@@ -36,10 +36,10 @@ GRADIENT: Final = "g"
 """Form of a tensor that asks for a gradient."""
 
 BARE: Final = "e"
-"""Form of a column of empty dicts, such as infos that say nothing: its rows have no bytes."""
+"""Form of a column of empty dicts, such as empty infos; its rows have no bytes."""
 
 _MAX_NBYTES = 1 << 62
-"""No array has more, not even one of no bytes whose other extents say so."""
+"""Maximum number of rows of an array, even of one without bytes."""
 
 _MAX_PLANS = 64
 _MAX_TARGETS = 256
@@ -51,7 +51,7 @@ Rows = tuple[Any, ...]
 
 
 def align(nbytes: int) -> int:
-    """Round up to the next offset at which a column can begin.
+    """Round up to the next offset at which a column can start.
 
     >>> align(0), align(1), align(64)
     (0, 64, 64)
@@ -69,7 +69,7 @@ class Fixed(NamedTuple):
     dtype
         Of the bytes in the block.
     row_shape
-        Shape of one row; of the whole if it has no axis of rows.
+        Shape of one row; shape of the value if it has no axis of rows.
     torch
         Name of the torch dtype if it is a tensor.
     form
@@ -104,8 +104,8 @@ class Part(NamedTuple):
     columns
         The columns, in order.
     structure
-        How they are put together. Of a `SampleBatch` the JSON of its nested columns; of a `Batch` pairs of a name and
-        what stands under it: None for the next column, or such pairs.
+        Nesting of the columns. For a `SampleBatch` the JSON of its nested columns; for a `Batch` pairs of a name and
+        its value: None for the next column, or such pairs.
     nested
         The structure of a `SampleBatch`'s nested columns, read.
     has_variable
@@ -146,7 +146,7 @@ class Place(NamedTuple):
 
 
 class Plan:
-    """Where the fixed columns of a message lie, each at an aligned offset in its block.
+    """Aligned offsets of the fixed columns of a message in its block.
 
     Attributes
     ----------
@@ -159,8 +159,8 @@ class Plan:
     names
         The places of each part by name, or in a nested batch by their number.
     by_name
-        Those of the only part, if that is all that there is to know: the columns are the arrays of one `SampleBatch`
-        without sequences, all of as many rows.
+        Columns of the only part, if nothing else is needed: the arrays of one `SampleBatch` without sequences, all of
+        equal length.
     """
 
     __slots__ = ("_targets", "by_name", "names", "nbytes", "parts", "roomy_nbytes")
@@ -175,7 +175,7 @@ class Plan:
         self._targets: dict[int, list[npt.NDArray[Any]]] = {}
 
     def arrays(self, memory: npt.NDArray[np.uint8], start: int) -> list[npt.NDArray[Any]]:
-        """Make an array over the place of each column, in a block that begins at `start`."""
+        """Create an array for each column, in a block that starts at `start`."""
         return [
             _ndarray(shape, column.dtype, memory, start + offset)
             for places in self.parts
@@ -228,7 +228,7 @@ class Schema:
         self._simple_plans: dict[int, Plan] = {}
 
     def simple_plan(self, rows: int) -> Plan:
-        """Lay out one part with equally many rows in all columns, all in use."""
+        """Lay out one part whose columns have equal length and are fully used."""
         plan = self._simple_plans.get(rows)
         if plan is None:
             if len(self._simple_plans) >= _MAX_PLANS:
@@ -318,7 +318,7 @@ class Schema:
 
 
 def _unit(part: Part) -> list[Any]:
-    """Return what stands behind the description of a part: the unit of its actions, if it has one."""
+    """Return the end of a part's description: the unit of its actions, if it has one."""
     unit = part.flags.action_unit
     return [] if unit is None else [unit.describe()]
 
@@ -328,7 +328,6 @@ def _read_unit(described: Any) -> ActionUnit:
 
 
 def _counts(columns: Sequence[Fixed], rows: Any) -> list[int]:
-    """List the number of rows of each column; 1 for a column without an axis of rows."""
     counted = [column.counted for column in columns]
     if isinstance(rows, int):
         return [rows if own else 1 for own in counted]
@@ -357,7 +356,7 @@ def _column(plain: Any) -> Fixed | Variable:
 
 
 def _plain_label(label: PolicyID) -> str | int:
-    """Return a policy's id as JSON has it: NumPy's integers as Python's."""
+    """Return a policy's id for JSON: NumPy's integers as Python's."""
     return label if isinstance(label, str) else int(label)
 
 
@@ -382,7 +381,7 @@ def _nested(structure: str, columns: Sequence[Fixed | Variable]) -> dict[str, St
 
 
 def _check_tree(structure: Any, count: int) -> None:
-    """Check that the structure of a nested batch has names, and `count` leaves."""
+    """Check that the structure of a nested batch has names and `count` leaves."""
     leaves, inner = 0, [structure]
     while inner:
         pairs = inner.pop()

@@ -21,7 +21,7 @@ WORTHWHILE: Final = 128 << 10
 """Bytes of columns from which a batch goes through shared memory; smaller ones are as fast in the pickle."""
 
 KEEP_NBYTES: Final = 256 << 20
-"""Bytes of shared memory that a sending process keeps for its next batches, unless told otherwise."""
+"""Shared memory in bytes that a sending process retains for its next batches by default."""
 
 LINGER_S: Final = 10.0
 """Seconds for which a child process that has ended its work waits for its batches to be received."""
@@ -48,16 +48,16 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
 
     Call it in every process that sends; those that receive need nothing. Calling it again replaces the settings.
 
-    Nothing has a name in the file system, so nothing is left there by a process that is killed. The sender must run
-    until the receiver has its batch: a child process that comes to its end therefore waits for that, up to `linger_s`.
-    One that is killed, or leaves by `os._exit`, takes with it what nobody has received. When there are 128 batches on
-    their way, or shared memory is short, batches stay in the pickle.
+    Nothing has a name in the file system, so a killed process leaves nothing behind. The sender must run until the
+    receiver has its batch: a child process therefore waits for that when it ends, up to `linger_s`. If it is killed, or
+    leaves by `os._exit`, batches that were not received are lost. With 128 batches in transit, or too little shared
+    memory, batches stay in the pickle.
 
     Parameters
     ----------
     keep_nbytes
-        Bytes of shared memory that the process keeps to be used again: they are warm, and copying into them takes a
-        fraction of the time. Memory beyond that is freed at once when its receiver is done.
+        Shared memory in bytes that the process retains for reuse: it is warm, so that copying into it takes a fraction
+        of the time. Further memory is freed when its receiver has finished.
     linger_s
         Seconds that a child process waits at its end for its batches to be received. It waits no longer than its
         parent runs.
@@ -92,7 +92,7 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
 
 
 def disable_shared_pickling() -> None:
-    """Let `multiprocessing` pickle batches whole again, and free the memory kept for reuse. Safe to call twice.
+    """Let `multiprocessing` pickle complete batches again, and free the retained memory. Safe to call twice.
 
     Batches on their way still arrive.
     """
@@ -105,7 +105,7 @@ def disable_shared_pickling() -> None:
 
 
 def _forget_queue_memory() -> None:
-    """Replace the memory in a forked child: its parent's messages are not its own."""
+    """Replace the memory in a forked child, which does not own its parent's messages."""
     global _queue_memory
     _queue_memory = SharedQueueMemory(_queue_memory.keep_nbytes)
 
@@ -134,7 +134,7 @@ def _unpack(head: bytes, buffers: list[bytearray]) -> Any:
 
 
 def _linger_at_exit() -> None:
-    """See to it that a child process waits at its end. Its parent does not: it has waited for its children by then."""
+    """Let a child process wait at its end; a main process has waited for its children by then."""
     global _lingering_process
     if multiprocessing.parent_process() is not None and _lingering_process != os.getpid():
         _lingering_process = os.getpid()

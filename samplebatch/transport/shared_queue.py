@@ -1,7 +1,7 @@
 """SharedQueueMemory: shared memory for messages on their way to processes that nobody knows yet.
 
-Every message lies in a region of its own, a parcel. Where it goes is a pickle's business; the process that unpickles it
-opens the sender's descriptor and maps the region. A few words at its beginning say whose it is::
+Every message has its own region, a parcel. A pickle carries its address; the process that unpickles it opens the
+sender's descriptor and maps the region. A few words at its start identify its owner::
 
     FREE --send--> SENT --receive--> HELD --last view gone--> FREE
 
@@ -44,7 +44,7 @@ _LOOK_S = 0.2
 _HAS_PATHS = os.path.isdir("/proc/self/fd")
 
 Span = tuple[int, int]
-"""Where in its parcel a buffer begins, and its number of bytes."""
+"""Start of a buffer in its parcel, and its number of bytes."""
 
 
 class Address(NamedTuple):
@@ -53,9 +53,9 @@ class Address(NamedTuple):
     Attributes
     ----------
     way
-        Path of the sender's descriptor, or a duplicate of it that `multiprocessing` hands out.
+        Path of the sender's descriptor, or a duplicate that `multiprocessing` provides.
     token
-        Random number at the region's beginning: another file that took the descriptor's number is found out.
+        Random number at the region's start: detects another file with the descriptor's number.
     generation
         Which of the messages that the region has carried.
     nbytes
@@ -96,7 +96,7 @@ class _Parcel:
         return Address(way, self._token, self._generation, self.nbytes, self.kept)
 
     def is_abandoned(self) -> bool:
-        """Tell whether the process that holds it is dead. Asked again and again, it looks now and then only."""
+        """Return whether the process that holds it is dead; frequent calls check only occasionally."""
         words, now_s = self.words, time.monotonic()
         if words[_STATE] != _HELD or now_s < self._next_look_s:
             return False
@@ -110,7 +110,7 @@ class SharedQueueMemory:
     Parameters
     ----------
     keep_nbytes
-        Bytes of memory that may be kept for the messages to come, warm; `keep` changes it.
+        Memory in bytes that may be retained, warm, for further messages; `keep` changes it.
     by_path
         Whether receivers can open the sender's descriptors by their paths.
 
@@ -137,8 +137,8 @@ class SharedQueueMemory:
 
         Returns
         -------
-        None, if there are too many parcels on their way already or no memory is free. Else the parcel's address, and
-        where in it each buffer lies.
+        None if too many parcels are in transit or no memory is free; otherwise the parcel's address, and the span of
+        each buffer in it.
         """
         arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         spans, end = [], _HEAD_NBYTES
@@ -232,7 +232,7 @@ class SharedQueueMemory:
             parcel.region.close()
 
     def _find(self, nbytes: int) -> Callable[[], _Parcel] | None:
-        """Find a parcel that is large enough, and not much larger; else say how to make one, if there may be more."""
+        """Return a function that provides a parcel, reused or new; None if too many are in use."""
         self._take_back(_LOOKED_AT)
         size = _round_up(nbytes)
         fitting = [parcel for parcel in self._kept if size <= parcel.nbytes <= 2 * size]
@@ -248,7 +248,7 @@ class SharedQueueMemory:
         return partial(_make_parcel, size, nbytes, kept=room >= size)
 
     def _make_room(self, nbytes: int) -> int:
-        """Free the regions used longest ago until `nbytes` more may be kept, and return the bytes that may."""
+        """Free the least recently used regions until `nbytes` more may be retained, and return the bytes that may."""
         room = self.keep_nbytes - sum(parcel.nbytes for parcel in (*self._sent, *self._kept) if parcel.kept)
         while self._kept and (room < nbytes or len(self._sent) + len(self._kept) + len(self._filling) >= MAX_PARCELS):
             oldest = self._kept.pop(0)
@@ -257,9 +257,9 @@ class SharedQueueMemory:
         return room
 
     def _take_back(self, count: int) -> None:
-        """Look at the parcels sent longest ago, and take back the ones that nobody holds."""
+        """Check the parcels sent first, and reclaim the released ones."""
         for _ in range(min(count, len(self._sent))):
-            # Nothing leaves the queue but what nobody waits for: a signal may come between any two calls.
+            # Only parcels without a receiver leave the queue: a signal may arrive between any two calls.
             parcel = self._sent[0]
             if parcel.words[_STATE] == _FREE and parcel.kept:
                 del self._sent[0]
@@ -305,7 +305,7 @@ _identity: ProcessIdentity | None = None
 
 
 def _own_identity() -> ProcessIdentity:
-    """Return the calling process's identity, remembered."""
+    """Return the cached identity of the calling process."""
     global _identity
     if _identity is None or _identity.pid != os.getpid():
         _identity = ProcessIdentity.own()
@@ -320,7 +320,7 @@ def receive(address: Address, spans: Sequence[Span]) -> list[npt.NDArray[np.uint
     PeerDiedError
         If the sender has ended.
     FormatError
-        If the message has been received before, or the parcel is not what the address says.
+        If the message was received before, or the parcel does not match the address.
     OSError
         If this process may not open the sender's descriptors.
     """
@@ -353,7 +353,7 @@ def _open(way: Any) -> int:
 
 
 def _round_up(nbytes: int) -> int:
-    """Round up by a sixty-fourth at the most, so that messages of about one size fit where others were.
+    """Round up by at most a sixty-fourth, so that messages of similar size can reuse a region.
 
     >>> _round_up(1), _round_up(100_000), _round_up(16 << 20)
     (4096, 102400, 16777216)

@@ -1,10 +1,10 @@
 """Wire: the messages of a channel's pipe, 64 bytes each, and the metadata that a message may have in its block.
 
-A message is written by one call and is shorter than what the system writes at once, so it is there as a whole or not at
+A message is written by one call and is shorter than the system's atomic write, so it arrives completely or not at
 all: its arrival is the commit mark of everything that it refers to.
 
-The metadata is JSON, and tells the numbers of rows where they differ, flags, the headers of variable columns, whose
-buffers follow it, and a schema that the consumer does not know yet. Most messages have none.
+The metadata is JSON: the numbers of rows if they differ, flags, the headers of variable columns, whose buffers follow
+it, and a schema that is new to the consumer. Most messages have none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAILURE: Final = 2
 END: Final = 3
 HELLO: Final = 4
 STARVED: Final = 5
-"""Says that the producer has waited for a block for a while: the consumer may have batches that are garbage."""
+"""The producer has waited for a block for a while: the consumer may have batches that are garbage."""
 
 MESSAGE_NBYTES: Final = 64
 
@@ -60,11 +60,11 @@ class Message(NamedTuple):
     ident
         Number of the message, by which its blocks are given back; each is greater than the one before.
     start, nbytes
-        Where the block begins, counted from the beginning of the arena, and its size.
+        Start of the block, relative to the arena, and its size.
     metadata_start, metadata_nbytes, metadata_sum
-        Where the metadata lies, its size, 0 if there is none, and its checksum.
+        Start of the metadata, its size, 0 if there is none, and its checksum.
     rows
-        Rows of every fixed column, if the metadata does not say.
+        Rows of every fixed column, unless the metadata declares them.
     """
 
     kind: int
@@ -136,7 +136,7 @@ OBJECTS: Final = "objects"
 """Kinds of the variable leaves of a nested batch: a plain value, a column, an object or an array of objects."""
 
 PLAIN: Final = frozenset((type(None), str, bool, int, float))
-"""Types of the values that stand in metadata as they are."""
+"""Types of values that metadata contain unchanged."""
 
 
 def write_metadata(schema: Schema, rows: Rows, rooms: Rows, metadata: dict[str, Any]) -> bytes:
@@ -155,7 +155,7 @@ def write_metadata(schema: Schema, rows: Rows, rooms: Rows, metadata: dict[str, 
 
 
 def size_of(metadata: bytes, buffers: list[npt.NDArray[np.uint8]]) -> int:
-    """Return the bytes that metadata take, with the buffers of variable columns behind them."""
+    """Return the size of metadata in bytes, including the buffers of variable columns."""
     return align(len(metadata)) + sum([align(buffer.nbytes) for buffer in buffers])
 
 
@@ -211,7 +211,7 @@ def plain_flags(flags: Flags) -> list[Any]:
 
 
 def flags_of(plain: Any) -> Flags:
-    """Take flags that `plain_flags` wrote; raises as `count_of` does."""
+    """Validate flags that `plain_flags` wrote; raises as `count_of` does."""
     time_major, zero_padded, max_seq_len, updates, is_training, *units = plain
     kinds_fit = isinstance(zero_padded, bool) and isinstance(is_training, bool)
     if not (kinds_fit and isinstance(time_major, bool | None) and isinstance(updates, int | float | None)):
@@ -226,7 +226,7 @@ def flags_of(plain: Any) -> Flags:
 
 
 def count_of(value: Any) -> int:
-    """Take a number that another process gave for a count.
+    """Validate a count from another process.
 
     Raises
     ------
@@ -251,7 +251,7 @@ def rows_in(metadata: dict[str, Any], rows: int) -> tuple[Rows, Rows]:
 
 
 def read_rows(plain: Any) -> Rows:
-    """Take the numbers of rows that another process gave for the parts of a schema.
+    """Validate the numbers of rows of the parts of a schema from another process.
 
     Raises
     ------
