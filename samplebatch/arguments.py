@@ -1,7 +1,4 @@
-"""Checks of arguments that many functions take: numbers of things, fractions, measures, choices.
-
-Each returns the argument, as the type that it stands for, or raises `ArgumentError`, which names it.
-"""
+"""Validation of common arguments; each function returns the argument or raises `ArgumentError` with its name."""
 
 from __future__ import annotations
 
@@ -16,21 +13,21 @@ from samplebatch.errors import ArgumentError, near_names
 
 
 def whole(name: str, value: object, least: int | None = 0) -> int:
-    """Return a number of things as an int.
+    """Return an integer argument as an int.
 
     Parameters
     ----------
     name
         The argument's name.
     value
-        An integer, Python's or NumPy's.
+        A Python or NumPy integer.
     least
-        The smallest that it may be; None for any.
+        Minimum; None for any integer.
 
     Raises
     ------
     ArgumentError
-        If it is no whole number, or smaller.
+        If it is not an integer, or too small.
 
     Examples
     --------
@@ -42,19 +39,19 @@ def whole(name: str, value: object, least: int | None = 0) -> int:
     """
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
         raise ArgumentError(f"{name} must be {_wanted(least)}, got {_shown(value)}")
-    found = int(value)
-    if least is not None and found < least:
-        raise ArgumentError(f"{name} must be {_wanted(least)}, got {found}")
-    return found
+    number = int(value)
+    if least is not None and number < least:
+        raise ArgumentError(f"{name} must be {_wanted(least)}, got {number}")
+    return number
 
 
 def count_of(name: str, value: object) -> int:
-    """Return a count that a file states, which every reader of it can hold.
+    """Return a count that a file specifies and every reader can represent.
 
     Raises
     ------
     ArgumentError
-        If it is no whole number from 0 to 2**62.
+        If it is not an integer from 0 to 2**62.
 
     Examples
     --------
@@ -62,19 +59,19 @@ def count_of(name: str, value: object) -> int:
     Traceback (most recent call last):
     samplebatch.errors.ArgumentError: times must be a whole number from 0 to 2**62, got 1000000000000000000000000000000
     """
-    found = whole(name, value)
-    if found > 1 << 62:
-        raise ArgumentError(f"{name} must be a whole number from 0 to 2**62, got {found}")
-    return found
+    count = whole(name, value)
+    if count > 1 << 62:
+        raise ArgumentError(f"{name} must be a whole number from 0 to 2**62, got {count}")
+    return count
 
 
 def finite(name: str, value: object) -> float:
-    """Return a priority that a file states.
+    """Return a priority that a file specifies.
 
     Raises
     ------
     ArgumentError
-        If it is no finite number from 0.
+        If it is not a non-negative finite number.
 
     Examples
     --------
@@ -88,12 +85,12 @@ def finite(name: str, value: object) -> float:
 
 
 def fraction(name: str, value: object) -> float:
-    """Return a part of a whole, such as a discount, as a float.
+    """Return a number in [0, 1], such as a discount, as a float.
 
     Raises
     ------
     ArgumentError
-        If it is no number from 0 to 1.
+        If it is not a number from 0 to 1.
 
     Examples
     --------
@@ -109,12 +106,12 @@ def fraction(name: str, value: object) -> float:
 
 
 def positive(name: str, value: object) -> float:
-    """Return a length of time, or another measure that cannot be 0, as a float.
+    """Return a positive number, such as a duration, as a float.
 
     Raises
     ------
     ArgumentError
-        If it is no number above 0.
+        If it is not a positive number.
 
     Examples
     --------
@@ -133,7 +130,7 @@ def choice(name: str, value: object, known: Iterable[str]) -> str:
     Raises
     ------
     ArgumentError
-        If it is none of them.
+        If it is another value; suggests near words.
 
     Examples
     --------
@@ -155,21 +152,21 @@ Result = TypeVar("Result")
 
 
 def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], renamed: Mapping[str, str]) -> None:
-    """Check the arguments of a class that takes them by name, before its `__init__` is called.
+    """Validate keyword arguments of a class before its `__init__` is called.
 
     Parameters
     ----------
     cls
-        The class. Names are those of its `__init__`, and of its base classes' as long as these take `**options`.
+        The class. Names are those of its `__init__`, and of its base classes' if it accepts `**options`.
     values, names
-        Arguments without a name, and the names of the others.
+        Positional arguments, and the names of the others.
     renamed
-        Names of other versions and libraries, with the ones they have here.
+        Names in other versions and libraries, mapped to the names here.
 
     Raises
     ------
     ArgumentError
-        If arguments come without a name, or with an unknown one; suggests the near name.
+        If arguments are positional or have an unknown name; suggests the near name.
 
     Examples
     --------
@@ -190,8 +187,8 @@ def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], rename
 
 @cache
 def _parameters_of(cls: type) -> tuple[dict[str, Parameter], bool]:
-    """Return the named parameters of a class, none if it takes any, and whether it takes arguments without names."""
-    found: dict[str, Parameter] = {}
+    """Return the named parameters of a class (empty if it accepts any), and whether it accepts positional arguments."""
+    parameters: dict[str, Parameter] = {}
     takes_any, takes_positional = True, False
     for base in cls.__mro__:
         if "__init__" not in vars(base) or not takes_any or base is object:
@@ -201,9 +198,9 @@ def _parameters_of(cls: type) -> tuple[dict[str, Parameter], bool]:
             if parameter.kind is Parameter.VAR_KEYWORD:
                 takes_any = True
             elif parameter.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
-                found.setdefault(name, parameter)
+                parameters.setdefault(name, parameter)
             takes_positional |= parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
-    return ({} if takes_any else found), takes_positional
+    return ({} if takes_any else parameters), takes_positional
 
 
 def _no_argument(subject: str, name: str, known: Iterable[str], renamed: Mapping[str, str]) -> str:
@@ -216,12 +213,12 @@ def _no_argument(subject: str, name: str, known: Iterable[str], renamed: Mapping
 def suggest_names(
     **renamed: str,
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Return a decorator of functions that answers unknown argument names with near ones.
+    """Return a decorator that suggests near names for unknown arguments.
 
     Parameters
     ----------
     **renamed
-        Names of other libraries, with the ones they have here.
+        Names in other libraries, mapped to the names here.
 
     Examples
     --------
@@ -259,5 +256,5 @@ def _wanted(least: int | None) -> str:
 
 
 def _shown(value: object) -> str:
-    """Word a value that was given: a number or word itself, else its type."""
+    """Format a value for an error: a number or string itself, otherwise its type."""
     return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"

@@ -1,46 +1,47 @@
-"""The exceptions of the library, and the functions that word them.
+"""Exceptions of the library, and functions that format their messages.
 
 ::
 
     SampleBatchError
-    ├── ColumnNotFoundError   (KeyError)     no column of that name
-    │   └── PolicyNotFoundError              no policy of that id
-    ├── ColumnLengthError     (ValueError)   a column's rows do not match the batch's
-    ├── ColumnTypeError       (TypeError)    a value or dtype that no column can hold
-    ├── ColumnMismatchError   (ValueError)   batches that cannot be joined: names, dtypes or row shapes differ
-    ├── ArgumentError         (ValueError)   an argument outside of the values that it may have
-    ├── RowIndexError         (IndexError)   a row outside the batch
-    ├── SequenceError         (ValueError)   seq_lens, padding or time layout do not allow it
-    ├── PriorityError         (ValueError)   a weight or priority that nothing can be drawn by
-    ├── CompressedColumnError (ValueError)   compressed blocks that do not decompress to what they claim
-    ├── FormatError           (ValueError)   bytes from a file or another process that are not what they claim
-    ├── UntrustedPickleError  (ValueError)   reading it means unpickling, which the caller has not allowed
-    ├── UnstorableError       (NotImplementedError) a value that the file's format has no form for
-    ├── DeviceError           (ValueError)   a device that is not there, or its memory where the host's is needed
-    ├── SharedMemoryError     (MemoryError)  shared memory that is not to be had
-    ├── StorageError          (OSError)      a buffer's folder that is open elsewhere, closed or full
-    ├── EmptyBufferError      (ValueError)   rows drawn from a buffer that has none
-    ├── RingError             (ValueError)   buffer_ids or an interval that do not fit a buffer's rings
-    ├── CapacityError         (ValueError)   a batch that is larger than what is to carry it
-    ├── ChannelTimeoutError   (TimeoutError) a channel that had no room, or nothing to receive, in the time given
-    ├── ChannelClosedError    (BrokenPipeError) an end of a channel that is closed
-    ├── EndOfStreamError      (EOFError)     nothing more to receive: the producer has closed its end
-    ├── PeerDiedError         (ConnectionError) the process at the other end died without closing it
-    ├── NonFiniteLossError    (FloatingPointError) a loss that is NaN or infinite, so that training stops
-    ├── OwnershipError        (RuntimeError) an end of a channel that another process has used
-    ├── LeaseError            (BufferError)  arrays of a leased batch that outlive its lease
-    ├── ReleasedError         (ValueError)   a reservation that was sent or cancelled before
-    ├── EnvironmentSpecError  (ValueError)   an environment that cannot be made or stepped as asked
-    ├── PolicySpecError       (ValueError)   a policy that cannot be asked for actions, or gives none that fit
-    ├── WorkerError           (RuntimeError) a rollout worker failed or died
-    ├── LimitTimeoutError     (TimeoutError) a replay table that held back an insert or a sample for the time given
-    ├── TableClosedError      (RuntimeError) a replay table that is closed
-    ├── AbandonedError        (RuntimeError) a request to a replay table that nobody waits for any more
-    ├── ServiceError          (ConnectionError) a replay service that cannot be reached, is closed, or fails
-    ├── AccessError           (PermissionError) a replay service that wants another token, or is not trusted
-    └── MissingExtraError     (ImportError)  an optional dependency is not installed
+    ├── ColumnNotFoundError   (KeyError)     unknown column
+    │   └── PolicyNotFoundError              unknown policy
+    ├── ColumnLengthError     (ValueError)   a column's number of rows does not match the batch
+    ├── ColumnTypeError       (TypeError)    unsupported value or dtype of a column
+    ├── ColumnMismatchError   (ValueError)   names, dtypes or row shapes of batches differ
+    ├── ArgumentError         (ValueError)   invalid argument
+    ├── RowIndexError         (IndexError)   row index out of range
+    ├── SequenceError         (ValueError)   seq_lens, padding or time layout prevent the operation
+    ├── PriorityError         (ValueError)   weight or priority that prevents sampling
+    ├── CompressedColumnError (ValueError)   compressed blocks do not decompress to the declared rows
+    ├── FormatError           (ValueError)   invalid bytes from a file or another process
+    ├── UntrustedPickleError  (ValueError)   reading requires unpickling, which the caller has not permitted
+    ├── UnstorableError       (NotImplementedError) value that a file format cannot represent
+    ├── DeviceError           (ValueError)   unavailable device, or device memory where host memory is required
+    ├── SharedMemoryError     (MemoryError)  shared memory cannot be allocated
+    ├── StorageError          (OSError)      buffer folder open elsewhere, closed or full
+    ├── EmptyBufferError      (ValueError)   sampling from an empty buffer
+    ├── RingError             (ValueError)   buffer_ids or interval do not fit a buffer's rings
+    ├── CapacityError         (ValueError)   batch larger than the capacity of its destination
+    ├── ChannelTimeoutError   (TimeoutError) no space or nothing to receive in a channel before the timeout
+    ├── ChannelClosedError    (BrokenPipeError) closed end of a channel
+    ├── EndOfStreamError      (EOFError)     producer closed its end; nothing more to receive
+    ├── PeerDiedError         (ConnectionError) process at the other end died without closing it
+    ├── NonFiniteLossError    (FloatingPointError) NaN or infinite loss stopped training
+    ├── OwnershipError        (RuntimeError) end of a channel is in use by another process
+    ├── LeaseError            (BufferError)  arrays of a leased batch outlive its lease
+    ├── ReleasedError         (ValueError)   reservation already sent or cancelled
+    ├── EnvironmentSpecError  (ValueError)   environment cannot be created or stepped as requested
+    ├── PolicySpecError       (ValueError)   policy is not callable or returns invalid actions
+    ├── WorkerError           (RuntimeError) rollout worker failed or died
+    ├── LimitTimeoutError     (TimeoutError) rate limit of a replay table blocked a request until the timeout
+    ├── TableClosedError      (RuntimeError) closed replay table
+    ├── AbandonedError        (RuntimeError) blocked request to a replay table whose client is gone
+    ├── ServiceError          (ConnectionError) replay service unreachable, closed or failed
+    ├── AccessError           (PermissionError) replay service rejected the token, or is not trusted
+    └── MissingExtraError     (ImportError)  optional dependency not installed
 
-Every message is one sentence: what must hold, what was found, what to do. It names the column and never shows data.
+Every message is one sentence: the requirement, the actual value, and the remedy. It names the column and never shows
+data.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ from types import ModuleType
 
 
 class SampleBatchError(Exception):
-    """Root of every error that the library raises on purpose."""
+    """Base class of all errors that the library raises."""
 
 
 class ColumnNotFoundError(SampleBatchError, KeyError):
-    """No column of that name."""
+    """Unknown column name."""
 
     def __str__(self) -> str:
         # KeyError shows the repr of its argument, which would quote the whole sentence.
@@ -64,7 +65,7 @@ class ColumnNotFoundError(SampleBatchError, KeyError):
 
 
 class PolicyNotFoundError(ColumnNotFoundError):
-    """No policy of that id."""
+    """Unknown policy id."""
 
 
 class ColumnLengthError(SampleBatchError, ValueError):
@@ -72,51 +73,51 @@ class ColumnLengthError(SampleBatchError, ValueError):
 
 
 class ColumnTypeError(SampleBatchError, TypeError):
-    """A value or dtype that no column can hold."""
+    """A value or dtype that no column type supports."""
 
 
 class ColumnMismatchError(SampleBatchError, ValueError):
-    """Batches that cannot be joined, because names, dtypes or row shapes differ."""
+    """Names, dtypes or row shapes of batches differ."""
 
 
 class ArgumentError(SampleBatchError, ValueError):
-    """An argument has a value that it must not have: a fraction of a thing, a discount above 1, an unknown word."""
+    """An argument has an invalid value, such as a fractional count, a discount above 1 or an unknown word."""
 
 
 class RowIndexError(SampleBatchError, IndexError):
-    """A row index outside the batch, or a key that selects no rows."""
+    """A row index is out of range, or a key selects no rows."""
 
 
 class SequenceError(SampleBatchError, ValueError):
-    """The sequence lengths, the padding or the time layout do not allow the operation."""
+    """Sequence lengths, padding or time layout prevent the operation."""
 
 
 class PriorityError(SampleBatchError, ValueError):
-    """A weight or priority that is no finite number from 0, or weights by which nothing can be drawn."""
+    """A weight or priority is not a non-negative finite number, or the weights prevent sampling."""
 
 
 class CompressedColumnError(SampleBatchError, ValueError):
-    """Compressed blocks that do not decompress to the rows they claim to hold."""
+    """Compressed blocks do not decompress to the declared rows."""
 
 
 class FormatError(SampleBatchError, ValueError):
-    """Bytes from a file or another process that break the format they claim to have."""
+    """Bytes from a file or another process violate their format."""
 
 
 class UntrustedPickleError(SampleBatchError, ValueError):
-    """Reading the data means unpickling it, and the caller has not allowed that."""
+    """Reading the data requires unpickling, which the caller has not permitted."""
 
 
 class UnstorableError(SampleBatchError, NotImplementedError):
-    """A value that the format of a file has no form for, and that cannot be pickled into it either."""
+    """A value can be neither represented by a file format nor pickled into it."""
 
 
 class DeviceError(SampleBatchError, ValueError):
-    """A device that torch cannot use here, or memory on a device that is needed on the host."""
+    """Torch cannot use a device here, or device memory is passed where host memory is required."""
 
 
 class SharedMemoryError(SampleBatchError, MemoryError):
-    """Shared memory that is not to be had: the machine, a limit or a file system has too little left."""
+    """Shared memory cannot be allocated because of the machine, a limit or a file system."""
 
 
 class StorageError(SampleBatchError, OSError):
@@ -124,19 +125,19 @@ class StorageError(SampleBatchError, OSError):
 
 
 class EmptyBufferError(SampleBatchError, ValueError):
-    """Rows were drawn from a buffer that has none, or none that may be drawn."""
+    """A buffer has no rows to sample."""
 
 
 class RingError(SampleBatchError, ValueError):
-    """Rows for rings that a buffer does not have, or an interval that is not of one ring."""
+    """A buffer lacks the requested rings, or an interval spans several rings."""
 
 
 class CapacityError(SampleBatchError, ValueError):
-    """A batch is larger than the channel, buffer or bound that is to take it."""
+    """A batch exceeds the capacity of a channel, buffer or limit."""
 
 
 class ChannelTimeoutError(SampleBatchError, TimeoutError):
-    """A channel had no room for a batch, or none to receive, in the time given."""
+    """A channel had no space or nothing to receive before the timeout."""
 
 
 class ChannelClosedError(SampleBatchError, BrokenPipeError):
@@ -168,11 +169,11 @@ class ReleasedError(SampleBatchError, ValueError):
 
 
 class EnvironmentSpecError(SampleBatchError, ValueError):
-    """An environment that cannot be made, or cannot be stepped as asked."""
+    """An environment cannot be created or stepped as requested."""
 
 
 class PolicySpecError(SampleBatchError, ValueError):
-    """A policy that cannot be asked for actions, or that gives none that fit."""
+    """A policy is not callable or returns invalid actions."""
 
 
 class WorkerError(SampleBatchError, RuntimeError):
@@ -180,14 +181,14 @@ class WorkerError(SampleBatchError, RuntimeError):
 
 
 class LimitTimeoutError(SampleBatchError, TimeoutError):
-    """The limits of a replay table held back an insert or a sample for the time given.
+    """The rate limit of a replay table blocked an insertion or a sample until the timeout.
 
     Attributes
     ----------
     why
-        The limit that held it back, as a clause.
+        Reason, as a clause.
     since
-        When it came to the table, in seconds of Unix time.
+        Time when the request was received, in seconds of Unix time.
     """
 
     def __init__(self, sentence: str, why: str = "", since: float = 0.0) -> None:
@@ -197,19 +198,19 @@ class LimitTimeoutError(SampleBatchError, TimeoutError):
 
 
 class TableClosedError(SampleBatchError, RuntimeError):
-    """A replay table is closed, and takes and gives nothing any more."""
+    """A replay table is closed."""
 
 
 class AbandonedError(SampleBatchError, RuntimeError):
-    """A request that a replay table held back has nobody any more who waits for its answer."""
+    """The client of a blocked request to a replay table is gone."""
 
 
 class ServiceError(SampleBatchError, ConnectionError):
-    """A replay service cannot be reached, has been closed, or fails for a reason that it does not tell."""
+    """A replay service cannot be reached, is closed, or fails for an unreported reason."""
 
 
 class AccessError(SampleBatchError, PermissionError):
-    """A replay service refuses a client that has not its token, or a client the certificate of a service."""
+    """A replay service rejects a client without its token, or a client rejects the service's certificate."""
 
 
 class MissingExtraError(SampleBatchError, ImportError):
@@ -217,7 +218,7 @@ class MissingExtraError(SampleBatchError, ImportError):
 
 
 def near_names(name: object, known: Iterable[object]) -> str:
-    """Word a hint for a name that is not there: the near ones, else the ones there are.
+    """Format a hint for an unknown name: similar names, otherwise the existing names.
 
     >>> near_names("reward", ["obs", "rewards"])
     "did you mean 'rewards'?"
@@ -236,17 +237,17 @@ def near_names(name: object, known: Iterable[object]) -> str:
 
 
 def no_such_column(name: object, known: Iterable[str]) -> ColumnNotFoundError:
-    """Word the error for a column that is not there."""
+    """Return the error for an unknown column."""
     return ColumnNotFoundError(f"no column {name!r}; {near_names(name, known)}")
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional module, or say which extra brings it.
+    """Import an optional module.
 
     Raises
     ------
     MissingExtraError
-        If the module is not installed; names the extra.
+        If the module is not installed; names the extra that installs it.
     """
     try:
         return import_module(module)

@@ -13,29 +13,29 @@ _LEARN = "samplebatch.learn"
 
 
 def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Make `__getattr__`, `__dir__` and `__all__` of a package from its imports under `if TYPE_CHECKING:`.
+    """Create `__getattr__`, `__dir__` and `__all__` of a package from its imports under `if TYPE_CHECKING:`.
 
-    That block is the only list of a package's public names: type checkers read it, and this function reads it from the
-    compiled code of the calling module, so packages without source files work, too.
+    That block is the only list of a package's public names. Type checkers read it; this function reads the compiled
+    code of the calling module, so packages without source files work as well.
 
     Parameters
     ----------
     package
         The package's name.
     more
-        Public names that the package defines itself.
+        Public names that the package itself defines.
 
     Returns
     -------
     tuple
-        `__getattr__`, which imports the module of a name and raises AttributeError with near names for an unknown one;
+        `__getattr__`, which imports a name on first use and raises AttributeError with near names for an unknown one;
         `__dir__`; and `__all__`.
 
     Examples
     --------
     >>> import samplebatch.returns
     >>> samplebatch.returns.__all__[:2], samplebatch.returns.gae.__module__
-    (['NStep', 'discounted_returns'], 'samplebatch.returns.arrays')
+    (['NStep', 'VTrace'], 'samplebatch.returns.arrays')
     """
     homes = imported_names(sys._getframe(1).f_code)
 
@@ -76,7 +76,7 @@ def _is_from_import(frame: FrameType) -> bool:
 
 
 def imported_names(code: CodeType) -> dict[str, str]:
-    r"""Return the name of each `from samplebatch.x import name as name` in compiled code, and its module.
+    r"""Return name and module of each `from samplebatch.x import name as name` in compiled code.
 
     >>> code = compile("from samplebatch.names import OBS as OBS\nfrom typing import Any", "", "exec")
     >>> imported_names(code)

@@ -1,7 +1,8 @@
-"""The names of columns, in RLlib's words and in Tianshou's.
+"""Names of columns in RLlib, Tianshou and other libraries.
 
-The constants are the vocabulary of the flat types (`SampleBatch.OBS` is `names.OBS`). `PEERS` translates them to every
-other library's names, dots standing for nesting; `TO_NESTED` and `TO_FLAT` are Tianshou's, of the keys of a `Batch`.
+The constants are the names of the flat types (`SampleBatch.OBS` is `names.OBS`). `PEERS` maps them to the names of
+other libraries, with dots for nesting. `TO_NESTED` and `TO_FLAT` map to and from Tianshou's names, the keys of a
+`Batch`.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ AGENT_INDEX: Final = "agent_index"
 UNROLL_ID: Final = "unroll_id"
 T: Final = "t"
 EPS_DONE: Final = "eps_done"
-"""Marks the last step of an episode in the rows of all agents that act in it: where agents come and go, or take turns,
-their own flags do not tell whether others go on."""
+"""Marks the last step of an episode in the rows of all agents that act in it. In environments with joining, leaving or
+turn-based agents, an agent's flags do not indicate whether the episode continues.
+"""
 WEIGHTS_VERSION: Final = "weights_version"
-"""The number of the published weights that a step was made with, 0 before the first."""
+"""Version of the published weights that computed a step, 0 before the first."""
 SEQ_LENS: Final = "seq_lens"
 PREV_ACTIONS: Final = "prev_actions"
 PREV_REWARDS: Final = "prev_rewards"
@@ -62,18 +64,18 @@ STATE_IN: Final = "state_in"
 STATE_OUT: Final = "state_out"
 
 _UNCOUNTED = ("infos", "state")
-"""How the names of columns begin that do not count steps."""
+"""Prefixes of the names of columns that do not count steps."""
 
 DEFAULT_POLICY_ID: Final = "default_policy"
 
 PolicyID: TypeAlias = Any
-"""Id of a policy: a string or an integer, kept as it is given; 1 and "1" are two policies.
+"""Id of a policy: a string or an integer, stored unchanged; 1 and "1" are two policies.
 
-It is `Any` to type checkers, as a dict with strings for keys is none of strings or integers to them.
+It is `Any` because type checkers reject a dict with string keys as a dict with string or integer keys.
 """
 
 Convention = Literal["rllib", "tianshou"]
-"""The library whose column names `convention=` asks for."""
+"""Library of the column names that `convention=` selects."""
 
 PEERS: Final[dict[str, dict[str, str]]] = {
     "tianshou": {
@@ -152,27 +154,27 @@ PEERS: Final[dict[str, dict[str, str]]] = {
         T: "frame_index",
     },
 }
-"""Library to its names of columns, by RLlib's name."""
+"""Column names of each library, by RLlib's name."""
 
 TO_NESTED: Final = PEERS["tianshou"]
-"""RLlib's name to Tianshou's, for the columns that both have."""
+"""Tianshou's column names by RLlib's name, for common columns."""
 
 TO_FLAT: Final[dict[str, str]] = {nested: flat for flat, nested in TO_NESTED.items()}
-"""Tianshou's name to RLlib's."""
+"""RLlib's column names by Tianshou's name."""
 
 _RENAMED: Final[dict[str, Mapping[str, str]]] = {"rllib": TO_FLAT, "tianshou": TO_NESTED}
-"""Each `Convention` to the columns that it renames, from name to name."""
+"""Renamed columns of each `Convention`."""
 
 
 def rename(columns: Mapping[str, V], convention: Convention | None) -> dict[str, V]:
-    """Give columns the names of one library, in the same order; None keeps all names.
+    """Rename columns to one library's names, in the same order; None keeps all names.
 
     Raises
     ------
     ArgumentError
-        If there is no such convention; lists those there are.
+        If the convention is unknown.
     ColumnMismatchError
-        If two columns would have one name.
+        If two columns would share a name.
 
     Examples
     --------
@@ -195,7 +197,7 @@ def rename(columns: Mapping[str, V], convention: Convention | None) -> dict[str,
 
 
 def is_state_in(name: str) -> bool:
-    """Tell whether a column holds recurrent states at the start of sequences.
+    """Return whether a column contains recurrent states at the start of sequences.
 
     >>> is_state_in("state_in_0"), is_state_in("state_in_0.h"), is_state_in("state_into")
     (True, True, False)
@@ -204,12 +206,12 @@ def is_state_in(name: str) -> bool:
 
 
 def is_state_out(name: str) -> bool:
-    """Tell whether a column holds recurrent states at the end of steps."""
+    """Return whether a column contains recurrent states at the end of steps."""
     return name.startswith(STATE_OUT) and (len(name) == 9 or name[9] in "_.")
 
 
 def is_per_sequence(name: str) -> bool:
-    """Tell whether a column has one row per sequence wherever a batch has sequences.
+    """Return whether a column has one row per sequence in a batch with sequences.
 
     >>> [n for n in ("obs", "seq_lens", "state_in_0", "state_out_0") if is_per_sequence(n)]
     ['seq_lens', 'state_in_0']
@@ -218,7 +220,7 @@ def is_per_sequence(name: str) -> bool:
 
 
 def counts_steps(name: str) -> bool:
-    """Tell whether the rows of a column are as many as its batch has steps, or, of infos and states, may be.
+    """Return whether the rows of a column count the steps of its batch.
 
     >>> [n for n in ("obs", "infos", "state_in_0", "state_out_0") if counts_steps(n)]
     ['obs']
@@ -229,7 +231,7 @@ def counts_steps(name: str) -> bool:
 
 
 def covers(names: Iterable[str], name: str) -> bool:
-    """Tell whether a dotted name is one of several, or nested under one of them.
+    """Return whether a dotted name is one of `names` or nested under one.
 
     >>> [covers(("obs", "info.path"), name) for name in ("obs", "obs.camera", "observed", "info.path", "info")]
     [True, True, False, True, False]
@@ -238,7 +240,7 @@ def covers(names: Iterable[str], name: str) -> bool:
 
 
 def is_policy_id(value: object) -> bool:
-    """Tell whether a value can be the id of a policy.
+    """Return whether a value is a valid policy id.
 
     >>> is_policy_id("walker"), is_policy_id(0), is_policy_id(True), is_policy_id(None)
     (True, True, False, False)
@@ -247,7 +249,7 @@ def is_policy_id(value: object) -> bool:
 
 
 def policy_seed(policy: PolicyID) -> bytes:
-    r"""Return the bytes that set the generators of a policy apart from those of others.
+    r"""Return unique seed bytes for the generators of a policy.
 
     >>> policy_seed("1"), policy_seed(1)
     (b'1', b'\x001')
@@ -256,32 +258,32 @@ def policy_seed(policy: PolicyID) -> bytes:
 
 
 def label_policies(policies: Iterable[PolicyID]) -> dict[PolicyID, str]:
-    """Give every policy a string of its own, for places that hold nothing else: its id, if that is one.
+    """Return a unique string per policy for formats with string keys: the id itself if it is a string.
 
     >>> label_policies(["walker", 0, 1, "1"])
     {'walker': 'walker', 0: '0', 1: '1_', '1': '1'}
     """
     policies = list(policies)
-    taken = {policy for policy in policies if isinstance(policy, str)}
+    used = {policy for policy in policies if isinstance(policy, str)}
     labels: dict[PolicyID, str] = {}
     for policy in policies:
         label = str(policy)
-        while label in taken and label != policy:
+        while label in used and label != policy:
             label += "_"
-        taken.add(label)
+        used.add(label)
         labels[policy] = label
     return labels
 
 
 _MAX_SHOWN = 100
-"""Characters of a name that are shown."""
+"""Maximum characters of a displayed name."""
 
 
 def for_terminal(name: object, max_chars: int = _MAX_SHOWN) -> str:
-    r"""Return text of foreign origin, such as a name from a file, in the form in which a terminal may show it.
+    r"""Escape untrusted text, such as a name from a file, for a terminal.
 
-    Control characters, line breaks, marks that change the direction of text and other characters without a picture
-    become escape sequences, as in `repr`. Long text is cut.
+    Control characters, line breaks, bidirectional marks and other unprintable characters become escape sequences, as in
+    `repr`. Long text is truncated.
 
     >>> print(for_terminal("obs\x1b[31m"), for_terminal("a\u202eb"), for_terminal("x" * 200, 10))
     obs\x1b[31m a\u202eb xxxxxxx...
@@ -294,14 +296,14 @@ def for_terminal(name: object, max_chars: int = _MAX_SHOWN) -> str:
 
 
 def for_rich(name: object, max_chars: int = _MAX_SHOWN) -> Any:
-    """Return text of foreign origin as Rich's `Text`: nothing in it is markup."""
+    """Return untrusted text as Rich's `Text` without markup."""
     from rich.text import Text
 
     return Text(for_terminal(name, max_chars))
 
 
 def for_html(name: object, max_chars: int = _MAX_SHOWN) -> str:
-    """Return text of foreign origin as HTML.
+    """Escape untrusted text for HTML.
 
     >>> for_html("<b>&")
     '&lt;b&gt;&amp;'
@@ -310,7 +312,7 @@ def for_html(name: object, max_chars: int = _MAX_SHOWN) -> str:
 
 
 def for_matplotlib(name: object, max_chars: int = _MAX_SHOWN) -> str:
-    r"""Return text of foreign origin as matplotlib shows it unchanged: a dollar sign begins no formula.
+    r"""Escape untrusted text for matplotlib, so that dollar signs start no formula.
 
     >>> print(for_matplotlib("$x$"))
     \$x\$

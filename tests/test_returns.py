@@ -283,19 +283,19 @@ def test_windows_of_a_buffer_go_round_the_edge_and_end_at_the_newest_step() -> N
 def test_what_does_not_fit_a_buffer_is_refused() -> None:
     buffer, ones = a_buffer(), lambda buffer, slots: np.ones(len(slots))
     batch = Batch(weight=np.ones(2), rew=np.ones(2), terminated=np.zeros(2))
-    with pytest.raises(ColumnLengthError, match=r"indices must have 2 rows, .* got shape \(3,\)"):
+    with pytest.raises(ColumnLengthError, match=r"indices must have 2 rows .* got shape \(3,\)"):
         compute_nstep_return(batch, buffer, [1, 2, 3], ones)
     with pytest.raises(ColumnLengthError, match="indices must have 2 rows"):
         compute_episodic_return(batch, buffer, [1, 2, 3], gae_lambda=1.0)
-    with pytest.raises(ValueError, match="indices must say which slots"):
+    with pytest.raises(ValueError, match="indices must be the slots"):
         compute_nstep_return(batch, buffer, None, ones)
     for slot in (6, -1):
         with pytest.raises(RowIndexError, match=rf"slot {slot} must lie in \[0, 6\)"):
             compute_nstep_return(batch, buffer, [0, slot], ones)
-    with pytest.raises(ColumnLengthError, match=r"estimates must have 2 rows, one a window, got shape \(3,\)"):
+    with pytest.raises(ColumnLengthError, match=r"estimates must have 2 rows, one per window, got shape \(3,\)"):
         compute_nstep_return(batch, buffer, [0, 1], lambda *_: np.ones(3))
     buffer.rew = np.ones((6, 3))
-    with pytest.raises(ColumnLengthError, match="estimates must have 3 values a row, as the rewards have, got 2"):
+    with pytest.raises(ColumnLengthError, match="estimates must have 3 values per row like the rewards, got 2"):
         compute_nstep_return(batch, buffer, [0, 1], lambda *_: np.ones((2, 2)))
     assert "returns" not in batch
 
@@ -361,3 +361,32 @@ def test_beside_tianshous(kind: str, adds: int) -> None:
                 assert found.returns.shape == expected.returns.shape
                 torch.testing.assert_close(found.returns, expected.returns)
                 assert found.weight.dtype == expected.weight.dtype
+
+
+@pytest.mark.parametrize("m", [None, 1, 3])
+def test_missing_values_are_the_next_values_of_the_row_before(m: int | None) -> None:
+    rng = np.random.default_rng(0)
+    shape = (6,) if m is None else (6, m)
+    rewards, next_values = rng.normal(size=shape), rng.normal(size=shape)
+    terminated = np.array([0, 1, 0, 0, 0, 1], bool)
+    batch = Batch(rew=rewards, terminated=terminated, truncated=np.zeros(6, bool))
+    following = next_values.copy()
+    following[terminated] = 0.0
+    values = np.concatenate([following[-1:], following[:-1]])
+    arguments = {"v_s_": next_values, "gamma": 0.9, "gae_lambda": 0.8}
+    derived = compute_episodic_return(batch, **arguments)
+    explicit = compute_episodic_return(batch, **arguments, v_s=values)
+    for first, second in zip(derived, explicit, strict=True):
+        assert first.shape == shape
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("convert", [np.ndarray.tolist, lambda q: tuple(q.tolist()), lambda q: q[:, None]])
+def test_estimates_of_every_kind_give_the_same_targets(convert: Any) -> None:
+    estimates = np.array([8.0, 4.0, 2.0])
+    batch = {"rew": [1.0, 1.0, 1.0], "terminated": NO, "truncated": NO}
+    expected = compute_nstep_return(dict(batch), None, None, lambda *_: estimates, 0.5, 2)["returns"]
+    assert expected.tolist() == [[3.5], [2.5], [2.0]]
+    targets = compute_nstep_return(dict(batch), None, None, lambda *_: convert(estimates), 0.5, 2)["returns"]
+    assert type(targets) is np.ndarray
+    np.testing.assert_array_equal(targets, expected)

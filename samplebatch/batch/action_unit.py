@@ -1,4 +1,4 @@
-"""ActionUnit: the unit that a batch's actions are in, the environment's or a policy's."""
+"""ActionUnit: whether a batch's actions are the environment's or a policy's, and their mapping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from samplebatch.errors import ColumnMismatchError
 
 ActionMapping = Literal["clip", "limit", "scale", "tanh", "shift", "function"]
-"""How actions of a policy become the environment's; see `ActionUnit`."""
+"""Mapping of a policy's actions to the environment's; see `ActionUnit`."""
 
 _MAPPINGS: Final = get_args(ActionMapping)
 _WITHOUT_BOUNDS: Final = ("function",)
@@ -23,35 +23,35 @@ _MAX_BOUNDS: Final = 1 << 20
 
 
 class ActionUnit:
-    """Unit of the actions of a batch: the environment's, or a policy's with its mapping to the environment's.
+    """Unit of a batch's actions: the environment's, or a policy's with its mapping to the environment's.
 
-    Units are values: equal ones may be compared, hashed and pickled, and none changes.
+    Units are immutable, comparable, hashable and picklable.
 
     Parameters
     ----------
     mapping
-        How the environment's actions are made from those that are stored; None if these are the environment's.
+        Mapping from stored actions to the environment's; None if they are the environment's.
 
-        - `"scale"`: clipped to [-1, 1], then scaled to `low` and `high`;
-        - `"tanh"`: squashed by the hyperbolic tangent, then scaled to `low` and `high` if there are any;
-        - `"clip"`: clipped to `low` and `high`, the bounds of the action space;
-        - `"limit"`: clipped to `low` and `high`, which are narrower than the action space;
-        - `"shift"`: `low` is added, the number of the first action of a `Discrete` space;
-        - `"function"`: by a function, which is not recorded, so that nobody else can convert these actions.
+        - `"scale"`: clip to [-1, 1], then scale to `low` and `high`;
+        - `"tanh"`: hyperbolic tangent, then scale to `low` and `high` if specified;
+        - `"clip"`: clip to `low` and `high`, the bounds of the action space;
+        - `"limit"`: clip to `low` and `high`, which are narrower than the action space;
+        - `"shift"`: add `low`, the number of the first action of a `Discrete` space;
+        - `"function"`: a function, which is not recorded, so these actions cannot be converted.
     low, high
-        The bounds: numbers, or arrays of the shape of an action.
+        Bounds: numbers, or arrays of the shape of an action.
 
     Attributes
     ----------
     mapping
-        As given.
+        As passed.
     low, high
-        Read-only arrays; of shape () if all bounds are the same; None if there are none.
+        Read-only arrays; shape () if all bounds are equal; None without bounds.
 
     Raises
     ------
     ValueError
-        If there is no such mapping, or it lacks bounds.
+        If the mapping is unknown or lacks bounds.
 
     Examples
     --------
@@ -107,19 +107,13 @@ class ActionUnit:
 
     @property
     def is_environment(self) -> bool:
-        """Whether actions are as the environment takes them."""
+        """Whether actions are the environment's."""
         return self.mapping is None
 
     def to_environment(self, actions: Any) -> Any:
-        """Map actions to the environment's, as they were mapped when they were taken.
+        """Map an array or tensor of actions, shape (n, ...), to the environment's actions.
 
-        Raises ColumnMismatchError if they were mapped by a function, which is not recorded; or the bounds do not fit
-        their shape.
-
-        Parameters
-        ----------
-        actions
-            An array or tensor of actions of this unit, shape (n, ...).
+        Raises ColumnMismatchError if the mapping is a function, or the bounds do not match the shape.
         """
         if self.mapping is None:
             return actions
@@ -137,19 +131,19 @@ class ActionUnit:
         return (low + (actions.clip(-1.0, 1.0) + 1.0) * ((high - low) / 2.0)).clip(low, high)
 
     def from_environment(self, actions: Any) -> Any:
-        """Map actions of the environment to this unit, the inverse of `to_environment`.
+        """Map the environment's actions to this unit; the inverse of `to_environment`.
 
-        Actions at a bound, which a tangent never reaches, become large, not infinite.
+        The inverse of the hyperbolic tangent is infinite at the bounds; such actions become large finite numbers.
 
         Parameters
         ----------
         actions
-            An array or tensor of the environment's actions, shape (n, ...).
+            Array or tensor of the environment's actions, shape (n, ...).
 
         Raises
         ------
         ColumnMismatchError
-            As `to_environment` does.
+            As for `to_environment`.
 
         Examples
         --------
@@ -173,9 +167,9 @@ class ActionUnit:
         return actions
 
     def _bounds_for(self, actions: Any, rule: str) -> tuple[Any, Any]:
-        """Return the bounds as arrays, or as tensors beside tensors, after checking that they fit the actions.
+        """Return the bounds as arrays or tensors like the actions, after validating their shape.
 
-        `rule` says what to do with actions of a function, which is not recorded.
+        `rule` completes the error for a mapping by a function.
         """
         if self.mapping == "function":
             raise ColumnMismatchError(f"actions that a function maps to the environment's {rule}")
@@ -193,19 +187,17 @@ class ActionUnit:
         return tuple(None if bound is None else torch.tensor(bound.tolist(), **kind) for bound in (low, high))  # type: ignore[return-value]
 
     def describe(self) -> dict[str, Any]:
-        """Return the unit as plain values, which JSON can carry, for `from_description`; infinite bounds are None."""
-        found: dict[str, Any] = {"mapping": self.mapping}
+        """Return the unit as JSON values for `from_description`; infinite bounds are None."""
+        description: dict[str, Any] = {"mapping": self.mapping}
         if self.low is not None:
-            found |= {"dtype": self.low.dtype.name, "low": _plain(self.low)}
+            description |= {"dtype": self.low.dtype.name, "low": _plain(self.low)}
         if self.high is not None:
-            found["high"] = _plain(self.high)
-        return found
+            description["high"] = _plain(self.high)
+        return description
 
     @classmethod
     def from_description(cls, plain: Any) -> ActionUnit:
-        """Make a unit from plain values that may come from a file or another process.
-
-        Raises ValueError, TypeError if they are no description of a unit.
+        """Create a unit from untrusted plain values; raises ValueError or TypeError if they are invalid.
 
         >>> ActionUnit.from_description(ActionUnit("clip", [-1.0, 0.0], [1.0, np.inf]).describe())
         ActionUnit('clip', low=[-1.0, 0.0], high=[1.0, inf])
@@ -235,15 +227,15 @@ _DTYPES: Final = frozenset(
 
 
 def common_unit(units: Iterable[ActionUnit | None]) -> ActionUnit | None:
-    """Return the unit of rows that are put together; None if none of them has one.
+    """Return the unit of combined rows; None if no unit is known.
 
-    Rows without a unit are taken to be in that of the others. Rows of the environment's unit may be among ones that are
+    Rows of unknown unit adopt the unit of the others. Rows of the environment's unit may be combined with rows that are
     clipped to its bounds.
 
     Raises
     ------
     ColumnMismatchError
-        If they are in different units.
+        If the units differ.
 
     Examples
     --------
@@ -252,26 +244,26 @@ def common_unit(units: Iterable[ActionUnit | None]) -> ActionUnit | None:
     >>> common_unit([ActionUnit(), ActionUnit("scale", -2.0, 2.0)])
     Traceback (most recent call last):
         ...
-    samplebatch.errors.ColumnMismatchError: column 'actions' must be in one unit to be put together, got the \
-environment's and a policy's (scale); call to_environment_actions() first
+    samplebatch.errors.ColumnMismatchError: column 'actions' must be in one unit to be combined, got the \
+    environment's and a policy's (scale); call to_environment_actions() first
     """
-    found: ActionUnit | None = None
+    common: ActionUnit | None = None
     for unit in units:
-        if unit is None or unit is found:
+        if unit is None or unit is common:
             continue
-        if found is None or (found.mapping is None and unit.mapping == "clip"):
-            found = unit
-        elif unit != found and not (unit.mapping is None and found.mapping == "clip"):
-            bounds = " of other bounds" if unit.mapping == found.mapping else ""
+        if common is None or (common.mapping is None and unit.mapping == "clip"):
+            common = unit
+        elif unit != common and not (unit.mapping is None and common.mapping == "clip"):
+            bounds = " of other bounds" if unit.mapping == common.mapping else ""
             raise ColumnMismatchError(
-                f"column 'actions' must be in one unit to be put together, got {found} and {unit}{bounds}; "
+                f"column 'actions' must be in one unit to be combined, got {common} and {unit}{bounds}; "
                 "call to_environment_actions() first"
             )
-    return found
+    return common
 
 
 def _as_bound(bound: npt.ArrayLike | None) -> npt.NDArray[Any] | None:
-    """Return a bound as a read-only array of its own, of shape () if all of its numbers are one."""
+    """Return a bound as a read-only copy, of shape () if all its numbers are equal."""
     if bound is None:
         return None
     array = np.array(bound)

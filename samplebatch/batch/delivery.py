@@ -1,4 +1,4 @@
-"""Delivery: samples and minibatches as tensors or arrays, on a learner's device, in its dtype, some of them ahead."""
+"""Delivery of samples and minibatches to a learner: device, dtype and prefetching."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ _FIRST_OBJECT = np.dtype(object).num
 
 
 def tree_to(source: N, target: Target, prefix: str = "") -> N:
-    """Convert the leaves of a tree to a target's form: to tensors, or to another floating-point dtype.
+    """Convert the leaves of a tree to tensors or another floating-point dtype.
 
-    Raises ColumnTypeError if torch cannot hold a leaf; names it.
+    Raises ColumnTypeError with the name of a leaf that torch cannot represent.
     """
     converted: dict[str, Any] = {}
     direct = target.direct
@@ -106,19 +106,19 @@ def tree_to_numpy(source: N, prefix: str = "") -> N:
 
 
 def _rows_to_numpy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert rows that vary in shape, an array of tensors, to arrays; return any other array itself."""
+    """Convert an object array of tensors to arrays; other arrays are returned themselves."""
     if array.dtype.kind != "O" or array.ndim != 1 or not array.size or KINDS[type(array[0])] != TENSOR:
         return array
     rows = np.empty(len(array), object)
-    for place, row in enumerate(array):
-        rows[place] = array_of(row) if KINDS[type(row)] == TENSOR else row
+    for position, row in enumerate(array):
+        rows[position] = array_of(row) if KINDS[type(row)] == TENSOR else row
     return rows
 
 
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return a tensor as an array, over the same memory if that is on the host.
 
-    bfloat16 becomes float32, which holds it exactly; NumPy has no bfloat16.
+    bfloat16, which NumPy lacks, becomes float32, which represents it exactly.
     """
     if tensor.requires_grad:
         tensor = tensor.detach()
@@ -136,7 +136,7 @@ def as_array(value: Any) -> npt.NDArray[Any]:
 
 
 def column_of_arrays(column: Column) -> Column:
-    """Return a column of tensors as one of arrays, over the same memory if that is on the host; others as they are."""
+    """Return a column of tensors as a column of arrays, over the same memory if on the host; others unchanged."""
     if isinstance(column, TorchColumn):
         return TensorColumn(array_of(column.values))
     return RaggedColumn(array_of(column.flat), *column.layout) if isinstance(column, RaggedTorchColumn) else column
@@ -146,17 +146,8 @@ _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
 def float_name(floats: object) -> str:
-    """Name the dtype that floating-point values are to have.
+    """Return the name of a floating-point dtype of torch or NumPy; raises ArgumentError for other dtypes.
 
-    Raises ArgumentError if it is no floating-point dtype that learners compute in.
-
-    Parameters
-    ----------
-    floats
-        A dtype, torch's or NumPy's, or its name.
-
-    Examples
-    --------
     >>> float_name(np.float32), float_name("bfloat16")
     ('float32', 'bfloat16')
     >>> float_name("int64")
@@ -176,9 +167,7 @@ def float_name(floats: object) -> str:
 
 
 def require_device(device: str | int | torch.device) -> torch.device:
-    """Return a device as torch's own, or refuse one that tensors cannot be brought to.
-
-    Raises DeviceError if torch knows no such device, or cannot use it on this machine.
+    """Return a device as `torch.device`; raises DeviceError if torch cannot use it on this machine.
 
     >>> require_device("cpu")
     device(type='cpu')
@@ -186,19 +175,18 @@ def require_device(device: str | int | torch.device) -> torch.device:
     import torch
 
     try:
-        found = torch.device(device)
-        if found.type != "cpu":
+        torch_device = torch.device(device)
+        if torch_device.type != "cpu":
             # Torch names devices that it was not compiled for, and that the machine lacks: only a tensor tells.
-            torch.empty(0, device="cpu").to(found)
+            torch.empty(0, device="cpu").to(torch_device)
     except Exception as error:
         raise DeviceError(
             f"device must be one that torch can use here, got {str(device)!r}: {_reason(error)}"
         ) from error
-    return found
+    return torch_device
 
 
 def _require_pinning() -> None:
-    """Refuse to page-lock memory where no device copies from it."""
     import torch
 
     try:
@@ -208,12 +196,11 @@ def _require_pinning() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of torch's own words, which are many where kernels are missing."""
     return str(error).partition("\n")[0]
 
 
 def _convert_rows(array: npt.NDArray[Any], convert: Callable[[npt.NDArray[Any]], Any]) -> npt.NDArray[Any]:
-    """Convert rows of numbers that vary in shape, an array of arrays, all at once; return any other array itself."""
+    """Convert an object array of numeric arrays at once; other arrays are returned themselves."""
     rows = array.tolist() if array.ndim == 1 else []
     dtype = getattr(rows[0], "dtype", None) if rows else None
     if not isinstance(dtype, np.dtype) or dtype.kind not in "biufc":
@@ -223,17 +210,14 @@ def _convert_rows(array: npt.NDArray[Any], convert: Callable[[npt.NDArray[Any]],
     elements = convert(np.concatenate([row.reshape(-1) for row in rows]))
     converted = np.empty(len(rows), object)
     start = 0
-    for place, row in enumerate(rows):
-        converted[place] = elements[start : start + row.size].reshape(row.shape)
+    for position, row in enumerate(rows):
+        converted[position] = elements[start : start + row.size].reshape(row.shape)
         start += row.size
     return converted
 
 
 def convert_ragged(column: Any, target: Target) -> Any:
-    """Convert the elements of a ragged column to a target's form.
-
-    Where rows begin, and their shapes, stay on the host.
-    """
+    """Convert the elements of a ragged column; offsets and shapes stay on the host."""
     flat = column.flat
     converted = target.move(flat) if isinstance(column, RaggedTorchColumn) else target.from_array(flat)
     kind = RaggedColumn if isinstance(converted, np.ndarray) else RaggedTorchColumn
@@ -241,19 +225,19 @@ def convert_ragged(column: Any, target: Target) -> Any:
 
 
 class ArrayTarget:
-    """Target that leaves values where they are, for learners that take arrays: floating-point ones get a dtype.
+    """Conversion target for learners that use arrays: floating-point values get a dtype.
 
-    Integers, flags, images, complex numbers and objects are left alone.
+    Integers, flags, images, complex numbers and objects are unchanged.
 
     Parameters
     ----------
     floats
-        The dtype of floating-point values.
+        Dtype of floating-point values.
 
     Raises
     ------
     ArgumentError
-        If it is no floating-point dtype, or one that NumPy does not have.
+        If `floats` is not a floating-point dtype of NumPy.
 
     Examples
     --------
@@ -268,23 +252,23 @@ class ArrayTarget:
     def __init__(self, floats: Floats) -> None:
         self._name = float_name(floats)
         if self._name == "bfloat16":
-            raise ArgumentError("NumPy has no bfloat16; name a device, so that values become tensors")
+            raise ArgumentError("floats must be a dtype of NumPy, got bfloat16; pass device to get tensors")
         self._dtype = np.dtype(self._name)
 
     def from_array(self, array: npt.NDArray[Any]) -> Any:
-        """Return an array in the target's dtype, if it is of floating-point numbers: itself, if it has it already."""
+        """Cast a floating-point array to the target's dtype if it differs."""
         if array.dtype.kind == "O":
             return _convert_rows(array, self.from_array)
         return array.astype(self._dtype, copy=False) if array.dtype.kind == "f" else array
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor in the target's dtype, if it is of floating-point numbers."""
+        """Cast a floating-point tensor to the target's dtype if it differs."""
         import torch
 
         return tensor.to(getattr(torch, self._name)) if tensor.is_floating_point() else tensor
 
     def convert(self, value: Any, kind: int) -> Any:
-        """Return a leaf in the target's dtype, if it is of floating-point numbers."""
+        """Cast a floating-point leaf to the target's dtype."""
         if kind == RAGGED:
             return convert_ragged(value, self)
         if kind == TENSOR:
@@ -293,7 +277,7 @@ class ArrayTarget:
 
 
 def _make_tensors(floats: torch.dtype | None) -> Callable[[npt.NDArray[Any]], torch.Tensor]:
-    """Return a function that makes a tensor over an array's memory; of floats in a dtype, if there is one."""
+    """Return a function that creates a tensor over an array's memory, cast to `floats` if not None."""
     import torch
 
     if floats is None:
@@ -303,31 +287,31 @@ def _make_tensors(floats: torch.dtype | None) -> Callable[[npt.NDArray[Any]], to
 
 
 class TorchTarget:
-    """Target of a conversion to torch: the dtype and device of every tensor; None leaves either as it is.
+    """Conversion target of tensors: dtype and device; None leaves either unchanged.
 
     Parameters
     ----------
     dtype
-        The dtype of every tensor.
+        Dtype of every tensor.
     device
-        The device of every tensor.
+        Device of every tensor.
     floats
-        The dtype of floating-point tensors; integers, flags, images and complex numbers are left alone.
+        Dtype of floating-point tensors; integers, flags, images and complex numbers are unchanged.
     pin_memory
-        Whether to page-lock host memory, so that the copy to a device runs asynchronously.
+        Whether to pin host memory, so that the copy to a device is asynchronous.
     non_blocking
-        Whether to return before copies to a device have ended.
+        Whether to return before copies to a device have finished.
     keep_objects
-        Whether to keep values that torch has no dtype for.
+        Whether to keep values without a torch dtype.
     used_on
-        The stream that tensors are used on, where that is another than the one that they are copied on.
+        Stream that uses the tensors, if it differs from the stream that copies them.
 
     Raises
     ------
     ArgumentError
-        If `floats` is no floating-point dtype, or given beside `dtype`.
+        If `floats` is not a floating-point dtype, or passed together with `dtype`.
     DeviceError
-        If torch cannot use the device, or memory cannot be page-locked for want of one.
+        If torch cannot use the device or pin memory.
     """
 
     __slots__ = ("_dtype", "_floats", "device", "direct", "keep_objects", "non_blocking", "pin_memory", "used_on")
@@ -346,7 +330,7 @@ class TorchTarget:
         import torch
 
         if dtype is not None and floats is not None:
-            raise ArgumentError("one of dtype, for all values, and floats, for floating-point ones, must be given")
+            raise ArgumentError("only one of dtype, for all values, and floats, for floats only, may be passed")
         self._dtype = dtype
         self._floats: torch.dtype | None = None if floats is None else getattr(torch, float_name(floats))
         self.device = None if device is None else require_device(device)
@@ -362,9 +346,9 @@ class TorchTarget:
         """Makes a tensor of a plain array that stays on the host."""
 
     def from_array(self, array: npt.NDArray[Any]) -> Any:
-        """Return an array as a tensor: over the same memory if it is writable and laid out for torch.
+        """Return an array as a tensor, over the same memory if it is writable and torch supports its layout.
 
-        An array of rows that vary in shape becomes one of tensors, which share the memory of all of them.
+        An object array of numeric rows becomes one of tensors, which share one allocation.
         """
         if array.dtype.kind == "O":
             rows = _convert_rows(array, self.from_array)
@@ -373,7 +357,7 @@ class TorchTarget:
         if self.keep_objects and array.dtype.kind in "OmM":
             return array
         if not array.flags.writeable or array.dtype.byteorder == ">" or (array.ndim and min(array.strides) < 0):
-            # A tensor is always writable: over read-only memory it would be a way around the protection.
+            # Tensors are always writable: one over read-only memory would bypass the protection.
             array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
         if self.direct is not None:
             return self.direct(array)
@@ -382,7 +366,7 @@ class TorchTarget:
         return self.move(torch.from_numpy(array))
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the target's device and in its dtype: itself, if it is there already."""
+        """Return a tensor on the target's device in its dtype, without a copy if unchanged."""
         dtype = self._floats if self._floats is not None and tensor.is_floating_point() else self._dtype
         if self.pin_memory and tensor.device.type == "cpu":
             # Cast first: a copy that casts on its way to a device would wait for it.
@@ -393,9 +377,9 @@ class TorchTarget:
         return moved
 
     def convert(self, value: Any, kind: int) -> Any:
-        """Return a leaf as a tensor; None and distributions are kept.
+        """Return a leaf as a tensor; None and distributions are unchanged.
 
-        Raises TypeError if torch cannot hold it.
+        Raises TypeError if torch cannot represent it.
         """
         if kind == ARRAY:
             return self.from_array(value)
@@ -417,25 +401,24 @@ T = TypeVar("T")
 
 
 class Delivery:
-    """Hands samples and minibatches to a learner: on its device, in its floating-point dtype, some of them ahead.
+    """Conversion and prefetching of samples and minibatches for a learner.
 
-    Parts that are made ahead for a GPU are gathered and copied from page-locked memory on a stream of their own, while
-    the learner computes; its own stream waits for a part before it is handed out. On the host they are only made
-    earlier.
+    Parts that are prefetched for a GPU are gathered and copied from pinned memory on a separate stream while the
+    learner computes; its stream waits for a part before it is yielded. On the host they are only created earlier.
 
     Parameters
     ----------
     device
-        The device of tensors; None for values as they are.
+        Device of the tensors; None leaves values unchanged.
     floats
-        The dtype of floating-point values; None for their own.
+        Dtype of floating-point values; None keeps their dtype.
     prefetch
-        How many parts to make ahead of the one that is handed out.
+        Number of parts to prepare ahead.
 
     Raises
     ------
     ArgumentError
-        If `floats` is no floating-point dtype, or `prefetch` no whole number from 0 on, or above 0 without a device.
+        If `floats` is not a floating-point dtype, or `prefetch` is not a non-negative integer or lacks a device.
     DeviceError
         If torch cannot use the device.
 
@@ -452,7 +435,7 @@ class Delivery:
     def __init__(self, device: Device | None, floats: Floats | None, prefetch: int = 0) -> None:
         self._ahead = whole("prefetch", prefetch)
         if self._ahead and device is None:
-            raise ArgumentError("prefetch must come with the device that parts are brought to ahead of their turn")
+            raise ArgumentError("prefetch must be 0 without a device; pass device")
         self._device, self._floats = device, floats
         self._target: Target | None = None
         if device is not None:
@@ -461,11 +444,11 @@ class Delivery:
             self._target = ArrayTarget(floats)
 
     def one(self, part: T, convert: Callable[[T, Target], T]) -> T:
-        """Bring one part to the learner."""
+        """Convert one part."""
         return part if self._target is None else convert(part, self._target)
 
     def each(self, parts: Iterator[T], convert: Callable[[T, Target], T]) -> Iterator[T]:
-        """Bring parts to the learner, in their order."""
+        """Convert parts in order."""
         if self._target is None:
             return parts
         brought = (self.one(part, convert) for part in parts)
@@ -495,18 +478,18 @@ class Delivery:
 
 
 def _make_ahead(items: Iterator[T], count: int) -> Iterator[T]:
-    """Yield items, of which the next ones are made already."""
-    made = deque(islice(items, count))
-    while made:
-        item = made.popleft()
-        made.extend(islice(items, 1))
+    """Yield items with `count` items prefetched."""
+    queue = deque(islice(items, count))
+    while queue:
+        item = queue.popleft()
+        queue.extend(islice(items, 1))
         yield item
 
 
 def _copy_on(
     stream: torch.cuda.Stream, parts: Iterator[T], convert: Callable[[T, Target], T], target: Target
 ) -> Iterator[tuple[T, Any]]:
-    """Make and convert parts on a stream, and yield each with the event of its end."""
+    """Create and convert parts on a stream; yield each with the event of its completion."""
     import torch
 
     nothing: Any = object()
@@ -556,7 +539,7 @@ def each_part(batch: B, size: int, rng: np.random.Generator | None) -> Iterator[
 
 
 def convert_column(column: Column, target: Target) -> Column:
-    """Convert a column of a flat batch to a target's form; one that torch has no dtype for stays unchanged."""
+    """Convert a column of a flat batch; a column without a torch dtype is unchanged."""
     if isinstance(column, TorchColumn):
         return TorchColumn(target.move(column.values))
     if isinstance(column, VaryingRows):
@@ -571,7 +554,7 @@ def convert_column(column: Column, target: Target) -> Column:
 
 
 def on_stream(device: torch.device, stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
-    """Run copies on a CUDA stream, by default one of their own."""
+    """Run copies on a CUDA stream; None: a new one."""
     import torch
 
     chosen = torch.cuda.Stream(device) if stream is None else stream  # type: ignore[no-untyped-call]

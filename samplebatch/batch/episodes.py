@@ -1,4 +1,4 @@
-"""Episodes and streams in the columns of batches: where they begin and end, and the order of their rows."""
+"""Episodes and streams in batches: their bounds and the order of their rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Rows = npt.NDArray[np.intp]
 
 
 def run_starts(*keys: npt.NDArray[Any]) -> Rows:
-    """Return the first row of every run of equal keys, shape (r,), in keys that are not empty.
+    """Return the first row of every run of equal keys, shape (r,); keys must not be empty.
 
     >>> run_starts(np.array([7, 7, 7, 8]), np.array([0, 0, 1, 1]))
     array([0, 2, 3])
@@ -34,12 +34,12 @@ def run_starts(*keys: npt.NDArray[Any]) -> Rows:
 
 
 def by_stream(*keys: npt.NDArray[Any], t: npt.NDArray[Any] | None = None) -> Rows:
-    """Return the order of rows in which those of a stream lie together, shape (n,).
+    """Return the order of rows that groups streams, shape (n,).
 
     Parameters
     ----------
     keys
-        Ids that tell streams apart, shape (n,) each; streams are sorted by the first of them, then by the next.
+        Ids that identify streams, shape (n,) each; streams are sorted by the first key, then by the next.
     t
         Times within a stream, shape (n,). None keeps the order of its rows.
 
@@ -58,14 +58,14 @@ def by_stream(*keys: npt.NDArray[Any], t: npt.NDArray[Any] | None = None) -> Row
 
 
 class EnvSteps(NamedTuple):
-    """Environment steps that rows belong to, numbered by episode and time.
+    """Environment steps of rows, numbered by episode and time.
 
     Attributes
     ----------
     step
-        The number of each row's environment step, shape (n,).
+        Environment step of each row, shape (n,).
     episode
-        The number of each environment step's episode, shape (s,), ascending; ids are numbered in ascending order.
+        Episode of each environment step, shape (s,), ascending; ids are numbered in ascending order.
     """
 
     step: Ints
@@ -87,14 +87,14 @@ def number_env_steps(eps_id: npt.NDArray[Any], t: npt.NDArray[Any]) -> EnvSteps:
 
 
 def order_streams(policies: Mapping[PolicyID, SampleBatch]) -> dict[PolicyID, SampleBatch]:
-    """Order each policy's rows by episode and agent, and in time order, with episodes numbered as they come.
+    """Sort each policy's rows by episode, agent and time, and number episodes by first occurrence.
 
-    Identifiers of episodes are drawn: ordered by those, two trainings from one seed would not learn the same.
+    Episode ids are random, so sorting by them would make two trainings with the same seed differ.
 
     Parameters
     ----------
     policies
-        Batches with the columns `eps_id`, `agent_index` and `t`; those without rows are left out.
+        Batches with the columns `eps_id`, `agent_index` and `t`; batches without rows are omitted.
 
     Examples
     --------
@@ -104,20 +104,20 @@ def order_streams(policies: Mapping[PolicyID, SampleBatch]) -> dict[PolicyID, Sa
     >>> ordered["eps_id"], ordered["t"]
     (array([0, 0, 1]), array([0, 1, 0]))
     """
-    held = {policy_id: rows for policy_id, rows in policies.items() if rows.count}
-    eps_id = np.concatenate([rows[names.EPS_ID] for rows in held.values()])
+    nonempty = {policy_id: rows for policy_id, rows in policies.items() if rows.count}
+    eps_id = np.concatenate([rows[names.EPS_ID] for rows in nonempty.values()])
     _, first, of_row = np.unique(eps_id, return_index=True, return_inverse=True)
-    numbers, found = first.argsort().argsort()[of_row], {}
-    for policy_id, rows in held.items():
-        own, numbers = numbers[: rows.count], numbers[rows.count :]
-        order = by_stream(own, rows[names.AGENT_INDEX], t=rows[names.T])
-        found[policy_id] = rows.take(order)
-        found[policy_id][names.EPS_ID] = own[order]
-    return found
+    numbers, ordered = first.argsort().argsort()[of_row], {}
+    for policy_id, rows in nonempty.items():
+        episodes, numbers = numbers[: rows.count], numbers[rows.count :]
+        order = by_stream(episodes, rows[names.AGENT_INDEX], t=rows[names.T])
+        ordered[policy_id] = rows.take(order)
+        ordered[policy_id][names.EPS_ID] = episodes[order]
+    return ordered
 
 
 def ends_by_change(ids: npt.NDArray[Any]) -> list[int]:
-    """List the row after each episode's last, where an episode is a run of equal ids.
+    """Return the row after the end of each episode; episodes are runs of equal ids.
 
     >>> ends_by_change(np.array([7, 7, 3]))
     [2, 3]
@@ -128,7 +128,7 @@ def ends_by_change(ids: npt.NDArray[Any]) -> list[int]:
 
 
 def ends_by_flag(flags: npt.NDArray[Any]) -> list[int]:
-    """List the row after each episode's last, where a true flag ends one; an unfinished last one counts.
+    """Return the row after the end of each episode; a true flag ends one, and the last may be unfinished.
 
     >>> ends_by_flag(np.array([0, 0, 1, 0, 0]))
     [3, 5]
@@ -140,23 +140,23 @@ def ends_by_flag(flags: npt.NDArray[Any]) -> list[int]:
 
 
 class EpisodeEnds(NamedTuple):
-    """Episodes, shape (k,) in ascending order of their ids, and whether each of them ended."""
+    """Episode ids, shape (k,), ascending, and whether each episode is finished."""
 
     ids: npt.NDArray[Any]
     finished: npt.NDArray[np.bool_]
 
 
 def episode_ends(policies: Mapping[PolicyID, SampleBatch]) -> EpisodeEnds | None:
-    """Tell which episodes ended.
+    """Return which episodes are finished.
 
-    Those with a step that is marked by `eps_done`; without that column, those in whose last step every agent that acts
-    is terminated or truncated.
+    An episode is finished if `eps_done` marks one of its steps; without that column, if every agent that acts in its
+    last step is terminated or truncated.
 
     Parameters
     ----------
     policies
         Batches with the columns `eps_id` and `eps_done`; or `eps_id`, `t`, and `terminateds` and `truncateds` (or
-        `dones`), in any order of rows, where a single one without `t` has its rows in order.
+        `dones`). Rows may be in any order; a single batch in time order needs no `t`.
 
     Returns
     -------
@@ -204,7 +204,7 @@ def _tells(steps: SampleBatch, *, ordered: bool) -> bool:
 
 
 def derive_dones(batch: SampleBatch[Any]) -> Any:
-    """Return `terminateds` or `truncateds` of a batch without `dones`; None if it has neither."""
+    """Return `terminateds` or `truncateds` of a batch, or None if it has neither."""
     flags = [batch[name] for name in (names.TERMINATEDS, names.TRUNCATEDS) if name in batch]
     if len(flags) < 2:
         return flags[0] if flags else None
@@ -213,7 +213,7 @@ def derive_dones(batch: SampleBatch[Any]) -> Any:
 
 
 def stops_by(key: str | None, batch: SampleBatch[Any]) -> list[int]:
-    """List the row after each episode's last, by a column of flags or ids; by default `eps_id`, or else `dones`."""
+    """Return the row after the end of each episode by column `key`; default `eps_id`, otherwise `dones`."""
     if key is None:
         key = names.EPS_ID if names.EPS_ID in batch else names.DONES
     values = np.asarray(batch[key])
@@ -221,7 +221,7 @@ def stops_by(key: str | None, batch: SampleBatch[Any]) -> list[int]:
 
 
 def stream_starts(batch: SampleBatch[Any]) -> Rows:
-    """Return the rows that do not go on with the steps of the row before, shape (k,)."""
+    """Return the rows that do not continue the previous row's stream, shape (k,)."""
     keys = [np.asarray(batch[name]) for name in _STREAM_COLUMNS if name in batch]
     if names.T in batch:
         keys.append(np.asarray(batch[names.T]) - np.arange(batch.count))
@@ -233,7 +233,7 @@ def stream_starts(batch: SampleBatch[Any]) -> Rows:
 
 
 def ends_in(columns: Mapping[str, Column]) -> Rows:
-    """Return where episodes end in columns with a row per step: the steps after their last ones; none if unknown."""
+    """Return the row after the end of each episode of columns with one row per step; empty if unknown."""
     if names.EPS_ID in columns:
         return np.asarray(ends_by_change(np.asarray(columns[names.EPS_ID].to_numpy())), np.intp)
     flags = [columns[name].to_numpy() for name in sorted(_FLAG_COLUMNS) if name in columns]

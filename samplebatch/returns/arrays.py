@@ -1,4 +1,4 @@
-"""Returns and advantages of arrays: steps in time order, one episode after the other."""
+"""Returns and advantages of arrays and ragged columns."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ Indices = npt.NDArray[np.intp]
 
 
 class NStep(NamedTuple):
-    """N-step returns of rows, and the discount of the estimate that learners bootstrap with."""
+    """N-step returns of rows, with the discount of the bootstrap value."""
 
     returns: Floats
-    """The discounted sum of the rewards, of the shape of the rewards."""
+    """Discounted sums of rewards, of the shape of the rewards."""
     discount: Floats
-    """The factor of an estimate at the observation after `last`: gamma to the number of steps, 0 where the last
-    one is terminated; shape (n,)."""
+    """Factor of the bootstrap value at the observation after `last`, shape (n,): gamma to the number of steps, 0 if the
+    step `last` is terminated.
+    """
     last: Indices
-    """The row of the last step, shape (n,)."""
+    """Row of the last step of each window, shape (n,)."""
 
 
 def gae(
@@ -266,26 +267,26 @@ def nstep(
     n_step: int = 3,
     gamma: float = 0.99,
 ) -> NStep:
-    """Sum the discounted rewards of each step and the `n_step - 1` that follow it in its episode.
+    """Sum the discounted rewards of each step and up to `n_step - 1` next steps of its episode.
 
-    A window ends early with the episode, however that ended, and with the last row. The target of a step is then
-    `returns + discount * estimate`, with an estimate at the observation after the step `last`.
+    A window ends early with the episode or the last row. The target of a step is `returns + discount * estimate`, with
+    an estimate at the observation after the step `last`.
 
     Parameters
     ----------
     rewards, terminated, truncated
-        As `gae` takes them.
+        Arrays as for `gae`.
     n_step
-        The most steps to sum.
+        Maximum steps per window.
     gamma
-        The discount of a step.
+        Discount per step.
 
     Raises
     ------
     ColumnLengthError, ColumnTypeError
-        As `gae` does.
+        As for `gae`.
     ArgumentError
-        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
+        If `n_step` is not a positive integer, or `gamma` not in [0, 1].
 
     Examples
     --------
@@ -308,29 +309,29 @@ def nstep_of_rings(
     n_step: int,
     gamma: float,
 ) -> NStep:
-    """Sum the discounted rewards of the steps from each of some slots on, in rings of slots; see `nstep`.
+    """Sum the discounted rewards from slots of ring buffers; see `nstep`.
 
-    A window goes on at its ring's first slot after the last, and never past the ring's newest step.
+    A window wraps around at the end of its ring, and ends at the ring's newest step.
 
     Parameters
     ----------
     rewards, terminated, ended
-        Of all slots, shapes (slots, ...), (slots,) and (slots,); `ended` are those terminated or truncated.
+        All slots, shapes (slots, ...), (slots,) and (slots,); `ended` is terminated or truncated.
     edges
-        The first slot of each ring, and the number of slots; shape (rings + 1,).
+        First slot of each ring, and the number of slots; shape (rings + 1,).
     newest
-        The slot of each ring's newest step, shape (rings,).
+        Slot of each ring's newest step, shape (rings,).
     slots
-        Where the windows start, shape (n,).
+        First slot of each window, shape (n,).
     n_step, gamma
-        The most steps to sum, and the discount of a step.
+        Maximum steps per window, and discount per step.
 
     Raises
     ------
     RowIndexError
-        If a slot is none; names it.
+        If a slot is out of range; names it.
     ArgumentError
-        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
+        If `n_step` is not a positive integer, or `gamma` not in [0, 1].
 
     Examples
     --------
@@ -344,7 +345,7 @@ def nstep_of_rings(
     fraction("gamma", gamma)
     reward, ends = np.asarray(rewards), np.ascontiguousarray(edges, np.intp)
     is_ready = reward.dtype == np.float64 and reward.flags.c_contiguous
-    # Rewards of other kinds are converted where windows are, since a ring may hold millions of others.
+    # Rewards of other dtypes are converted in the windows only: a ring may have millions of others.
     flat = reward.reshape(len(reward), prod(reward.shape[1:])) if is_ready else np.empty((len(reward), 0))
     n = len(slots)
     returns, discount, last = np.empty((n, flat.shape[1])), np.empty(n), np.empty(n, np.intp)
@@ -371,7 +372,7 @@ def nstep_of_rings(
 def _sum_windows(
     rewards: npt.NDArray[Any], edges: Indices, slots: Indices, last: Indices, gamma: float
 ) -> npt.NDArray[np.float64]:
-    """Sum the discounted rewards of windows from slots to their last ones, reading no other rewards."""
+    """Sum the discounted rewards of windows, reading no other rewards."""
     ring = np.searchsorted(edges, slots, side="right") - 1
     start, stop = edges[ring], edges[ring + 1]
     steps = (last - slots) % (stop - start) + 1
@@ -387,7 +388,7 @@ def _sum_windows(
 def estimate_advantages(
     rewards: Floats, terminated: Flags, ended: Flags, values: Floats, next_values: Floats, gamma: float, decay: float
 ) -> tuple[Floats, Floats]:
-    """Estimate returns and advantages by the compiled kernel, for each column of rewards."""
+    """Estimate returns and advantages with the compiled kernel, for each reward of a step."""
     from samplebatch import kernels
 
     gamma, decay = fraction("gamma", gamma), fraction("gae_lambda", decay)
@@ -397,11 +398,11 @@ def estimate_advantages(
         return returns, advantages
     n, m = len(rewards), prod(rewards.shape[1:])
     columns = [np.ascontiguousarray(array.reshape(n, m).T) for array in (rewards, values, next_values)]
-    found = np.empty((2, m, n))
+    results = np.empty((2, m, n))
     for column, (reward, value, following) in enumerate(zip(*columns, strict=True)):
-        advantages, returns = found[:, column]
+        advantages, returns = results[:, column]
         kernels.gae(reward, terminated, ended, value, following, gamma, decay, advantages, returns)
-    advantages, returns = (np.ascontiguousarray(part.T).reshape(rewards.shape) for part in found)
+    advantages, returns = (np.ascontiguousarray(part.T).reshape(rewards.shape) for part in results)
     return returns, advantages
 
 
@@ -442,23 +443,23 @@ def _numbers(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def as_floats(name: str, value: Any, shape: tuple[int, ...] | None = None) -> Floats:
-    """Return an array, tensor or list as float64, in a shape if one is given that it has the elements for."""
+    """Return an array, tensor or list as float64, reshaped to `shape` if passed."""
     array = np.ascontiguousarray(_numbers(name, value), np.float64)
     if shape is None or array.shape == shape:
         return array
     if array.size != prod(shape):
-        raise ColumnLengthError(f"{name!r} must have {prod(shape)} elements, as the rewards have, got {array.size}")
+        raise ColumnLengthError(f"{name!r} must have {prod(shape)} elements like the rewards, got {array.size}")
     return array.reshape(shape)
 
 
 def as_episode_flags(terminated: Any, truncated: Any, n: int) -> tuple[Flags, Flags]:
-    """Return the flags of terminated steps, and in a new array those of steps that end an episode."""
+    """Return terminated flags, and a new array of flags of steps that end an episode."""
     read = []
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if value is not None:
             flags = np.ascontiguousarray(as_flags(_numbers(name, value), name)).reshape(-1)
             if len(flags) != n:
-                raise ColumnLengthError(f"{name!r} must have {n} rows, one for each reward, got {len(flags)}")
+                raise ColumnLengthError(f"{name!r} must have {n} rows, one per reward, got {len(flags)}")
             read.append(flags)
     return read[0], read[0] | read[-1]
 
@@ -544,7 +545,7 @@ def _last(rows: RaggedRows, values: Any) -> npt.NDArray[np.float64]:
 
 
 def _like(rows: RaggedRows, elements: npt.NDArray[np.float64]) -> Any:
-    """Return elements in the rows of a column: in its dtype if that is one of floats, and on its device."""
+    """Return elements in the rows of a column, in its floating-point dtype and on its device."""
     flat = rows.flat
     if isinstance(flat, np.ndarray):
         cast: Any = elements.astype(flat.dtype, copy=False) if flat.dtype.kind == "f" else elements

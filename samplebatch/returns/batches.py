@@ -1,4 +1,4 @@
-"""Returns and advantages of batches and of buffers' slots, in Tianshou's words."""
+"""Returns and advantages of batches and buffer slots, with Tianshou's interface."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from samplebatch.returns.arrays import (
 
 
 def value_mask(buffer: Any, indices: npt.ArrayLike) -> Flags:
-    """Tell for slots of a buffer whether the observations they lead to have a value: all but terminated ones.
+    """Return whether the next observations of slots have a value: True except for terminated slots.
 
     >>> from types import SimpleNamespace
     >>> value_mask(SimpleNamespace(terminated=np.array([False, True])), [1, 0, 0])
@@ -46,40 +46,38 @@ def compute_episodic_return(
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
 ) -> tuple[Floats, Floats]:
-    """Estimate the returns and advantages of a batch's steps, by generalized advantage estimation.
+    """Estimate returns and advantages of a batch by generalized advantage estimation (arXiv:1506.02438).
 
     Parameters
     ----------
     batch
-        Steps in time order, one episode after the other: a `Batch`, a `SampleBatch` or a dict with rewards, terminated
-        and truncated under Tianshou's names or RLlib's.
+        Steps in time order, episode by episode: a `Batch`, a `SampleBatch` or a dict with rewards, terminated and
+        truncated flags under Tianshou's or RLlib's names.
     buffer, indices
-        The buffer that the batch comes from and its slots, such that the batch is `buffer[indices]`: the buffer knows
-        which of them end unfinished episodes. Without a buffer an episode ends where `eps_id` or `agent_index` changes,
-        if the batch has them, and with the last row.
+        Source buffer and slots, such that the batch is `buffer[indices]`; the buffer reports unfinished episodes.
+        Without a buffer, an episode ends where `eps_id` or `agent_index` (if present) changes, and with the last row.
     v_s_
-        Estimates for the next observations, n elements. None: they are worth 0, which needs a `gae_lambda` of 1.
+        Estimates for the next observations, n elements. None: zeros, which requires a `gae_lambda` of 1.
     v_s
-        Estimates for the observations, n elements. None: the estimates for the next observation of the row before
-        (the first row takes the last one's).
+        Estimates for the observations, n elements. None: `v_s_` of the previous row; the last row's for the first.
     gamma, gae_lambda
-        The discount of a step, and the decay of the estimate on top of it.
+        Discount per step, and decay of the estimates.
 
     Returns
     -------
     tuple
-        Returns, which are the advantages plus `v_s`, and advantages, of the shape of the rewards.
+        Returns (advantages plus `v_s`) and advantages, of the shape of the rewards.
 
     Raises
     ------
     ColumnLengthError, ColumnTypeError
-        As `gae` does.
+        As for `gae`.
     ColumnNotFoundError
         If the batch lacks rewards or flags.
     SequenceError
         If the batch is padded or time-major.
     ValueError
-        If there is no `v_s_`, and `gae_lambda` is not 1.
+        If `v_s_` is None and `gae_lambda` is not 1.
 
     Examples
     --------
@@ -158,37 +156,37 @@ def compute_nstep_return(
     gamma: float = 0.99,
     n_step: int = 1,
 ) -> Any:
-    """Add n-step targets to a batch, under the name `returns`.
+    """Add n-step targets to a batch as `returns`.
 
     Parameters
     ----------
     batch
-        A `Batch`, a `SampleBatch` or a dict of n rows. Without a buffer it must be as for `compute_episodic_return`.
+        A `Batch`, a `SampleBatch` or a dict of n rows. Without a buffer, as for `compute_episodic_return`.
     buffer, indices
-        The buffer that the batch comes from and its slots, shape (n,), such that the batch is `buffer[indices]`. None
-        and None: the batch itself holds the steps.
+        Source buffer and slots, shape (n,), such that the batch is `buffer[indices]`. None: the batch contains the
+        steps.
     target_q_fn
-        Takes the buffer, or the batch where there is none, and the slots or rows of the last step of each window, shape
-        (n,). Returns estimates for the observations after them, n rows of any shape: a tensor or an array.
+        Function of the buffer (or batch) and the slots (or rows) of each window's last step, shape (n,). Returns
+        estimates for the next observations, n rows of any shape: a tensor or an array.
     gamma
-        The discount of a step.
+        Discount per step.
     n_step
-        The most steps in a window, which the end of an episode and a ring's newest step cut short.
+        Maximum steps per window; an episode's end and a ring's newest step end a window early.
 
     Returns
     -------
     Batch, SampleBatch or dict
-        The batch itself: `returns` has shape (n, k) for k estimates a row, and the estimates' dtype and device. A
-        `weight` that the batch has becomes a tensor too if the estimates are one.
+        The batch itself: `returns` has shape (n, k) for k estimates per row, and the estimates' dtype and device. If
+        the estimates are tensors, a `weight` in the batch becomes a tensor as well.
 
     Raises
     ------
     ColumnLengthError
-        If batch, indices and estimates do not have as many rows; names them.
+        If batch, indices and estimates differ in length; names them.
     ColumnNotFoundError, ColumnTypeError, SequenceError
-        As `compute_episodic_return` does.
+        As for `compute_episodic_return`.
     ArgumentError
-        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
+        If `n_step` is not a positive integer, or `gamma` not in [0, 1].
 
     Examples
     --------
@@ -203,22 +201,22 @@ def compute_nstep_return(
         reward, over, ended = _steps(batch)
         _mark_changes(batch, ended)
         n = len(reward)
-        found = nstep_of_rings(reward, over, ended, np.array([0, n]), np.array([n - 1]), np.arange(n), n_step, gamma)
+        windows = nstep_of_rings(reward, over, ended, np.array([0, n]), np.array([n - 1]), np.arange(n), n_step, gamma)
     else:
         slots = _slots_of(batch, indices, len(batch))
         reward, edges, newest = buffer.rew, buffer.subbuffer_edges, buffer.last_index
-        found = nstep_of_rings(reward, buffer.terminated, buffer.done, edges, newest, slots, n_step, gamma)
-    returns, discount, last = found
+        windows = nstep_of_rings(reward, buffer.terminated, buffer.done, edges, newest, slots, n_step, gamma)
+    returns, discount, last = windows
     estimates = target_q_fn(batch if buffer is None else buffer, last)
     tensor = KINDS[type(estimates)] == TENSOR
     array = array_of(estimates) if tensor else np.asarray(estimates)
     n = len(last)
     if not array.ndim or len(array) != n:
-        raise ColumnLengthError(f"estimates must have {n} rows, one a window, got shape {array.shape}")
+        raise ColumnLengthError(f"estimates must have {n} rows, one per window, got shape {array.shape}")
     summed, following = returns.reshape(n, -1), array.reshape(n, -1)
     if summed.shape[1] not in (1, following.shape[1]):
         raise ColumnLengthError(
-            f"estimates must have {summed.shape[1]} values a row, as the rewards have, got {following.shape[1]}"
+            f"estimates must have {summed.shape[1]} values per row like the rewards, got {following.shape[1]}"
         )
     targets = summed + discount[:, None] * following
     if tensor:
@@ -231,21 +229,20 @@ def compute_nstep_return(
 
 
 def _column(batch: Any, name: str) -> Any:
-    """Return a batch's column by Tianshou's name or RLlib's, or None."""
-    for known in (name, names.TO_FLAT[name]):
-        if known in batch:
-            return batch[known]
+    for candidate in (name, names.TO_FLAT[name]):
+        if candidate in batch:
+            return batch[candidate]
     return None
 
 
 def _steps(batch: Any) -> tuple[Floats, Flags, Flags]:
-    """Return a batch's rewards, which of its steps are terminated, and in a new array which end an episode."""
+    """Return a batch's rewards, terminated flags, and a new array of flags of steps that end an episode."""
     for layout in ("zero_padded", "time_major"):
         if layout not in batch and getattr(batch, layout, False) is True:
-            raise SequenceError(f"steps must lie one after the other, got a batch that is {layout}")
+            raise SequenceError(f"steps must be contiguous rows, got a batch that is {layout}")
     rewards, terminated = _column(batch, "rew"), _column(batch, "terminated")
     if terminated is None:
-        # What an older interface calls done is that it is over.
+        # Older interfaces call terminated steps done.
         terminated = _column(batch, "done")
     for name, column in (("rew", rewards), ("terminated", terminated)):
         if column is None:
@@ -267,10 +264,10 @@ def _mark_ends(batch: Any, buffer: Any, indices: npt.ArrayLike | None) -> tuple[
 
 def _slots_of(batch: Any, indices: npt.ArrayLike | None, n: int) -> Indices:
     if indices is None:
-        raise ValueError("indices must say which slots of the buffer the batch has, got None")
+        raise ValueError("indices must be the slots of the batch in the buffer, got None")
     slots = np.ascontiguousarray(indices, np.intp)
     if slots.shape != (n,):
-        raise ColumnLengthError(f"indices must have {n} rows, one for each of the batch's, got shape {slots.shape}")
+        raise ColumnLengthError(f"indices must have {n} rows like the batch, got shape {slots.shape}")
     return slots
 
 
@@ -285,7 +282,7 @@ def _mark(ended: Flags, slots: Indices, unfinished: Indices) -> None:
 
 
 def _mark_changes(batch: Any, ended: Flags) -> None:
-    """Mark the rows after which another episode or agent begins, where a batch says which is which."""
+    """Mark the last row of each run of `eps_id` and `agent_index`."""
     for name in (names.EPS_ID, names.AGENT_INDEX):
         if name in batch:
             ids = np.asarray(batch[name])

@@ -78,14 +78,14 @@ def test_floating_point_columns_alone_are_cast(make: Callable[[], Any], floats: 
 def test_dtype_is_another_name_for_floats_of_a_flat_batch() -> None:
     assert dtypes(flat().to_torch(torch.float32)) == CAST
     assert dtypes(flat().to_torch(dtype="float32")) == CAST
-    with pytest.raises(ArgumentError, match="one of dtype and floats"):
+    with pytest.raises(ArgumentError, match="only one of dtype and floats"):
         flat().to_torch("float32", floats="float32")
 
 
 def test_dtype_of_a_nested_batch_is_for_all_values() -> None:
     tensors = Batch(a=[1, 2], b=[0.5, 1.5]).to_torch(dtype=torch.float32)
     assert tensors.a.dtype == tensors.b.dtype == torch.float32
-    with pytest.raises(ArgumentError, match="one of dtype, for all values, and floats"):
+    with pytest.raises(ArgumentError, match="only one of dtype, for all values, and floats"):
         Batch(a=[1]).to_torch(dtype=torch.float32, floats="float32")
 
 
@@ -111,7 +111,7 @@ def test_other_dtypes_are_refused(make: Callable[[], Any], floats: Any) -> None:
 def test_arrays_have_no_bfloat16(make: Callable[[], Any]) -> None:
     assert make().to_torch(floats="bfloat16")["rewards"].dtype == torch.bfloat16
     assert make().to_torch(floats="bfloat16").to_numpy()["rewards"].dtype == np.float32
-    with pytest.raises(ArgumentError, match="NumPy has no bfloat16"):
+    with pytest.raises(ArgumentError, match="floats must be a dtype of NumPy"):
         make().to_numpy(floats="bfloat16")
 
 
@@ -188,7 +188,7 @@ def test_minibatches_of_a_nested_batch_deal_out_every_row_once_an_epoch() -> Non
 @each_batch
 def test_wrong_arguments_of_minibatches_are_refused_at_once(make: Callable[[], Any]) -> None:
     for wrong, words in (
-        ({"prefetch": 2}, "prefetch must come with the device"),
+        ({"prefetch": 2}, "prefetch must be 0 without a device"),
         ({"prefetch": -1, "device": "cpu"}, "prefetch must be a whole number from 0"),
         ({"floats": "int8"}, "floats must be one of"),
     ):

@@ -87,7 +87,7 @@ def test_minibatches_come_as_tensors(prefetch: int) -> None:
     made = list(fill(ReplayBuffer(8)).minibatches(4, epochs=2, device="cpu", floats="float32", prefetch=prefetch))
     assert [(b.rew.tolist(), i.tolist()) for b, i in made] == [(b.rew.tolist(), i.tolist()) for b, i in plain]
     assert {b.rew.dtype for b, _ in made} == {torch.float32}
-    with pytest.raises(ArgumentError, match="prefetch must come with the device"):
+    with pytest.raises(ArgumentError, match="prefetch must be 0 without a device"):
         fill(ReplayBuffer(8)).minibatches(2, prefetch=2)
 
 
