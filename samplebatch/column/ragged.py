@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,7 +23,6 @@ from samplebatch.column.varying_rows import (
     arrow_offsets,
     element_type,
     gather,
-    join_pieces,
     offsets_of,
     uniform_layout,
 )
@@ -347,8 +345,6 @@ def _rows_dtype(rows: Sequence[Any], arrays: list[npt.NDArray[Any]], name: str) 
 _EXACT_INTEGERS = 2.0**53
 """Smaller integers are floats without loss."""
 
-_dtype_and_ndim = attrgetter("dtype", "ndim")
-
 
 def lay_rows(rows: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]] | None:
     """Lay rows of one dimension end to end.
@@ -386,16 +382,16 @@ def differ_in_length(rows: Sequence[Any]) -> bool:
 
 
 def _lay_arrays(rows: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]] | None:
-    forms = set(map(_dtype_and_ndim, rows))
-    if len(forms) > 1:
+    dtype = rows[0].dtype
+    if rows[0].ndim != 1 or dtype not in NUMBERS:
         return None
-    ((dtype, ndim),) = forms
-    if ndim != 1 or dtype not in NUMBERS:
+    try:
+        offsets = offsets_of(np.fromiter(map(len, rows), np.int64, len(rows)))
+        elements = memory.empty((int(offsets[-1]),), dtype)
+        # Refuses rows of another dtype or number of dimensions.
+        np.concatenate(rows, 0, elements, casting="no")
+    except (TypeError, ValueError):
         return None
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    offsets = offsets_of(lengths)
-    elements = memory.empty((int(offsets[-1]),), dtype)
-    join_pieces(rows, offsets, elements)
     return elements, offsets
 
 

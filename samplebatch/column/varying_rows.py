@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch.column import memory, threads
+from samplebatch.column import memory
 from samplebatch.column.interface import Column, Indices, resolve
 from samplebatch.column.types import storage_of
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
@@ -46,32 +45,12 @@ def gather(
     count = int(offsets[-1])
     out = memory.empty((count,), elements.dtype)
     if count > _LONG_ROW * len(lengths):
-        join_pieces(list(row_views(elements, starts, starts + lengths)), offsets, out)
+        np.concatenate(list(row_views(elements, starts, starts + lengths)), 0, out, casting="no")
     else:
         gathered = np.repeat(starts - offsets[:-1], lengths)
         gathered += np.arange(count)
         elements.take(gathered, 0, out, "clip")
     return out, offsets
-
-
-def join_pieces(rows: Sequence[npt.NDArray[Any]], offsets: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
-    """Copy flat rows of one dtype end to end into `out`, on two threads if they are large.
-
-    >>> out = np.empty(3, int)
-    >>> join_pieces([np.array([1, 2]), np.array([3])], np.array([0, 2, 3]), out)
-    >>> out
-    array([1, 2, 3])
-    """
-    if out.nbytes < threads.WORTHWHILE:
-        np.concatenate(rows, 0, out, casting="no")
-        return
-    jobs: list[threads.Job] = []
-    cuts = np.searchsorted(offsets, np.arange(0, len(out), threads.PIECE_NBYTES // out.itemsize)).tolist()
-    for first, last in zip(cuts, [*cuts[1:], len(rows)], strict=True):
-        if first < last:
-            part = out[offsets[first] : offsets[last]]
-            jobs.append((part.nbytes, partial(np.concatenate, rows[first:last], 0, part, casting="no")))
-    threads.share(jobs)
 
 
 def row_views(elements: Any, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> Iterator[Any]:
