@@ -6,6 +6,7 @@ import heapq
 import pickle
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -393,6 +394,76 @@ def group_python(_: Any, __: Any) -> Any:
     return call
 
 
+COLUMNS = (*NAMES, "uid")
+
+
+def six_columns(lib: Any, data: Any) -> Any:
+    """Add a column of integers to the rollouts."""
+    batch = our_batch(lib, data)
+    return batch.assign(uid=np.arange(1, ROWS_OF_BATCH + 1))
+
+
+def without_keys(result: Any) -> Any:
+    """Return the values of the columns that were put."""
+    return flat({name: result[name] for name in COLUMNS})
+
+
+class RowsOfService:
+    """Put and take of all rows, by a client and a service on this machine."""
+
+    def __init__(self, lib: Any, data: Any) -> None:
+        from samplebatch.service import ReplayServer, RowClient, RowTable
+
+        self._batch, self._calls = six_columns(lib, data), 0
+        self._server = ReplayServer([RowTable("rows", 2 * ROWS_OF_BATCH)]).start()
+        self._rows = RowClient(self._server.uri, "rows")
+
+    def __call__(self) -> Any:
+        self._calls += 1
+        self._rows.put(np.arange(ROWS_OF_BATCH) + self._calls * ROWS_OF_BATCH, self._batch)
+        return self._rows.take(ROWS_OF_BATCH, columns=COLUMNS)
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self._rows.close()
+            self._server.close()
+
+
+class RowsOfFlight:
+    """Put and get of the same bytes by Arrow Flight alone, which keeps them as they come."""
+
+    def __init__(self, data: Any) -> None:
+        from pyarrow import flight
+
+        import samplebatch
+
+        class Server(flight.FlightServerBase):
+            """Keeps one table."""
+
+            def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+                self.table = reader.read_all()
+
+            def do_get(self, context: Any, ticket: Any) -> Any:
+                return flight.RecordBatchStream(self.table)
+
+        self._table = six_columns(samplebatch, data).to_arrow()
+        self._batch, self._flight = samplebatch.SampleBatch, flight
+        self._server = Server("grpc://127.0.0.1:0")
+        self._client = flight.connect(f"grpc://127.0.0.1:{self._server.port}")
+
+    def __call__(self) -> Any:
+        writer, _ = self._client.do_put(self._flight.FlightDescriptor.for_path("rows"), self._table.schema)
+        writer.write_table(self._table)
+        writer.close()
+        table = self._client.do_get(self._flight.Ticket(b"rows")).read_all()
+        return self._batch.from_arrow(table)
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self._client.close()
+            self._server.shutdown()
+
+
 def tokens(name: str, *, view: Any = flat, traffic: bool = True, **ways: Way) -> Row:
     """Declare a row of work on the rollouts."""
     named = {who.replace("_", " "): way for who, way in ways.items()}
@@ -454,6 +525,7 @@ ROWS = [
             )
         ]
     ),
+    tokens("service", view=without_keys, ours=Way(RowsOfService), bare=Way(lambda _, data: RowsOfFlight(data))),
     tokens("gae", ours=Way(gae_ours), torch_padded=Way(gae_padded)),
     tokens("pack", view=None, ours=Way(pack_ours), python=Way(pack_python)),
     tokens("balance8", view=None, traffic=False, ours=Way(balance_ours), python=Way(balance_python)),
