@@ -461,7 +461,7 @@ class ReplayBuffer:
         device, floats
             As `sample` takes them.
         prefetch
-            Batches prepared ahead; on a GPU, copied from page-locked memory on a separate stream while the learner runs.
+            Batches prepared ahead; on a GPU, copied from page-locked memory on a separate stream meanwhile.
 
         Raises
         ------

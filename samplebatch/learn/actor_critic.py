@@ -39,13 +39,13 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
     Parameters
     ----------
     policy
-        The policy that is trained.
+        The trained policy.
     critic
         From observations to their values. One that is recurrent shares the actor's body, whose state is known.
     optim
-        The maker of the optimizer of both.
+        Optimizer factory for both.
     max_grad_norm
-        The largest L2 norm of gradients; None for no bound.
+        Maximum L2 norm of gradients; None for no clipping.
     gae_lambda, gamma
         The decay of advantages, and the discount of a step.
     max_batchsize
@@ -55,7 +55,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
     sequence_length
         The most steps of a sequence, for recurrent policies.
     allow_nonfinite
-        As `Algorithm` takes it.
+        See `Algorithm`.
 
     Raises
     ------
@@ -93,7 +93,6 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
 
     @torch.no_grad()
     def _add_returns_and_advantages(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
-        """Add the columns `v_s`, `returns` and `adv`: values, targets of the critic, and advantages."""
         values, next_values = [], []
         for rows in batch.split(self.max_batchsize, shuffle=False, merge_last=True):
             before = state_of(rows)
@@ -113,14 +112,12 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
     def _estimate(
         self, batch: Batch, buffer: ReplayBuffer, indices: Indices, values: Floats, next_values: Floats
     ) -> tuple[Floats, Floats]:
-        """Return targets of the critic and advantages of rows, from values before and after each step."""
         return self.compute_episodic_return(
             batch, buffer, indices, v_s_=next_values, v_s=values, gamma=self.gamma, gae_lambda=self.gae_lambda
         )
 
     @torch.no_grad()
     def _add_log_probabilities(self, batch: Batch) -> Batch:
-        """Add the column `logp_old`, the log-probabilities of the actions before the update."""
         found = [
             log_probability(self.policy.distribution(rows, state_of(rows))[0], rows.act)
             for rows in batch.split(self.max_batchsize, shuffle=False, merge_last=True)
@@ -138,7 +135,6 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
     # Minibatches
 
     def _evaluated(self, batch: Batch, batch_size: int | None) -> Evaluated:
-        """Go over all rows once, in random order."""
         if state_of(batch) is not None:
             yield from self._evaluated_sequences(batch, batch_size)
             return

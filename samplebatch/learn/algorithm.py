@@ -121,7 +121,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     Parameters
     ----------
     policy
-        The policy that is trained.
+        The trained policy.
     allow_nonfinite
         Whether updates continue if a loss is NaN or infinite, which makes weights NaN.
 
@@ -189,9 +189,9 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         module
             The module with the parameters.
         factory
-            The maker of the optimizer, and of the schedule of its learning rate if it has one.
+            Optimizer factory, with a learning-rate schedule if it has one.
         max_grad_norm
-            The largest L2 norm of all gradients together; None for no bound.
+            Maximum L2 norm of all gradients; None for no clipping.
         """
         require_factory(factory)
         optimizer, scheduler = factory.create_instances(module)
@@ -202,7 +202,6 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return self._optimizers[-1]
 
     def _add_lagged_network(self, source: nn.Module) -> LaggedNetwork:
-        """Make a copy of a network that follows it with each `_update_lagged_network_weights`."""
         self._lagged_networks.append(LaggedNetwork(source))
         return self._lagged_networks[-1]
 
@@ -256,7 +255,6 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         sample_size: int | None,
         update_with_batch: Callable[[Batch], TrainingStats],
     ) -> TrainingStats:
-        """Sample a batch and update the policy with it."""
 
         def update() -> TrainingStats:
             batch, indices = self._sample_batch(buffer, sample_size)
@@ -311,7 +309,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
     @abstractmethod
     def create_trainer(self, params: Any) -> Trainer[Any]:
-        """Make the trainer that runs such an algorithm.
+        """Create the trainer of the algorithm.
 
         Parameters
         ----------
@@ -321,7 +319,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         """
 
     def run_training(self, params: Any) -> InfoStats:
-        """Train with the trainer that `create_trainer` makes, and return its report."""
+        """Train with the trainer of `create_trainer`, and return its report."""
         return self.create_trainer(params).run()
 
     # State
@@ -382,7 +380,6 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
 
 def _nonfinite_columns(batch: Any, path: str = "") -> Iterator[str]:
-    """Yield the names of the columns of a batch with values that are NaN or infinite."""
     for name, value in batch.items():
         if hasattr(value, "items"):
             yield from _nonfinite_columns(value, f"{path}{name}.")
@@ -428,7 +425,7 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
     allows_stale_steps: bool = False
 
     def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
-        """Make the trainer that runs such an algorithm."""
+        """Create the trainer of the algorithm."""
         return OnPolicyTrainer(self, params)
 
     def update(self, buffer: Any, batch_size: int | None = None, repeat: int = 1) -> TrainingStats:
@@ -485,8 +482,6 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
 
 
 class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
-    """An update rule that learns from rows drawn from a buffer."""
-
     def update(self, buffer: Any, sample_size: int | None = None) -> TrainingStats:
         """Update the policy with rows drawn from a buffer, or with all rows of a batch.
 
@@ -530,7 +525,7 @@ class OffPolicyAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
     """An update rule that learns from samples of a replay buffer, while more steps are collected."""
 
     def create_trainer(self, params: OffPolicyTrainerParams) -> OffPolicyTrainer:
-        """Make the trainer that runs such an algorithm."""
+        """Create the trainer of the algorithm."""
         return OffPolicyTrainer(self, params)
 
 
@@ -554,5 +549,5 @@ class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
         return open_source(buffer)
 
     def create_trainer(self, params: OfflineTrainerParams) -> OfflineTrainer:
-        """Make the trainer that runs such an algorithm."""
+        """Create the trainer of the algorithm."""
         return OfflineTrainer(self, params)

@@ -25,7 +25,7 @@ class ImitationPolicy(Policy):
     actor
         From observations to the logits of discrete actions, or to continuous actions themselves.
     action_space, **options
-        As `Policy` takes them. With `action_scaling`, continuous actions of the environment's unit are learned in
+        See `Policy`. With `action_scaling`, continuous actions of the environment's unit are learned in
         [-1, 1]. Without it, actions are learned as they are stored: those in the units of the space need an
         `action_bound_method` of None.
 
@@ -71,11 +71,11 @@ class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
     Parameters
     ----------
     policy
-        The policy that is trained.
+        The trained policy.
     optim
-        The maker of the optimizer.
+        Optimizer factory.
     allow_nonfinite
-        As `Algorithm` takes it.
+        See `Algorithm`.
     """
 
     def __init__(self, *, policy: ImitationPolicy, optim: OptimizerFactory, allow_nonfinite: bool = False) -> None:

@@ -160,12 +160,10 @@ def _encode(value: Any) -> Any:
 
 
 def _is_plain_key(key: Any) -> bool:
-    """Return whether a key consists of strings and whole numbers, in a tuple or alone."""
     return type(key) in (str, int) or (type(key) is tuple and all(map(_is_plain_key, key)))
 
 
 def _decode(value: Any, *, allow_pickle: bool = False) -> Any:
-    """Decode a state that `_encode` made."""
     if isinstance(value, list | tuple):
         return type(value)([_decode(own, allow_pickle=allow_pickle) for own in value])
     if not isinstance(value, dict):

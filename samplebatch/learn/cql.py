@@ -62,7 +62,7 @@ class CQL(SoftActorCritic, OfflineAlgorithm[SACPolicy]):
     Parameters
     ----------
     policy, policy_optim, **options
-        As `SAC` takes them.
+        See `SAC`.
     cql_alpha_lr
         The learning rate of the Lagrange multiplier.
     cql_weight
@@ -211,5 +211,4 @@ class CQL(SoftActorCritic, OfflineAlgorithm[SACPolicy]):
 
 
 def _repeat(obs: Any, n: int, k: int) -> Any:
-    """Repeat each of n observations k times: a tensor's rows, or those of all parts of a batch."""
     return obs[np.repeat(np.arange(n), k)]

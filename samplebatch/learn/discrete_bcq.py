@@ -31,14 +31,14 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
     unlikely_action_threshold
         How likely an action must be, in parts of the likeliest one, from 0 (all are) to below 1.
     **options
-        As of `DiscreteQLearningPolicy`: `action_space`, `observation_space` and `eps_inference`.
+        See `DiscreteQLearningPolicy`: `action_space`, `observation_space` and `eps_inference`.
 
     Raises
     ------
     ArgumentError
         If the threshold is out of its range.
     PolicySpecError
-        If actions are not Discrete.
+        If the action space is not Discrete.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
         Parameters
         ----------
         batch, state
-            As `Policy.forward` takes them.
+            See `Policy.forward`.
         model
             The network of values to ask; None for the policy's own.
         """
@@ -88,22 +88,22 @@ class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
     Parameters
     ----------
     policy
-        The policy that is trained.
+        The trained policy.
     optim
-        The maker of the optimizer of both networks.
+        Optimizer factory for both networks.
     gamma, n_step_return_horizon
-        The discount of a step, and the most steps whose rewards are summed before the estimate.
+        Discount per step, and maximum number of rewards summed before the bootstrap value.
     target_update_freq
         Updates between copies to the target network.
     imitation_logits_penalty
         The weight of the mean square of the imitator's logits.
     allow_nonfinite
-        As `Algorithm` takes it.
+        See `Algorithm`.
 
     Raises
     ------
     ArgumentError
-        If a number is out of its range.
+        If a number is out of range.
     """
 
     def __init__(

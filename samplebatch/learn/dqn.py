@@ -43,7 +43,7 @@ class DiscreteQLearningPolicy(Policy):
     Raises
     ------
     PolicySpecError
-        If actions are not Discrete.
+        If the action space is not Discrete.
 
     Examples
     --------
@@ -138,11 +138,11 @@ class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
     Parameters
     ----------
     policy
-        The policy that is trained.
+        The trained policy.
     optim
-        The maker of the optimizer.
+        Optimizer factory.
     gamma, n_step_return_horizon
-        The discount of a step, and the most steps whose rewards are summed before the estimate.
+        Discount per step, and maximum number of rewards summed before the bootstrap value.
     target_update_freq
         Updates between copies to the target network; 0 for no such network.
     is_double
@@ -150,14 +150,14 @@ class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
     huber_loss_delta
         Where the loss turns from squares to absolute errors; None for squares alone.
     max_grad_norm
-        The largest L2 norm of gradients; None for no bound.
+        Maximum L2 norm of gradients; None for no clipping.
     allow_nonfinite
-        As `Algorithm` takes it.
+        See `Algorithm`.
 
     Raises
     ------
     ArgumentError
-        If an argument is out of its range.
+        If an argument is out of range.
     """
 
     def __init__(

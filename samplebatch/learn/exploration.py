@@ -22,19 +22,19 @@ class BaseNoise(ABC):
 
     @abstractmethod
     def __call__(self, size: Sequence[int]) -> Floats:
-        """Draw noise of a shape."""
+        """Return noise of a given shape."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Start again, as at the beginning of an episode."""
+        """Reset to the state at the start of an episode."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the noise carries from draw to draw."""
+        """Return the state between draws."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the state of such a noise."""
+        """Restore a state from `state_dict`."""
 
 
 class GaussianNoise(BaseNoise):
@@ -63,7 +63,7 @@ class GaussianNoise(BaseNoise):
         self.mu, self.sigma = mu, sigma
 
     def __call__(self, size: Sequence[int]) -> Floats:
-        """Draw noise of a shape."""
+        """Return noise of a given shape."""
         return self.mu + self.sigma * _standard_normal(size)
 
     def reset(self) -> None:

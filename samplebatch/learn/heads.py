@@ -392,7 +392,7 @@ class JointCritic(nn.Module):
     observation_spaces
         The space of each agent's observations, by `agent_index`: in the order of the environment's `possible_agents`.
     hidden_sizes, activation
-        As of `MLP`.
+        See `MLP`.
 
     Examples
     --------

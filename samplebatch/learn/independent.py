@@ -167,7 +167,6 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
     def _update_each(
         self, parts: Mapping[PolicyID, Any], update: Callable[[Any, Any], TrainingStats]
     ) -> MultiAgentTrainingStats:
-        """Update each policy that has steps with its buffer or batch."""
         filled = {policy_id: (self.get_algorithm(policy_id), rows) for policy_id, rows in parts.items() if len(rows)}
         require_steps(len(filled))
         stats = {policy_id: update(algorithm, rows) for policy_id, (algorithm, rows) in filled.items()}
@@ -207,7 +206,7 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     """
 
     def create_trainer(self, params: OffPolicyTrainerParams) -> OffPolicyTrainer:
-        """Make the trainer that runs such an algorithm."""
+        """Create the trainer of the algorithm."""
         return OffPolicyTrainer(self, params)
 
     def update(
@@ -250,7 +249,7 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
     """
 
     def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
-        """Make the trainer that runs such an algorithm."""
+        """Create the trainer of the algorithm."""
         return OnPolicyTrainer(self, params)
 
     def update(
@@ -283,7 +282,6 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
 
 
 def _buffers_of(buffer: Any, size: Any) -> Mapping[PolicyID, ReplayBuffer]:
-    """Return the replay buffers of each policy."""
     if not isinstance(buffer, MultiAgentReplayBuffer):
         if not isinstance(buffer, SampleBatch | ReplayBuffer):
             require_source(buffer, size)

@@ -54,13 +54,13 @@ class MAPPO(OnPolicyAlgorithm[Any]):
     optim
         The maker of the two optimizers, of policies and of the critic.
     eps_clip, ent_coef, gae_lambda, gamma
-        As of `PPO`.
+        See `PPO`.
     huber_loss_delta
         Where the critic's loss turns from squares to absolute errors.
     max_grad_norm
         The largest L2 norm of gradients, of policies and of the critic; None for no bound.
     allow_nonfinite
-        As `Algorithm` takes it.
+        See `Algorithm`.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         batch_size
             Environment steps of a minibatch, None for all.
         repeat
-            How often to go over the steps.
+            Passes over the steps.
 
         Raises
         ------
@@ -141,7 +141,6 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         return self._run_update(update)
 
     def _in_policy_units(self, batch: MultiAgentBatch) -> MultiAgentBatch:
-        """Return rows with the actions of each policy in its unit."""
         made = {}
         for policy_id, rows in batch.policy_batches.items():
             own = node(Batch, {"act": rows[names.ACTIONS]})
@@ -225,7 +224,6 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         return -torch.cat(gains).mean(), torch.cat(entropies).mean(), torch.cat(changes).mean()
 
     def _critic_loss(self, part: MultiAgentBatch[torch.Tensor]) -> torch.Tensor:
-        """Return the error of the values of all agents at the environment steps of a minibatch."""
         rows = list(part.items())
         _, step = torch.unique(torch.cat([own[_ENV_STEP] for _, own in rows]), return_inverse=True)
         steps = step.split([own.count for _, own in rows])

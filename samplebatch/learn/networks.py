@@ -98,7 +98,7 @@ FOR_SPACE = "the class method for_space takes a space"
 
 
 def ask(network: nn.Module, obs: Any, state: Any = None) -> tuple[Any, Any]:
-    """Ask a network, recurrent or not, and return its output and its state; None for the state of one that has none.
+    """Call a network and return its output and its state, None without one.
 
     A state is given to networks that have a parameter of that name, or take any number of arguments.
 
@@ -599,7 +599,7 @@ def _flatten(space: Space, obs: Any) -> torch.Tensor:
 
 
 class LaggedNetwork(nn.Module):
-    """A copy of a network that follows it when told to, for targets; it is never trained itself.
+    """Target network: a copy that follows its source and is never trained.
 
     It is always in evaluation mode, and its parameters need no gradients.
 
@@ -637,7 +637,7 @@ class LaggedNetwork(nn.Module):
         self._source = (source,)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask the copy."""
+        """Call the copy."""
         return self.module(*args, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
@@ -645,7 +645,7 @@ class LaggedNetwork(nn.Module):
         return self
 
     def follow(self, tau: float = 1.0) -> None:
-        """Move the parameters towards those of the source: `tau * source + (1 - tau) * own`.
+        """Move the parameters towards the source's: `tau * source + (1 - tau) * own`.
 
         Buffers, such as the running means of batch normalization, are copied.
 
@@ -657,7 +657,7 @@ class LaggedNetwork(nn.Module):
         Raises
         ------
         ArgumentError
-            If it is no number from 0 to 1.
+            If it is not between 0 and 1.
         """
         follow([self], tau)
 

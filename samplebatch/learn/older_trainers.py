@@ -164,7 +164,6 @@ _IGNORED = ("log_interval",)
 def _common(
     test_collector: Any, max_epoch: int, step_per_epoch: int, episode_per_test: Any, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the parameters that both trainers have."""
     save: Callable[[Any], None] | None = options.pop("save_fn", None) or options.pop("save_best_fn", None)
     writer = options.pop("writer", None)
     if writer is not None:
@@ -181,7 +180,6 @@ def _common(
 
 
 def _algorithm_of(policy: Any) -> Any:
-    """Return the algorithm, also of a policy that an algorithm trains."""
     algorithm = getattr(policy, "_learner", (policy,))[0]
     if not callable(getattr(algorithm, "update", None)):
         raise ArgumentError(

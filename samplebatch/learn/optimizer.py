@@ -16,15 +16,15 @@ from samplebatch.errors import ArgumentError, NonFiniteLossError
 
 
 class LRSchedulerFactory(ABC):
-    """A maker of learning-rate schedules for the optimizers of an algorithm."""
+    """Base of factories of learning-rate schedules."""
 
     @abstractmethod
     def create_scheduler(self, optim: torch.optim.Optimizer) -> LRScheduler:
-        """Make the schedule of an optimizer. It is stepped once an update of the algorithm."""
+        """Create the schedule of an optimizer. It is stepped once an update of the algorithm."""
 
 
 class LRSchedulerFactoryLinear(LRSchedulerFactory):
-    """A maker of learning-rate schedules that fall linearly to 0 over a training run.
+    """Factory of learning-rate schedules that decay linearly to 0 over a training run.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class LRSchedulerFactoryLinear(LRSchedulerFactory):
         self.max_updates = max_epochs * math.ceil(epoch_num_steps / collection_step_num_env_steps)
 
     def create_scheduler(self, optim: torch.optim.Optimizer) -> LRScheduler:
-        """Make the schedule of an optimizer."""
+        """Create the schedule of an optimizer."""
         return LambdaLR(optim, self.factor)
 
     def factor(self, update: int) -> float:
@@ -64,7 +64,7 @@ class LRSchedulerFactoryLinear(LRSchedulerFactory):
 
 
 class OptimizerFactory(ABC):
-    """A maker of optimizers, given to algorithms in place of one, since they know the parameters."""
+    """Base of optimizer factories; algorithms pass their parameters to one."""
 
     lr_scheduler_factory: LRSchedulerFactory | None = None
 
@@ -105,7 +105,7 @@ def _path(optimizer: type) -> str:
 
 
 class TorchOptimizerFactory(OptimizerFactory):
-    """A maker of torch optimizers of any class.
+    """Factory of torch optimizers of any class.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class TorchOptimizerFactory(OptimizerFactory):
 
 
 class AdamOptimizerFactory(TorchOptimizerFactory):
-    """A maker of Adam optimizers (arXiv:1412.6980), in torch's fused form where the parameters allow it.
+    """Factory of Adam optimizers (arXiv:1412.6980), in torch's fused form where the parameters allow it.
 
     Raises
     ------
@@ -156,7 +156,7 @@ class AdamOptimizerFactory(TorchOptimizerFactory):
 
 
 class RMSpropOptimizerFactory(TorchOptimizerFactory):
-    """A maker of RMSprop optimizers.
+    """Factory of RMSprop optimizers.
 
     Raises
     ------
@@ -224,7 +224,7 @@ class Optimizer:
         loss
             A single number.
         retain_graph, create_graph
-            As `torch.Tensor.backward` takes them.
+            See `torch.Tensor.backward`.
 
         Raises
         ------
@@ -234,7 +234,7 @@ class Optimizer:
         descend([(self, loss)], retain_graph, create_graph)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the torch optimizer."""
+        """Return the torch optimizer's state."""
         return self.optim.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -253,7 +253,7 @@ def descend(
         Optimizers and their losses, single numbers. No loss may depend on the parameters of another's optimizer: its
         gradients would be added to those of that loss.
     retain_graph, create_graph
-        As `torch.Tensor.backward` takes them.
+        See `torch.Tensor.backward`.
 
     Raises
     ------

@@ -442,7 +442,6 @@ def torch_train_mode(module: nn.Module, enabled: bool = True) -> Iterator[None]:
 
 
 def _tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return an array, or a batch of arrays, as tensors: floats in a dtype, others in their own."""
     if KINDS[type(values)] == NODE:
         return node(Batch, {name: _tensors(part, device, dtype) for name, part in values.__dict__.items()})
     tensor = values.to(device) if isinstance(values, torch.Tensor) else to_torch(values, device=device)
@@ -479,7 +478,7 @@ class ProbabilisticActorPolicy(Policy):
     deterministic_eval
         Whether the most likely action is taken outside of training steps.
     action_space, observation_space, action_scaling, action_bound_method
-        As of `Policy`. Actions of a Box with bounds are scaled by default.
+        See `Policy`. Actions of a Box with bounds are scaled by default.
 
     Examples
     --------
@@ -576,7 +575,7 @@ class DiscreteActorPolicy(ProbabilisticActorPolicy):
     Raises
     ------
     PolicySpecError
-        If actions are not Discrete.
+        If the action space is not Discrete.
     """
 
     _action_spaces = spaces.Discrete

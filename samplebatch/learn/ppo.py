@@ -31,7 +31,7 @@ class ActorCriticTrainingStats(TrainingStats):
     loss, actor_loss, vf_loss, ent_loss
         The loss, and its parts: the actor's, the critic's, and the entropy.
     approx_kl
-        How far the policy went from the one that collected, by an estimate of the KL divergence.
+        Estimated KL divergence from the behaviour policy.
     gradient_steps
         How many there were.
     """
@@ -50,7 +50,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
     Parameters
     ----------
     policy, critic, optim, **options
-        As of `ActorCriticOnPolicyAlgorithm`.
+        See `ActorCriticOnPolicyAlgorithm`.
     eps_clip
         How far the ratio of new to old probability of an action may be from 1 and still count.
     dual_clip
@@ -69,7 +69,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
     Raises
     ------
     ArgumentError
-        If an argument is out of its range.
+        If an argument is out of range.
     """
 
     def __init__(

@@ -38,17 +38,17 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
     Parameters
     ----------
     policy
-        The policy that is trained.
+        The trained policy.
     gamma
         The discount of a step.
     return_standardization
         Whether returns are standardized by the mean and standard deviation of all so far.
     optim
-        The maker of the optimizer.
+        Optimizer factory.
     max_grad_norm
-        The largest L2 norm of gradients; None for no bound.
+        Maximum L2 norm of gradients; None for no clipping.
     allow_nonfinite
-        As `Algorithm` takes it.
+        See `Algorithm`.
 
     Raises
     ------

@@ -33,14 +33,14 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
     actor
         From observations to a pair of means and standard deviations, and the state: `((loc, scale), state)`.
     action_space, **options
-        As `ContinuousPolicyWithExplorationNoise` takes them. The policy explores without noise, too.
+        See `ContinuousPolicyWithExplorationNoise`. The policy explores without noise, too.
     deterministic_eval
         Whether the most likely action before squashing is taken outside of training steps, where others are drawn.
 
     Raises
     ------
     PolicySpecError
-        If actions are no Box.
+        If the action space is not a Box.
     """
 
     def __init__(
@@ -185,16 +185,16 @@ class SoftActorCritic(TwinCritics[SACPolicy]):
     Parameters
     ----------
     policy, policy_optim, **options
-        As `TwinCritics` takes them.
+        See `TwinCritics`.
     alpha
         The temperature: the weight of entropy beside rewards, fixed or an `AutoAlpha` that learns it.
 
     Raises
     ------
     ArgumentError
-        If a number is out of its range.
+        If a number is out of range.
     PolicySpecError
-        If the policy's actions are no Box.
+        If the policy's action space is not a Box.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""TD3: a deterministic policy that climbs one of two critics (Fujimoto et al., arXiv:1802.09477)."""
+"""TD3: deterministic policy gradient with clipped double Q-learning (Fujimoto et al., arXiv:1802.09477)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
     actor
         From observations to actions, in [-1, 1] if they are to be scaled to the space.
     action_space, **options
-        As `ContinuousPolicyWithExplorationNoise` takes them.
+        See `ContinuousPolicyWithExplorationNoise`.
 
     Raises
     ------
     PolicySpecError
-        If actions are no Box.
+        If the action space is not a Box.
 
     Examples
     --------
@@ -49,9 +49,9 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
         Parameters
         ----------
         batch, state
-            As `Policy.forward` takes them.
+            See `Policy.forward`.
         model
-            The network to ask; None for the policy's own.
+            The network that is evaluated; None for the policy's own.
         """
         obs, _ = self.observations(batch)
         act, state = ask(self.actor if model is None else model, obs, state)
@@ -77,7 +77,7 @@ class TD3(TwinCritics[ContinuousDeterministicPolicy], OffPolicyAlgorithm[Continu
     Parameters
     ----------
     policy, policy_optim, **options
-        As `TwinCritics` takes them.
+        See `TwinCritics`.
     policy_noise, noise_clip
         The standard deviation of the noise on the actions of targets, and its largest value; 0 for no bound.
     update_actor_freq
@@ -86,9 +86,9 @@ class TD3(TwinCritics[ContinuousDeterministicPolicy], OffPolicyAlgorithm[Continu
     Raises
     ------
     ArgumentError
-        If a number is out of its range.
+        If a number is out of range.
     PolicySpecError
-        If the policy's actions are no Box.
+        If the policy's action space is not a Box.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ class TrainerParams:
     multi_agent_return_reduction
         Makes one return of each episode from the array of returns; for rewards of several parts or agents.
     logger
-        A logger, or several, to tell figures to; Tianshou's can be given, too.
+        One or several loggers, also Tianshou's.
     allow_nonfinite
         Whether to continue if a loss is NaN or infinite. By default the training stops there, unless the algorithm
         allows it.
@@ -166,8 +166,7 @@ class OnlineTrainerParams(TrainerParams):
     Attributes
     ----------
     training_collector
-        Who collects: a collector with a buffer, or `RolloutWorkers` with a buffer, which get the newest weights before
-        they collect.
+        Collector or `RolloutWorkers` with a buffer; workers get the newest weights before each collection.
     collection_step_num_env_steps
         Environment steps to collect before each update, as `collect(n_step=...)` counts them.
     collection_step_num_episodes
@@ -425,7 +424,7 @@ class TrainingCounters:
         return vars(self).copy()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from those of another training."""
+        """Restore counters from `state_dict`."""
         vars(self).update(state)
 
     def info(self, train_step: int) -> InfoStats:
@@ -521,7 +520,7 @@ class Trainer(ABC, Generic[ParamsT]):
         Parameters
         ----------
         reset_collectors, reset_collector_buffers
-            As `reset` takes them.
+            See `reset`.
 
         Returns
         -------
@@ -620,7 +619,6 @@ class Trainer(ABC, Generic[ParamsT]):
         )
 
     def _train(self) -> TrainingStep:
-        """Take one training step, and count it."""
         counters = self.counters
         counters.update_step += 1
         with policy_within_training_step(self.algorithm.policy):
@@ -666,7 +664,6 @@ class Trainer(ABC, Generic[ParamsT]):
     # Tests
 
     def _test(self, when: str, *, is_first: bool = False) -> CollectStats[Any]:
-        """Play test episodes, and keep the policy if it is the best so far."""
         params, counters = self.params, self.counters
         began = time.monotonic()
         params.test_collector.reset(reset_stats=False)
@@ -699,7 +696,6 @@ class Trainer(ABC, Generic[ParamsT]):
         return self.params.stop_fn is not None and bool(self.params.stop_fn(score))
 
     def _reduce(self, stats: CollectStats[Any]) -> CollectStats[Any]:
-        """Give each episode one return, where the parameters say how."""
         if self.params.multi_agent_return_reduction is None or not stats.n_collected_episodes:
             return stats
         returns = self.params.multi_agent_return_reduction(stats.returns)
@@ -708,7 +704,6 @@ class Trainer(ABC, Generic[ParamsT]):
     # Figures
 
     def _log(self, method: str, stats: Any, step: int) -> None:
-        """Tell the loggers, if there are any, the figures of a report."""
         if self.params.loggers:
             figures = figures_of(stats)
             for logger in self.params.loggers:
@@ -730,7 +725,6 @@ class Trainer(ABC, Generic[ParamsT]):
         self._log("log_update_data", stats, self.counters.update_step)
 
     def _shown(self, step: TrainingStep) -> dict[str, Any]:
-        """Return the figures that matter, for the display."""
         losses = {} if step.training_stats is None else step.training_stats.smoothed_loss
         shown: dict[str, Any] = {"updates": self.counters.update_step}
         if step.collect_stats is not None:
@@ -857,13 +851,11 @@ class OnlineTrainer(Trainer[OnlineParamsT]):
         return self._reduce(stats)
 
     def _is_last(self, stats: CollectStats[Any]) -> bool:
-        """Tell whether training ends with the steps of a report."""
         counters, params = self.counters, self.params
         steps = (counters.epoch_steps or 0) + stats.n_collected_steps
         return counters.epoch >= params.max_epochs and steps >= params.epoch_num_steps
 
     def _passes_test(self, stats: CollectStats[Any]) -> bool:
-        """Test at once, if the episodes that ended are good enough; tell whether the test is as well."""
         if not stats.n_collected_episodes or not self._is_enough(self._score(stats)):
             return False
         with policy_within_training_step(self.algorithm.policy, enabled=False):

@@ -32,7 +32,7 @@ class ContinuousPolicyWithExplorationNoise(Policy):
     exploration_noise
         Makes noise of a shape; `"default"` for normal noise with a standard deviation of 0.1; None for none.
     action_space, action_scaling, **options
-        As `Policy` takes them; actions are a Box, and scaled by default.
+        See `Policy`; actions are a Box, and scaled by default.
 
     Raises
     ------
@@ -97,18 +97,18 @@ class TwinCritics(Algorithm[PolicyT], ABC):
     tau
         How far lagged networks move towards their sources at a time, from 0 to 1.
     gamma, n_step_return_horizon
-        The discount of a step, and the most steps whose rewards are summed before the estimate.
+        Discount per step, and maximum number of rewards summed before the bootstrap value.
     max_grad_norm
-        The largest L2 norm of a critic's gradients; None for no bound.
+        Maximum L2 norm of a critic's gradients; None for no clipping.
     allow_nonfinite
-        As `Algorithm` takes it.
+        See `Algorithm`.
 
     Raises
     ------
     ArgumentError
-        If a number is out of its range.
+        If a number is out of range.
     PolicySpecError
-        If the policy's actions are no Box.
+        If the policy's action space is not a Box.
     """
 
     def __init__(
@@ -155,7 +155,6 @@ class TwinCritics(Algorithm[PolicyT], ABC):
         """Estimate the values of the observations after the last steps of windows, shape (n,)."""
 
     def _smaller_target(self, obs: Any, act: torch.Tensor) -> torch.Tensor:
-        """Return the smaller estimate of the lagged critics, shape (n,)."""
         smaller: torch.Tensor = torch.min(self.critic_old(obs, act), self.critic2_old(obs, act))
         return smaller.flatten()
 

@@ -1,1 +1,1 @@
-"""Loggers: told the figures of a training, which they show, send or write down."""
+"""Loggers of training figures."""

@@ -1,4 +1,4 @@
-"""Loggers: where trainers report their figures, in files, in services and in the terminal."""
+"""Loggers of training figures for files, services and the terminal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def short(value: Any) -> str:
-    """Write a figure in few characters.
+    """Format a figure in few characters.
 
     >>> short(12345), short(0.25), short(float("nan"))
     ('12345', '0.25', 'nan')
@@ -99,11 +99,11 @@ class RecentMeans:
         return sum(own) / len(own) if own else 0.0
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return the values that means are taken of, for `load_state_dict`."""
+        """Return the recent values, for `load_state_dict`."""
         return {name: list(own) for name, own in self.values.items()}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
-        """Go on with the values of another training."""
+        """Restore values from `state_dict`."""
         self.values = {name: deque(own, maxlen=_WINDOW) for name, own in state.items()}
 
 
@@ -177,19 +177,19 @@ class Logger(ABC):
         """
 
     def log_training_data(self, log_data: Mapping[str, Any], step: int) -> None:
-        """Tell the figures of collecting."""
+        """Log the figures of a collection."""
         self._tell("training", log_data, step)
 
     def log_test_data(self, log_data: Mapping[str, Any], step: int) -> None:
-        """Tell the figures of a test."""
+        """Log the figures of a test."""
         self._tell("test", log_data, step)
 
     def log_update_data(self, log_data: Mapping[str, Any], step: int) -> None:
-        """Tell the figures of an update."""
+        """Log the figures of an update."""
         self._tell("update", log_data, step)
 
     def log_info_data(self, log_data: Mapping[str, Any], step: int) -> None:
-        """Tell the figures of the whole training, once an epoch."""
+        """Log the figures of the training, once per epoch."""
         self._tell("info", log_data, step)
 
     def save_data(
@@ -236,20 +236,20 @@ class Logger(ABC):
             self.write(f"{scope}/{UNITS[scope]}", step, flat_figures(figures))
 
     def flush(self) -> None:
-        """Bring all that was written to where it lasts."""
+        """Write all pending figures to storage."""
         return None
 
     def finalize(self) -> None:
-        """End the log."""
+        """Close the log."""
         self.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the log, for checkpoints; all before it lasts."""
+        """Flush, and return the state of the log for checkpoints."""
         self.flush()
         return {"last_steps": dict(self._last_steps)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the log of a training that is resumed."""
+        """Restore the state of a resumed training's log."""
         self._last_steps = dict(state["last_steps"])
 
 
@@ -386,13 +386,13 @@ class Display:
         self._verbose = verbose
 
     def begin(self, epoch: int, done: int, total: int) -> None:
-        """Begin to show an epoch."""
+        """Start the display of an epoch."""
 
     def advance(self, done: int, figures: Mapping[str, Any]) -> None:
         """Show how many steps of the epoch are done, and its newest figures."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
     def say(self, line: str) -> None:
         """Print a line."""
@@ -438,7 +438,7 @@ class Bar(Display):
 
 
 def make_display(*, verbose: bool, show_progress: bool) -> Display:
-    """Make a bar if it is wanted and can be seen, else plain lines."""
+    """Return a progress bar on a terminal if requested, plain lines otherwise."""
     if show_progress and sys.stdout.isatty() and find_spec("rich") is not None:
         return Bar(verbose=verbose)
     return Display(verbose=verbose)

@@ -77,7 +77,7 @@ class TrainingLog(Logger):
         return int(env_steps.steps[-1]), int(env_steps.values[-1]), int(updates.values[-1])
 
     def flush(self) -> None:
-        """Append the rows that wait to the dataset."""
+        """Append pending rows to the dataset."""
         self._flushed_s = time.monotonic()
         if self._waiting:
             columns: dict[str, Any] = dict(zip(COLUMNS, map(list, zip(*self._waiting, strict=True)), strict=True))
@@ -87,17 +87,17 @@ class TrainingLog(Logger):
             self._waiting = []
 
     def finalize(self) -> None:
-        """Append the rest, and join the many small files."""
+        """Append pending rows and compact the dataset."""
         self.flush()
         if self._dataset.parts():
             self._dataset.compact()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many figures there are."""
+        """Return the number of figures."""
         return super().state_dict() | {"rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the figures of a checkpoint; those after them are told again."""
+        """Continue after the figures of a checkpoint; later ones are logged again."""
         super().load_state_dict(state)
         self._rows, self._waiting = state["rows"], []
 
@@ -119,7 +119,7 @@ class LearningCurve(NamedTuple):
 
 
 def is_log(batch: object) -> TypeGuard[SampleBatch]:
-    """Tell whether a batch has the columns of a log."""
+    """Return whether a batch has the columns of a log."""
     return isinstance(batch, SampleBatch) and set(COLUMNS) <= set(batch.column_names)
 
 

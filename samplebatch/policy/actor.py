@@ -221,7 +221,6 @@ class Actor:
                 )
 
     def _check(self, leaves: Sequence[Leaf], *, mapped: bool) -> None:
-        """Refuse actions that are no real numbers where the space has numbers, or not of its shape once mapped."""
         for leaf, shape, name in zip(leaves, self._shapes, self._action_names, strict=True):
             if shape is None:
                 continue

@@ -436,7 +436,6 @@ def _stack(groups: Sequence[AgentGroup], layout: SpaceLayout) -> list[Leaf]:
 
 
 def _wrong_shape(groups: Sequence[AgentGroup], shape: tuple[int, ...]) -> SampleBatchError:
-    """Word the error for the first observation that has not the shape of its space."""
     group, agent, found = next(
         (group, agent, np.shape(value))
         for group in groups

@@ -110,7 +110,6 @@ def read_signature(policy: Any, takes: Argument | Sequence[Argument] | None = No
 
 
 def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """List the parameters of a function; None where Python cannot tell."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -130,7 +129,6 @@ def _as_words(takes: Any) -> tuple[str, ...] | None:
 
 
 def _first_of(parameter: inspect.Parameter | None, *, module: bool) -> str:
-    """Classify the first parameter of a policy by its name, then by its annotation."""
     name = None if parameter is None else parameter.name
     if name == "batch":
         return "batch"
@@ -214,7 +212,6 @@ class PolicyAdapter:
         return self.decide(batch if self.takes_batch else batch.obs, state)
 
     def _with_layout(self, layout: SpaceLayout | None) -> PolicyAdapter:
-        """Return the policy for actions of a layout, if it knows none yet."""
         return self if layout is None or self._layout else type(self)(self.policy, self._signature, layout)
 
     def decide(self, given: Any, state: Any = None) -> Decision:
@@ -435,7 +432,6 @@ def is_space(policy: Any) -> bool:
 
 
 def _named_values(result: Any) -> Mapping[str, Any] | None:
-    """Return the named values of a policy's result, be it an object of any kind with `act`; None if it has none."""
     named = values_of(result)
     if named is None and hasattr(result, "act") and hasattr(result, "__dict__"):
         named = vars(result)

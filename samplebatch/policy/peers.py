@@ -66,7 +66,7 @@ class PeerPolicy(ABC):
         """Ask for the actions of every row of observations."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Give the policy new weights."""
+        """Load weights."""
         self.policy.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class StableBaselinesPolicy(PeerPolicy):
             self.action_unit = ActionUnit("clip", space.low, space.high)
 
     def __call__(self, obs: Any, state: Any = None) -> dict[str, Any]:
-        """Ask the policy; see `PeerPolicy`."""
+        """See `PeerPolicy`."""
         obs = _as_dict(obs)
         if self._estimates:
             self._module.set_training_mode(False)
@@ -115,7 +115,7 @@ class StableBaselinesPolicy(PeerPolicy):
         return act if noise is None else np.clip(act + noise(), -1.0, 1.0).astype(act.dtype)
 
     def load_state_dict(self, state: Any) -> None:
-        """Give the policy new weights."""
+        """Load weights."""
         self._module.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class RLModulePolicy(PeerPolicy):
         self._stateful = bool(policy.is_stateful())
 
     def __call__(self, obs: Any, state: Any = None) -> dict[str, Any]:
-        """Ask the module; see `PeerPolicy`."""
+        """See `PeerPolicy`."""
         module = self.policy
         device = next((parameter.device for parameter in module.parameters()), "cpu")
         tensors = to_torch(obs, device=device)
@@ -167,7 +167,7 @@ class RLlibPolicy(PeerPolicy):
     """A `Policy` of RLlib's older API."""
 
     def __call__(self, obs: Any, state: Any = None) -> dict[str, Any]:
-        """Ask the policy; see `PeerPolicy`."""
+        """See `PeerPolicy`."""
         policy = self.policy
         before = None if state is None else list(state)
         if before is None and policy.is_recurrent():
@@ -178,7 +178,7 @@ class RLlibPolicy(PeerPolicy):
         return {"act": act, **known, "state": list(after)} if after else {"act": act, **known}
 
     def load_state_dict(self, state: Any) -> None:
-        """Give the policy new weights."""
+        """Load weights."""
         self.policy.set_weights(state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class CleanRLAgent(PeerPolicy):
         self._lstm: Any = policy.lstm if recurrent else None
 
     def __call__(self, obs: Any, state: Any = None) -> dict[str, Any]:
-        """Ask the agent; see `PeerPolicy`."""
+        """See `PeerPolicy`."""
         torch = sys.modules["torch"]
         weight = next(iter(self.policy.parameters()), None)
         given = to_torch(obs, device="cpu" if weight is None else weight.device)
@@ -261,7 +261,6 @@ def wrap_peer(policy: Any, *, deterministic: bool = False) -> Any:
 
 
 def _kind_of(policy: Any) -> type[PeerPolicy] | None:
-    """Recognise another library's policy by its methods."""
 
     def has(*methods: str) -> bool:
         return all(hasattr(policy, method) for method in methods)
@@ -282,12 +281,10 @@ def _has_forward(module: Any) -> bool:
 
 
 def _names_its_input(module: Any) -> bool:
-    """Tell whether the `forward` of a module says that it takes observations or a batch, and so is to be asked."""
     return _has_forward(module) and next(iter(inspect.signature(module.forward).parameters), "") in ("obs", "batch")
 
 
 def _as_dict(obs: Any) -> Any:
-    """Return nested observations as a dict, which other libraries take."""
     if KINDS[type(obs)] != NODE:
         return obs
     return {name: _as_dict(value) for name, value in obs.__dict__.items()}
