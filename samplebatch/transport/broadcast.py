@@ -56,7 +56,7 @@ from samplebatch.transport.schema import NESTED_BATCH, Fixed, Part, Place, Plan,
 from samplebatch.transport.wire import ROWS, SCHEMA, pack_metadata, read_rows, unpack_metadata
 
 WEIGHTS: Final = "w"
-"""Name of the entry of a publication's metadata that tells weights from a batch."""
+"""Metadata entry of a publication that distinguishes weights from a batch."""
 
 _getpid = os.getpid
 
@@ -92,7 +92,7 @@ _monotonic = time.monotonic
 
 @dataclass(frozen=True)
 class Publication:
-    """One publication as a reader gets it: a copy of its own.
+    """Publication as a reader receives it: a private copy.
 
     Attributes
     ----------
@@ -118,9 +118,9 @@ class Publisher(Transferable):
         self._board: Board | None = board
         self._allow_pickle = allow_pickle
         self._recipients = recipients
-        """The process that this process has given the end to, if it did; its subscription knows of it too."""
+        """Process that received the end from this process, if any; its subscription is informed too."""
         self._holder = 0
-        """The process that this end was given to, or that made it."""
+        """Process that received this end, or created it."""
         self._owner = 0
         """The process that this end has published in."""
         self._publishing = threading.Lock()
@@ -157,7 +157,7 @@ class Publisher(Transferable):
         ----------
         value
             A `SampleBatch`, `MultiAgentBatch` or `Batch`, or a dict of arrays and tensors, flat or nested. It is
-            copied: readers are not affected by later changes of it. Gradients do not go along with weights.
+            copied: later changes do not affect readers. Gradients are not published.
 
         Returns
         -------
@@ -237,7 +237,7 @@ class Publisher(Transferable):
         )
 
     def _describe(self, frame: Frame, kind: int) -> bytes:
-        """Describe a publication; the description of the one before is used again if it fits."""
+        """Describe a publication; the previous description is reused if it fits."""
         key = (frame.schema, frame.rows, kind, frame.metadata)
         if key != self._described[0]:
             described = {**frame.metadata, SCHEMA: frame.schema.describe(), ROWS: frame.rows, WEIGHTS: kind}
@@ -245,7 +245,7 @@ class Publisher(Transferable):
         return self._described[1]
 
     def _own(self) -> Board:
-        """Become the publishing process, or see that it is this one already."""
+        """Become the publishing process, unless it already is."""
         board = self._open()
         if self._owner != _getpid():
             writer = board.claim()
@@ -260,7 +260,7 @@ class Publisher(Transferable):
         return board
 
     def _hold(self) -> None:
-        """Note that this process is to publish, so that it is missed if it dies before it has."""
+        """Declare that this process will publish, so that its death is noticed before it has published."""
         board = self._board
         if board is not None:
             board.hold()
@@ -273,7 +273,7 @@ class Publisher(Transferable):
         self._at_exit = util.Finalize(None, _close, (weakref.ref(self),), exitpriority=100)
 
     def _after_fork(self) -> None:
-        """Hold an end in a child of `multiprocessing` that it was made for, or that has just been given it."""
+        """Hold an end in a child of `multiprocessing` that received it."""
         process = multiprocessing.current_process()
         if self._holder == _getpid() or any(value is self for value in arguments_of(process)):
             self._hold()
@@ -307,7 +307,7 @@ class Publisher(Transferable):
 
     def __del__(self) -> None:
         if getattr(self, "_board", None) is not None:
-            # One that loses it unused, as a process does that fails while it starts, has not come to an end in order.
+            # A process that loses it unused, such as one that fails while it starts, has not ended normally.
             self._holder = 0
             self.close()
 
@@ -316,7 +316,7 @@ class Publisher(Transferable):
 
 
 def _close(reference: weakref.ref[Publisher]) -> None:
-    """Close the end of a process that exits in order, so that it is not taken for dead."""
+    """Close the end of a process that exits normally, so that it is not considered dead."""
     publisher = reference()
     if publisher is not None:
         publisher.close()
@@ -335,8 +335,8 @@ class _Description:
 class Subscription:
     """The end of a broadcast that is read; `samplebatch.broadcast` makes it.
 
-    Any number of processes may read at the same time, each with its own copy of it. In one process it belongs to one
-    thread at a time. It maps the memory read-only: a reader cannot spoil the weights of others.
+    Any number of processes may read at the same time, each with a private copy. Within a process it belongs to one
+    thread at a time. It maps the memory read-only: a reader cannot damage the weights of others.
     """
 
     def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: Sequence[Recipient] = ()) -> None:
@@ -368,7 +368,7 @@ class Subscription:
         Parameters
         ----------
         timeout_s
-            Seconds to wait, None for as long as it takes.
+            Seconds to wait; unlimited if None.
         into
             Arrays and tensors to copy weights into, in place of new memory: a model's `state_dict()`, for instance.
             They must have the names, shapes and dtypes of what was published, and are not to be looked at if this
@@ -391,7 +391,7 @@ class Subscription:
         UntrustedPickleError
             If a value is pickled and the broadcast does not allow it; names the value.
         FormatError
-            If what lies there is no publication.
+            If the memory contains no valid publication.
         ChannelClosedError
             If this end is closed.
 
@@ -418,7 +418,7 @@ class Subscription:
         Parameters
         ----------
         version
-            The number; one more than that of the last read waits for the next.
+            Version to wait for; the last one read plus one is the next.
         timeout_s, into
             As for `latest`.
 
@@ -429,9 +429,9 @@ class Subscription:
         Raises
         ------
         EndOfStreamError
-            If the publisher was closed before it came so far.
+            If the publisher was closed before that version.
         PeerDiedError
-            If its process died before it came so far.
+            If its process died before that version.
         ChannelTimeoutError, ColumnMismatchError, UntrustedPickleError, FormatError, ChannelClosedError
             As `latest` does.
         """
@@ -441,9 +441,9 @@ class Subscription:
         while True:
             newest = self._await(board, version, deadline)
             content = board.content(newest)
-            found = None if content is None else self._copy(board, newest, content, into)
-            if found is not None:
-                return found
+            publication = None if content is None else self._copy(board, newest, content, into)
+            if publication is not None:
+                return publication
             # It was overwritten in the meantime.
             tries += 1
             if deadline is not None and tries >= _MIN_TRIES and _monotonic() > deadline:
@@ -462,7 +462,7 @@ class Subscription:
             watch.close()
 
     def _await(self, board: Board, version: int, deadline: float | None) -> int:
-        """Wait until a publication has this number or a higher one, and return the newest's."""
+        """Wait for this version or a later one, and return the newest version."""
         while True:
             status = board.status
             if status.newest >= version:
@@ -497,14 +497,14 @@ class Subscription:
                 )
             write_weights(into, described.schema.parts[0], described.plan.parts[0], content.values)
             return Publication(version, into) if board.still_holds(version) else None
-        own = memory.empty(content.values.shape, _BYTE)
-        copy_all([own], [content.values], own.nbytes)
+        private = memory.empty(content.values.shape, _BYTE)
+        copy_all([private], [content.values], private.nbytes)
         if not board.still_holds(version):
             return None
         schema, plan = described.schema, described.plan
-        cut = _cutter(own, plan.nbytes)
+        cut = _cutter(private, plan.nbytes)
         try:
-            value = decode(schema, plan, described.metadata, own, cut, allow_pickle=self._allow_pickle)
+            value = decode(schema, plan, described.metadata, private, cut, allow_pickle=self._allow_pickle)
         except (FormatError, UntrustedPickleError):
             raise
         except DAMAGE as error:
@@ -514,7 +514,7 @@ class Subscription:
         )
 
     def _describe(self, content: Content) -> _Description:
-        """Read the description of a publication, unless it is the same as that of the one before."""
+        """Read the description of a publication; the previous one is reused if it is the same."""
         if self._last is None or self._last[0] != content.head:
             metadata = unpack_metadata(content.head, content.head_sum)
             schema = Schema.read(metadata.pop(SCHEMA, None))
@@ -557,7 +557,7 @@ class Subscription:
 
 
 def _cutter(root: npt.NDArray[np.uint8], start: int) -> Callable[[int], npt.NDArray[np.uint8]]:
-    """Cut the buffers of variable columns, each behind the other at an aligned place."""
+    """Return a function that cuts the buffers of variable columns, each at the next aligned offset."""
     at = start
 
     def cut(nbytes: int) -> npt.NDArray[np.uint8]:
@@ -616,7 +616,7 @@ class Board:
     blocks
         Number of blocks.
     block_nbytes
-        Bytes of a block: those of values and description together.
+        Size of a block in bytes, for values and description.
 
     Raises
     ------
@@ -665,7 +665,7 @@ class Board:
 
     @property
     def writer(self) -> ProcessIdentity:
-        """The process that publishes, or is to begin with it."""
+        """Process that publishes, or will publish first."""
         pid = self._words[_PID]
         fence()
         return ProcessIdentity(pid, self._words[_STARTED])
@@ -685,19 +685,19 @@ class Board:
         return self._enter(publishes=0)
 
     def _enter(self, publishes: int) -> ProcessIdentity:
-        own, words = ProcessIdentity.own(), self._words
+        identity, words = ProcessIdentity.own(), self._words
         # The system lets go of the lock if this process dies.
         fcntl.lockf(self.region.fileno(), fcntl.LOCK_EX, NBYTES, _PID * NBYTES)
         try:
             writer = self.writer
-            if words[_PUBLISHES] and (writer == own or is_alive(writer)):
+            if words[_PUBLISHES] and (writer == identity or is_alive(writer)):
                 return writer
             words[_PUBLISHES] = 0
-            words[_STARTED] = own.started
+            words[_STARTED] = identity.started
             fence()
-            words[_PID] = own.pid
+            words[_PID] = identity.pid
             words[_PUBLISHES] = publishes
-            return own
+            return identity
         finally:
             fcntl.lockf(self.region.fileno(), fcntl.LOCK_UN, NBYTES, _PID * NBYTES)
 
@@ -716,7 +716,7 @@ class Board:
         values_nbytes
             Bytes of the values, from the block's beginning on.
         head_nbytes
-            Bytes of their description, which begins at the next aligned place.
+            Size of their description, which starts at the next aligned offset.
         head_sum
             Its checksum.
         """
@@ -736,7 +736,7 @@ class Board:
         return version
 
     def close(self) -> None:
-        """Say that there will be no more publications."""
+        """Announce that there will be no more publications."""
         self._words[_STATUS] |= 1
         self._words.wake(_STATUS)
 
@@ -748,7 +748,7 @@ class Board:
         Raises
         ------
         FormatError
-            If it does not lie within its block.
+            If it exceeds its block.
         """
         at = self._word(version)
         if not self.still_holds(version):
@@ -766,7 +766,7 @@ class Board:
         return Content(block[:values_nbytes], head, head_sum) if self.still_holds(version) else None
 
     def still_holds(self, version: int) -> bool:
-        """Tell whether a publication is there, and everything read of it since it was found is its own."""
+        """Return whether a publication still exists, so that everything read since it was found belongs to it."""
         fence()
         return self._words[self._word(version) + _HOLDS] == version
 
@@ -783,9 +783,10 @@ def broadcast(
 ) -> tuple[Publisher, Subscription]:
     """Make a broadcast: one process publishes, any number of others read the newest publication.
 
-    What is published is a batch (`SampleBatch`, `MultiAgentBatch` or `Batch`) or weights: a dict of arrays or torch
-    tensors, flat or nested, such as a `state_dict()`. Each gets a number, from 1 on. Readers that are slow miss some,
-    and never see half of one. They come, go and die as they like: the publisher does not know of them, and never waits.
+    A publication is a batch (`SampleBatch`, `MultiAgentBatch` or `Batch`) or weights: a dict of arrays or torch
+    tensors, flat or nested, such as a `state_dict()`. Versions are numbered from 1 on. Slow readers miss some, and
+    never read a partial one. Readers may start, stop and die at any time: the publisher does not know them, and never
+    waits.
 
     Both ends go to other processes as the ends of a `multiprocessing.Pipe` do: as arguments of a process under every
     start method, through queues and through pipes. The publisher belongs to the first process that publishes, until it
@@ -812,7 +813,7 @@ def broadcast(
     Raises
     ------
     ArgumentError
-        If the capacity is no whole number from 1, or the blocks are none from 2 to 63.
+        If the capacity is no integer from 1, or the number of blocks is not from 2 to 63.
     SharedMemoryError
         If so much memory is not free.
 
@@ -905,9 +906,9 @@ def write_weights(target: Mapping[str, Any], part: Part, places: Sequence[Place]
     target
         Where they are written to: a model's `state_dict()`, for instance.
     part, places
-        Descriptions of the weights, and where they lie.
+        Descriptions of the weights, and their offsets.
     root
-        The bytes that they lie in.
+        Memory that contains them.
 
     Raises
     ------
@@ -916,10 +917,10 @@ def write_weights(target: Mapping[str, Any], part: Part, places: Sequence[Place]
     """
     columns = iter(part.columns)
     fixed = iter(places)
-    found = list(_match_targets(target, part.structure, columns, fixed, ""))
-    for value, place in found:
-        values: npt.NDArray[Any] = np.ndarray(place.shape, place.column.dtype, root, place.offset)
-        _write_array(value, values, place)
+    targets = list(_match_targets(target, part.structure, columns, fixed, ""))
+    for value, destination in targets:
+        values: npt.NDArray[Any] = np.ndarray(destination.shape, destination.column.dtype, root, destination.offset)
+        _write_array(value, values, destination)
 
 
 def _match_targets(target: Any, structure: Any, columns: Any, fixed: Any, path: str) -> Any:
@@ -941,29 +942,29 @@ def _match_targets(target: Any, structure: Any, columns: Any, fixed: Any, path: 
         column = next(columns)
         if not isinstance(column, Fixed):
             raise ColumnMismatchError(f"{where!r} must be an array or tensor to be written, it is not")
-        place = next(fixed)
-        _check_target(target[name], place, where)
-        yield target[name], place
+        destination = next(fixed)
+        _check_target(target[name], destination, where)
+        yield target[name], destination
 
 
-def _check_target(value: Any, place: Place, where: str) -> None:
-    column, shape, _ = place
+def _check_target(value: Any, destination: Place, where: str) -> None:
+    column, shape, _ = destination
     kind = KINDS[type(value)]
-    wanted = column.torch or str(column.dtype)
+    required = column.torch or str(column.dtype)
     if kind == ARRAY and column.torch is None:
         got = str(value.dtype)
     elif kind == TENSOR and column.torch is not None:
         got = str(value.dtype).removeprefix("torch.")
     else:
         got = type(value).__name__
-        wanted = f"a tensor of {wanted}" if column.torch else f"an array of {wanted}"
-    if got != wanted or tuple(value.shape) != shape:
+        required = f"a tensor of {required}" if column.torch else f"an array of {required}"
+    if got != required or tuple(value.shape) != shape:
         got_shape = tuple(getattr(value, "shape", ()))
-        raise ColumnMismatchError(f"{where!r} must be {wanted} of shape {shape}, got {got} of shape {got_shape}")
+        raise ColumnMismatchError(f"{where!r} must be {required} of shape {shape}, got {got} of shape {got_shape}")
 
 
-def _write_array(value: Any, values: npt.NDArray[Any], place: Place) -> None:
-    if place.column.torch is None:
+def _write_array(value: Any, values: npt.NDArray[Any], destination: Place) -> None:
+    if destination.column.torch is None:
         value[...] = values
         return
     # Gradients are not followed through the copy, as in `load_state_dict`.
@@ -972,4 +973,4 @@ def _write_array(value: Any, values: npt.NDArray[Any], place: Place) -> None:
         (bits,) = TorchColumn(tensor).dump()[1]
         bits[...] = values
     else:
-        tensor.copy_(TorchColumn.from_bits(values, place.column.torch).values)
+        tensor.copy_(TorchColumn.from_bits(values, destination.column.torch).values)

@@ -91,9 +91,9 @@ class ReservedBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 class Reservation:
     """A block of the arena, laid out for a number of rows, to be filled in place and sent without a copy.
 
-    `Producer.reserve` makes it. `reservation["obs"]` is the array of a column, which lies in the block and holds
-    arbitrary values at first. As a context manager it sends all rows at the end if nothing was sent before, and cancels
-    itself if an exception ends it.
+    Created by `Producer.reserve`. `reservation["obs"]` is the array of a column in the block, with arbitrary initial
+    values. As a context manager it sends all rows at the end if nothing was sent before, and cancels itself if an
+    exception ends it.
 
     Attributes
     ----------
@@ -127,19 +127,12 @@ class Reservation:
         self.rows = rows
 
     def _places(self) -> dict[str, Place]:
-        """Return where each column lies.
-
-        Raises
-        ------
-        ReleasedError
-            If the reservation was sent or cancelled.
-        """
         if not self._is_open:
             raise ReleasedError("a reservation must be neither sent nor cancelled to be used, and it was; make another")
         return self._plan.names[0]
 
     def _bytes(self) -> ReservedBytes:
-        """Return the bytes of the block, wrapped on first use: from then on arrays may hold on to them."""
+        """Return the bytes of the block, wrapped on first use: from then on arrays may retain them."""
         root = self._root
         if root is None:
             self._producer._own()
@@ -169,14 +162,14 @@ class Reservation:
         extra: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Send the rows, which takes as long for many as for few.
+        """Send the rows; the duration does not depend on their number.
 
         The arrays are read-only from then on: the consumer may have them, and write to them.
 
         Parameters
         ----------
         rows_used
-            How many rows of each column are sent, from the first on; all of them by default.
+            Number of rows to send, from the first on; all rows by default.
         extra
             Further columns, by name, which are copied: those that cannot be filled in place, such as Python objects,
             text, and rows of varying shape.
@@ -188,7 +181,7 @@ class Reservation:
         RowIndexError
             If more rows are sent than there is room for, or fewer than none.
         ColumnMismatchError
-            If an extra column lies in the block; names it.
+            If an extra column is in the block; names it.
         ColumnLengthError, SequenceError
             If the extra columns do not fit the rows.
         ReleasedError
@@ -221,7 +214,7 @@ class Reservation:
                 raise self._producer._closed_error() from error
             raise
         finally:
-            # No call comes before this, so no signal does: what was sent is the consumer's.
+            # No call precedes this, so no signal either: the consumer owns what was sent.
             if blocks.is_sent and blocks.sending != before:
                 self._is_open = False
                 self._take_back()
@@ -242,7 +235,7 @@ class Reservation:
             encoder.key.append((name,))
             encoder.variable.append(encoder.dump(name, column))
             columns[name] = column
-        # Columns that do not fit each other are refused here, and not where they arrive.
+        # Reject incompatible columns here, not where they arrive.
         batch = SampleBatch._of(columns, added._nested, added._flags)
         key = (*(tuple(place.column) for place in places.values()), *encoder.key)
         schema = self._producer._encoder.intern(SAMPLE_BATCH, (("", key, freeze(added._nested)),))
@@ -260,7 +253,7 @@ class Reservation:
             self._take_back()
 
     def _take_back(self) -> None:
-        """Make the arrays that were handed out read-only, and release the block."""
+        """Make the reservation's arrays read-only, and release the block."""
         for values in self._arrays.values():
             if isinstance(values, np.ndarray):
                 values.setflags(write=False)
@@ -326,13 +319,13 @@ def _wrong_column(name: Any, value: Any) -> ColumnTypeError:
     )
 
 
-def are_same(columns: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
-    """Tell whether two descriptions of columns are equal, in order and in values that cannot change."""
-    if type(columns) is not dict or len(columns) != len(known):
+def are_same(columns: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
+    """Return whether two descriptions of columns are equal, in order and in immutable values."""
+    if type(columns) is not dict or len(columns) != len(previous):
         return False
     return all(
-        name == other and type(value) in _IMMUTABLE and value == own
-        for (name, value), (other, own) in zip(columns.items(), known.items(), strict=True)
+        name == other and type(value) in _IMMUTABLE and value == other_value
+        for (name, value), (other, other_value) in zip(columns.items(), previous.items(), strict=True)
     )
 
 
@@ -342,7 +335,7 @@ def row_count(rows: Any) -> int:
     Raises
     ------
     RowIndexError
-        If it is no whole number from 0 on.
+        If it is no integer from 0 on.
     """
     if not isinstance(rows, int | np.integer) or isinstance(rows, bool) or rows < 0:
         raise RowIndexError(f"rows must be a whole number from 0 on, got {rows!r}")
@@ -350,14 +343,14 @@ def row_count(rows: Any) -> int:
 
 
 def _nobody() -> None:
-    """Stand for a reference to a keeper that is gone."""
+    """Reference to a keeper that is gone."""
 
 
 _WATCH_S = 0.05
 """Seconds after which it is noticed at the latest that the consumer's process has died while blocks are still free."""
 
 _STARVED_S = 0.05
-"""Seconds without a block after which the consumer is told so."""
+"""Seconds without a free block after which the consumer is notified."""
 
 _monotonic = time.monotonic
 _write = os.write
@@ -366,9 +359,9 @@ _write = os.write
 class Producer(ChannelEnd):
     """The end of a channel that batches are sent from; `samplebatch.channel` makes it.
 
-    It belongs to the first process that uses it, and to one thread of it at a time. As a context manager it closes
-    itself, and if an exception ends the `with` statement, the consumer is told of it; to enter the statement is to use
-    it. A process that has sent its end to another should close its own copy, as with `multiprocessing.Pipe`.
+    It belongs to the first process that uses it, and to one thread at a time. As a context manager, it closes itself,
+    and reports an exception that ends the `with` statement to the consumer; entering the statement counts as use. A
+    process that has sent its end to another should close its own copy, as with `multiprocessing.Pipe`.
     """
 
     _side = PRODUCER
@@ -397,13 +390,13 @@ class Producer(ChannelEnd):
             self._say(HELLO)
 
     def _say(self, kind: int) -> None:
-        """Send a message that carries nothing, if there is room for it."""
+        """Send a message without content, if the pipe has room."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             _write(self._pipe, pack(kind))
 
     @property
     def sent(self) -> int:
-        """Number of batches sent: after a `send` or `commit` that a signal has interrupted, it tells whether it was."""
+        """Number of batches sent: shows whether a `send` or `commit` that a signal interrupted has succeeded."""
         return self._blocks.sent + self._blocks.is_sent if self._owner else 0
 
     def send(self, batch: AnyBatch, timeout_s: float | None = None, *, split: bool = False) -> None:
@@ -414,10 +407,10 @@ class Producer(ChannelEnd):
         batch
             A `SampleBatch`, `MultiAgentBatch` or `Batch`. Later changes to it do not reach the consumer.
         timeout_s
-            Seconds to wait for a block to be free, None for as long as it takes. This is the back-pressure.
+            Seconds to wait for a free block; unlimited if None. This is the back-pressure.
         split
-            Whether a batch that is larger than half of the arena may go as several, of fewer rows each: rows, whole
-            sequences, or the environment steps of a `MultiAgentBatch`. Its parts may have been sent when this raises.
+            Whether a batch larger than half of the arena may be sent in parts of fewer rows: rows, complete sequences,
+            or the environment steps of a `MultiAgentBatch`. An error may leave some parts sent.
 
         Raises
         ------
@@ -457,7 +450,7 @@ class Producer(ChannelEnd):
             raise
 
     def fits(self, batch: AnyBatch) -> bool:
-        """Return whether `send` leaves a batch in one piece: it takes half of the arena at most."""
+        """Return whether `send` keeps a batch in one piece: it needs at most half of the arena."""
         frame = self._encoder.encode(batch)
         nbytes = frame.schema.plan(frame.rows, frame.rows).nbytes
         metadata = write_metadata(frame.schema, frame.rows, frame.rows, frame.metadata)
@@ -498,14 +491,14 @@ class Producer(ChannelEnd):
         rows
             Rows that there is to be room for.
         timeout_s
-            Seconds to wait for a block to be free, None for as long as it takes.
+            Seconds to wait for a free block; unlimited if None.
 
         Raises
         ------
         CapacityError
             If the rows do not fit in the arena; names both sizes.
         RowIndexError
-            If `rows` is no whole number from 0 on.
+            If `rows` is no integer from 0 on.
         ColumnTypeError
             If `columns` is no mapping, or a column has no fixed number of bytes per row; names it.
         ChannelTimeoutError, ChannelClosedError, PeerDiedError, OwnershipError
@@ -521,8 +514,8 @@ class Producer(ChannelEnd):
             raise
 
     def _reserve(self, columns: Mapping[str, Any], rows: int, deadline: float | None) -> Reservation:
-        known, schema = self._reserved or ({}, None)
-        if schema is None or not are_same(columns, known):
+        previous, schema = self._reserved or ({}, None)
+        if schema is None or not are_same(columns, previous):
             schema = self._encoder.intern(SAMPLE_BATCH, (("", schema_key(columns), ""),))
             self._reserved = dict(columns), schema
         room = row_count(rows)
@@ -546,31 +539,31 @@ class Producer(ChannelEnd):
         buffers: list[npt.NDArray[np.uint8]],
         timeout_s: float | None,
     ) -> None:
-        """Send the filled block of a reservation. Where that fails, the block is the reservation's still."""
+        """Send the filled block of a reservation, which retains it if this fails."""
         deadline = None if timeout_s is None else deadline_of(timeout_s)
         self._blocks.settle()
         text = write_metadata(schema, (rows,), (room,), metadata)
         metadata_start = block[0] + plan.nbytes
-        own: tuple[Block, ...] = ()
+        further: tuple[Block, ...] = ()
         if text:
             nbytes = size_of(text, buffers)
             if nbytes > block[1] - plan.nbytes:
                 if nbytes > self._blocks.arena.nbytes:
                     raise self._too_large(nbytes, "give fewer extra columns or make the channel larger")
-                own = (self._take(nbytes, deadline),)
-                metadata_start = own[0][0]
+                further = (self._take(nbytes, deadline),)
+                metadata_start = further[0][0]
             put(self._memory, metadata_start, text, buffers)
-        self._commit(schema, (rows,), (block, *own), metadata_start, text, deadline)
+        self._commit(schema, (rows,), (block, *further), metadata_start, text, deadline)
 
     # -- the parts of it -----------------------------------------------------------------------------------------------
 
     def _commit(
-        self, schema: Schema, rows: Any, taken: tuple[Block, ...], at: int, metadata: bytes, deadline: float | None
+        self, schema: Schema, rows: Any, used: tuple[Block, ...], at: int, metadata: bytes, deadline: float | None
     ) -> None:
-        """Send the message that makes blocks the consumer's; where it raises, `Blocks.is_sent` tells if they are."""
+        """Send the message that transfers blocks to the consumer; after an error `Blocks.is_sent` shows the result."""
         blocks = self._blocks
         number = schema.number
-        start, nbytes = taken[0]
+        start, nbytes = used[0]
         ident = blocks.sending + 1
         body = pack_body(
             MAGIC,
@@ -588,11 +581,11 @@ class Producer(ChannelEnd):
         )
         raw = body + pack_sum(crc32(body))
         blocks.is_settled = False
-        # No call stands between these, so no signal does.
+        # No call between these statements, so no signal either.
         blocks.sent += blocks.is_sent
         blocks.is_sent = False
         blocks.sending = ident
-        blocks.lent[ident] = taken
+        blocks.lent[ident] = used
         self._write(raw, deadline)
         if blocks.reserved:
             blocks.reserved.pop(start, None)
@@ -601,7 +594,7 @@ class Producer(ChannelEnd):
             self._encoder.mark_known(schema)
 
     def _write(self, raw: bytes, deadline: float | None) -> None:
-        """Write a message; wait while the pipe is full. `Blocks.is_sent` is right wherever this raises."""
+        """Write a message; wait while the pipe is full. `Blocks.is_sent` is correct after any error."""
         if self._words[CONSUMER] == CLOSED:
             raise self._consumer_closed()
         now = _monotonic()
@@ -623,7 +616,7 @@ class Producer(ChannelEnd):
                 raise self._consumer_gone() from None
 
     def _take(self, nbytes: int, deadline: float | None) -> Block:
-        """Take a block; wait while none is free."""
+        """Allocate a block; wait while none is free."""
         blocks = self._blocks
         block = blocks.take(nbytes)
         if block is not None:
@@ -641,22 +634,16 @@ class Producer(ChannelEnd):
         return block
 
     def _ask_for_collection(self) -> None:
-        """Look for blocks that are garbage in a cycle of references, in this process or that of the consumer."""
+        """Collect garbage in this process, and request it from the consumer, to find blocks in reference cycles."""
         self._say(STARVED)
         if self._blocks.reserved or self._peer_identity().pid == this_process[0]:
             gc.collect()
 
     def _wait_until(self, deadline: float | None, events: int, why: str, max_s: float = LONG_S) -> None:
-        """Wait for the consumer to do something: to give back a block, or to make room in the pipe.
+        """Wait for the consumer to return a block or to make room in the pipe.
 
-        Raises
-        ------
-        ChannelTimeoutError
-            If there is no time left.
-        ChannelClosedError
-            If the consumer has closed its end.
-        PeerDiedError
-            If its process has died.
+        Raises ChannelTimeoutError if there is no time left, ChannelClosedError if the consumer has closed its end, and
+        PeerDiedError if its process has died.
         """
         left = None if deadline is None else deadline - _monotonic()
         if left is not None and left <= 0:
@@ -670,13 +657,13 @@ class Producer(ChannelEnd):
             self._poll.modify(self._pipe, 0)
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Wait for the consumer to do something, and see whether it is still there; raises as `_wait_until` does."""
+        """Wait for an action of the consumer, and check that it still exists; raises as `_wait_until` does."""
         if self._words[CONSUMER] == CLOSED:
             raise self._consumer_closed()
         if self._peer_dead or (self._peer_fd is None and self._peer_has_died()):
             raise self._peer_died()
-        for descriptor, found in self._poll.poll(None if timeout_s is None else timeout_s * 1000):
-            is_broken = descriptor == self._pipe and found & select.POLLERR
+        for descriptor, event in self._poll.poll(None if timeout_s is None else timeout_s * 1000):
+            is_broken = descriptor == self._pipe and event & select.POLLERR
             if is_broken or (descriptor == self._peer_fd and self._peer_has_died()):
                 raise self._consumer_gone()
 
@@ -687,20 +674,22 @@ class Producer(ChannelEnd):
         self._poll.unregister(descriptor)
 
     def _consumer_gone(self) -> SampleBatchError:
-        """Word the error for a consumer with closed descriptors; it may have closed its end in order before."""
+        """Create the error for a consumer with closed descriptors; it may have closed its end before."""
         return self._consumer_closed() if self._peer_was_left() else self._peer_died()
 
     def _consumer_closed(self) -> ChannelClosedError:
         return ChannelClosedError("the consumer must be open to be sent anything, and it has closed its end")
 
     def _too_large(self, nbytes: int, hint: str) -> CapacityError:
-        most = self._blocks.arena.nbytes
-        return CapacityError(f"a batch must fit in the channel's arena of {most} bytes, and it takes {nbytes}; {hint}")
+        max_nbytes = self._blocks.arena.nbytes
+        return CapacityError(
+            f"a batch must fit in the channel's arena of {max_nbytes} bytes, and it takes {nbytes}; {hint}"
+        )
 
     # -- the end of it -------------------------------------------------------------------------------------------------
 
     def fail(self, reason: str, details: str = "") -> None:
-        """Tell the consumer that this process cannot go on; it gets that as `WorkerError`, after all batches sent.
+        """Report to the consumer that this process cannot continue; `recv` raises WorkerError after all batches.
 
         Does not wait for anything but room in the pipe, for at most a second. Nothing can be sent after it.
 
@@ -709,7 +698,7 @@ class Producer(ChannelEnd):
         reason
             The failure in one line.
         details
-            More of it, such as a traceback; what is too long loses its beginning.
+            Details, such as a traceback; text that is too long loses its beginning.
 
         Raises
         ------
