@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from samplebatch.convert.sb3 import to_sb3_rollout as to_sb3_rollout
     from samplebatch.convert.sb3_her import SB3HerReplayBuffer as SB3HerReplayBuffer
     from samplebatch.convert.sb3_replay import SB3ReplayBuffer as SB3ReplayBuffer
+    from samplebatch.convert.sb3_rollout import RolloutSamples as RolloutSamples
+    from samplebatch.convert.sb3_rollout import SB3RolloutBuffer as SB3RolloutBuffer
     from samplebatch.convert.tensordict import from_tensordict as from_tensordict
     from samplebatch.convert.tensordict import to_tensordict as to_tensordict
     from samplebatch.convert.tianshou import from_tianshou as from_tianshou

@@ -125,7 +125,7 @@ class CleanRLReplayBuffer:
         self.n_envs = whole("n_envs", n_envs, 1)
         self.buffer_size = max(whole("buffer_size", buffer_size, 1) // self.n_envs, 1)
         self.observation_space, self.action_space = observation_space, action_space
-        self.device = _find_device() if isinstance(device, str) and device == "auto" else require_device(device)
+        self.device = find_device() if isinstance(device, str) and device == "auto" else require_device(device)
         self.optimize_memory_usage = bool(optimize_memory_usage)
         self.handle_timeout_termination = bool(handle_timeout_termination)
         self.n_steps = None if n_steps is None else whole("n_steps", n_steps, 1)
@@ -167,12 +167,13 @@ class CleanRLReplayBuffer:
         ColumnMismatchError, ColumnTypeError
             If an argument does not have the shape of its space; names it.
         """
-        obs = self._fit_observation("obs", obs, self.observation_space)
-        next_obs = self._fit_observation("next_obs", next_obs, self.observation_space)
+        obs = fit_observation("obs", obs, self.observation_space, self.n_envs)
+        next_obs = fit_observation("next_obs", next_obs, self.observation_space, self.n_envs)
         dtype = np.dtype(self.action_space.dtype)
-        actions = self._fit("action", action, np.dtype(np.float32) if dtype == np.float64 else dtype, None)
-        rewards = self._fit("reward", reward, np.dtype(np.float64), ())
-        done = self._fit("done", done, np.dtype(np.bool_), ())
+        dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
+        actions = fit_rows("action", action, dtype, (self.n_envs, self._action_dim))
+        rewards = fit_rows("reward", reward, np.dtype(np.float64), (self.n_envs,))
+        done = fit_rows("done", done, np.dtype(np.bool_), (self.n_envs,))
         truncated = np.zeros(self.n_envs, np.bool_)
         if self.handle_timeout_termination and done.any():
             truncated = _truncations(infos, self.n_envs) & done
@@ -191,24 +192,6 @@ class CleanRLReplayBuffer:
         """Remove all rows."""
         self.buffer.reset()
         self._expected, self._is_running = None, np.zeros(self.n_envs, np.bool_)
-
-    def _fit_observation(self, name: str, value: Any, space: Any) -> Any:
-        spaces = getattr(space, "spaces", None)
-        if not isinstance(spaces, Mapping):
-            return self._fit(name, value, np.dtype(space.dtype), space.shape or (1,))
-        parts = values_of(value)
-        if parts is None or parts.keys() != spaces.keys():
-            present = type(value).__name__ if parts is None else ", ".join(sorted(map(str, parts)))
-            raise ColumnMismatchError(f"{name} must have the parts {', '.join(sorted(spaces))}, got {present}")
-        return node(Batch, {key: self._fit_observation(f"{name}.{key}", parts[key], spaces[key]) for key in spaces})
-
-    def _fit(self, name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> npt.NDArray[Any]:
-        """Cast rows to a dtype and reshape them to (n_envs, *shape); actions have shape None and one axis."""
-        array = as_array(value)
-        row_shape = (self._action_dim,) if shape is None else shape
-        if array.size != self.n_envs * int(np.prod(row_shape, dtype=int)):
-            raise ColumnMismatchError(f"{name} must have shape {(self.n_envs, *row_shape)}, got {array.shape}")
-        return array.astype(dtype, copy=False).reshape(self.n_envs, *row_shape)
 
     def _end_interrupted_episodes(self, obs: Any) -> None:
         """Truncate running episodes whose next step does not start at the observation where the last one ended."""
@@ -361,7 +344,27 @@ class CleanRLReplayBuffer:
         raise TypeError(f"a {type(self).__name__} shares its rows with a shallow copy; use copy.deepcopy")
 
 
-def _find_device() -> torch.device:
+def fit_observation(name: str, value: Any, space: Any, n_envs: int) -> Any:
+    """Cast observations of all environments to the dtype of their space; a Dict space makes a `Batch`."""
+    spaces = getattr(space, "spaces", None)
+    if not isinstance(spaces, Mapping):
+        return fit_rows(name, value, np.dtype(space.dtype), (n_envs, *(space.shape or (1,))))
+    parts = values_of(value)
+    if parts is None or parts.keys() != spaces.keys():
+        present = type(value).__name__ if parts is None else ", ".join(sorted(map(str, parts)))
+        raise ColumnMismatchError(f"{name} must have the parts {', '.join(sorted(spaces))}, got {present}")
+    return node(Batch, {key: fit_observation(f"{name}.{key}", parts[key], spaces[key], n_envs) for key in spaces})
+
+
+def fit_rows(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Cast rows to a dtype and reshape them; raises ColumnMismatchError for another number of elements."""
+    array = as_array(value)
+    if array.size != int(np.prod(shape, dtype=int)):
+        raise ColumnMismatchError(f"{name} must have shape {shape}, got {array.shape}")
+    return array.astype(dtype, copy=False).reshape(shape)
+
+
+def find_device() -> torch.device:
     """Return the GPU if there is one, otherwise the CPU."""
     cpu = require_device("cpu")
     import torch
