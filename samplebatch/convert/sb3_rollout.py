@@ -15,7 +15,7 @@ from samplebatch.batch.nested.node import values_of
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.convert.cleanrl import find_device, fit_observation, fit_rows
 from samplebatch.errors import CapacityError, EmptyBufferError
-from samplebatch.returns import gae
+from samplebatch.returns.arrays import gae
 
 _FLOAT = np.dtype(np.float32)
 
