@@ -1,4 +1,4 @@
-"""as_environments, adapt_agents: environment adapters for anything that collectors take as `env`."""
+"""Environment adapters for all kinds of `env` arguments of collectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from samplebatch.errors import ArgumentError, EnvironmentSpecError
 
 
 def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[str, Any] | None = None) -> Environments:
-    """Put Gymnasium environments behind the interface of environment adapters.
+    """Create the adapter of Gymnasium environments.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[s
         An environment or vector environment, Tianshou's included; a function that makes one, or its id (see
         `make_environment`); or a list of single environments, functions that make them and ids.
     num_envs
-        How many environments to make of one function or id, by default 1.
+        How many environments to create from one function or id; 1 by default.
     env_kwargs
         Keyword arguments of these functions, or of those behind the ids.
 
@@ -49,7 +49,7 @@ def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[s
 
 
 def check_num_envs(num_envs: int | None, given: int, env: Any) -> None:
-    """Refuse another number of environments than those that a collector is given; None is for all."""
+    """Reject a number of environments that differs from the given ones; None stands for all."""
     if num_envs not in (None, given):
         word = "a list" if isinstance(env, list | tuple) else f"a {type(env).__name__}"
         raise ArgumentError(f"num_envs must be {given}, as env is {word} of as many environments, got {num_envs}")
@@ -89,7 +89,7 @@ def _adapt_made(env: Any) -> Environments:
 
 
 def make_all(given: Sequence[Any]) -> list[Any]:
-    """Make the environments of which functions or ids are given; those that are made already stay as they are."""
+    """Create environments from functions or ids; existing environments are returned unchanged."""
     with ExitStack() as stack:
         made = []
         for env in given:
@@ -102,7 +102,7 @@ def make_all(given: Sequence[Any]) -> list[Any]:
 
 
 def bind_arguments(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
-    """Give keyword arguments to everything that makes an environment: to functions and ids, also in a list.
+    """Bind keyword arguments to functions and ids that create environments, also in a list.
 
     Examples
     --------
@@ -122,12 +122,12 @@ def bind_arguments(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
 
 
 def is_factory(env: Any) -> bool:
-    """Tell whether an argument makes an environment, as ids, classes and functions do, or is one."""
+    """Return whether an argument creates environments, as ids, classes and functions do."""
     return isinstance(env, str | type) or (callable(env) and not hasattr(env, "step"))
 
 
 def environment_makers(env: Environment | Sequence[Environment], num_envs: int | None) -> list[Callable[[], Any]]:
-    """Find the functions that make the environments of a collector.
+    """Return the functions that create the environments of a collector.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def environment_makers(env: Environment | Sequence[Environment], num_envs: int |
         Functions or ids, one for each environment; or one for all; or a vector environment of Tianshou, whose functions
         are used.
     num_envs
-        How many environments there are, by default as many as functions.
+        Number of environments, by default the number of functions.
 
     Examples
     --------
@@ -192,7 +192,7 @@ _BY_KIND: dict[str, type[MultiAgentAdapter]] = {
 
 
 def adapt_agents(environment: Any, env_id: int, seed: int, policy_of: PolicyOfAgents) -> MultiAgentAdapter:
-    """Make the adapter of an environment of several agents; see `MultiAgentAdapter` for the arguments."""
+    """Create the adapter of a multi-agent environment; see `MultiAgentAdapter` for the arguments."""
     try:
         kind = environment_kind(environment)
     except EnvironmentSpecError:
@@ -210,7 +210,7 @@ def adapt_agents(environment: Any, env_id: int, seed: int, policy_of: PolicyOfAg
 
 
 def make_several(env: Any, num_envs: int | None) -> list[Any]:
-    """Make the environments of a multi-agent collector: `num_envs` of a function or id, or those of a list."""
+    """Create the environments of a multi-agent collector: `num_envs` from a function or id, or those of a list."""
     if num_envs is not None:
         whole("num_envs", num_envs, 1)
     listed = isinstance(env, list | tuple)

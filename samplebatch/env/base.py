@@ -1,4 +1,4 @@
-"""The protocol of environment adapters for one agent each, and the step results that they hand out."""
+"""Base class of environment adapters for one agent, and the step results that they return."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
 
 
 class StepResult(NamedTuple):
-    """Steps of n environments as arrays, the rows of a step after those of the one before; adapters make them.
+    """Steps of n environments as arrays, in order of time.
 
     Attributes
     ----------
     steps
-        How many steps these are. The arrays of a single one may be those that the environment gave.
+        Number of steps. The arrays of a single step may be the environment's own.
     new_obs
         By leaf, arrays of shape (steps * n, ...).
     rewards, terminateds, truncateds
         Arrays of shape (steps * n,): float64, bool and bool.
     infos
-        The infos by step; steps without any may be missing.
+        The infos by step; steps without infos may be missing.
     autoreset
-        Rows in which an environment was reset: these are no transitions. None for none.
+        Rows of autoreset steps, which are no transitions; None if there are none.
     """
 
     steps: int
@@ -53,7 +53,7 @@ class StepResult(NamedTuple):
     autoreset: Rows | None
 
     def ends(self) -> Flags:
-        """Tell of each transition whether its episode ended with it, shape (steps, n)."""
+        """Return whether each transition ended its episode, shape (steps, n)."""
         ends = self.terminateds | self.truncateds
         if self.autoreset is not None:
             ends[self.autoreset] = False
@@ -76,12 +76,12 @@ def join_outcomes(
 
 
 def refuse_mask(given: Mapping[str, Any]) -> None:
-    """Refuse arguments of `reset` that leave environments out, as collectors begin an episode in every one.
+    """Reject arguments of `reset` that exclude environments, as collectors reset all of them.
 
     Raises
     ------
     EnvironmentSpecError
-        If there is a `reset_mask` among its options.
+        If the options contain a `reset_mask`.
     """
     if "reset_mask" in (given.get("options") or {}):
         raise EnvironmentSpecError(
@@ -90,14 +90,14 @@ def refuse_mask(given: Mapping[str, Any]) -> None:
 
 
 class Environments(ABC):
-    """Environments that are stepped together; the arrays they hand out are not changed by later steps.
+    """Base of adapters for environments that are stepped together; later steps do not change returned arrays.
 
     Attributes
     ----------
     env
-        The object that is stepped: an environment, or a list of them.
+        The object that is stepped: an environment, or a list of environments.
     num_envs
-        How many environments there are.
+        Number of environments.
     observation_space, action_space
         The spaces of one environment.
     observations, actions
@@ -127,12 +127,12 @@ class Environments(ABC):
         self.made = 0
 
     def refuse(self, sentence: str, env: int | None) -> EnvironmentSpecError:
-        """Make the error for a value that an environment returned in the newest step, or in a reset."""
+        """Return the error for an invalid value of the last step, or of a reset."""
         whose = "" if env is None else f" from environment {env}"
         return EnvironmentSpecError(f"{sentence}{whose} in {f'step {self.made}' if self.made else 'a reset'}")
 
     def refusing(self, *envs: int) -> Refuse:
-        """Make errors for values of which row i is from environment `envs[i]`."""
+        """Return a function that creates errors for values whose row i belongs to environment `envs[i]`."""
         return lambda sentence, row: self.refuse(sentence, None if row is None else envs[row])
 
     @abstractmethod
@@ -144,38 +144,37 @@ class Environments(ABC):
         seeds
             A seed for each environment; None leaves their generators running.
         **given
-            Further arguments of the environment's own `reset`; a `seed` among them takes precedence.
+            Further arguments of the environment's own `reset`; their `seed` takes precedence.
         """
 
     @abstractmethod
     def step_raw(self, actions: Sequence[Leaf]) -> Sequence[Any]:
         """Step every environment, given the leaves of the actions, each of shape (n, ...).
 
-        Work that can wait until several steps were made is left for `finish_chunk`. The first five parts are the leaves
-        of the new observations, rewards, flags and infos, and the sixth which environments were reset instead, shape
-        (n,), or None for none. Of these, only the flags are for others than this object: whether each environment said
-        that its episode was terminated or truncated, shape (n,). It may say so of an autoreset step, too.
+        Work that can be done for several steps at once is left to `finish_chunk`. The first five parts are the leaves of
+        the new observations, rewards, flags and infos; the sixth is the mask of environments that were reset instead,
+        shape (n,), or None. Callers may read the flags only, shape (n,). Autoreset steps may have flags as well.
         """
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return the observations to act on after a raw step, and the infos that came with them."""
+        """Return the observations to act on after a raw step, and their infos."""
         return step[0], step[4]
 
     def _note_ends(self, terminateds: Flags, truncateds: Flags) -> None:
-        """Note the environments that the next step resets, as their episodes ended with this one."""
+        """Mark environments whose episode ended: the next step resets them."""
         ended = terminateds | truncateds
         if self._resets is not None:
-            # One may say of its reset, too, that the episode is over.
+            # Autoreset steps may have flags, too.
             ended &= ~self._resets
         self._resets = ended if count_nonzero(ended) else None
 
     @property
     def to_reset(self) -> int:
-        """How many environments the next step resets in place of stepping them."""
+        """Number of environments that the next step resets instead of stepping."""
         return 0 if self._resets is None else int(count_nonzero(self._resets))
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
-        """Bring raw steps into one form.
+        """Convert raw steps to a step result.
 
         Parameters
         ----------
@@ -193,7 +192,7 @@ class Environments(ABC):
         return StepResult(len(steps), leaves, *outcomes, spoken, self._autoreset_rows(masks))
 
     def _autoreset_rows(self, masks: Sequence[Flags | None]) -> Rows | None:
-        """Find the rows of several steps in which an environment was reset; None for none."""
+        """Return the rows of autoreset steps; None if there are none."""
         if {*map(type, masks)} == _NONE_TYPES:
             return None
         none = np.zeros(self.num_envs, np.bool_)
@@ -201,7 +200,7 @@ class Environments(ABC):
         return rows
 
     def _parts(self) -> list[Any]:
-        """Return the objects that are stepped, which have the state."""
+        """Return the stepped objects, which contain the state."""
         return [self.env]
 
     def state_dict(self) -> dict[str, Any]:
@@ -209,14 +208,14 @@ class Environments(ABC):
         return {"saved": save_environments(self._parts()), **{name: getattr(self, name) for name in self._kept}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Continue where environments made alike were; return whether these could be saved.
+        """Restore environments from `state_dict`; return whether these could be saved.
 
-        If not, nothing has changed: they must be reset.
+        Otherwise nothing changes, and the environments must be reset.
 
         Raises
         ------
         EnvironmentSpecError
-            If they are of other classes.
+            If the classes differ.
         """
         if not load_environments(self._parts(), state["saved"]):
             return False

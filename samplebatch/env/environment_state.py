@@ -1,4 +1,4 @@
-"""States of environments: pickled whole, with their generators, and put into environments that were made alike."""
+"""States of environments: pickled with their generators, and restored into environments of the same classes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, TypedDict
 from samplebatch.errors import EnvironmentSpecError
 
 _ARGUMENTS = "_ezpickle_args"
-"""The attribute that tells of Gymnasium's `EzPickle`, which pickles the arguments of an object, not its state."""
+"""The attribute of Gymnasium's `EzPickle`, which pickles the arguments of an object, not its state."""
 
 
 class SavedEnvironments(TypedDict):
-    """Environments as `save_environments` pickles them, a part of the state of collectors.
+    """Pickled environments in the state of collectors.
 
     Attributes
     ----------
     pickles
-        A pickle of each; None where one cannot be pickled.
+        One pickle per environment; None if one of them cannot be pickled.
     why
-        The reason then.
+        The reason, if so.
     """
 
     pickles: list[bytes] | None
@@ -38,12 +38,12 @@ def save_environments(envs: Sequence[Any]) -> SavedEnvironments:
 
 
 def load_environments(envs: Sequence[Any], saved: SavedEnvironments) -> bool:
-    """Let environments continue where others were; return whether these could be pickled.
+    """Restore environments from `save_environments`; return whether these could be pickled.
 
     Raises
     ------
     EnvironmentSpecError
-        If they are of other classes.
+        If the classes differ.
     """
     if saved["pickles"] is None:
         return False
@@ -53,14 +53,14 @@ def load_environments(envs: Sequence[Any], saved: SavedEnvironments) -> bool:
 
 
 def save_environment(env: Any) -> bytes:
-    """Pickle an environment with the wrappers around it, and all that it needs to continue exactly as it would have.
+    """Pickle an environment with its wrappers and generators, so that it resumes exactly.
 
-    Windows, fonts and pictures of pygame are left out, as they are drawn again.
+    Windows, fonts and images of pygame are left out, as they are drawn again.
 
     Raises
     ------
     Exception
-        Any, if a part of it cannot be pickled: a process, a simulator of another language.
+        Any, if a part cannot be pickled, such as a process or a simulator in another language.
 
     Examples
     --------
@@ -89,12 +89,12 @@ def save_environment(env: Any) -> bytes:
 
 
 def load_environment(env: Any, state: bytes) -> None:
-    """Let an environment continue where the one was that `save_environment` pickled.
+    """Restore an environment from `save_environment`.
 
     Raises
     ------
     EnvironmentSpecError
-        If that one was of another class.
+        If the class differs.
     """
     own = dict(_find_drawn(env))
 
@@ -107,13 +107,13 @@ def load_environment(env: Any, state: bytes) -> None:
         raise EnvironmentSpecError(
             f"the state of an environment must be one of a {type(env).__name__}, got one of a {type(loaded).__name__}"
         )
-    # The collector and its user know the environment by this very object.
+    # The collector and its user hold references to this object.
     env.__dict__.clear()
     env.__dict__.update(loaded.__dict__)
 
 
 def _find_drawn(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the attributes of an environment and its wrappers that belong to pygame, each with the way to it."""
+    """Yield the pygame attributes of an environment and its wrappers, each with its path."""
     known: set[int] = set()
     waiting: list[tuple[tuple[str, ...], Any]] = [((), env)]
     while waiting:
@@ -134,5 +134,5 @@ def _find_drawn(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def _fill(made: Any, attributes: dict[str, Any]) -> None:
-    """Give an object its attributes, in place of the ones that it would make itself."""
+    """Set the attributes of an object created without `__init__`."""
     made.__dict__.update(attributes)

@@ -1,4 +1,4 @@
-"""AsyncCollector: lets a policy act in those environments that are ready."""
+"""Collector that steps each environment as soon as it is ready."""
 
 from __future__ import annotations
 
@@ -32,32 +32,29 @@ if TYPE_CHECKING:
 
 
 class AsyncCollector(Collector):
-    """Let a policy act in environments that take long, or unequally long, to step: in each as soon as it is ready.
+    """Collector for environments whose steps take long, or unequally long: each is stepped as soon as it is ready.
 
-    Each environment is made and stepped in a process of its own. A vector environment waits in every step for the
-    slowest. Here an environment that has answered goes on, while the others are still under way. The policy gets a row
-    for each environment that is ready, and `batch.info.env_id` has their numbers; its recurrent state is kept for each
-    environment.
+    Each environment is created and stepped in its own process. A vector environment waits in every step for the
+    slowest; here, an environment that has answered continues while the others are still stepping. The policy receives
+    one row per ready environment, numbered by `batch.info.env_id`; its recurrent state is stored per environment.
 
-    Steps that are under way when `collect` returns go on meanwhile, and count in a later call. They were decided by
-    the policy as it was then. `reset_env` waits for them.
+    Steps in flight when `collect` returns continue meanwhile, and count in a later call. Their actions are those of
+    the earlier policy. `reset_env` waits for them.
 
-    With `n_step`, `collect` steps environments until that many steps have been kept: up to `num_envs` - 1 more. With
-    `n_episode`, the first `n_episode` environments begin an episode each, or go on in theirs, and whichever of them
-    ends one begins another as long as fewer than wanted have been begun. Every one that is begun is kept, whatever its
-    length: those that end first would mostly be short ones. Environments with nothing left to do rest, at the beginning
-    of an episode; those beyond the first `n_episode` rest where they are. Nothing is dropped, and nothing is reset
-    before the next call.
+    With `n_step`, `collect` steps environments until that many steps are stored: up to `num_envs` - 1 more. With
+    `n_episode`, the first `n_episode` environments start or continue an episode each, and an environment that completes
+    one starts another while fewer than `n_episode` have been started. Every started episode is stored, because the
+    episodes that end first are mostly short. Idle environments pause at the start of an episode; those beyond the first
+    `n_episode` pause where they are. No step is dropped, and no environment is reset before the next call.
 
-    Where an environment raises, hangs, or its process ends, `collect` raises `WorkerError`. Steps made until then are
-    in the buffer, if there is one, or in the next batch. After an environment has raised, the next call begins new
-    episodes in all; after a process has ended, every later call raises.
+    If an environment raises, hangs, or its process ends, `collect` raises `WorkerError`. The steps until then are in
+    the buffer, if there is one, or in the next batch. After an environment has raised, the next call starts new
+    episodes in all environments; after a process has ended, every later call raises.
 
-    Batches have the columns that those of `Collector` have and, by environment, the same trajectories: the same seed
-    gives the same data in each, independently of the others. But faster environments make more steps.
+    Batches have the columns of `Collector` and, per environment, the same trajectories: the same seed gives the same
+    data in each environment, independently of the others. Faster environments contribute more steps.
 
-    Processes ignore Ctrl-C, which is the parent's to handle, and end by themselves when their parent is gone, however
-    it ended.
+    Processes ignore Ctrl-C, which the parent handles, and exit when the parent process ends for any reason.
 
     Parameters
     ----------
@@ -73,18 +70,18 @@ class AsyncCollector(Collector):
     num_envs
         How many environments a single function or id makes; 1 by default.
     on_step_hook
-        As for `Collector`, but called on environments that were decided for at the same time.
+        As for `Collector`, but called on environments whose actions were computed together.
     wait_num
-        How many environments to wait for before the policy is asked again, those that begin an episode included; all
-        that are ready by then are taken. By default 1, so that nobody waits for another; all, if there is a
-        `timeout_s`. More of them make larger batches for the policy.
+        How many environments to wait for before the policy computes actions, resets included; all environments that are
+        ready by then are used. 1 by default, so that no environment waits for another; all, if `timeout_s` is given. A
+        larger number gives the policy larger batches.
     timeout_s
         Seconds after which fewer are enough, but at least one.
     start_method
         How processes start: `"spawn"`, `"forkserver"` or `"fork"`.
     stall_timeout_s
-        Seconds without an answer after which an environment that is waited for is taken to hang: its process is killed.
-        They have a minute in any case to start.
+        Seconds without an answer after which an environment is considered hung and its process is killed. Starting may
+        take a minute in any case.
 
     Raises
     ------
@@ -176,7 +173,7 @@ class AsyncCollector(Collector):
         return self._environments.pids
 
     def close(self) -> None:
-        """Close the environments; steps under way are waited for, ten seconds at the most, and dropped."""
+        """Close the environments; wait at most ten seconds for steps in flight, which are dropped."""
         super().close()
 
     @property
@@ -189,11 +186,11 @@ class AsyncCollector(Collector):
         self._pending.clear()
 
     def _reset_env(self, **arguments: Any) -> tuple[Any, Infos]:
-        # Steps that are under way count in the next call of `collect`.
+        # Steps in flight count in the next call of `collect`.
         self._ready[:] = False
         self._settle()
         returned = super()._reset_env(**arguments)
-        # What was returned shall stay as it is.
+        # The returned arrays must not change.
         self._obs = [leaf.copy() for leaf in self._obs or ()]
         self._said = infos_to_rows(returned[1], self.num_envs)
         self._ready[:] = True

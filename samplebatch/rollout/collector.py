@@ -1,4 +1,4 @@
-"""Collector: lets a policy act in Gymnasium environments; and what all collectors share."""
+"""Collector of steps in Gymnasium environments, and the base class of all collectors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Uncopied:
-    """An object with environments and a policy, which has a state, and is neither copied nor pickled itself."""
+    """Base of objects with environments and a policy: `state_dict` saves them, copies and pickles are rejected."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ColumnTypeError(
@@ -56,7 +56,7 @@ class Uncopied:
 
 
 class BaseCollector(Uncopied, ABC, Generic[BatchT]):
-    """One policy or several that act in environments; every step is kept, in a buffer or as a batch.
+    """Base of collectors: policies act in environments, and every step is stored in a buffer or a batch.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     @abstractmethod
     def _close(self) -> None:
-        """Close the environments, which are open."""
+        """Close the environments; called once."""
 
     # Resetting
 
@@ -115,7 +115,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         reset_stats: bool = True,
         gym_reset_kwargs: dict[str, Any] | None = None,
     ) -> tuple[Any, Any]:
-        """Reset the environments and, unless told otherwise, the buffer and the counts; return as `reset_env` does.
+        """Reset the environments and, by default, the buffer and the counts; return observations and infos.
 
         Parameters
         ----------
@@ -136,13 +136,13 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
     def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Start an episode in every environment, and return the observations and infos.
 
-        Episodes that were under way are cut off: in a buffer, their last steps become truncated.
+        Unfinished episodes are cut off: in a buffer, their last steps become truncated.
 
         Parameters
         ----------
         gym_reset_kwargs
-            Arguments of the environments' own `reset`, such as `seed` or `options`. Where an environment resets itself
-            after an episode, they are not used again.
+            Arguments of the environments' own `reset`, such as `seed` or `options`. They are not used again when an
+            environment resets after an episode.
 
         Raises
         ------
@@ -178,30 +178,30 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         reset_before_collect: bool = False,
         gym_reset_kwargs: dict[str, Any] | None = None,
     ) -> CollectStats[BatchT]:
-        """Collect steps or episodes into the buffer, or into the batch of the report.
+        """Collect steps or episodes into the buffer, or into the batch of the statistics.
 
         Parameters
         ----------
         n_step, n_episode
-            How many steps of all environments together, or how many episodes; one of the two. The class says how they
-            are shared out.
+            Number of steps of all environments together, or number of episodes; exactly one of the two. The class
+            describes how they are distributed over environments.
         random
-            Whether to act at random, instead of as the policy says.
+            Whether to draw random actions instead of asking the policy.
         render
             Seconds to wait after each step, once the environments have been rendered.
         reset_before_collect
-            Whether to begin new episodes first, without emptying the buffer.
+            Whether to start new episodes first, without emptying the buffer.
         gym_reset_kwargs
-            Arguments of the environments' own `reset`, for that, or for the first call.
+            Arguments of the environments' own `reset`, for that reset or for the first call.
 
         Raises
         ------
         ArgumentError
             If not exactly one of `n_step` and `n_episode` is positive.
         EnvironmentSpecError
-            If an environment does not keep to its interface; or the collector has been closed.
+            If an environment violates its interface, or the collector has been closed.
         PolicySpecError
-            If a policy gives no actions that fit.
+            If a policy returns no valid actions.
         PolicyNotFoundError
             If an agent has no policy.
         ColumnMismatchError
@@ -239,11 +239,11 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     @abstractmethod
     def _needs_reset(self, gym_reset_kwargs: dict[str, Any] | None) -> bool:
-        """Tell whether all environments must begin an episode before the next step."""
+        """Return whether all environments must start an episode before the next step."""
 
     @abstractmethod
     def _prepare(self, *, random: bool) -> None:
-        """Reject actions in another unit than that of steps that are recorded already."""
+        """Reject actions whose unit differs from the unit of recorded steps."""
 
     @abstractmethod
     def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None: ...
@@ -253,48 +253,48 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     @abstractmethod
     def _break_off(self) -> None:
-        """Leave a call of `collect` that has failed."""
+        """Clean up after a failed call of `collect`."""
 
     @abstractmethod
     def _report(self, constants: Mapping[str, int], began: float) -> CollectStats[BatchT]:
-        """Hand the steps over, with columns of one number each, and report on them."""
+        """Store the steps, with constant columns, and return their statistics."""
 
     # Resuming
 
     def _values(self) -> dict[str, Any]:
-        """Return copies of the attributes of plain values, by name; recurrent states without their graph."""
+        """Return copies of the plain attributes by name; recurrent states are detached."""
         kept = {name: getattr(self, name) for name in self._kept}
         return copy.deepcopy({name: detach(own) if name == _RECURRENT else own for name, own in kept.items()})
 
     @abstractmethod
     def _parts(self) -> Mapping[str, Any]:
-        """Return the parts that have a state of their own, by name."""
+        """Return the parts with their own state, by name."""
 
     @abstractmethod
     def _environment_parts(self) -> Sequence[Any]:
-        """Return the adapters of the environments; their `load_state_dict` tells whether these could be saved."""
+        """Return the adapters of the environments; `load_state_dict` returns whether these could be saved."""
 
     @abstractmethod
     def _begin_with_new_seeds(self) -> None:
-        """Leave the episodes under way, and let all environments be reset with seeds that they have not had."""
+        """Abandon unfinished episodes; the next reset uses new seeds."""
 
     def _settle(self) -> None:
-        """Wait for steps that are under way."""
+        """Wait for steps in flight."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the collector, for `load_state_dict`.
 
-        It has the generators of random actions and of environments, the counts, the episodes under way with their
-        returns and lengths, and the states of recurrent policies; not the policy, the hooks and the buffer, which have
-        states of their own. Environments are pickled, by value where they are of no module. Where one of them cannot
-        be, which those of processes and of some simulators cannot, all are left out, `why_reset` tells the reason, and
-        a collector that loads the state resets its environments.
+        It contains the generators of random actions and of environments, the counts, the unfinished episodes with their
+        returns and lengths, and the states of recurrent policies. The policy, the hooks and the buffer have their own
+        states. Environments are pickled, by value if they belong to no module. If one cannot be pickled, such as
+        environments in processes and some simulators, all are left out: `why_reset` is the reason, and a collector that
+        loads the state resets its environments.
 
         Returns
         -------
         dict
-            Plain values, arrays and tensors, which can be pickled, and `why_reset`: None if environments go on exactly.
+            Plain values, arrays and tensors, which can be pickled, and `why_reset`, None if environments resume.
 
         Examples
         --------
@@ -318,7 +318,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Continue where a collector was that was made with the same arguments; the seed is the one of that.
+        """Restore the state of a collector that was created with the same arguments, its seed included.
 
         Parameters
         ----------
@@ -330,13 +330,13 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         Raises
         ------
         UntrustedPickleError
-            If there are environments in it and `allow_pickle` is false. Nothing has changed then.
+            If the state contains environments and `allow_pickle` is false. The collector is unchanged.
         FormatError
-            If the state is not whole. Nothing has changed then.
+            If the state is incomplete. The collector is unchanged.
         ArgumentError
-            If it is of another kind of collector, or of another number of environments. Nothing has changed then.
+            If the class or the number of environments differs. The collector is unchanged.
         EnvironmentSpecError
-            If it is of environments of other classes. The episodes under way are over then.
+            If the classes of environments differ. Unfinished episodes are abandoned.
         """
         missing = [name for name in _NAMES if name not in state]
         if missing:
@@ -364,12 +364,12 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
 
 def leave_out_environments(state: Mapping[str, Any], why: str) -> dict[str, Any]:
-    """Copy the state of a collector or of workers without environments: whoever loads it begins new episodes.
+    """Copy the state of a collector or of workers without environments, so that new episodes start on loading.
 
     Parameters
     ----------
     state
-        What `state_dict` of a collector or of workers returned.
+        The `state_dict` of a collector or of workers.
     why
         The reason, for `why_reset`.
     """
@@ -384,69 +384,69 @@ def leave_out_environments(state: Mapping[str, Any], why: str) -> dict[str, Any]
 
 
 def has_pickles(state: Mapping[str, Any]) -> bool:
-    """Tell whether there are environments in the state of a collector."""
+    """Return whether the state of a collector contains environments."""
     return any(own["saved"]["pickles"] is not None for own in state["environments"])
 
 
 _MAX_CHUNK = 288
 _MAX_CHUNK_NBYTES = 1 << 25
-"""Steps of all environments, and bytes of observations, in a chunk: they are recorded together.
+"""Steps of all environments, and bytes of observations, that are recorded together.
 
-These are 256 steps and an eighth for those that resets take. Twice as many were not faster.
+These are 256 steps and an eighth for resets. Twice as many were not faster.
 """
 
 
 class Collector(BaseCollector[SampleBatch]):
-    """Let a policy act in one environment or many, and keep every step, in a buffer or as a batch.
+    """Collector of steps: a policy acts in one environment or many, and every step is stored in a buffer or a batch.
 
-    A policy always decides for all environments, row i for environment i. The steps that Gymnasium's vector
-    environments spend on resetting are left out, and what an episode's last step led to is always its last observation.
+    A policy always decides for all environments, row i for environment i. Autoreset steps of Gymnasium's vector
+    environments are left out, and the next observation of an episode's last step is always its final observation.
 
-    Without a buffer, `collect` returns a batch of the steps, those of an environment together and in order of time. Its
-    columns are `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`, and
+    Without a buffer, `collect` returns a batch of the steps, grouped by environment and in order of time. Its columns
+    are `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`, and
 
-    - `eps_id`: the episode, 63 random bits, unlike every other process's and every earlier run's, whatever the seed;
+    - `eps_id`: the episode, 63 random bits that differ between processes and runs, whatever the seed;
     - `env_id`: the environment, counted from 0; `agent_index`: 0;
     - `t`: steps since the episode began; `unroll_id`: the call of `collect`;
     - `policy`: what the policy returned under that name; `action_logp`, `action_prob`, `action_dist_inputs` and
       `vf_preds` if it returned them; `state_in_0`, ... the recurrent state before the step. A buffer gets the same
       columns, and `policy.hidden_state`, the state after the step, as Tianshou's collector writes it.
 
-    An episode goes on in the next call if it has not ended.
+    Unfinished episodes continue in the next call.
 
-    With `n_step`, `collect` steps all environments until that many steps have been kept: up to `num_envs` - 1 more.
-    With `n_episode`, an environment goes on after an episode as long as fewer episodes than wanted have been begun, so
-    that every one that is begun is kept, be it short or long. Environments with nothing left to do are stepped on,
-    because Gymnasium's vector environments only step together, but what they do is dropped; all environments are reset
-    before the next call then. Episodes that earlier calls have begun are among those counted.
+    With `n_step`, `collect` steps all environments until that many steps are stored: up to `num_envs` - 1 more. With
+    `n_episode`, an environment starts another episode while fewer than `n_episode` have been started, and every started
+    episode is stored, short or long. Idle environments are stepped as well, because Gymnasium's vector environments
+    only step together, but their steps are dropped; all environments are reset before the next call then. Unfinished
+    episodes of earlier calls count.
 
     Parameters
     ----------
     policy
-        Anything that `as_policy` takes: a callable on batches or observations, a torch module, an action space; or
-        `"random"`. If it has methods `map_action` or `add_exploration_noise`, they are used, as Tianshou's are.
+        Anything that `as_policy` accepts: a callable on batches or observations, a torch module, an action space; or
+        `"random"`. Its methods `map_action` and `add_exploration_noise` are used if it has them, as in Tianshou.
     env
         A Gymnasium environment; a list of environments, which are stepped one after the other in this process; a
         function that makes one, or its id, such as `"CartPole-v1"` (see `make_environment`), also in lists; or a
         vector environment in any autoreset mode, or one of Tianshou's: `DummyVectorEnv`, `SubprocVectorEnv`,
         `ShmemVectorEnv` or `RayVectorEnv`.
     buffer
-        A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with a ring for each; or a
-        `ReplayClient`, which gets the steps at the end of each call of `collect`.
+        A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with one ring per environment; or a
+        `ReplayClient`, which receives the steps at the end of each call of `collect`.
     num_envs
-        How many environments to make where `env` is a function or an id; by default 1.
+        How many environments to create if `env` is a function or an id; 1 by default.
     env_kwargs
-        Keyword arguments of the functions or ids that make environments.
+        Keyword arguments of the functions or ids that create environments.
     exploration_noise
-        Whether to let the policy's `add_exploration_noise` change the actions; or a function of actions and batch that
-        does. A policy that is `"random"` has none.
+        Whether to apply the policy's `add_exploration_noise` to the actions; or a function of actions and batch that
+        adds noise. The policy `"random"` has none.
     on_episode_done_hook
-        Called on the steps of every episode that ended, under Tianshou's names; what it returns, arrays with a row a
-        step by name, is kept with the steps. (See `EpisodeHook`.)
+        Called on the steps of every finished episode, under Tianshou's names; the arrays that it returns by name, one
+        row per step, are stored with the steps. (See `EpisodeHook`.)
     on_step_hook
-        Called on what was decided and on the transitions, to which it may add columns. (See `StepHook`.)
+        Called on the decisions and the transitions, to which it may add columns. (See `StepHook`.)
     hooks
-        Applied to the trajectories of every batch, as `postprocess` does it; only without a buffer.
+        Applied to the trajectories of every batch as in `postprocess`; only without a buffer.
     map_action
         How actions become what the environments take: `"clip"` to the bounds of the space, `"scale"` from [-1, 1] to
         them, or a function. By default what the policy's `map_action` does, if it has one. Kept are the actions before.
@@ -456,7 +456,7 @@ class Collector(BaseCollector[SampleBatch]):
         that draws nothing itself, the data are the same, `eps_id` aside. Without one, a vector environment of Tianshou
         keeps the seeds that it was given.
     infos
-        Whether to keep the infos; policies see them in any case.
+        Whether to store the infos; policies receive them in any case.
     worker_index
         The number of this collector among those of one run: its environments' `env_id` begin at `worker_index` times
         `num_envs`, and its `unroll_id` at 2^32 times as much.
@@ -470,8 +470,8 @@ class Collector(BaseCollector[SampleBatch]):
     Attributes
     ----------
     policy, env, buffer
-        As given, but for an algorithm, whose policy it is, and for `env` where that was a list, a function or an id: a
-        list of the environments.
+        The arguments. An algorithm is replaced by its policy; an `env` that is a list, a function or an id by a list of
+        the environments.
     num_envs
         How many environments there are.
     collect_step, collect_episode, collect_time
@@ -480,14 +480,14 @@ class Collector(BaseCollector[SampleBatch]):
     Raises
     ------
     EnvironmentSpecError
-        If there is no such environment, it is none of one agent, or the spaces of several differ.
+        If there is no such environment, it has several agents, or the spaces of several environments differ.
     PolicySpecError
-        If the policy cannot be asked for actions.
+        If the policy is of no supported kind.
     PolicyNotFoundError
         If one of the `hooks` names a policy other than `default_policy`.
     ArgumentError
-        If the buffer has not a ring for each environment, there are both a buffer and `hooks`, or `num_envs` is not the
-        number of environments. If the buffer stacks observations that the environment's wrapper has stacked already.
+        If the buffer has fewer rings than environments, both a buffer and `hooks` are given, or `num_envs` is not the
+        number of environments; or if the buffer stacks observations that the environment's wrapper stacks already.
 
     Examples
     --------
@@ -627,7 +627,7 @@ class Collector(BaseCollector[SampleBatch]):
 
     @property
     def _has_pending_steps(self) -> bool:
-        """Whether there are steps that the next batch begins with."""
+        """Whether recorded steps await the next batch."""
         return self._recorder.recorded > 0
 
     def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None:
@@ -644,9 +644,9 @@ class Collector(BaseCollector[SampleBatch]):
             self._obs = None
 
     def _collect_chunk(self, wanted: int, quota: EpisodeQuota | None, *, random: bool, render: float | None) -> None:
-        """Step all environments until there are so many steps, or all episodes have ended, and record a chunk of them.
+        """Step all environments, and record the steps as one chunk.
 
-        A chunk may be full before.
+        It ends with `wanted` steps, when all episodes of the quota have ended, or when the chunk is full.
         """
         limit, rows = 1, self.num_envs
         # A state may have to begin afresh after any step.
@@ -717,9 +717,9 @@ class Collector(BaseCollector[SampleBatch]):
 
 
 class EpisodeQuota:
-    """The episodes that a collection begins: as many as wanted, each kept to its end.
+    """Quota of episodes that a collection starts and completes.
 
-    To count the episodes that end first would prefer short ones.
+    Counting the episodes that end first would prefer short ones.
 
     Attributes
     ----------
@@ -742,13 +742,13 @@ class EpisodeQuota:
 
     @property
     def left(self) -> int:
-        """How many episodes have yet to end."""
+        """Number of episodes that have not ended."""
         return self._to_begin + int(np.count_nonzero(self.running))
 
     def is_spent_by(self, terminateds: npt.NDArray[np.bool_], truncateds: npt.NDArray[np.bool_]) -> bool:
-        """Tell whether no episode may be left to end, counting the ends of raw steps since the last `spend`.
+        """Return whether the quota may be complete, given the ends of raw steps since the last `spend`.
 
-        Autoreset steps that say so, too, are counted along: then there may be some left.
+        Autoreset steps with flags count as well, so some episodes may remain.
         """
         if not (np.count_nonzero(terminateds) or np.count_nonzero(truncateds)):
             return False
@@ -756,7 +756,7 @@ class EpisodeQuota:
         return self._seen_ends >= self.left
 
     def spend(self, ends: npt.NDArray[np.bool_]) -> Rows | None:
-        """Take notice of steps of all environments.
+        """Count the episodes that end in steps of all environments.
 
         Parameters
         ----------
@@ -765,7 +765,7 @@ class EpisodeQuota:
 
         Returns
         -------
-        Rows of all steps, one after the other, that do not count; None for none.
+        Rows of the flattened steps that do not count; None if all count.
         """
         steps = len(ends)
         self._seen_ends = 0
@@ -791,16 +791,16 @@ _STACKING_WRAPPERS = ("FrameStack", "FrameStackObservation")
 
 @runtime_checkable
 class RemoteBuffer(Protocol):
-    """A replay buffer in another process, which collectors and workers write to by whole fragments.
+    """Replay buffer in another process, to which collectors and workers write fragments.
 
-    It can be pickled, so that each worker writes to it from its own process.
+    It can be pickled, so that each worker writes to it directly.
     """
 
     def _add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Send the steps of a fragment; their ids tell which of them go on with an earlier one."""
+        """Send the steps of a fragment; episode ids connect it to earlier fragments."""
 
     def flush(self) -> None:
-        """Wait until all fragments are in the buffer."""
+        """Wait until the buffer contains all fragments."""
 
     def reset(self, keep_statistics: bool = False) -> None:
         """Empty the buffer."""
@@ -822,12 +822,12 @@ def check_order(owner: str, policy: Any, env: Any, *, makes_policy: bool = False
 
 
 def is_policy(env: Any) -> bool:
-    """Tell whether an argument is a policy and cannot be an environment."""
+    """Return whether an argument is a policy and cannot be an environment."""
     return is_random(env) or is_space(env) or is_module(env) or isinstance(env, Mapping)
 
 
 def is_environment(policy: Any) -> bool:
-    """Tell whether an argument is an environment, or a list of environments, and cannot be a policy."""
+    """Return whether an argument is an environment, or a list of environments, and cannot be a policy."""
     if isinstance(policy, list | tuple):
         return bool(policy) and all(map(is_environment, policy))
     if isinstance(policy, str):
@@ -841,7 +841,7 @@ def is_environment(policy: Any) -> bool:
 
 
 def _parameters(function: Any) -> list[inspect.Parameter] | None:
-    """List the parameters of a function; None for anything else, such as an object that is called."""
+    """List the parameters of a function; None for anything else, such as a callable object."""
     try:
         return list(inspect.signature(function).parameters.values()) if inspect.isroutine(function) else None
     except (TypeError, ValueError):
@@ -858,12 +858,12 @@ def check_amounts(n_step: int | None, n_episode: int | None) -> None:
 
 
 def as_remote(buffer: Any) -> RemoteBuffer | None:
-    """Return a buffer that takes fragments; None for none, and for one that takes steps into rings in this process."""
+    """Return the buffer if it accepts fragments; None without a buffer, and for buffers in this process."""
     return buffer if isinstance(buffer, RemoteBuffer) else None
 
 
 def check_buffer(buffer: Any, num_envs: int, *, several: bool = False) -> None:
-    """Refuse a buffer that a collector cannot write to; None, and one in another process, pass."""
+    """Reject a buffer that a collector cannot write to; None and remote buffers pass."""
     if buffer is None or as_remote(buffer) is not None:
         return
     # Collectors without a buffer do not load these modules.
@@ -886,7 +886,7 @@ def check_buffer(buffer: Any, num_envs: int, *, several: bool = False) -> None:
 
 
 def check_stacking(buffer: Any, env: Any) -> None:
-    """Reject a buffer that stacks observations which a wrapper of the environment has stacked already."""
+    """Reject a buffer that stacks observations if a wrapper of the environment stacks them already."""
     if buffer is None or as_remote(buffer) is not None or buffer.stack_num == 1 or buffer._table.last_frame:
         return
     for layer in env if isinstance(env, list | tuple) else getattr(env, "envs", None) or [env]:
@@ -901,5 +901,5 @@ def check_stacking(buffer: Any, env: Any) -> None:
 
 
 _RECURRENT = "_state"
-"""The attribute that holds the recurrent state of a policy, where a collector keeps that."""
+"""The attribute with the recurrent state of a policy, if a collector stores it."""
 _NAMES = ("collector", "num_envs", "values", "parts", "environments")

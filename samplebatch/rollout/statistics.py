@@ -168,10 +168,10 @@ def _sum_runs(eps_id: npt.NDArray[Any], agent: npt.NDArray[Any], rewards: npt.ND
 
 
 class RunningStatistics:
-    """Statistics of episodes over the fragments in which they come.
+    """Statistics of episodes that extend over several fragments.
 
-    `episode_statistics` knows a single batch; this knows the fragments before it, too, so that returns and lengths are
-    those of whole episodes wherever the fragments were cut. The parts of an episode come in order, others between them.
+    `episode_statistics` reads a single batch. This class also counts the fragments before it, so that returns and
+    lengths cover entire episodes wherever the fragments were cut. Parts of an episode must be added in order.
 
     Examples
     --------
@@ -190,24 +190,24 @@ class RunningStatistics:
         self._ended: dict[PolicyID, dict[str, Any]] = {}
         self._open: dict[Any, dict[tuple[PolicyID, Any], list[Any]]] = {}
         self._newest: dict[int, Any] = {}
-        """The newest of the open episodes of each environment, where `forget_cut_off` keeps watch."""
+        """The newest open episode of each environment, for `forget_cut_off`."""
 
     @property
     def unfinished(self) -> int:
-        """How many episodes have begun and not ended."""
+        """Number of episodes that have started and not ended."""
         return len(self._open)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
         """Add a fragment, and return the statistics of the episodes that ended with it.
 
-        A fragment that lacks one of the columns `eps_id`, `t`, `agent_index`, `rewards` and the flags counts nothing.
+        A fragment without one of the columns `eps_id`, `t`, `agent_index`, `rewards` and the flags counts nothing.
         """
         found = self.advance(fragment)
         self.include(found)
         return found
 
     def advance(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
-        """Return the statistics of the episodes that end with a fragment, without counting these as ended."""
+        """Return the statistics of the episodes that end with a fragment; `include` counts them."""
         policies = policies_of(fragment)
         ends = _ends_of(policies)
         if ends is None:
@@ -219,11 +219,11 @@ class RunningStatistics:
     def add_rows(
         self, policy: PolicyID, eps_id: npt.NDArray[Any], agent: npt.NDArray[Any], rewards: npt.NDArray[Any]
     ) -> None:
-        """Add steps of a policy's agents, those of an agent one after the other; recorders do."""
+        """Add steps of a policy's agents, grouped by agent."""
         self._open_runs(policy, _sum_runs(eps_id, agent, rewards))
 
     def end(self, eps_ids: Iterable[Any]) -> EpisodeStatistics:
-        """Return the statistics of episodes that have ended, whose steps were added, and forget them."""
+        """Return the statistics of finished episodes, and forget them."""
         ended: dict[PolicyID, dict[str, Any]] = {}
         episodes = 0
         for eps_id in eps_ids:
@@ -237,7 +237,7 @@ class RunningStatistics:
         return EpisodeStatistics(episodes, len(self._open), _by_policy(ended))
 
     def include(self, found: EpisodeStatistics) -> None:
-        """Count episodes that ended."""
+        """Count finished episodes."""
         self.episodes += found.episodes
         for policy, own in found.policies.items():
             ended = self._ended.setdefault(policy, {"episodes": 0, "returns": [], "lengths": []})
@@ -246,17 +246,17 @@ class RunningStatistics:
             ended["lengths"] += own.lengths.tolist()
 
     def statistics(self) -> EpisodeStatistics:
-        """Return the statistics of all episodes that ended so far, in the order in which they did."""
+        """Return the statistics of all finished episodes, in the order of their ends."""
         return EpisodeStatistics(self.episodes, len(self._open), _by_policy(self._ended))
 
     def clear(self) -> None:
-        """Forget the episodes that have not ended."""
+        """Forget unfinished episodes."""
         self._open, self._newest = {}, {}
 
     def forget_cut_off(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Forget episodes that will never end, once their environment has another one under way in a fragment.
+        """Forget episodes whose environment has another unfinished episode in a fragment.
 
-        All fragments must come from one run, in which no two environments have the same `env_id`.
+        All fragments must belong to one run, in which environments have distinct `env_id`s.
         """
         newest: dict[int, Any] = {}
         for steps in policies_of(fragment).values():
@@ -273,11 +273,11 @@ class RunningStatistics:
         self._newest |= newest
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the episodes that ended and those that have not, for `load_state_dict`."""
+        """Return finished and unfinished episodes, for `load_state_dict`."""
         return copy.deepcopy({name.strip("_"): value for name, value in vars(self).items()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the episodes of another object."""
+        """Restore the episodes from `state_dict`."""
         for name in ("episodes", "_ended", "_open", "_newest"):
             setattr(self, name, copy.deepcopy(state[name.strip("_")]))
 
@@ -303,7 +303,7 @@ BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
 
 
 class PrintedAsDict:
-    """Printing of a report's fields, those of reports within it included, as a dict."""
+    """Prints the fields of a report, nested reports included, as a dict."""
 
     def pprint_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> None:
         """Print the fields as a dict.
@@ -331,7 +331,7 @@ class PrintedAsDict:
 
 
 def _as_dict(report: Any) -> Any:
-    """Turn reports, and mappings of them, into dicts; other values stay, and are not copied."""
+    """Convert reports, and mappings of them, to dicts; other values are not copied."""
     if isinstance(report, PrintedAsDict):
         return {name: _as_dict(value) for name, value in vars(report).items()}
     return {name: _as_dict(value) for name, value in report.items()} if type(report) is dict else report
@@ -339,12 +339,12 @@ def _as_dict(report: Any) -> Any:
 
 @dataclass(frozen=True)
 class SequenceSummaryStats(PrintedAsDict):
-    """Mean, standard deviation, maximum and minimum of some numbers.
+    """Mean, standard deviation, maximum and minimum of a sequence of numbers.
 
     Attributes
     ----------
     mean, std, max, min
-        Of all numbers; the standard deviation is that of the numbers themselves (divided by n).
+        Statistics of all numbers; the standard deviation is the population's (divided by n).
     """
 
     mean: float
@@ -354,12 +354,12 @@ class SequenceSummaryStats(PrintedAsDict):
 
     @classmethod
     def from_single_value(cls, value: float) -> Self:
-        """Make the summary of one number."""
+        """Return the summary of one number."""
         return cls(float(value), 0.0, float(value), float(value))
 
     @classmethod
     def from_sequence(cls, numbers: npt.ArrayLike) -> Self | None:
-        """Sum up numbers of any shape; None if there are none.
+        """Summarize numbers of any shape; None if there are none.
 
         Examples
         --------
@@ -378,31 +378,30 @@ class SequenceSummaryStats(PrintedAsDict):
 
 @dataclass(frozen=True, repr=False)
 class CollectStats(PrintedAsDict, Generic[BatchT]):
-    """Report of one call of `collect`: episodes, steps, speed, returns and the batch.
+    """Statistics of one call of `collect`: episodes, steps, speed, returns and the batch.
 
     Attributes
     ----------
     n_collected_episodes
-        Episodes that ended.
+        Number of finished episodes.
     n_collected_steps
-        Steps that were made and kept.
+        Number of stored steps.
     collect_time
-        Seconds that it took.
+        Duration in seconds.
     collect_speed
         Steps per second.
     returns
-        Rewards of each episode that ended, summed from its first step on, even if that was in an earlier call; shape
-        (k,), in the order in which they ended.
+        Sum of rewards of each finished episode, shape (k,), in the order of their ends. Steps of earlier calls are
+        included.
     lens
-        Steps of each of them, shape (k,).
+        Number of steps of each finished episode, shape (k,).
     returns_stat, lens_stat
-        These in four numbers each; None if no episode ended.
+        Summaries of `returns` and `lens`; None if no episode ended.
     batch
-        The steps, stream by stream; None if they went to a buffer, which type checkers do not see.
+        The steps, grouped by stream; None if they are in a buffer, which type checkers do not see.
     policies
-        Where there are several agents, the same of each policy, by policy id: its agents' steps, and an entry for each
-        of them in each episode that ended. `returns` and `lens` have those of all policies then, one policy after the
-        other.
+        With several agents, the statistics of each policy, by policy id: the steps of its agents, and one entry per
+        agent and finished episode. `returns` and `lens` of the report then concatenate those of all policies.
     """
 
     n_collected_episodes: int = 0
@@ -430,7 +429,7 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
         return f"CollectStats({done} in {self.collect_time:.3g} s, {self.collect_speed:.0f} steps/s)"
 
     def _rows(self) -> list[list[str]]:
-        """Return the returns and lengths of episodes as cells, those of each policy after them."""
+        """Return the returns and lengths of episodes as cells, in total and by policy."""
         parts = {"": self, **{f"{policy} ": stats for policy, stats in self.policies.items()}}
         rows = []
         for prefix, stats in parts.items():
@@ -453,7 +452,7 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
         batch: BatchT | None = None,
         policies: Mapping[PolicyID, CollectStats[Any]] | None = None,
     ) -> Self:
-        """Make a report from counts.
+        """Create a report from counts.
 
         Examples
         --------
@@ -485,7 +484,7 @@ def report(
     time_s: float,
     batch: MultiAgentBatch | None,
 ) -> CollectStats[MultiAgentBatch]:
-    """Report on steps of several agents."""
+    """Create the report on steps of several agents."""
     policies = {}
     returns, lens = [np.empty(0)], [np.empty(0, np.int64)]
     for policy_id, steps in agent_steps.items():
