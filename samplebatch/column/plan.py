@@ -1,8 +1,8 @@
-"""Plan: where the columns of numbers of one Arrow schema lie, for files, fragments and samples.
+"""Plan: positions of the number columns of one Arrow schema, for files, fragments and samples.
 
-Arrow makes an array for each column and each level of lists in it, and looks at each type anew; for some rows that
-takes longer than copying them. A plan looks at the fields of a schema once. It takes only what the library itself
-writes: whatever is otherwise is left to Arrow, with its checks and its errors.
+Arrow creates an array for each column and each level of nested lists, and inspects each type again; for few rows that
+takes longer than copying them. A plan inspects the fields of a schema once. It accepts only the layout that the library
+writes: Arrow reads everything else, with its checks and errors.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Bytes = npt.NDArray[np.uint8]
 _ALIGNED: Final = 7
 """Bits of an offset at which not every dtype can be read."""
 _PREFIX: Final = struct.Struct("<Ii")
-"""At the beginning of a message: the mark that one follows, and the bytes that describe it."""
+"""Start of a message: the continuation marker and the size of its metadata."""
 _CONTINUED: Final = 0xFFFFFFFF
 _MAX_HEAD_NBYTES: Final = 1 << 16
 _BLANK_NBYTES: Final = 1 << 13
-"""Bytes of a stream up to which one copy costs less than those of its pieces."""
+"""Maximum size of a stream for which one copy is faster than copying its parts."""
 
 _ABSENT: Final = {type(None)}
 """Types of the validity buffers of an array without nulls."""
@@ -53,7 +53,7 @@ class _Column(NamedTuple):
 
 
 class Plan:
-    """Plan by which columns of one schema, all of them numbers without nulls, become arrays and Arrow data.
+    """Positions of the columns of one schema, all of them numbers without nulls, to convert them to arrays and back.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ class Plan:
     # Reading
 
     def view(self, data: pa.Buffer, body: Body, chosen: list[str]) -> Arrays | None:
-        """View columns of a record batch in the bytes of a file; None if it lies otherwise than the library writes it.
+        """View columns of a record batch in the bytes of a file; None if it does not have the library's layout.
 
         Raises
         ------
@@ -159,12 +159,12 @@ class Plan:
     # Writing
 
     def fits(self, columns: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Tell whether arrays are the columns of such a record batch: all of them, in their order, of one length."""
+        """Return whether arrays are the columns of such a record batch: complete, in order and of equal length."""
         if len(columns) != len(self._columns):
             return False
         count = -1
-        for (own, column), (name, values) in zip(self._columns.items(), columns.items(), strict=True):
-            if name != own or values.shape[1:] != column.row_shape or values.dtype != column.dtype:
+        for (expected, column), (name, values) in zip(self._columns.items(), columns.items(), strict=True):
+            if name != expected or values.shape[1:] != column.row_shape or values.dtype != column.dtype:
                 return False
             if not values.flags.c_contiguous or (len(values) != count and count >= 0):
                 return False
@@ -183,7 +183,6 @@ _plans = Recent[bytes, Plan | None](limit=64)
 
 
 def _encode(arrow: pa.DataType, count: int, values: pa.Buffer) -> pa.Array:
-    """View the bytes of values as an Arrow array of a number of rows."""
     if isinstance(arrow, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(arrow, _encode(arrow.storage_type, count, values))
     if isinstance(arrow, pa.FixedSizeListType):
@@ -208,8 +207,8 @@ class Place(NamedTuple):
 class StreamLayout:
     """Layout of Arrow streams of one record batch, of one plan and one number of rows, for many samples of one form.
 
-    A stream is its head, which has the schema and says where the buffers of the record batch lie, and these buffers. A
-    stream that has the same bytes beside its columns as one that Arrow read is viewed as that one.
+    A stream is its head, with the schema and the positions of the record batch's buffers, followed by these buffers. A
+    stream with the same bytes outside of its columns as one that Arrow has read is viewed in the same way.
 
     Parameters
     ----------
@@ -218,7 +217,7 @@ class StreamLayout:
     stream
         A stream of this form, shape (nbytes,).
     head
-        The bytes that it begins with, up to the buffers.
+        The bytes before the buffers.
 
     Attributes
     ----------
@@ -250,7 +249,7 @@ class StreamLayout:
         self.nbytes = stream.nbytes
         self.places: Mapping[str, Place] = dict(places)
         self._beside = _bytes_beside(self.places, stream, len(head))
-        """Bytes after the head that are no column's, and where they begin: paddings, and the end."""
+        """Bytes after the head that belong to no column, with their offsets: paddings, and the end."""
         self._blank = stream.tobytes() if stream.nbytes <= _BLANK_NBYTES else None
         """A stream that is small, to be copied at once and written over."""
 
@@ -277,11 +276,11 @@ class StreamLayout:
     # Writing
 
     def fits(self, columns: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Tell whether arrays are the columns of such a stream: all of them, in their order, and no others."""
+        """Return whether arrays are the columns of such a stream: complete and in order."""
         if len(columns) != len(self.places):
             return False
-        for (own, (_, dtype, shape)), (name, values) in zip(self.places.items(), columns.items(), strict=True):
-            if name != own or values.shape != shape or values.dtype != dtype:
+        for (expected, (_, dtype, shape)), (name, values) in zip(self.places.items(), columns.items(), strict=True):
+            if name != expected or values.shape != shape or values.dtype != dtype:
                 return False
         return True
 
@@ -300,7 +299,7 @@ class StreamLayout:
         copy_all(targets, list(columns.values()), self.nbytes)
 
     def _write_beside(self, out: Bytes) -> None:
-        """Write all bytes of a stream but those of its columns into memory, shape (nbytes,)."""
+        """Write all bytes of a stream outside of its columns into memory, shape (nbytes,)."""
         view = out.data
         if self._blank is not None:
             view[:] = self._blank
@@ -312,7 +311,7 @@ class StreamLayout:
     # Reading
 
     def matches(self, stream: Bytes) -> bool:
-        """Tell whether a stream that begins with `head` has the same bytes beside its columns, shape (m,)."""
+        """Return whether a stream that begins with `head` has the same bytes outside of its columns, shape (m,)."""
         if stream.nbytes < self.nbytes:
             return False
         return all(stream[start : start + len(part)].tobytes() == part for start, part in self._beside)
@@ -322,22 +321,22 @@ class StreamLayout:
 
         Arrays at an address where their dtype cannot be read are copied. The others are read-only if `stream` is.
         """
-        found = {}
+        arrays = {}
         for name, (start, dtype, shape) in self.places.items():
             values = _ndarray(shape, dtype, stream, start)
-            found[name] = values if values.flags.aligned else memory.copy_of(values)
-        return found
+            arrays[name] = values if values.flags.aligned else memory.copy_of(values)
+        return arrays
 
 
 def _bytes_beside(places: Mapping[str, Place], stream: Bytes, start: int) -> list[tuple[int, bytes]]:
-    """Copy the bytes of a stream from a place on that are no column's, each run with the place where it begins."""
+    """Copy the bytes of a stream from `start` on that belong to no column: runs with their offsets."""
     spans = sorted((place.start, place.start + place.nbytes) for place in places.values())
-    found = []
+    runs = []
     for first, stop in [*spans, (stream.nbytes, stream.nbytes)]:
         if first > start:
-            found.append((start, stream[start:first].tobytes()))
+            runs.append((start, stream[start:first].tobytes()))
         start = max(start, stop)
-    return found
+    return runs
 
 
 def head_of(stream: Bytes) -> bytes | None:
@@ -350,13 +349,13 @@ def head_of(stream: Bytes) -> bytes | None:
     >>> head_of(np.zeros(8, np.uint8)) is None
     True
     """
-    stop, most = 0, min(stream.nbytes, _MAX_HEAD_NBYTES)
+    stop, limit = 0, min(stream.nbytes, _MAX_HEAD_NBYTES)
     for _ in range(2):
-        if stop + _PREFIX.size > most:
+        if stop + _PREFIX.size > limit:
             return None
         mark, described = _PREFIX.unpack_from(stream.data, stop)
         stop += _PREFIX.size + described
-        if mark != _CONTINUED or described <= 0 or stop > most:
+        if mark != _CONTINUED or described <= 0 or stop > limit:
             return None
     return stream[:stop].tobytes()
 
