@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
+from gymnasium import spaces
+
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, near_names
 from samplebatch.learn.algorithm import Algorithm
 from samplebatch.learn.behaviour_cloning import BehaviourCloning, ImitationPolicy
@@ -108,7 +110,7 @@ _ASYNCHRONOUS = _COMMON | {
     "num_envs": 16,
     "batch_size": 256,
     "epoch_num_steps": 10_240,
-    "collection_step_num_env_steps": 1024,
+    "collection_step_num_env_steps": 512,
     "ent_coef": 0.003,
     "max_grad_norm": 0.5,
     "advantage_normalization": True,
@@ -214,7 +216,7 @@ def _check_discrete(act: Space, name: str) -> None:
 
 
 def _actor(obs: Space, act: Space, settings: Settings) -> nn.Module:
-    head = DiscreteActor if _is_discrete(act) else ContinuousActorProbabilistic
+    head = ContinuousActorProbabilistic if isinstance(act, spaces.Box) else DiscreteActor
     return head.for_space(_body(obs, settings), act)
 
 
@@ -318,7 +320,7 @@ RECIPES: Mapping[str, Recipe] = {
         IMPALA,
         OnPolicyTrainerParams,
         _make_actor_critic(IMPALA),
-        _ASYNCHRONOUS | {"lr": 2e-3, "batch_size": 128},
+        _ASYNCHRONOUS | {"lr": 7e-4, "collection_step_num_env_steps": 256, "gae_lambda": 0.95},
     ),
     "appo": Recipe(
         "asynchronous proximal policy optimization, for any actions; with --workers, they never wait",

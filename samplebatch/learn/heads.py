@@ -15,6 +15,7 @@ from torch import nn
 
 from samplebatch.arguments import whole
 from samplebatch.errors import ArgumentError
+from samplebatch.learn.joint_actions import JOINT_SPACES, JointActions
 from samplebatch.learn.networks import (
     FOR_SPACE,
     MLP,
@@ -73,8 +74,8 @@ class DiscreteActor(VectorOutput):
 
     @classmethod
     def for_space(cls, body: nn.Module, action_space: Space) -> Self:
-        """Create an actor that returns a logit for each action of a Discrete space from the features of a body."""
-        return cls(body, _choices(action_space), softmax_output=False)
+        """Create an actor for a Discrete space, a logit per action, or for a space that `JointActions` splits."""
+        return cls(body, _logits(action_space), softmax_output=False)
 
     def get_preprocess_net(self) -> nn.Module:
         """Return the network that computes the features."""
@@ -452,6 +453,10 @@ def _width(body: nn.Module) -> int:
             f"preprocess_net must have the width of its features as output_dim, got a {type_name(body)} without it"
         )
     return width
+
+
+def _logits(space: Space) -> int:
+    return JointActions(space).output_dim if isinstance(space, JOINT_SPACES) else _choices(space)
 
 
 def _choices(space: Space) -> int:

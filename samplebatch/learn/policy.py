@@ -21,8 +21,9 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.nested.node import KINDS, NODE, node, set_unit, unit_of, values_of
 from samplebatch.errors import ArgumentError, ColumnMismatchError, PolicySpecError
+from samplebatch.learn.joint_actions import JOINT_SPACES, JointActions
 from samplebatch.learn.networks import ask, first_parameter, set_training
-from samplebatch.policy.action_map import unit_of_policy
+from samplebatch.policy.action_map import unit_of_policy, unit_of_space
 
 Array = npt.NDArray[Any]
 
@@ -86,6 +87,8 @@ class Policy(nn.Module, ABC):
     _action_spaces: ClassVar[Any] = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box
     _action_words: ClassVar[str] = "a Discrete, MultiDiscrete, MultiBinary or Box"
     """The kinds of spaces that the policy can act in, and how its error names them."""
+    _joint: JointActions | None = None
+    """The layout of actions with several parts, where the policy draws them by `JointActions`."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Reject unknown arguments with the near names."""
@@ -180,6 +183,10 @@ class Policy(nn.Module, ABC):
         """The unit of the policy's actions; of a `map_action` of its own, a function that is not recorded."""
         if type(self).map_action is not Policy.map_action:
             return ActionUnit("function")
+        if self._joint is not None:
+            # Box leaves are clipped, which no unit describes for a part of an action.
+            has_box = any(isinstance(leaf, spaces.Box) for leaf in self._joint.leaves)
+            return ActionUnit("function") if has_box else unit_of_space(self.action_space)
         return unit_of_policy(self.action_space, self.action_bound_method, self.action_scaling)
 
     @abstractmethod
@@ -232,9 +239,7 @@ class Policy(nn.Module, ABC):
                     return _tensors(held[rest], device, dtype), _tensors(held[name], device, dtype).bool()
         return _tensors(obs, device, dtype), None
 
-    def compute_action(
-        self, obs: Any, info: Mapping[str, Any] | None = None, state: Any = None
-    ) -> npt.NDArray[Any] | int:
+    def compute_action(self, obs: Any, info: Mapping[str, Any] | None = None, state: Any = None) -> Any:
         """Choose the action of one environment, as it takes it: without exploration noise, and mapped.
 
         Parameters
@@ -248,20 +253,22 @@ class Policy(nn.Module, ABC):
 
         Returns
         -------
-        An integer for a Discrete space, else an array.
+        An integer for a Discrete space, a dict or tuple for such a space, else an array.
         """
         named = values_of(obs)
         rows = np.asarray(obs)[None] if named is None else Batch.stack([Batch(named)])
         asked = {"obs": rows} if info is None else {"obs": rows, "info": Batch.stack([Batch(info)])}
         with torch.no_grad():
             act = self.map_action(self(node(Batch, asked), state).act)
+        if self._joint is not None:
+            return self._joint.row(act, 0)
         return int(act[0]) if isinstance(self.action_space, spaces.Discrete) else act[0]
 
-    def map_action(self, act: Any) -> Array:
+    def map_action(self, act: Any) -> Any:
         """Map actions to those that environments take; they are stored as they were.
 
         Actions of a Box are bounded by the policy's method, then scaled to the space if they are to be; those of a
-        Discrete space begin at its `start`.
+        Discrete space begin at its `start`. Box leaves of a Dict or Tuple space are clipped to their bounds.
 
         Parameters
         ----------
@@ -273,6 +280,8 @@ class Policy(nn.Module, ABC):
         PolicySpecError
             If actions to be scaled lie outside [-1, 1].
         """
+        if self._joint is not None:
+            return self._joint.clip(act)
         array: Array = act if type(act) is np.ndarray else to_numpy(act)
         space = self.action_space
         if isinstance(space, spaces.Discrete):
@@ -290,12 +299,14 @@ class Policy(nn.Module, ABC):
         scaled: Array = space.low + (space.high - space.low) * (array + 1.0) / 2.0
         return scaled
 
-    def map_action_inverse(self, act: Any) -> Array:
+    def map_action_inverse(self, act: Any) -> Any:
         """Map actions that environments take to those of the policy.
 
         Collectors do so with random actions. Those at a bound, which `"tanh"` never reaches, become large, not
         infinite.
         """
+        if self._joint is not None:
+            return act
         array: Array = act if type(act) is np.ndarray else to_numpy(act)
         space = self.action_space
         if isinstance(space, spaces.Discrete):
@@ -473,7 +484,8 @@ class ProbabilisticActorPolicy(Policy):
         From observations to the parameters of a distribution, and to a state if it is recurrent.
     dist_fn
         From these parameters to a torch distribution. By default, a categorical distribution for discrete actions (of
-        probabilities if the actor has `softmax_output`, of logits otherwise) and normal distributions for a Box. A
+        probabilities if the actor has `softmax_output`, of logits otherwise), normal distributions for a Box, and
+        `JointActions` for MultiDiscrete, MultiBinary, Dict and Tuple spaces. A
         distribution of scalars per action dimension is summed over the dimensions.
     deterministic_eval
         Whether the most likely action is taken outside of training steps.
@@ -489,6 +501,8 @@ class ProbabilisticActorPolicy(Policy):
     torch.Size([4])
     """
 
+    _action_spaces: ClassVar[Any] = (spaces.Discrete, spaces.Box, *JOINT_SPACES)
+    _action_words = "a Discrete, MultiDiscrete, MultiBinary, Box, Dict or Tuple"
     records_log_probability: bool = False
     """Whether actions come with their log-probability, as `action_logp`; `IMPALA` and `APPO` need the column."""
 
@@ -508,6 +522,8 @@ class ProbabilisticActorPolicy(Policy):
         super().__init__(action_space, observation_space, scaling, action_bound_method if box else None)
         self.actor = actor
         self._is_softmax = bool(getattr(actor, "softmax_output", False))
+        if dist_fn is None and isinstance(action_space, JOINT_SPACES):
+            self._joint = dist_fn = JointActions(action_space)
         if dist_fn is None:
             for_choices = categorical_of_probabilities if self._is_softmax else categorical
             dist_fn = diagonal_normal if box else for_choices
@@ -532,7 +548,9 @@ class ProbabilisticActorPolicy(Policy):
         """
         obs, mask = self.observations(batch)
         output, after = ask(self.actor, obs, state)
-        if mask is not None:
+        if mask is not None and self._joint is not None:
+            output = self._joint.mask(output, mask)
+        elif mask is not None:
             output = output.masked_fill(~mask, 0.0 if self._is_softmax else torch.finfo(output.dtype).min)
         if steps is not None:
             output = tuple(part[steps] for part in output) if isinstance(output, tuple) else output[steps]

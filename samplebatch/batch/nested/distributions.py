@@ -77,6 +77,8 @@ def slice_distribution(dist: D, selection: Selection) -> D:
     if isinstance(dist, Independent):
         inner = slice_distribution(dist.base_dist, selection)
         return type(dist)(inner, dist.reinterpreted_batch_ndims, validate_args=False)
+    if hasattr(type(dist), "take_rows"):
+        return type(dist).take_rows(dist, selection.of_tensor)  # type: ignore[attr-defined, no-any-return]
     parameters = parameters_of(dist)
     if not parameters or not all(isinstance(value, torch.Tensor) for value in parameters.values()):
         raise TypeError("a distribution must declare its parameters for its rows to be taken")
