@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
-from gymnasium import spaces
-
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, near_names
 from samplebatch.learn.algorithm import Algorithm
 from samplebatch.learn.behaviour_cloning import BehaviourCloning, ImitationPolicy
@@ -216,7 +214,7 @@ def _check_discrete(act: Space, name: str) -> None:
 
 
 def _actor(obs: Space, act: Space, settings: Settings) -> nn.Module:
-    head = ContinuousActorProbabilistic if isinstance(act, spaces.Box) else DiscreteActor
+    head = ContinuousActorProbabilistic if hasattr(act, "low") else DiscreteActor
     return head.for_space(_body(obs, settings), act)
 
 
