@@ -572,3 +572,17 @@ def test_a_damaged_state_leaves_the_table_as_it_was(name, value):
     with pytest.raises(SampleBatchError):
         other.load_state_dict({**table.freeze(), name: value})
     assert other.take(1, columns=["z"])["key"].tolist() == [9]
+
+
+def test_groups_of_text_stay_apart_when_old_names_are_dropped():
+    table = RowTable("rows", 20, group="uid")
+    table.put([-1, -2], {"uid": ["first", "first"]})
+    for step in range(1500):
+        table.put([2 * step, 2 * step + 1], {"uid": [f"g{step}", f"g{step}"]})
+        if step < 3:
+            continue
+        table.remove([2 * (step - 3), 2 * (step - 3) + 1])
+    assert len(table._rows._groups) < 1100
+    assert table.take(2, by_group=True)["uid"].tolist() == ["first", "first"]
+    for step in (1497, 1498, 1499):
+        assert table.take(2, by_group=True)["uid"].tolist() == [f"g{step}", f"g{step}"]
