@@ -1,4 +1,4 @@
-"""Exact casts: conversions that change no value, of arrays and of what environments and policies return."""
+"""Exact casts of arrays and of values that environments and policies return."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ _KIND_RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 
 
 def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Convert an array to a dtype of the same or a wider kind, or give None if a value would change.
+    """Cast an array to a dtype of the same or a wider kind; None if a value would change.
 
     >>> cast_exactly(np.array([1, 2]), np.dtype("f4")), cast_exactly(np.array([1.5]), np.dtype("i8"))
     (array([1., 2.], dtype=float32), None)
     >>> cast_exactly(np.array([2**53 + 1]), np.dtype("f8")) is None
     True
     """
-    given = array.dtype
-    if given == dtype:
+    source = array.dtype
+    if source == dtype:
         return array
-    if holds(dtype, given):
+    if holds(dtype, source):
         return array.astype(dtype)
-    if _KIND_RANK.get(given.kind, 9) > _KIND_RANK.get(dtype.kind, -1):
+    if _KIND_RANK.get(source.kind, 9) > _KIND_RANK.get(dtype.kind, -1):
         return None
     if not array.size:
         return array.astype(dtype)
     if dtype.kind in "iu":
         bounds = np.iinfo(dtype)
         return array.astype(dtype) if int(array.min()) >= bounds.min and int(array.max()) <= bounds.max else None
-    if given.kind in "iu":
+    if source.kind in "iu":
         with np.errstate(over="ignore"):
             cast = array.astype(dtype)
         real = cast.real
-        # Past the integer's own range the way back is undefined.
-        exact = bool(np.isfinite(real).all()) and float(real.max()) < 2.0 ** (8 * given.itemsize - (given.kind == "i"))
-        return cast if exact and bool(np.array_equal(real.astype(given), array)) else None
+        # The cast back is undefined outside the integer's range.
+        exact = bool(np.isfinite(real).all()) and float(real.max()) < 2.0 ** (
+            8 * source.itemsize - (source.kind == "i")
+        )
+        return cast if exact and bool(np.array_equal(real.astype(source), array)) else None
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     # Part by part, because a complex number counts as NaN, and as equal to any other such, if either of its parts is.
@@ -50,15 +52,13 @@ def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[A
 
 
 def _parts(new: npt.NDArray[Any], old: npt.NDArray[Any]) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Pair real parts, and imaginary ones where the old values have them."""
+    """Pair real parts, and imaginary parts of complex arrays."""
     pairs = [(new.real, old.real)]
     return [*pairs, (new.imag, old.imag)] if old.dtype.kind == "c" else pairs
 
 
 def as_flags(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.bool_]:
-    """Convert numbers to flags.
-
-    Raises ColumnMismatchError if one is neither 0 nor 1; names the column.
+    """Cast numbers to flags; raises ColumnMismatchError with the column if one is not 0 or 1.
 
     >>> as_flags(np.array([0.0, 1.0]), "terminated")
     array([False,  True])
@@ -72,7 +72,7 @@ def as_flags(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.bool_]:
 
 
 def wider(stored: np.dtype[Any], new: np.dtype[Any]) -> Sequence[np.dtype[Any]]:
-    """List the dtypes that might hold the values of both, the likeliest first; `cast_exactly` tells whether one does.
+    """Return dtypes that may represent both exactly, likeliest first; `cast_exactly` decides.
 
     >>> wider(np.dtype("i8"), np.dtype("f8")), wider(np.dtype("i8"), np.dtype("U3"))
     ((dtype('float64'), dtype('float64')), ())
@@ -89,13 +89,13 @@ def wider(stored: np.dtype[Any], new: np.dtype[Any]) -> Sequence[np.dtype[Any]]:
 
 
 Refuse = Callable[[str, int | None], SampleBatchError]
-"""Makes the error of a sentence about a column, and of the row that is at fault; None if that is no single one."""
+"""Creates the error from a sentence about a column and the invalid row, or None if it is not a single row."""
 
 FLOAT, BOOL = np.dtype(np.float64), np.dtype(np.bool_)
-"""The dtypes of rewards and of flags."""
+"""Dtypes of rewards and flags."""
 
 FLOATS, BOOLS = frozenset({float, np.float64, np.float32}), frozenset({bool, np.bool_})
-"""Types of numbers that these dtypes hold, each of them exactly."""
+"""Types of numbers that these dtypes represent exactly."""
 
 _TYPES = {FLOAT: FLOATS, BOOL: BOOLS}
 _NUMBERS = "biuf"
@@ -104,28 +104,28 @@ _NUMBERS = "biuf"
 def exact_rows(
     name: str, values: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse
 ) -> npt.NDArray[Any]:
-    """Convert values to an array of a declared dtype and shape in which each is equal to the one given.
+    """Cast values exactly to a declared dtype and shape.
 
-    Floats of a wider dtype than a declared float dtype keep theirs, so that nothing is rounded. Every other value has
-    to be one of the declared dtype. Trailing axes of length 1 beyond the shape are dropped.
+    Floats of a wider dtype than a declared float dtype keep it, so that nothing is rounded. Trailing axes of length 1
+    beyond the shape are removed.
 
     Parameters
     ----------
     name
-        The column's name, for the error.
+        Name of the column, for the error.
     values
-        An array, or nested sequences; not copied if it fits as it is.
+        An array or nested sequences; not copied if dtype and shape match.
     dtype
         A dtype of bool, integers or floats.
     shape
-        Rows first.
+        Shape, rows first.
     refuse
-        Makes the error.
+        Creates the error.
 
     Raises
     ------
     SampleBatchError
-        The error that `refuse` makes, if the values are no numbers, have another shape or would change.
+        The error from `refuse`, if values are not numeric, have another shape or would change.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def exact_rows(
 
 
 def exact_number(name: str, value: Any, dtype: np.dtype[Any], refuse: Refuse) -> Any:
-    """Convert a single reward or flag exactly; see `exact_rows`.
+    """Cast a single reward or flag exactly; see `exact_rows`.
 
     >>> exact_number("rewards", 7, FLOAT, lambda sentence, row: SampleBatchError(sentence)).item()
     7.0
@@ -156,7 +156,7 @@ def exact_number(name: str, value: Any, dtype: np.dtype[Any], refuse: Refuse) ->
 def exact_outcomes(
     rewards: Sequence[Any], terminateds: Sequence[Any], truncateds: Sequence[Any], refuse: Refuse
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Convert the reward and the flags of each of n environments exactly, to shape (n,) each; see `exact_rows`.
+    """Cast the rewards and flags of n environments exactly, to shape (n,) each; see `exact_rows`.
 
     >>> exact_outcomes([1.5, 2], (False, 1), [False, False], lambda sentence, row: SampleBatchError(sentence))
     (array([1.5, 2. ]), array([False,  True]), array([False, False]))
@@ -175,10 +175,9 @@ def exact_outcomes(
 def nearest_rows(
     name: str, values: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse
 ) -> npt.NDArray[Any]:
-    """Convert values as `exact_rows` does, but round floats to a declared float dtype.
+    """Cast values like `exact_rows`, but round floats to a declared float dtype.
 
-    That is the rule of Gymnasium's vector environments, for values that stand beside others that these have rounded. A
-    finite value that would become infinite is refused.
+    Gymnasium's vector environments round in the same way. Overflow of a finite value to infinity is an error.
     """
     array = _numbers(values, shape)
     if array is not None:
@@ -187,7 +186,7 @@ def nearest_rows(
 
 
 def _numbers(values: Any, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
-    """View values as an array of real numbers of a shape, or give None."""
+    """View values as a numeric array of a shape, or return None."""
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, RuntimeError):
@@ -200,7 +199,7 @@ def _numbers(values: Any, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
 
 
 def _rounds(values: Any, array: npt.NDArray[Any]) -> bool:
-    """Tell whether NumPy has rounded integers that stand beside floats in a sequence."""
+    """Return whether NumPy rounded integers in a sequence with floats."""
     if isinstance(values, np.ndarray) or array.dtype.kind != "f" or not array.ndim:
         return False
     types = set(map(type, values))
@@ -210,24 +209,24 @@ def _rounds(values: Any, array: npt.NDArray[Any]) -> bool:
 
 
 def _in_dtype(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Convert numbers exactly, keep a wider float dtype, or give None if a number would change."""
-    given = array.dtype
-    if given == dtype or (given.kind == "f" == dtype.kind and not holds(dtype, given) and given.itemsize <= 8):
+    """Cast numbers exactly or keep a wider float dtype; None if a number would change."""
+    source = array.dtype
+    if source == dtype or (source.kind == "f" == dtype.kind and not holds(dtype, source) and source.itemsize <= 8):
         return array
     exact = cast_exactly(array, dtype)
-    if exact is not None or dtype.kind == "f" or given.kind == "b" or (dtype.kind in "iu" and given.kind != "f"):
+    if exact is not None or dtype.kind == "f" or source.kind == "b" or (dtype.kind in "iu" and source.kind != "f"):
         return exact
     if dtype.kind in "iu":
         bounds = np.iinfo(dtype)
-        # Past the integers' own range the way back is undefined, and their largest may be no float.
+        # The cast back is undefined outside the integers' range, and floats may lack their maximum.
         if not (np.isfinite(array).all() and (array >= bounds.min).all() and (array < float(bounds.max) + 1.0).all()):
             return None
     cast = array.astype(dtype)
-    return cast if np.array_equal(cast.astype(given), array) else None
+    return cast if np.array_equal(cast.astype(source), array) else None
 
 
 def _nearest(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Round floats, or convert other numbers exactly; give None if a number does not fit."""
+    """Round floats, or cast other numbers exactly; None if a number does not fit."""
     if not array.dtype.kind == "f" == dtype.kind:
         return _in_dtype(array, dtype)
     with np.errstate(over="ignore"):
@@ -238,7 +237,7 @@ def _nearest(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] 
 def _row_by_row(
     name: str, values: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse, convert: Callable[..., Any]
 ) -> npt.NDArray[Any]:
-    """Convert values that NumPy cannot join without loss; the first row that does not fit by itself is refused."""
+    """Cast values that NumPy cannot combine exactly; the first invalid row raises."""
     count, row_shape = shape[0], shape[1:]
     rows = list(values) if isinstance(values, list | tuple) or np.ndim(values) else None
     if rows is None or len(rows) != count:
@@ -253,14 +252,14 @@ def _row_by_row(
 
 
 def _fault(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], convert: Callable[..., Any]) -> str | None:
-    """Word the rule that a row breaks; None if it breaks none."""
+    """Return the violated requirement of a row, or None."""
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError):
         return f"have rows of shape {shape}, got lists of different lengths"
     if array.dtype.kind not in _NUMBERS:
-        known = array.ndim and array.dtype.kind != "O"
-        return f"hold numbers, got {f'rows of {array.dtype}' if known else f'a {type(value).__name__}'}"
+        is_typed = array.ndim and array.dtype.kind != "O"
+        return f"hold numbers, got {f'rows of {array.dtype}' if is_typed else f'a {type(value).__name__}'}"
     row = _numbers(value, shape)
     if row is None:
         return f"have rows of shape {shape}, got {array.shape}"

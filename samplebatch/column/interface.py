@@ -1,11 +1,11 @@
-"""The one interface of all columns.
+"""Interface of all columns.
 
-A column is `n` rows of one kind. Five classes implement it: `TensorColumn` (rows of one shape), `RaggedColumn` (rows of
-varying shape), `TextColumn` (strings or bytes), `ObjectColumn` (Python objects) and `CompressedColumn` (LZ4 blocks of a
-tensor column). `TorchColumn` and `RaggedTorchColumn` hold the first two kinds of rows in a torch tensor.
+A column is `n` rows of one kind: `TensorColumn` (rows of equal shape), `RaggedColumn` (rows of varying shape),
+`TextColumn` (strings or bytes), `ObjectColumn` (Python objects) or `CompressedColumn` (LZ4 blocks of a tensor column).
+`TorchColumn` and `RaggedTorchColumn` store the first two in a torch tensor.
 
-Columns are immutable in length and dtype; their memory is not, but for text: views write through. `slice`
-views, `take`, `copy`, `concat` and `spread` copy. Indices arrive validated: rows in `[0, n)`, starts not past stops.
+Length and dtype of a column are fixed; its memory is writable through views, except for text. `slice` views; `take`,
+`copy`, `concat` and `spread` copy. Indices are validated by the caller: rows in `[0, n)`, starts not past stops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 Header = tuple[Any, ...]
-"""Description of a column beside its buffers: plain strings, integers and tuples of them, `kind` first."""
+"""Description of a column besides its buffers: strings, integers and tuples, `kind` first."""
 
 Indices = npt.NDArray[np.intp]
 
@@ -37,12 +37,12 @@ def _restore(kind: type[Column], header: Header, buffers: list[Any]) -> Column:
 
 
 class Column(ABC):
-    """Rows of one kind, one under the other.
+    """Rows of one kind.
 
     Attributes
     ----------
     kind
-        The class's name in frames and files: `"tensor"`, `"torch"`, `"ragged"`, `"ragged_torch"`, `"text"`, `"object"`
+        Name of the class in frames and files: `"tensor"`, `"torch"`, `"ragged"`, `"ragged_torch"`, `"text"`, `"object"`
         or `"compressed"`.
     """
 
@@ -52,7 +52,7 @@ class Column(ABC):
     @property
     @abstractmethod
     def values(self) -> Any:
-        """The rows as a batch hands them out: the array or tensor itself where there is one, else the column."""
+        """The rows as a batch returns them: the array or tensor if there is one, otherwise the column."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -61,21 +61,21 @@ class Column(ABC):
     @property
     @abstractmethod
     def dtype(self) -> Any:
-        """The dtype of one element: a `numpy.dtype`, or a `torch.dtype` where NumPy has none (bfloat16)."""
+        """Dtype of one element: a `numpy.dtype`, or a `torch.dtype` that NumPy lacks (bfloat16)."""
 
     @property
     @abstractmethod
     def row_shape(self) -> tuple[int | None, ...]:
-        """The shape of one row; None stands for an extent that varies from row to row."""
+        """Shape of one row; None for varying extents."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that the rows occupy; for Python objects, their shallow sizes."""
+        """Bytes of the rows; Python objects count their shallow size."""
 
     @abstractmethod
     def slice(self, start: int, stop: int) -> Column:
-        """View rows `start` to `stop`; nothing is copied."""
+        """View rows `start` to `stop` without a copy."""
 
     @abstractmethod
     def take(self, indices: Indices) -> Column:
@@ -83,37 +83,34 @@ class Column(ABC):
 
     @abstractmethod
     def copy(self) -> Column:
-        """Copy every row into memory of the library's own."""
+        """Copy every row into newly allocated memory."""
 
     @abstractmethod
     def spread(self, length: int, positions: Indices) -> Column:
-        """Make a column of `length` rows that holds row i at `positions[i]`, and zeros (None for objects) elsewhere.
+        """Return a column of `length` rows with row i at `positions[i]`, strictly increasing.
 
-        Rows of text are empty there.
-
-        `positions` is strictly increasing.
+        Other rows are zeros, None for objects, and empty for text.
         """
 
     @classmethod
     @abstractmethod
     def concat(cls, columns: Sequence[Any], name: str) -> Column:
-        """Join columns of this class, one copy of every byte.
+        """Concatenate columns of this class, with one copy.
 
-        Raises ColumnMismatchError if row shapes differ, or dtypes do and none of them holds the others without loss;
-        names the column.
+        Raises ColumnMismatchError if row shapes differ, or no dtype represents all others exactly; names the column.
         """
 
     @abstractmethod
     def equals(self, other: Column) -> bool:
-        """Tell whether the other column has the same kind, dtype, shape and rows; NaN equals NaN."""
+        """Return whether kind, dtype, shape and rows are equal; NaN equals NaN."""
 
     @abstractmethod
     def to_numpy(self) -> npt.NDArray[Any]:
-        """Return the rows as an array of shape (n, ...), sharing memory wherever the layout permits."""
+        """Return the rows as an array of shape (n, ...), over the same memory if the layout permits."""
 
     @abstractmethod
     def to_torch(self) -> torch.Tensor:
-        """Return the rows as a tensor of shape (n, ...), sharing memory wherever the layout permits.
+        """Return the rows as a tensor of shape (n, ...), over the same memory if the layout permits.
 
         Raises ColumnTypeError if torch has no dtype for the rows.
         """

@@ -1,9 +1,9 @@
-"""Memory of columns: allocation from one pool, views of bytes, and bounds on what data from outside may allocate.
+"""Memory of columns: allocation from one pool, byte views, and limits on allocation for untrusted data.
 
-Columns are allocated from Arrow's memory pool: 64-byte aligned, and handed out again warm. mimalloc is
-preferred wherever pyarrow has it: it reuses pages of every size (below 32 MiB before pyarrow 21), where malloc and
-jemalloc give large blocks back to the system and take fresh, untouched pages the next time, at two to seven times the
-cost of the copy (`benchmarks/bench_memory.py`).
+Columns are allocated from Arrow's memory pool, 64-byte aligned and from reused pages. mimalloc is preferred if pyarrow
+has it: it reuses pages of every size (below 32 MiB before pyarrow 21), whereas malloc and jemalloc return large blocks
+to the system and take page faults on the next allocation, at two to seven times the cost of the copy
+(`benchmarks/bench_memory.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from samplebatch.column import threads
 from samplebatch.errors import CapacityError, FormatError
 
 ALIGNMENT = 64
-"""Bytes to which every block is aligned: a cache line, as Arrow recommends."""
+"""Alignment of every block in bytes: a cache line, as Arrow recommends."""
 
 
 def _preferred_pool() -> pa.MemoryPool:
@@ -37,14 +37,14 @@ _ndarray = np.ndarray
 
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Allocate an array without writing to it, aligned, from pages that are reused.
+    """Allocate an aligned, uninitialized array from reused pages.
 
     Parameters
     ----------
     shape
-        Any shape, zero-sized ones included.
+        Any shape, including zero sizes.
     dtype
-        Any dtype whose items are plain bytes: no objects.
+        Any dtype except objects.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Copy an array of any layout into C order, from pages that are reused."""
+    """Copy an array of any layout into C order, in reused pages."""
     nbytes = array.nbytes
     if nbytes >= threads.WORTHWHILE:
         copy, jobs = copying(array)
@@ -77,9 +77,9 @@ def copy_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def copying(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[threads.Job]]:
-    """Allocate room for a copy of an array, and cut the copying into jobs.
+    """Allocate a copy of an array, and split the copying into jobs.
 
-    The jobs only move bytes: memory that one thread allocates and another frees is not handed out again warm.
+    The jobs only move bytes: memory that one thread allocates and another frees is not reused.
     """
     copy = _ndarray(array.shape, array.dtype, _allocate(array.nbytes, _pool))
     parts = [(copy[part], array[part]) for part in threads.pieces(len(array), array.nbytes)]
@@ -87,44 +87,43 @@ def copying(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[threads.Job
 
 
 def as_bytes(array: npt.NDArray[Any]) -> memoryview:
-    """View the bytes of a C-contiguous array of any dtype: dates too, which NumPy does not export itself."""
+    """View the bytes of a C-contiguous array, including dates, which NumPy does not export."""
     return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
 
 
 def as_buffer(array: npt.NDArray[Any]) -> pa.Buffer:
-    """Wrap the bytes of a C-contiguous array as an Arrow buffer, without a copy; the buffer keeps the array alive."""
+    """View a C-contiguous array as an Arrow buffer, which keeps the array alive."""
     return pa.py_buffer(as_bytes(array))
 
 
 def as_array(buffer: Any, dtype: np.dtype[Any], shape: Sequence[int]) -> npt.NDArray[Any]:
-    """View a buffer, anything with the buffer protocol, as an array.
+    """View an object with the buffer protocol as an array; unaligned buffers are copied.
 
-    Nothing is copied, unless the buffer's address is not one at which the dtype can be read. Raises ValueError if the
-    buffer has fewer bytes than the shape needs.
+    Raises ValueError if the buffer has fewer bytes than the shape requires.
     """
     if -1 in shape:
-        # NumPy would take it for "as many as there are".
+        # NumPy would infer the dimension.
         raise ValueError("negative dimensions are not allowed")
     array = _ndarray(shape, dtype, buffer)
     return array if array.flags.aligned else copy_of(array)
 
 
 FLOOR_NBYTES = 1 << 28
-"""Bytes that may be made of anything, 256 MiB."""
+"""Bytes that any source may allocate, 256 MiB."""
 
 MAX_GROWTH = 1024
-"""How many bytes may be made of one, beyond the floor. Deflate cannot make more; experience compresses less."""
+"""Maximum ratio of allocated to source bytes above the floor: the maximum of deflate; experience compresses less."""
 
 
 _FREE_ROWS = 1 << 16
-"""Rows that may come without bytes."""
+"""Maximum rows without bytes."""
 
 _ROWS_PER_BYTE = 8
-"""Rows of one byte: flags take a bit."""
+"""Maximum rows per byte: flags occupy a bit."""
 
 
 def check_rows(rows: int, nbytes: int, subject: str) -> None:
-    """Check that data from outside has the bytes for its rows: those of fixed-size lists without values have none.
+    """Validate the number of rows of untrusted data, whose fixed-size lists without values have no bytes.
 
     Raises FormatError if there are more than 65536 rows, and more than 8 for each byte.
 
@@ -132,27 +131,27 @@ def check_rows(rows: int, nbytes: int, subject: str) -> None:
     Traceback (most recent call last):
     samplebatch.errors.FormatError: a fragment must have at most 65536 rows in 64 bytes, got 1000000000
     """
-    most = max(_FREE_ROWS, _ROWS_PER_BYTE * nbytes)
-    if rows > most:
-        raise FormatError(f"{subject} must have at most {most} rows in {nbytes} bytes, got {rows}")
+    max_rows = max(_FREE_ROWS, _ROWS_PER_BYTE * nbytes)
+    if rows > max_rows:
+        raise FormatError(f"{subject} must have at most {max_rows} rows in {nbytes} bytes, got {rows}")
 
 
 class MemoryBound:
-    """The memory that reading something from outside may take, held by its reader.
+    """Limit on the memory that reading untrusted data may allocate.
 
     Parameters
     ----------
     source
-        Name of what is read, for errors.
+        Name of the source, for errors.
     nbytes
-        Bytes of that.
+        Bytes of the source.
     max_nbytes
-        Bytes that may be made of it; 256 MiB or 1024 times its own, whichever is more, if None.
+        Maximum bytes allocated; None: 256 MiB or 1024 times `nbytes`, whichever is larger.
 
     Raises
     ------
     CapacityError
-        If `max_nbytes` is not a number from 0.
+        If `max_nbytes` is not a non-negative number.
 
     Examples
     --------
@@ -161,7 +160,7 @@ class MemoryBound:
     >>> bound.take(1 << 30, "column 'words'")
     Traceback (most recent call last):
     samplebatch.errors.CapacityError: column 'words' would take 1073741824 bytes of memory, and all that is made of \
-'batch.arrow' may take 268435456; pass a larger max_nbytes if it is to be trusted
+    'batch.arrow' may take 268435456; pass a larger max_nbytes if it is to be trusted
     """
 
     def __init__(self, source: str, nbytes: int, max_nbytes: int | None = None) -> None:
@@ -172,9 +171,9 @@ class MemoryBound:
         self._taken = 0
 
     def take(self, nbytes: int, subject: str) -> None:
-        """Take bytes that are about to be allocated from the bound.
+        """Reserve bytes before their allocation.
 
-        Raises CapacityError if it is more than is left; names the subject, its bytes and the bound.
+        Raises CapacityError if the limit is exceeded; names the subject, its bytes and the limit.
         """
         self._taken += nbytes
         if self._taken > self._limit:

@@ -1,4 +1,4 @@
-"""TensorColumn: rows of one shape in a NumPy array."""
+"""TensorColumn: rows of equal shape in a NumPy array."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ if TYPE_CHECKING:
 
 
 _MODE: Final = "clip"
-"""How rows are gathered: `"raise"` would fill a hidden buffer first, and the indices are validated already."""
+"""Mode of gathers: indices are validated already, and `"raise"` would write to a hidden buffer first."""
 
 
 class TensorColumn(Column):
-    """Rows of one shape, C-contiguous and in native byte order: exactly an Arrow buffer.
+    """Rows of equal shape, C-contiguous and in native byte order, which is the layout of an Arrow buffer.
 
-    Array, Arrow array and torch tensor are three handles on the same bytes, each made when asked for.
+    Array, Arrow array and torch tensor are views of the same bytes, created on demand.
 
     Parameters
     ----------
     values
-        Array of shape (n, ...) in that layout. It is kept, not copied and not checked: `as_column` is the door that
-        checks.
+        Array of shape (n, ...) in that layout. It is stored without a copy or validation; `as_column` validates.
     """
 
     __slots__ = ("values",)
@@ -116,7 +115,7 @@ class TensorColumn(Column):
             raise ColumnTypeError(f"torch has no dtype for {self.values.dtype}")
         import torch
 
-        # A tensor is always writable: over read-only memory it would be a way around the protection.
+        # Tensors are always writable: one over read-only memory would bypass the protection.
         writable = self.values if self.values.flags.writeable else memory.copy_of(self.values)
         return torch.from_numpy(writable)
 
@@ -136,19 +135,19 @@ class TensorColumn(Column):
 
     @classmethod
     def from_arrow(cls, array: pa.Array, dtype_name: str | None, name: str) -> TensorColumn:
-        """View an Arrow array of numbers, or of fixed-size lists of them, as rows.
+        """View an Arrow array of numbers, or of fixed-size lists of numbers, as rows.
 
-        Raises ColumnTypeError if the array has nulls, or a type that NumPy cannot view.
+        Raises ColumnTypeError if the array has nulls, or a type without NumPy equivalent.
 
         Parameters
         ----------
         array
-            Any mix of fixed-shape tensors and fixed-size lists around numbers, dates or fixed-width bytes. Bit-packed
-            bool and dates in days have another layout than NumPy's, and are copied.
+            Fixed-shape tensors and fixed-size lists, nested in any way, of numbers, dates or fixed-width bytes.
+            Bit-packed bool and dates in days, whose layout differs from NumPy's, are copied.
         dtype_name
-            The dtype that the field names, if it does.
+            Dtype that the field's metadata specifies, or None.
         name
-            The column's name, for errors.
+            Name of the column, for errors.
         """
         shape = [len(array)]
         while True:
@@ -172,7 +171,7 @@ class TensorColumn(Column):
             return cls(memory.copy_of(converted.reshape(shape)))
         dtype = dtype_of(array.type)
         if dtype is None:
-            raise ColumnTypeError(f"column {name!r} has Arrow type {arrow}, which no array can view")
+            raise ColumnTypeError(f"column {name!r} must have an Arrow type that an array can view, got {arrow}")
         if dtype_name is not None:
             dtype = _renamed(array.type, dtype_name, shape, name)
         data = array.buffers()[1]
@@ -183,20 +182,20 @@ class TensorColumn(Column):
 
     def dump(self) -> tuple[Header, list[Any]]:
         values = self.values
-        # Dates are the one kind of array that does not export its own buffer.
+        # Arrays of dates do not export their buffer.
         buffer = values if values.dtype.kind not in "mM" else values.view(np.int64)
         return (self.kind, values.dtype.str, values.shape), [buffer]
 
     @classmethod
     def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> Column:
-        """View the buffer as rows; fixed-width strings, which earlier versions dumped, become a column of text."""
+        """View the buffer as rows; fixed-width strings of earlier versions become a text column."""
         try:
             _, dtype_name, shape = header
             (buffer,) = buffers
             values = memory.as_array(buffer, named_dtype(dtype_name), shape)
             return cls(values) if values.dtype.kind not in "SU" else TextColumn.from_fixed(values, "text")
         except (TypeError, ValueError) as error:
-            raise FormatError(f"a tensor column's header {header!r} does not fit its buffers: {error}") from error
+            raise FormatError(f"a tensor column's header must fit its buffers, got {header!r}: {error}") from error
 
 
 def _flat_arrow(values: npt.NDArray[Any], arrow: pa.DataType, count: int) -> pa.Array:
@@ -204,22 +203,22 @@ def _flat_arrow(values: npt.NDArray[Any], arrow: pa.DataType, count: int) -> pa.
 
 
 def _renamed(arrow: pa.DataType, dtype_name: str, shape: list[int], name: str) -> np.dtype[Any]:
-    """Give stored values the dtype that their field names, after checking that it is one they can have."""
+    """Return the dtype that the field's metadata specifies, validated against the storage type."""
     try:
         renamed = named_dtype(dtype_name)
     except ColumnTypeError as error:
-        raise ColumnTypeError(f"column {name!r} says it holds a dtype that no column can: {error}") from error
+        raise ColumnTypeError(f"column {name!r} must specify a supported dtype: {error}") from error
     storage = storage_of(renamed)
     per_element = storage.per_element
     if storage.arrow != arrow or tuple(shape[1:])[len(shape) - 1 - len(per_element) :] != per_element:
-        raise ColumnTypeError(f"column {name!r} says it holds {dtype_name}, which does not fit its Arrow type {arrow}")
+        raise ColumnTypeError(f"column {name!r} must name a dtype that fits its Arrow type {arrow}, got {dtype_name}")
     if storage.per_element:
         shape.pop()
     return renamed
 
 
 def gathering(values: npt.NDArray[Any], indices: Indices, out: npt.NDArray[Any]) -> list[threads.Job]:
-    """Cut the gathering of rows into jobs."""
+    """Split the gathering of rows into jobs."""
     parts = [(indices[part], out[part]) for part in threads.pieces(len(indices), out.nbytes)]
     return [(target.nbytes, partial(values.take, wanted, 0, target, _MODE)) for wanted, target in parts]
 
@@ -227,7 +226,7 @@ def gathering(values: npt.NDArray[Any], indices: Indices, out: npt.NDArray[Any])
 def joining(
     arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Literal["no", "safe"] = "no"
 ) -> list[threads.Job]:
-    """Cut the copying of arrays, one under the other, into jobs of some arrays each."""
+    """Split the concatenation of arrays into jobs of some arrays each."""
     jobs: list[threads.Job] = []
     first = start = stop = 0
     for last, array in enumerate(arrays, 1):
@@ -240,7 +239,7 @@ def joining(
 
 
 def _join(arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Literal["no", "safe"]) -> None:
-    """Copy arrays one under the other into another array that has just the room for them."""
+    """Concatenate arrays into `out`."""
     if out.nbytes < threads.WORTHWHILE:
         np.concatenate(arrays, 0, out, casting=casting)
     else:
@@ -248,17 +247,17 @@ def _join(arrays: list[npt.NDArray[Any]], out: npt.NDArray[Any], casting: Litera
 
 
 def _joined_dtype(arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:
-    """Find the dtype that arrays can be joined in, or raise the error that says why there is none."""
+    """Return the common dtype of arrays, or raise ColumnMismatchError."""
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) > 1:
-        found = " and ".join(sorted(map(str, shapes)))
-        raise ColumnMismatchError(f"column {name!r} must have one row shape to be joined, got {found}")
+        variants = " and ".join(sorted(map(str, shapes)))
+        raise ColumnMismatchError(f"column {name!r} must have one row shape to be concatenated, got {variants}")
     dtypes = [array.dtype for array in arrays]
     dtype = common_dtype(dtypes)
     if dtype is None:
-        found = " and ".join(dict.fromkeys(map(str, dtypes)))
+        variants = " and ".join(dict.fromkeys(map(str, dtypes)))
         raise ColumnMismatchError(
-            f"column {name!r} must have one dtype, or one that holds the others without loss, got {found}; "
+            f"column {name!r} must have one dtype, or one that represents the others exactly, got {variants}; "
             "convert it first"
         )
     return dtype

@@ -1,10 +1,9 @@
 """Threads: large copies shared between the calling thread and one helper thread.
 
-NumPy lets go of the interpreter while it copies, and one core alone does not use all of the memory's bandwidth. A copy
-is cut into a few shares that both threads take from one queue, so that a helper whose core is busy elsewhere delays
-little: the caller takes its shares too. They are few because a thread that comes back from a copy may
-have to wait for the interpreter. The helper is started when it is first of use, and stays, because starting a thread
-costs more than most copies.
+NumPy releases the interpreter lock while it copies, and one core does not saturate the memory bandwidth. A copy is
+split into a few shares in a queue that both threads consume, so a helper whose core is busy causes little delay. The
+number is small because a thread may wait for the interpreter lock after each copy. The helper starts on first use and
+persists, because starting a thread costs more than most copies.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ import numpy as np
 import numpy.typing as npt
 
 WORTHWHILE = 2 << 20
-"""Bytes from which sharing a copy pays; below, handing it over costs more than it gains."""
+"""Bytes from which sharing a copy is faster."""
 
 PIECE_NBYTES = 512 << 10
-"""Bytes in one job, about, so that jobs can be shared evenly."""
+"""Approximate bytes per job."""
 
 _SHARES = 4
-"""Shares that jobs are grouped into."""
+"""Number of shares that jobs are grouped into."""
 
 Job = tuple[int, Callable[[], object]]
-"""The bytes that a job moves, and the call that moves them."""
+"""Number of bytes that a job moves, and the call that moves them."""
 
 _Work = Callable[[], None]
 _Shared = tuple[deque[_Work], SimpleQueue[BaseException | None]]
 
 
 class _Helper:
-    """Helper thread of `share`, which takes jobs from the queues that it is shown."""
+    """Helper thread of `share` that runs jobs from submitted queues."""
 
     def __init__(self) -> None:
         self._inbox: SimpleQueue[_Shared] = SimpleQueue()
@@ -65,7 +64,7 @@ class _Helper:
                     job()
                 except BaseException as raised:  # carried over to the caller
                     error = raised
-                # What a job holds must not live until the next one comes.
+                # Release the job's arrays before waiting for the next one.
                 del job
                 ends.put(error)
             del jobs, ends
@@ -76,7 +75,7 @@ _usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 
 
 
 def _forget_helper() -> None:
-    """Replace the helper in a forked child, which has none of its parent's threads."""
+    """Replace the helper in a forked child, where its thread does not exist."""
     global _helper
     _helper = _Helper()
 
@@ -86,12 +85,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def share(jobs: Sequence[Job]) -> None:
-    """Run jobs, on the calling thread and as far as it gets to it on the helper; return when all have ended.
+    """Run jobs on the calling thread and the helper; return when all have finished.
 
     Raises
     ------
     BaseException
-        The error of a job, once the jobs under way have ended; the others are not run.
+        The error of a job, after running jobs have finished; remaining jobs are skipped.
 
     Examples
     --------
@@ -119,7 +118,7 @@ def share(jobs: Sequence[Job]) -> None:
             job()
     except BaseException as raised:
         error = raised
-        # The shares left over are run by nobody.
+        # Discard the remaining shares.
         while left:
             try:
                 left.popleft()
@@ -133,14 +132,14 @@ def share(jobs: Sequence[Job]) -> None:
 
 
 def _cut_shares(jobs: Sequence[Job]) -> Iterator[_Work]:
-    """Group jobs into a few shares of about equal bytes."""
-    wanted = sum([nbytes for nbytes, _ in jobs]) / _SHARES
+    """Group jobs into a few shares of similar size."""
+    share_nbytes = sum([nbytes for nbytes, _ in jobs]) / _SHARES
     calls: list[Callable[[], object]] = []
     moved = 0
     for nbytes, call in jobs:
         calls.append(call)
         moved += nbytes
-        if moved >= wanted:
+        if moved >= share_nbytes:
             yield partial(_run_all, calls)
             calls, moved = [], 0
     if calls:
@@ -153,7 +152,7 @@ def _run_all(calls: list[Callable[[], object]]) -> None:
 
 
 def pieces(rows: int, nbytes: int) -> Iterator[slice]:
-    """Cut rows that have `nbytes` bytes in all into slices of about `PIECE_NBYTES` each.
+    """Yield slices of about `PIECE_NBYTES` bytes of rows with `nbytes` bytes in total.
 
     >>> list(pieces(10, 2 << 20))
     [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
@@ -164,14 +163,14 @@ def pieces(rows: int, nbytes: int) -> Iterator[slice]:
 
 
 def copy_all(targets: Sequence[npt.NDArray[Any]], sources: Sequence[npt.NDArray[Any]], nbytes: int) -> None:
-    """Copy each source to its target, which has its dtype and shape.
+    """Copy each source to its target of equal dtype and shape.
 
     Parameters
     ----------
     targets, sources
-        As many of one as of the other.
+        Arrays, equal in number.
     nbytes
-        Bytes of all of them together, about.
+        Approximate total bytes.
 
     Examples
     --------
@@ -188,7 +187,7 @@ def copy_all(targets: Sequence[npt.NDArray[Any]], sources: Sequence[npt.NDArray[
     for target, source in zip(targets, sources, strict=True):
         if target.ndim:
             parts = [(target[part], source[part]) for part in pieces(len(target), target.nbytes)]
-            jobs += [(to.nbytes, partial(np.copyto, to, own)) for to, own in parts]
+            jobs += [(to.nbytes, partial(np.copyto, to, piece)) for to, piece in parts]
         else:
             target[...] = source
     share(jobs)
