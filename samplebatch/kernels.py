@@ -1,17 +1,15 @@
-"""The few loops that NumPy cannot do well, compiled by numba.
+"""Loops that NumPy cannot vectorize efficiently, compiled by numba.
 
-Each kernel has one signature and is compiled when this module is imported, so nothing compiles later in the middle of
-training, and a dtype or layout that was not meant is refused rather than compiled for. That takes 1.6 s the first time
-on a machine, and 0.35 s in every process after it, most of which is numba's own start (measured with numba 0.68 on a
-server's core at 2.7 GHz; importing numba before that took 0.15 s).
+Each kernel has one signature and is compiled when this module is imported: nothing compiles during training, and an
+unexpected dtype or layout is rejected. That takes 1.6 s the first time on a machine, and 0.35 s in later processes,
+mostly for numba's import (numba 0.68, server core at 2.7 GHz).
 
-numba keeps the machine code in `__pycache__` beside this file; where that cannot be written to, in the user's cache
-folder, or in the folder that the environment variable `NUMBA_CACHE_DIR` names. Where no folder can be written to, every
-process compiles for itself. Processes that compile at the same time replace each other's files as a whole, and by the
-same code, because no kernel has a second signature whose code could take its place.
+numba caches the machine code in `__pycache__` beside this file; if that is read-only, in the user's cache folder or in
+the folder `NUMBA_CACHE_DIR`. Without a writable folder, every process compiles. Concurrent compilations replace each
+other's files atomically with the same code, because each kernel has a single signature.
 
-The kernels let go of the interpreter. They check nothing but what they say: the callers in `column/`, `returns/`,
-`buffer/` and `tokens/` hold indices against their bounds.
+The kernels release the interpreter lock. They validate only what their docstrings specify; the callers in `column/`,
+`returns/`, `buffer/` and `tokens/` validate indices.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ Indices = npt.NDArray[np.intp]
 
 
 def _input(item: Any, ndim: int = 1) -> Any:
-    """Declare an array that is only read, so that mapped and shared memory will do as well."""
+    """Declare a read-only array, so that memory-mapped and shared memory is accepted."""
     return types.Array(item, ndim, "C", readonly=True)
 
 
@@ -41,7 +39,7 @@ _FLOATS_OUT, _ROWS_OUT, _INDICES_OUT = _FLOAT[::1], _FLOAT[:, ::1], _INDEX[::1]
 
 
 def _compiled(result: Any, *arguments: Any) -> Callable[[F], F]:
-    """Compile for one signature, from numba's cache where there is one."""
+    """Compile for one signature, from numba's cache if possible."""
     signature = [result(*arguments)]
 
     def compile_(function: F) -> F:
@@ -56,27 +54,27 @@ def _compiled(result: Any, *arguments: Any) -> Callable[[F], F]:
 
 @_compiled(_INDEX, _FLOATS_OUT, _INDEX, _INDEX, _FLOAT, _INDICES, _FLOATS)
 def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices, weights: Floats) -> int:
-    """Write weights to slots of a sum tree, and recompute every sum above them.
+    """Write weights to slots of a sum tree, and update all parent sums.
 
-    Nothing is written unless all slots lie in [0, size) and all weights in [0, limit].
+    Nothing is written unless all slots are in [0, size) and all weights in [0, limit].
 
     Parameters
     ----------
     tree
-        Shape (2 * leaves,): node k is the sum of nodes 2k and 2k + 1, the leaves are the second half.
+        Shape (2 * leaves,): node k is the sum of nodes 2k and 2k + 1; the second half contains the leaves.
     leaves
         A power of two.
     size
-        How many leaves are in use.
+        Number of leaves in use.
     limit
-        The largest weight allowed.
+        Maximum weight.
     slots, weights
-        Shape (n,). On duplicate slots the last weight wins.
+        Shape (n,). For duplicate slots the last weight wins.
 
     Returns
     -------
     int
-        The position of the first slot or weight that is not allowed, or -1.
+        Position of the first invalid slot or weight, or -1.
     """
     n = len(slots)
     for k in range(n):
@@ -105,18 +103,16 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
 
 @_compiled(types.void, _FLOATS, _INDEX, _FLOATS, _INDICES_OUT)
 def tree_find(tree: Floats, leaves: int, values: Floats, found: Indices) -> None:
-    """Find the first slot of positive weight at which the prefix sum reaches each value.
-
-    The tree's total must be positive.
+    """Find the first slot of positive weight whose prefix sum reaches each value; the total must be positive.
 
     Parameters
     ----------
     tree, leaves
         See `tree_set`.
     values
-        Shape (n,), from 0 to the tree's total.
+        Shape (n,), from 0 to the total.
     found
-        Takes the slots, shape (n,).
+        Output: slots, shape (n,).
     """
     n = len(values)
     left_over = values.copy()
@@ -159,18 +155,18 @@ def gae(
     advantages: Floats,
     returns: Floats,
 ) -> None:
-    """Estimate advantages backwards through steps in time order, in one pass.
+    """Estimate advantages in one backward pass over steps in time order.
 
     Parameters
     ----------
     rewards, terminated, values, next_values
-        Shape (n,); what stands in `next_values` at terminated steps does not count.
+        Shape (n,); `next_values` at terminated steps is ignored.
     cut
-        Shape (n,): whether the next row belongs to another episode, or to the same one with steps missing between.
+        Shape (n,): whether the next row does not continue the episode.
     gamma, gae_lambda
-        The discount of a step, and the decay of the estimate on top of it.
+        Discount per step, and decay of the estimates.
     advantages, returns
-        Take the results, shape (n,); the returns are the advantages plus the values.
+        Outputs, shape (n,); returns are advantages plus values.
     """
     decay = gamma * gae_lambda
     advantage = 0.0
@@ -255,31 +251,30 @@ def windows(
     Parameters
     ----------
     rewards
-        Shape (slots, m), m of them a step.
+        Shape (slots, m), m rewards per step.
     terminated, done
         Shape (slots,).
     edges
-        Shape (rings + 1,): ring r has the slots from `edges[r]` to `edges[r + 1]`, and goes on at its first after its
-        last.
+        Shape (rings + 1,): ring r has the slots from `edges[r]` to `edges[r + 1]` and wraps around.
     newest
-        Shape (rings,): the slot of each ring's newest step, where every window ends.
+        Shape (rings,): slot of each ring's newest step, where every window ends.
     slots
-        Shape (n,): where the windows start.
+        Shape (n,): first slot of each window.
     n_step
-        The most steps in a window, at least 1.
+        Maximum steps per window, at least 1.
     gamma
-        The discount of a step.
+        Discount per step.
     returns
-        Takes the sums, shape (n, m).
+        Output: sums, shape (n, m).
     discounts
-        Takes gamma to the number of steps in the window, or 0 if the window's last step is terminated; shape (n,).
+        Output, shape (n,): gamma to the number of steps, or 0 if the window's last step is terminated.
     last
-        Takes the slots of the windows' last steps, shape (n,).
+        Output: last slot of each window, shape (n,).
 
     Returns
     -------
     int
-        The position of the first slot that is none, or -1.
+        Position of the first invalid slot, or -1.
     """
     m = rewards.shape[1]
     for k in range(len(slots)):
@@ -315,22 +310,22 @@ def windows(
 def accumulate_rows(
     values: Floats, offsets: Indices, initial: Floats, decay: float, backwards: bool, sums: Floats
 ) -> None:
-    """Sum the values of each row from its first, or backwards from its last, decaying the sum at every step.
+    """Compute decayed cumulative sums of each row, forwards or backwards.
 
     Parameters
     ----------
     values
-        The elements of all rows, shape (m,).
+        Elements of all rows, shape (m,).
     offsets
-        Where rows begin and end, shape (n + 1,).
+        Offsets of rows, shape (n + 1,).
     initial
-        The sum before the first element of each row, shape (n,).
+        Sum before the first element of each row, shape (n,).
     decay
-        Factor of the sum at every step; 1 for plain sums.
+        Factor of the sum per step; 1 for plain sums.
     backwards
-        Whether sums begin at the ends of rows.
+        Whether sums start at the ends of rows.
     sums
-        Takes the sums, shape (m,).
+        Output, shape (m,).
     """
     for row in range(len(offsets) - 1):
         total = initial[row]
@@ -356,20 +351,20 @@ def gae_rows(
     advantages: Floats,
     returns: Floats,
 ) -> None:
-    """Estimate advantages backwards through rows that are one trajectory each, in one pass.
+    """Estimate advantages in one backward pass over rows that are one trajectory each.
 
     Parameters
     ----------
     rewards, values
-        The elements of all rows, shape (m,).
+        Elements of all rows, shape (m,).
     last_values
-        Estimates of what follows the rows, shape (n,).
+        Estimates after the last element of each row, shape (n,).
     offsets
-        Where rows begin and end, shape (n + 1,).
+        Offsets of rows, shape (n + 1,).
     gamma, gae_lambda
-        The discount of a step, and the decay of the estimate on top of it.
+        Discount per step, and decay of the estimates.
     advantages, returns
-        Take the results, shape (m,); the returns are the advantages plus the values.
+        Outputs, shape (m,); returns are advantages plus values.
     """
     decay = gamma * gae_lambda
     for row in range(len(offsets) - 1):
@@ -401,18 +396,18 @@ def count_places(offsets: Indices, places: Indices) -> None:
 
 @_compiled(_INDEX, _INDICES, _INDEX, _INDICES_OUT, _INDICES_OUT)
 def first_fit(weights: Indices, capacity: int, tree: Indices, bins: Indices) -> int:
-    """Assign each item to the first bin with room, in order; return the number of bins.
+    """Assign each item to the first bin with sufficient capacity, in order; return the number of bins.
 
     Parameters
     ----------
     weights
         Shape (n,), each from 0 to `capacity`.
     capacity
-        The largest sum of weights in a bin.
+        Maximum sum of weights per bin.
     tree
-        Scratch of length 2 * leaves, with a power of two of leaves that is at least n.
+        Scratch of length 2 * leaves; leaves is a power of two and at least n.
     bins
-        Takes the bin of each item, shape (n,).
+        Output: bin of each item, shape (n,).
     """
     # Each node holds the most room among the bins below it, so the first bin with room is found in log(n) steps.
     leaves = len(tree) >> 1

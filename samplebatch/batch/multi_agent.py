@@ -32,31 +32,31 @@ if TYPE_CHECKING:
 
 
 class MultiAgentBatch(Generic[ValuesT]):
-    """Steps of several agents, one `SampleBatch` per policy that acted for them.
+    """Steps of several agents, one `SampleBatch` per policy.
 
-    `batch["walker"]` is a policy's batch, and can be assigned; `batch[2:5]` views environment steps, with the rows of
-    all agents at them.
+    `batch["walker"]` is a policy's batch and can be assigned; `batch[2:5]` views environment steps, with the rows of
+    all agents.
 
     Parameters
     ----------
     policy_batches
-        Batch of each policy, by policy id: strings or integers, kept as they are. So is the dict.
+        Batch of each policy, by policy id (string or integer). The dict is stored without a copy.
     env_steps
-        Steps of the environment that the batch stands for; there is at least one agent step per environment step.
+        Number of environment steps; each has at least one agent step.
 
     Attributes
     ----------
     policy_batches
         Batch of each policy, by policy id.
     count
-        Steps of the environment.
+        Number of environment steps.
 
     Raises
     ------
     ColumnTypeError
         If a policy id is neither a string nor an integer, or its batch is not a `SampleBatch`.
     ArgumentError
-        If `env_steps` is no whole number from 0 on.
+        If `env_steps` is not a non-negative integer.
 
     Examples
     --------
@@ -75,21 +75,21 @@ class MultiAgentBatch(Generic[ValuesT]):
 
     @classmethod
     def _of(cls, policy_batches: dict[PolicyID, SampleBatch[Any]], env_steps: int) -> Self:
-        """Make a batch of parts that are known to be sound."""
+        """Create a batch without validation."""
         new = cls.__new__(cls)
         new.policy_batches = policy_batches
         new.count = env_steps
         return new
 
     def env_steps(self) -> int:
-        """Return the number of steps of the environment."""
+        """Return the number of environment steps."""
         return self.count
 
     def __len__(self) -> int:
         return self.count
 
     def agent_steps(self) -> int:
-        """Return the number of steps of all agents together."""
+        """Return the total number of steps of all agents."""
         return sum([batch.count for batch in self.policy_batches.values()])
 
     @overload
@@ -123,12 +123,12 @@ class MultiAgentBatch(Generic[ValuesT]):
         return self.policy_batches.values()
 
     def items(self) -> Iterable[tuple[PolicyID, SampleBatch[ValuesT]]]:
-        """Return the pairs of policy id and batch."""
+        """Return pairs of policy id and batch."""
         return self.policy_batches.items()
 
     @staticmethod
     def wrap_as_needed(policy_batches: dict[PolicyID, SampleBatch], env_steps: int) -> SampleBatch | MultiAgentBatch:
-        """Return the default policy's batch itself if there is no other, else a `MultiAgentBatch` of all of them.
+        """Return the default policy's batch if there is no other policy, otherwise a `MultiAgentBatch`.
 
         >>> MultiAgentBatch.wrap_as_needed({"default_policy": SampleBatch(a=[1, 2])}, env_steps=2)
         SampleBatch(2 steps: ['a'])
@@ -142,7 +142,7 @@ class MultiAgentBatch(Generic[ValuesT]):
         return self._each(SampleBatch.copy)
 
     def as_multi_agent(self) -> Self:
-        """Return this very batch."""
+        """Return the batch itself."""
         return self
 
     def size_bytes(self) -> int:
@@ -157,7 +157,7 @@ class MultiAgentBatch(Generic[ValuesT]):
         use_stream: bool = False,
         stream: torch.cuda.Stream | None = None,
     ) -> Self:
-        """Turn the columns of every policy into tensors on a device, in place; see `SampleBatch.to_device`."""
+        """Convert the columns of every policy to tensors on a device, in place; see `SampleBatch.to_device`."""
         for batch in self.policy_batches.values():
             batch.to_device(device, framework, pin_memory, use_stream, stream)
         return self
@@ -189,7 +189,6 @@ class MultiAgentBatch(Generic[ValuesT]):
         return {policy: batch.to_dict() for policy, batch in self.items()}
 
     def _each(self, convert: Callable[[SampleBatch[Any]], SampleBatch[Any]]) -> MultiAgentBatch[Any]:
-        """Convert every policy's batch."""
         return MultiAgentBatch._of({policy: convert(batch) for policy, batch in self.items()}, self.count)
 
     def compress(self, bulk: bool = False, columns: Set[str] | Iterable[str] = OBSERVATIONS) -> None:
@@ -208,22 +207,20 @@ class MultiAgentBatch(Generic[ValuesT]):
     # -- parts and order -----------------------------------------------------------------------------------------------
 
     def _to(self, target: Target) -> Self:
-        """Convert the columns of every policy to a target's form."""
         return self._of({policy: batch._to(target) for policy, batch in self.policy_batches.items()}, self.count)
 
     def timeslices(self, k: int) -> list[Self]:
-        """Split into parts of k consecutive environment steps, each with the rows of all agents at those steps.
+        """Split into parts of k consecutive environment steps, each with the rows of all agents.
 
-        An environment step is a distinct pair of `eps_id` and `t`; they are taken in order, and rows within a part are
-        ordered by `eps_id`, `t` and, where there is one, `agent_index`. A part may hold steps of several episodes;
-        policies without rows in a part are left out of it. Parts are views of the batch where its rows are in order
-        already, and of one ordered copy of each policy's batch otherwise. Raises ColumnNotFoundError if a policy's
-        batch has no `eps_id` or no `t`. Raises ArgumentError if k is no whole number from 1 on.
+        An environment step is a distinct pair of `eps_id` and `t`. Rows are sorted by `eps_id`, `t` and, if present,
+        `agent_index`. A part may contain steps of several episodes; policies without rows are omitted. Parts are views
+        if the rows are sorted already, otherwise views of one sorted copy of each policy's batch. Raises
+        ColumnNotFoundError if a policy's batch lacks `eps_id` or `t`, ArgumentError if k is not a positive integer.
 
         Parameters
         ----------
         k
-            Environment steps in each part, fewer in the last.
+            Environment steps per part, fewer in the last.
 
         Examples
         --------
@@ -244,18 +241,18 @@ class MultiAgentBatch(Generic[ValuesT]):
         return [self._of(parts, steps) for parts, steps in Lockstep(self.policy_batches).parts(k)]
 
     def _cut(self, key: slice) -> Self:
-        """View the environment steps of a slice; gather them where it has a step."""
+        """View a contiguous slice of environment steps; gather steps of a strided slice."""
         steps = Lockstep(self.policy_batches)
         start, stop, step = key.indices(steps.count)
         if step == 1:
             return self._of(steps.part(start, stop), max(0, stop - start))
-        wanted = np.arange(start, stop, step)
-        return self._of(steps.take(wanted), len(wanted))
+        indices = np.arange(start, stop, step)
+        return self._of(steps.take(indices), len(indices))
 
     def select(self, *keys: str) -> Self:
-        """View only the given columns of every policy, in the order asked for.
+        """View only the named columns of every policy, in the order of `keys`.
 
-        Raises ColumnNotFoundError if a policy lacks one; lists the near names.
+        Raises ColumnNotFoundError with near names if a policy lacks one.
 
         >>> batch = MultiAgentBatch({"walker": SampleBatch(obs=[1, 2], rewards=[0.5, 1.0])}, env_steps=2)
         >>> list(batch.select("rewards")["walker"])
@@ -264,22 +261,10 @@ class MultiAgentBatch(Generic[ValuesT]):
         return self._of({policy: batch.select(*keys) for policy, batch in self.policy_batches.items()}, self.count)
 
     def shuffle(self, rng: np.random.Generator | int | None = None) -> Self:
-        """Shuffle the rows of each policy by itself, in place; see `SampleBatch.shuffle`.
+        """Shuffle the rows of each policy independently, in place; see `SampleBatch.shuffle`.
 
-        Parameters
-        ----------
-        rng
-            A generator or a seed; by default, fresh entropy.
-
-        Returns
-        -------
-        MultiAgentBatch
-            This very batch.
-
-        Raises
-        ------
-        SequenceError
-            If there are sequences that are not padded. No policy's rows have moved then.
+        `rng` is a generator or a seed; by default, fresh entropy. Returns the batch itself. Raises SequenceError for
+        unpadded sequences; the batch is then unchanged.
         """
         generator = np.random.default_rng(rng)
         # Policies may share one batch, which is shuffled once.
@@ -288,11 +273,11 @@ class MultiAgentBatch(Generic[ValuesT]):
         return self
 
     def split_by_episode(self) -> list[Self]:
-        """Split into one part per episode, by `eps_id`, in the order in which policies have them first.
+        """Split into one part per episode, by `eps_id`, in order of first occurrence.
 
-        Its `count` is the number of the episode's environment steps, as `t` tells them; without `t`, the most rows of a
-        policy. Parts are views where the rows of an episode lie together. Raises ColumnNotFoundError if a policy's
-        batch has no `eps_id`.
+        The `count` of a part is its number of distinct `t`; without `t`, the maximum number of rows of a policy. Parts
+        are views if the rows of an episode are contiguous. Raises ColumnNotFoundError if a policy's batch lacks
+        `eps_id`.
 
         >>> batch = MultiAgentBatch(
         ...     {"walker": SampleBatch(eps_id=[7, 7, 8], t=[0, 1, 0]), "guard": SampleBatch(eps_id=[8], t=[1])}, 4
@@ -344,28 +329,28 @@ class MultiAgentBatch(Generic[ValuesT]):
         floats: Floats | None = None,
         prefetch: int = 0,
     ) -> Any:
-        """Yield the batch in parts, every row once an epoch.
+        """Yield minibatches that contain every row once per epoch.
 
         Parameters
         ----------
         size
-            Rows of each policy in a part; a policy whose rows are used up is left out of the rest of an epoch. In
-            lockstep, environment steps in a part, fewer in the last of an epoch.
+            Rows per policy and minibatch; a policy whose rows are exhausted is omitted until the next epoch. In
+            lockstep: environment steps per minibatch, fewer in the last of an epoch.
         epochs, shuffle, rng, device, floats, prefetch
             As for `SampleBatch.minibatches`.
         lockstep
-            Whether a part has the rows of all agents at its environment steps, as centralised critics need them,
-            rather than rows of each policy by itself. An environment step is a distinct pair of `eps_id` and `t`; the
-            rows of a policy come step by step, by `agent_index` where there is one.
+            Whether a minibatch has the rows of all agents at its environment steps, as centralized critics require. An
+            environment step is a distinct pair of `eps_id` and `t`; a policy's rows are sorted by step and, if present,
+            `agent_index`.
 
         Raises
         ------
         ArgumentError, DeviceError
-            As `SampleBatch.minibatches` does.
+            As for `SampleBatch.minibatches`.
         ColumnNotFoundError
-            If, in lockstep, a policy's batch has no `eps_id` or no `t`.
+            If, in lockstep, a policy's batch lacks `eps_id` or `t`.
         SequenceError
-            If, in lockstep, rows that are sequences are to be shuffled.
+            If, in lockstep, sequences are to be shuffled.
 
         Examples
         --------
@@ -401,17 +386,17 @@ class MultiAgentBatch(Generic[ValuesT]):
             return
         order = rng.permutation(steps.count)
         for start in range(0, steps.count, size):
-            wanted = order[start : start + size]
-            yield self._of(steps.take(wanted), len(wanted))
+            indices = order[start : start + size]
+            yield self._of(steps.take(indices), len(indices))
 
     # -- files and tables ----------------------------------------------------------------------------------------------
 
     def to_arrow(self) -> pa.Table:
-        """Return an Arrow table over the same memory: the policies' tables one under the other.
+        """Return an Arrow table over the same memory with the policies' tables concatenated.
 
-        A column `policy_id` tells whose row it is. A column that all policies have alike is one column of the table.
-        One that differs in type is a column of its own for each policy, named `policy/name`. Rows of policies that lack
-        a column are null. `from_arrow` is the inverse.
+        A column `policy_id` identifies the policy of each row. Columns of equal type become one column; others become
+        one column per policy, named `policy/name`. Rows of policies that lack a column are null. `from_arrow` is the
+        inverse.
         """
         return arrow.to_policy_table(
             {policy: (batch._all(), batch._nested, batch._flags) for policy, batch in self.items()}, self.count
@@ -419,11 +404,11 @@ class MultiAgentBatch(Generic[ValuesT]):
 
     @classmethod
     def from_arrow(cls, table: Any, *, allow_pickle: bool = False, max_nbytes: int | None = None) -> Self:
-        """View a table that `to_arrow` made as a batch; parameters as of `SampleBatch.from_arrow`.
+        """View a table from `to_arrow` as a batch; parameters as for `SampleBatch.from_arrow`.
 
-        Raises FormatError if the table is no `MultiAgentBatch`, or rows were added or taken out. Raises
-        UntrustedPickleError if a column is pickled and `allow_pickle` is false; names it. Raises CapacityError if
-        objects take more than `max_nbytes`; names the column.
+        Raises FormatError if the table is not a `MultiAgentBatch` or its rows were added or removed,
+        UntrustedPickleError if a column is pickled and `allow_pickle` is false, CapacityError if objects exceed
+        `max_nbytes`; the last two name it.
         """
         table = arrow.as_table(table)
         bound = arrow.bound_of(table, max_nbytes)
@@ -469,31 +454,28 @@ class MultiAgentBatch(Generic[ValuesT]):
         return summary.stacked_frame({policy: batch.to_pandas() for policy, batch in self.items()}, "policy_id")
 
     def plot(self, *columns: str) -> Figure:
-        """Draw columns of every policy over its own steps, an axis each; see `SampleBatch.plot`.
+        """Plot columns of every policy over its own steps, one axis each; see `SampleBatch.plot`.
 
-        Raises MissingExtraError if matplotlib is not installed. Raises ColumnNotFoundError if no policy has a column;
-        lists the near names. Raises ColumnTypeError if one is not of numbers; names it.
+        `columns` are dotted names, for the policies that have them; default: numeric columns except ids, at most twelve
+        in total. Raises MissingExtraError without matplotlib, ColumnNotFoundError if no policy has a column,
+        ColumnTypeError if it is not numeric.
 
-        Parameters
-        ----------
-        *columns
-            The columns, by dotted name, of the policies that have them; by default all of numbers, ids aside, but no
-            more than twelve in all.
-
-        Examples
-        --------
         >>> batch = MultiAgentBatch({"walker": SampleBatch(rewards=[0.0, 1.0]), "guard": SampleBatch(rewards=[0.5])}, 2)
         >>> [axes.get_ylabel() for axes in batch.plot("rewards").axes]
         ['walker/rewards', 'guard/rewards']
         """
         rows = {policy: batch._rowwise() for policy, batch in self.items()}
-        known = dict.fromkeys(name for own in rows.values() for name in own)
+        all_names = dict.fromkeys(name for flat in rows.values() for name in flat)
         for name in columns:
-            if name not in known:
-                raise no_such_column(name, known)
+            if name not in all_names:
+                raise no_such_column(name, all_names)
         parts = [
-            summary.Part(f"{policy}/", {name: own[name] for name in columns or own if name in own}, ends_in(own))
-            for policy, own in rows.items()
+            summary.Part(
+                f"{policy}/",
+                {name: flat[name] for name in columns or flat if name in flat},
+                ends_in(flat),
+            )
+            for policy, flat in rows.items()
         ]
         return summary.draw_columns(parts, chosen=bool(columns))
 
@@ -509,7 +491,7 @@ def _check_policy(policy: PolicyID, batch: SampleBatch[Any]) -> None:
 
 
 def _split(batch: SampleBatch[Any]) -> Iterator[tuple[Any, SampleBatch[Any]]]:
-    """Yield the id and the rows of each episode, in the order in which they begin."""
+    """Yield the id and rows of each episode, by first occurrence."""
     batch = unpadded(batch)
     ids: npt.NDArray[Any] = np.asarray(batch[names.EPS_ID])
     if len(set(ids.tolist())) < len(ends_by_change(ids)):
@@ -531,7 +513,7 @@ def _count_env_steps(parts: dict[PolicyID, SampleBatch[Any]]) -> int:
 
 
 class Lockstep:
-    """The rows of several policies by environment step, from which `MultiAgentBatch` cuts and gathers parts.
+    """Rows of several policies, indexed by environment step.
 
     Parameters
     ----------
@@ -541,12 +523,12 @@ class Lockstep:
     Attributes
     ----------
     count
-        Environment steps.
+        Number of environment steps.
 
     Raises
     ------
     ColumnNotFoundError
-        If a batch has no `eps_id` or no `t`.
+        If a batch lacks `eps_id` or `t`.
     """
 
     __slots__ = ("_batches", "_starts", "_steps", "count")
@@ -570,7 +552,7 @@ class Lockstep:
             offset += batch.count
 
     def parts(self, k: int) -> Iterator[tuple[dict[PolicyID, SampleBatch[Any]], int]]:
-        """Yield the rows of every k consecutive environment steps by policy, and their number of steps."""
+        """Yield the rows per policy of every k consecutive environment steps, with their number of steps."""
         starts = np.arange(0, self.count, k)
         policies = [
             (
@@ -588,7 +570,7 @@ class Lockstep:
             yield parts, min(k, self.count - start)
 
     def part(self, start: int, stop: int) -> dict[PolicyID, SampleBatch[Any]]:
-        """View the rows of environment steps `start` to `stop` by policy."""
+        """View the rows per policy of environment steps `start` to `stop`."""
         parts = {}
         for policy, batch in self._batches.items():
             first, last = self._steps[policy].searchsorted((start, stop)).tolist()
@@ -597,16 +579,15 @@ class Lockstep:
         return parts
 
     def take(self, steps: Indices) -> dict[PolicyID, SampleBatch[Any]]:
-        """Gather the rows of environment steps in the given order by policy.
+        """Gather the rows per policy of environment steps.
 
-        Raises SequenceError if a policy's rows are sequences: their steps would be torn apart.
+        Raises SequenceError if a policy has sequences, because the gather would split them.
         """
         parts = {}
         for policy, batch in self._batches.items():
             if batch._has_sequences:
                 raise SequenceError(
-                    f"rows of policy {policy!r} must be plain steps to be gathered by environment steps, they come as "
-                    "sequences"
+                    f"rows of policy {policy!r} must be single steps to be gathered by environment step, got sequences"
                 )
             starts = self._starts.get(policy)
             if starts is None:
@@ -618,7 +599,7 @@ class Lockstep:
 
 
 def _order(batch: SampleBatch[Any]) -> SampleBatch[Any]:
-    """Return the batch with its rows by episode, time and agent: itself if they are in order."""
+    """Return the batch sorted by episode, time and agent, without a copy if it is sorted."""
     batch = unpadded(batch)
     keys = [
         np.asarray(batch[name])

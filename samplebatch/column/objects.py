@@ -1,4 +1,4 @@
-"""ObjectColumn: a Python object a row, such as the infos of an environment."""
+"""ObjectColumn: one Python object per row, such as the infos of an environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 FORM_KEY = b"samplebatch.objects"
-"""Key of the field metadata that holds the form of the objects, which their Arrow type gives only in part."""
+"""Metadata key of the objects' form, which the Arrow type represents only partially."""
 
 _OBJECT = np.dtype(object)
 _BARE_FORM = '{"kind":"dict"}'
@@ -36,16 +36,15 @@ _IMMUTABLE = frozenset((NoneType, bool, int, float, complex, str, bytes))
 
 
 class ObjectColumn(Column):
-    """A Python object a row: a dict, None, a string, anything.
+    """One Python object per row: a dict, None, a string or any other.
 
-    In Arrow the objects are structs, lists and numbers wherever they have one form, and pickles where they have not;
-    they come back exactly as they were either way. Objects are mutable, so nothing about them is remembered between
-    calls: `encode` gives array and metadata at once.
+    In Arrow, objects with a common form are structs, lists and numbers, others are pickles; both restore them exactly.
+    Objects are mutable, so nothing is cached between calls: `encode` returns array and metadata together.
 
     Parameters
     ----------
     values
-        Array of objects, shape (n,). It is kept, not copied.
+        Array of objects, shape (n,), stored without a copy.
 
     Examples
     --------
@@ -65,7 +64,7 @@ class ObjectColumn(Column):
 
     @classmethod
     def empty_dicts(cls, rows: int) -> ObjectColumn:
-        """Hold an empty dict a row; none is made before somebody looks.
+        """Return a column of empty dicts that are created on first access.
 
         >>> column = ObjectColumn.empty_dicts(2)
         >>> column.is_bare, column.values, column.is_bare
@@ -85,19 +84,19 @@ class ObjectColumn(Column):
 
     @property
     def is_bare(self) -> bool:
-        """Whether it holds empty dicts alone, and none of them has been made yet."""
+        """Whether all rows are empty dicts that have not been created yet."""
         return self._values is None
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any]) -> ObjectColumn:
-        """Hold one object a row; sequences and arrays among them are objects too."""
+        """Store one object per row; sequences and arrays are objects as well."""
         return cls(np.fromiter(rows, object, len(rows)))
 
     @classmethod
     def from_array(cls, values: npt.NDArray[Any], name: str) -> ObjectColumn:
-        """Hold an array of objects.
+        """Store an array of objects.
 
-        Raises ColumnTypeError if it has more than one dimension, or other elements; names the column.
+        Raises ColumnTypeError with the column if it has several dimensions or another dtype.
         """
         if values.dtype.kind != "O":
             raise ColumnTypeError(f"column {name!r} must have objects, got {values.dtype}")
@@ -121,7 +120,7 @@ class ObjectColumn(Column):
 
     @property
     def nbytes(self) -> int:
-        """Shallow sizes of the objects in total, as `sys.getsizeof` gives them."""
+        """Total shallow size of the objects according to `sys.getsizeof`."""
         return self._length * _BARE_NBYTES if self.is_bare else sum(map(sys.getsizeof, self.values.tolist()))
 
     def slice(self, start: int, stop: int) -> Self:
@@ -131,7 +130,7 @@ class ObjectColumn(Column):
         return ObjectColumn(self.values[indices])
 
     def copy(self) -> ObjectColumn:
-        """Copy the objects in depth, so that nothing in them is shared."""
+        """Deep-copy the objects."""
         if self.is_bare:
             return self.empty_dicts(self._length)
         values = self.values
@@ -144,7 +143,7 @@ class ObjectColumn(Column):
         return type(self)(copy.deepcopy(values))
 
     def spread(self, length: int, positions: Indices) -> ObjectColumn:
-        """Make a column of `length` rows with these at `positions`, and None elsewhere."""
+        """Return a column of `length` rows with these at `positions` and None elsewhere."""
         out = np.full(length, None, object)
         out[positions] = self.values
         return ObjectColumn(out)
@@ -167,16 +166,16 @@ class ObjectColumn(Column):
         raise ColumnTypeError("torch has no tensor of Python objects")
 
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
-        """Encode the objects as structs and lists where they have one form, else as pickles.
+        """Encode objects of a common form as structs and lists, others as pickles.
 
-        Raises ColumnTypeError if the objects have no common form, and one of them cannot be pickled.
+        Raises ColumnTypeError if the objects have no common form and one cannot be pickled.
         """
         array, form = encode(self.values)
         return array, {FORM_KEY: form.encode()}
 
     @staticmethod
     def reads(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
-        """Tell whether an Arrow array holds objects: by its metadata, or by a type that no other column holds.
+        """Return whether an Arrow array is read as objects, by its metadata or for lack of another column type.
 
         >>> ObjectColumn.reads(pa.list_(pa.string()), {}), ObjectColumn.reads(pa.int64(), {})
         (True, False)
@@ -194,11 +193,11 @@ class ObjectColumn(Column):
     def from_arrow(
         cls, array: pa.Array, metadata: Mapping[bytes, bytes], name: str, *, allow_pickle: bool = False
     ) -> ObjectColumn | TextColumn:
-        """Make objects of an Arrow array: as they were if `encode` made it, else as pyarrow converts it.
+        """Decode an Arrow array: exactly if `encode` wrote it, otherwise like pyarrow.
 
-        Strings of `StringDType`, which earlier versions wrote as objects, become a column of text. Raises FormatError
-        if the metadata does not fit the array; names the column. Raises UntrustedPickleError if the objects are pickled
-        and `allow_pickle` is false; names the column.
+        Strings of `StringDType`, which earlier versions wrote as objects, become a text column. Raises FormatError if
+        metadata and array do not match, UntrustedPickleError if objects are pickled and `allow_pickle` is false; both
+        name the column.
         """
         form = metadata.get(FORM_KEY)
         if form is None:
@@ -216,7 +215,7 @@ class ObjectColumn(Column):
         array, form = encode(self.values)
         nulls = pa.types.is_null(array.type)
         if nulls or (array.type == pa.struct([]) and not array.null_count):
-            # Nothing but None, or but {}: there are no bytes to carry.
+            # Only None, or only {}: no bytes are needed.
             return (self.kind, len(array), form, nulls), []
         batch = pa.record_batch([array], ["values"])
         sink = pa.BufferOutputStream()
@@ -233,20 +232,20 @@ class ObjectColumn(Column):
 
     @staticmethod
     def check_dumped(header: Header, buffers: Sequence[Any], name: str, bound: MemoryBound) -> None:
-        """Take the memory that `load` would make of a header and buffers from a bound; nothing is made yet.
+        """Reserve the memory that `load` would allocate, without decoding.
 
-        Raises CapacityError if it is more than is left; names the column. Raises FormatError if header and buffers do
-        not agree, or the buffers are compressed, as `dump` never leaves them.
+        Raises CapacityError with the column if the limit is exceeded, FormatError if header and buffers do not match or
+        the buffers are compressed, which `dump` never does.
         """
         for buffer in buffers:
             if decompressed_stream_nbytes(pa.py_buffer(buffer)):
-                raise FormatError(f"column {name!r} must have objects that are not compressed, and they are")
+                raise FormatError(f"column {name!r} must have uncompressed objects, got compressed ones")
         array, _ = _dumped(header, buffers)
         bound.take(object_nbytes(array), f"column {name!r}")
 
 
 def _dumped(header: Header, buffers: Sequence[Any]) -> tuple[pa.Array, Any]:
-    """View the dump of objects by `ObjectColumn.dump`: an Arrow array, and their form."""
+    """View the output of `ObjectColumn.dump` as an Arrow array and the objects' form."""
     try:
         _, length, form, nulls = header
         if not buffers:
@@ -263,7 +262,7 @@ def _dumped(header: Header, buffers: Sequence[Any]) -> tuple[pa.Array, Any]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Tell whether two objects are of one type and equal in depth; NaN equals NaN, dicts need not agree in order."""
+    """Return whether two objects have equal types and contents; NaN equals NaN, and dict order is ignored."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -298,10 +297,10 @@ _LIST_VIEWS = (pa.list_view(pa.null()).id, pa.large_list_view(pa.null()).id)
 
 
 def object_nbytes(array: pa.Array) -> int:
-    """Estimate the bytes of the objects that an array becomes.
+    """Estimate the bytes of the objects that an array decodes to.
 
-    Rows that have no bytes of their own count as much as any: nulls, empty structs, runs, views and indices of values
-    that others have too. Only the sizes of the array's buffers need have been checked, as `Array.validate` does.
+    Rows without bytes count like others: nulls, empty structs, runs, views and indices of shared values. Requires only
+    that buffer sizes are validated, as `Array.validate` does.
 
     >>> object_nbytes(pa.nulls(1000)), object_nbytes(pa.array(["abc"] * 10).dictionary_encode())
     (64000, 670)
@@ -336,29 +335,29 @@ def object_nbytes(array: pa.Array) -> int:
 
 
 def value_nbytes(value: Any) -> int:
-    """Estimate the bytes of a Python object in a message: texts and arrays at any depth, and 8 for anything else.
+    """Estimate the bytes of a Python object in a message: nested strings and arrays, and 8 for any other value.
 
     >>> value_nbytes({"text": ["abc", "de"], "array": np.zeros(4)}), value_nbytes(None)
     (86, 8)
     """
     total, pending = 0, [value]
     while pending:
-        one = pending.pop()
+        item = pending.pop()
         total += 8
-        if isinstance(one, str):
+        if isinstance(item, str):
             # Without encoding it: each character has 1 to 4 bytes in UTF-8.
-            total += len(one) if one.isascii() else 4 * len(one)
-        elif isinstance(one, bytes | bytearray):
-            total += len(one)
-        elif isinstance(one, Mapping):
-            total += sum(len(name) for name in one if isinstance(name, str))
-            pending.extend(one.values())
-        elif isinstance(one, list | tuple):
-            pending.extend(one)
-        elif isinstance(one, np.ndarray) and one.dtype.kind == "O":
-            pending.extend(one.reshape(-1).tolist())
+            total += len(item) if item.isascii() else 4 * len(item)
+        elif isinstance(item, bytes | bytearray):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            total += sum(len(name) for name in item if isinstance(name, str))
+            pending.extend(item.values())
+        elif isinstance(item, list | tuple):
+            pending.extend(item)
+        elif isinstance(item, np.ndarray) and item.dtype.kind == "O":
+            pending.extend(item.reshape(-1).tolist())
         else:
-            total += int(getattr(one, "nbytes", 0))
+            total += int(getattr(item, "nbytes", 0))
     return total
 
 
@@ -371,7 +370,7 @@ def _view_lengths(array: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def _span(array: pa.Array, dtype: npt.DTypeLike) -> int:
-    """Return how much lies between the first and the last offset."""
+    """Return the difference of the last and the first offset."""
     offsets = arrow_offsets(array, dtype)
     return int(offsets[-1]) - int(offsets[0])
 
@@ -381,7 +380,7 @@ def _listed(array: pa.Array, dtype: npt.DTypeLike) -> int:
 
 
 def _repeated(array: pa.Array) -> int:
-    """Return the bytes of the values of list views, each as often as it is in a list."""
+    """Return the bytes of the values of list views, counting repetitions."""
     starts, sizes = array.offsets.to_numpy(), array.sizes.to_numpy()
     order = np.argsort(starts, kind="stable")
     starts, sizes = starts[order], sizes[order].astype(np.int64)
@@ -394,7 +393,7 @@ def _repeated(array: pa.Array) -> int:
 
 
 def _largest(values: pa.Array) -> int:
-    """Return an upper bound of the bytes of one of some values."""
+    """Return an upper bound of the bytes of one value."""
     arrow = values.type
     if not len(values):
         return _LEAF_NBYTES

@@ -149,7 +149,7 @@ def test_sequences_stay_whole() -> None:
         [[2, 3, 4], [5, 0, 1]],
     )
     assert batch[1:4]["p"]["seq_lens"].tolist() == [1, 2]
-    with pytest.raises(SequenceError, match="policy 'p' must be plain steps"):
+    with pytest.raises(SequenceError, match="policy 'p' must be single steps"):
         next(batch.minibatches(3, rng=0, lockstep=True))
 
 

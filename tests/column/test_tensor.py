@@ -177,9 +177,7 @@ def test_concat_widens_only_without_loss(left, right, joined):
 
 
 def test_concat_refuses_differing_rows():
-    with pytest.raises(
-        ColumnMismatchError, match=r"'obs' must have one row shape to be concatenated, got \(3,\) and"
-    ):
+    with pytest.raises(ColumnMismatchError, match=r"'obs' must have one row shape to be concatenated, got \(3,\) and"):
         TensorColumn.concat([TensorColumn(np.zeros((2, 3))), TensorColumn(np.zeros((2, 4)))], "obs")
 
 
