@@ -74,9 +74,9 @@ class TrainingStats(PrintedAsDict):
     Attributes
     ----------
     train_time
-        Seconds that the update took.
+        Duration of the update in seconds.
     smoothed_loss
-        Averages of losses over updates, which trainers keep.
+        Moving averages of losses, which trainers add.
     """
 
     train_time: float = 0.0
@@ -114,9 +114,9 @@ class SimpleLossTrainingStats(TrainingStats):
 class Algorithm(nn.Module, Generic[PolicyT], ABC):
     """An update rule for a policy, run by trainers.
 
-    An update samples a batch, as tensors on the device of the parameters, and hands it on: `_preprocess_batch` adds
-    targets and the like, `_update_with_batch` takes gradient steps, `_postprocess_batch` gives rows new priorities.
-    Optimizers come from `_create_optimizer`, target networks from `_add_lagged_network`. `state_dict` has all of it.
+    An update samples a batch as tensors on the device of the parameters. Then `_preprocess_batch` adds targets,
+    `_update_with_batch` performs gradient steps, and `_postprocess_batch` updates priorities. `_create_optimizer`
+    creates optimizers, `_add_lagged_network` target networks; `state_dict` contains both.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     Attributes
     ----------
     n_step, gamma
-        The most steps that sampled rows stand for, None for rows that are steps, and the discount of a step; see
+        Maximum steps that a sampled row represents, None for single steps, and the discount per step; see
         `ReplayBuffer.sample`. Algorithms with targets set them.
     lr_schedulers
         The schedules of learning rates, stepped after each update.
@@ -273,7 +273,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return self._run_update(update)
 
     def _require_finite(self, update: Callable[[], StatsT], batch: Any) -> StatsT:
-        """Take the gradient steps of an update; stop at the first loss that is not finite, unless that is allowed.
+        """Perform an update; stop at the first loss that is not finite, unless that is allowed.
 
         Losses on the host are read before their step, and others with the figures of the update.
 
@@ -417,9 +417,8 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
     Attributes
     ----------
     allows_stale_steps
-        Whether it learns from steps of the policy before the last update as well, so that workers may collect while it
-        updates (`overlap` of `OnPolicyTrainerParams`). An algorithm that weighs steps by how likely the policy made
-        them which collected them says so; others take its policy for that one.
+        Whether it corrects for steps of an earlier policy, so that workers may collect while it updates (`overlap` of
+        `OnPolicyTrainerParams`). Other algorithms treat all steps as those of the newest policy.
     """
 
     allows_stale_steps: bool = False
@@ -469,7 +468,7 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
 
     @abstractmethod
     def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> TrainingStats:
-        """Take gradient steps on the minibatches of a batch."""
+        """Perform gradient steps on the minibatches of a batch."""
 
     def _minibatches(self, batch: Batch, batch_size: int | None, columns: Sequence[str]) -> Iterator[Batch]:
         """Go over some columns of all rows once, in an order that torch's default generator draws.
@@ -518,7 +517,7 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
 
     @abstractmethod
     def _update_with_batch(self, batch: Batch) -> TrainingStats:
-        """Take a gradient step on a batch."""
+        """Perform a gradient step on a batch."""
 
 
 class OffPolicyAlgorithm(_SamplingAlgorithm[PolicyT], ABC):

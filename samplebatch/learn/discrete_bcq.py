@@ -1,4 +1,4 @@
-"""Discrete BCQ: Q-learning among the actions that the data would have taken (Fujimoto et al., arXiv:1910.01708)."""
+"""Discrete BCQ: Q-learning restricted to likely actions of the data (Fujimoto et al., arXiv:1910.01708)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from samplebatch.learn.optimizer import OptimizerFactory
 
 
 class DiscreteBCQPolicy(DiscreteQLearningPolicy):
-    """A policy that takes the action of the highest value among the likely ones of the data.
+    """Greedy policy among the likely actions of the data.
 
     Parameters
     ----------

@@ -28,12 +28,12 @@ Epsilon = float | Callable[[int], float]
 
 
 class DiscreteQLearningPolicy(Policy):
-    """A policy that takes the action of the highest value, and any with probability epsilon.
+    """Epsilon-greedy policy of discrete actions.
 
     Parameters
     ----------
     model
-        From observations to the value of each action.
+        Network from observations to the value of each action.
     action_space, observation_space
         The spaces of one environment; actions are Discrete.
     eps_training, eps_inference
@@ -144,7 +144,7 @@ class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
     gamma, n_step_return_horizon
         Discount per step, and maximum number of rewards summed before the bootstrap value.
     target_update_freq
-        Updates between copies to the target network; 0 for no such network.
+        Updates between copies to the target network; 0 for no target network.
     is_double
         Whether the policy's own network chooses the action that the target network estimates.
     huber_loss_delta

@@ -50,7 +50,7 @@ def set_training(module: nn.Module, mode: bool) -> None:
 
 
 def first_parameter(module: nn.Module) -> torch.Tensor | None:
-    """Return the first parameter of a module, of which policies and algorithms take the device and dtype; None if none.
+    """Return the first parameter of a module, which determines device and dtype; None without parameters.
 
     Examples
     --------
@@ -100,7 +100,7 @@ FOR_SPACE = "the class method for_space takes a space"
 def ask(network: nn.Module, obs: Any, state: Any = None) -> tuple[Any, Any]:
     """Call a network and return its output and its state, None without one.
 
-    A state is given to networks that have a parameter of that name, or take any number of arguments.
+    Networks get the state if they have a parameter of that name or `*args`.
 
     >>> ask(nn.Identity(), 3, state="another's")
     (3, None)

@@ -47,8 +47,8 @@ _SCALED = ("scale", "tanh")
 class Policy(nn.Module, ABC):
     """A mapping from observations to actions, asked by collectors and trained by an `Algorithm`.
 
-    A policy explores or not, and draws its actions or takes the best ones, by whether it is within a training step.
-    All chance comes from torch's default generator.
+    Exploration and sampling of actions depend on `is_within_training_step`. All random numbers come from torch's
+    default generator.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ class Policy(nn.Module, ABC):
     Attributes
     ----------
     is_within_training_step
-        Whether the policy is asked to collect steps that it is trained with, or to be updated; not to be evaluated.
-        Trainers and `Algorithm.update` set it; so does `policy_within_training_step`.
+        Whether the policy collects training steps or is updated, as opposed to evaluated. Trainers, `Algorithm.update`
+        and `policy_within_training_step` set it.
 
     Raises
     ------
@@ -209,7 +209,7 @@ class Policy(nn.Module, ABC):
         """
 
     def observations(self, batch: Batch) -> tuple[Any, torch.Tensor | None]:
-        """Return a batch's observations as networks take them, and the mask of the actions that are allowed.
+        """Return a batch's observations as tensors for networks, and the mask of allowed actions.
 
         A mask comes with the observations: `Batch(obs=..., mask=...)`, or PettingZoo's `Batch(observation=...,
         action_mask=...)`.
@@ -240,7 +240,7 @@ class Policy(nn.Module, ABC):
         return _tensors(obs, device, dtype), None
 
     def compute_action(self, obs: Any, info: Mapping[str, Any] | None = None, state: Any = None) -> Any:
-        """Choose the action of one environment, as it takes it: without exploration noise, and mapped.
+        """Return the mapped action for one environment, without exploration noise.
 
         Parameters
         ----------
@@ -265,7 +265,7 @@ class Policy(nn.Module, ABC):
         return int(act[0]) if isinstance(self.action_space, spaces.Discrete) else act[0]
 
     def map_action(self, act: Any) -> Any:
-        """Map actions to those that environments take; they are stored as they were.
+        """Map actions to the environment's unit; buffers store the unmapped actions.
 
         Actions of a Box are bounded by the policy's method, then scaled to the space if they are to be; those of a
         Discrete space begin at its `start`. Box leaves of a Dict or Tuple space are clipped to their bounds.
@@ -300,7 +300,7 @@ class Policy(nn.Module, ABC):
         return scaled
 
     def map_action_inverse(self, act: Any) -> Any:
-        """Map actions that environments take to those of the policy.
+        """Map actions in the environment's unit to the policy's unit.
 
         Collectors do so with random actions. Those at a bound, which `"tanh"` never reaches, become large, not
         infinite.
@@ -476,7 +476,7 @@ def diagonal_normal(parameters: tuple[torch.Tensor, torch.Tensor]) -> Independen
 
 
 class ProbabilisticActorPolicy(Policy):
-    """A policy that draws its actions from a distribution, or takes the most likely ones when it is evaluated.
+    """Policy that samples actions from a distribution; optionally the most likely ones in evaluation.
 
     Parameters
     ----------
@@ -488,7 +488,7 @@ class ProbabilisticActorPolicy(Policy):
         `JointActions` for MultiDiscrete, MultiBinary, Dict and Tuple spaces. A
         distribution of scalars per action dimension is summed over the dimensions.
     deterministic_eval
-        Whether the most likely action is taken outside of training steps.
+        Whether the most likely action is chosen outside of training steps.
     action_space, observation_space, action_scaling, action_bound_method
         See `Policy`. Actions of a Box with bounds are scaled by default.
 
@@ -583,7 +583,7 @@ class ProbabilisticActorPolicy(Policy):
 
 
 class DiscreteActorPolicy(ProbabilisticActorPolicy):
-    """A policy that draws discrete actions by the logits of an actor network.
+    """Policy that samples discrete actions from the logits of an actor network.
 
     Parameters
     ----------

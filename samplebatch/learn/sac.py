@@ -1,4 +1,4 @@
-"""SAC: a stochastic policy that is rewarded for its entropy as well (Haarnoja et al., arXiv:1812.05905)."""
+"""SAC: soft actor-critic, a maximum-entropy policy (Haarnoja et al., arXiv:1812.05905)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HALF_LOG_TAU = math.log(2 * math.pi) / 2
 
 
 class SACPolicy(ContinuousPolicyWithExplorationNoise):
-    """A policy of normal distributions squashed by tanh, for SAC and CQL.
+    """Policy of tanh-squashed normal distributions, for SAC and CQL.
 
     Parameters
     ----------

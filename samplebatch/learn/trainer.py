@@ -71,15 +71,15 @@ class TrainerParams:
     test_step_num_episodes
         Episodes of a test.
     training_fn
-        Called with epoch and environment steps before each collecting, to set an exploration rate for instance.
+        Called with epoch and environment steps before each collection, for example to set an exploration rate.
     test_fn
         Called with epoch and environment steps before each test.
     stop_fn
-        Called with the best score of the tests; training ends where it returns True.
+        Called with the best score of the tests; training ends when it returns True.
     compute_score_fn
         Returns the score of a test from its report; by default the mean return.
     save_best_fn
-        Called with the algorithm where a test has the best score so far.
+        Called with the algorithm when a test has the best score so far.
     save_checkpoint_fn
         Called with epoch, environment steps and update steps after an epoch's steps, to save anything: after every
         epoch, or as often as the first logger's `save_interval` says.
