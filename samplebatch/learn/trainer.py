@@ -216,7 +216,7 @@ class OnlineTrainerParams(TrainerParams):
             raise ArgumentError(f"overlap must come with RolloutWorkers, got a {kind}")
         if self.asynchronous and not callable(getattr(source, "receive", None)):
             raise ArgumentError(f"asynchronous must come with RolloutWorkers or RemoteActors, got a {kind}")
-        if not self.asynchronous and not callable(getattr(source, "collect", None)):
+        if not self.asynchronous and callable(getattr(source, "receive", None)) and not hasattr(source, "collect"):
             raise ArgumentError(f"asynchronous must be True for {kind}, whose actors collect by themselves")
         if self.asynchronous and self.collection_step_num_env_steps is None:
             raise ArgumentError("asynchronous must come with collection_step_num_env_steps, got a number of episodes")

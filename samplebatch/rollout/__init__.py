@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from samplebatch.rollout.async_collector import AsyncCollector as AsyncCollector
     from samplebatch.rollout.collector import Collector as Collector
     from samplebatch.rollout.collector import RemoteBuffer as RemoteBuffer
+    from samplebatch.rollout.followed_weights import PublishedWeightsSource as PublishedWeightsSource
+    from samplebatch.rollout.followed_weights import WeightsSubscription as WeightsSubscription
     from samplebatch.rollout.multi_agent_collector import MultiAgentCollector as MultiAgentCollector
     from samplebatch.rollout.postprocessing import GAE as GAE
     from samplebatch.rollout.postprocessing import NStepReturns as NStepReturns

@@ -62,6 +62,9 @@ def update_with_nan(
     algorithm: Any = make_algorithm(name, env.observation_space, env.action_space, settings)
     # As a buffer has it in which nobody looks for NaN.
     rows.obs[7] = np.nan
+    if name in ("impala", "appo"):
+        # As their own policies record it with each action; random ones have no such column.
+        rows.action_logp = np.full(60, np.log(0.5), np.float32)
     kind: Any = PrioritizedReplayBuffer if prioritized else ReplayBuffer
     buffer = kind(60, **({"alpha": 0.6, "beta": 0.4} if prioritized else {}), random_seed=1)
     buffer.extend(rows)
