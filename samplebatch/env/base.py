@@ -153,7 +153,8 @@ class Environments(ABC):
 
         Work that can be done for several steps at once is left to `finish_chunk`. The first five parts are the leaves
         of the new observations, rewards, flags and infos; the sixth is the mask of environments that were reset
-        instead, shape (n,), or None. Callers may read the flags only, shape (n,). Autoreset steps may have flags as well.
+        instead, shape (n,), or None. Callers may read the flags only, shape (n,). Autoreset steps may have
+        flags as well.
         """
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
