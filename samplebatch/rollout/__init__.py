@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from samplebatch.rollout.collector import Collector as Collector
     from samplebatch.rollout.collector import RemoteBuffer as RemoteBuffer
     from samplebatch.rollout.followed_weights import PublishedWeightsSource as PublishedWeightsSource
+    from samplebatch.rollout.followed_weights import WeightsPublication as WeightsPublication
     from samplebatch.rollout.followed_weights import WeightsSubscription as WeightsSubscription
     from samplebatch.rollout.multi_agent_collector import MultiAgentCollector as MultiAgentCollector
     from samplebatch.rollout.postprocessing import GAE as GAE
