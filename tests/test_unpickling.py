@@ -54,6 +54,7 @@ ALLOWED = {
         "buffer/__init__.py": "modules that pickles of older versions name otherwise, out of a table",
         "transport/region.py": "a module of Python's",
         "env/seeds.py": "torch",
+        "loggers/logger.py": "the reader of TensorBoard's logs",
     },
     "exec": {"buffer/fast_add.py": "a function of constant text and numbers: names and values are variables"},
 }
@@ -61,7 +62,7 @@ ALLOWED = {
 
 TRUSTED = {
     "column/interface.py": "whoever unpickles a column runs its pickle already",
-    "batch/sample_batch.py": "whoever unpickles a batch runs its pickle already",
+    "batch/frame.py": "whoever unpickles a batch runs its pickle already",
     "storage/datasets/parts.py": "columns that are shown have no rows, and so nothing to unpickle",
     "workers/process_backend.py": "workers are processes of the user's own code",
     "workers/ray_actor.py": "an actor runs what its learner has pickled",

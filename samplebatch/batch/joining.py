@@ -42,8 +42,8 @@ _MIN_SHARED_NBYTES = 1 << 19
 def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error") -> B:
     """Concatenate the non-empty batches.
 
-    If all are empty, the result has the columns of the first one with columns, or is `empty()`. A column that is ragged
-    in an empty batch is ragged in the result. Columns that only some have are handled as `missing` specifies. Raises
+    If all are empty, the result is `empty()`, as RLlib's is, unless one of them has a ragged column: then it has the
+    columns of the first one. A column that is ragged in an empty batch is ragged in the result. Columns that only some have are handled as `missing` specifies. Raises
     ColumnMismatchError if a column is missing or has incompatible row shapes or dtypes; names it. Raises SequenceError
     if only some batches have sequences, or their layouts differ.
     """
@@ -52,8 +52,9 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
         # Infos and states alone have rows but no steps.
         parts = [part for part in samples if not part._has_sequences and any(map(len, part._all().values()))]
     if not parts:
-        first = next((part for part in samples if part._all() and not part._has_sequences), None)
-        return empty() if first is None else first.copy()
+        candidates = [part for part in samples if part._all() and not part._has_sequences]
+        has_ragged = any(isinstance(column, VaryingRows) for part in candidates for column in part._all().values())
+        return candidates[0].copy() if has_ragged else empty()
     flags = _merge_flags(parts)
     groups = [part._all() for part in parts]
     order = list(groups[0])

@@ -57,6 +57,8 @@ OBSERVATIONS = frozenset({names.OBS, names.NEXT_OBS})
 
 _DEFAULT_FLAGS = astuple(DEFAULT)
 
+_unpickled = frame.unpickle  # The name in pickles of earlier versions.
+
 _FLAT: Mapping[str, Structure] = MappingProxyType({})
 """The structures of a batch without nested columns; all such batches share it."""
 

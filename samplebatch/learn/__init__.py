@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from samplebatch.learn.heads import ValueCritic as ValueCritic
     from samplebatch.learn.impala import APPO as APPO
     from samplebatch.learn.impala import IMPALA as IMPALA
+    from samplebatch.learn.joint_actions import JointActions as JointActions
     from samplebatch.learn.independent import MultiAgentOffPolicyAlgorithm as MultiAgentOffPolicyAlgorithm
     from samplebatch.learn.independent import MultiAgentOnPolicyAlgorithm as MultiAgentOnPolicyAlgorithm
     from samplebatch.learn.independent import MultiAgentPolicy as MultiAgentPolicy

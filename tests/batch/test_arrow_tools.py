@@ -191,7 +191,7 @@ def test_nulls_are_refused_by_name(values: pa.Array) -> None:
     ids=lambda values: str(values.type),
 )
 def test_types_that_no_column_can_hold_are_refused_by_name(values: pa.Array) -> None:
-    with pytest.raises(ColumnTypeError, match="column 'speed' has Arrow type"):
+    with pytest.raises(ColumnTypeError, match="column 'speed' must have an Arrow type"):
         SampleBatch.from_arrow(pa.table({"speed": values}))
 
 

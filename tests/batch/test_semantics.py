@@ -271,7 +271,7 @@ def test_concat_samples_skips_empty_batches() -> None:
     joined = concat_samples([SampleBatch(), SampleBatch(a=[1]), SampleBatch(b=np.empty(0)), SampleBatch(a=[2])])
     assert joined == SampleBatch(a=[1, 2])
     assert concat_samples([]) == concat_samples([SampleBatch(), SampleBatch()]) == SampleBatch()
-    assert concat_samples([SampleBatch(), SampleBatch(b=np.empty(0))]) == SampleBatch(b=np.empty(0))
+    assert concat_samples([SampleBatch(), SampleBatch(b=np.empty(0))]) == SampleBatch()
 
 
 def test_one_multi_agent_batch_makes_the_result_one() -> None:
