@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf, prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,32 @@ class NStep(NamedTuple):
     """
     last: Indices
     """Row of the last step of each window, shape (n,)."""
+
+
+@overload
+def gae(
+    rewards: RaggedRows,
+    terminated: None = None,
+    truncated: None = None,
+    *,
+    values: Any,
+    next_values: npt.ArrayLike | None = None,
+    gamma: float | None = None,
+    gae_lambda: float | None = None,
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def gae(
+    rewards: npt.ArrayLike,
+    terminated: npt.ArrayLike | None = None,
+    truncated: npt.ArrayLike | None = None,
+    *,
+    values: Any,
+    next_values: npt.ArrayLike | None = None,
+    gamma: float | None = None,
+    gae_lambda: float | None = None,
+) -> tuple[Floats, Floats]: ...
 
 
 def gae(
@@ -188,6 +214,28 @@ def vtrace(
     estimates = as_floats("values", values, reward.shape), as_floats("next_values", next_values, reward.shape)
     ratios = as_floats("log_ratios", log_ratios, reward.shape[:1])
     return estimate_vtrace(reward, over, ended, *estimates, ratios, discount, vtrace_lambda, *clips)
+
+
+@overload
+def discounted_returns(
+    rewards: RaggedRows,
+    terminated: None = None,
+    truncated: None = None,
+    next_values: npt.ArrayLike | None = None,
+    *,
+    gamma: float | None = None,
+) -> Any: ...
+
+
+@overload
+def discounted_returns(
+    rewards: npt.ArrayLike,
+    terminated: npt.ArrayLike | None = None,
+    truncated: npt.ArrayLike | None = None,
+    next_values: npt.ArrayLike | None = None,
+    *,
+    gamma: float | None = None,
+) -> Floats: ...
 
 
 def discounted_returns(
