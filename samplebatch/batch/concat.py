@@ -24,8 +24,9 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
     """Concatenate batches into a new one, with one copy.
 
     Empty batches are ignored, except that a column which is ragged in one of them is ragged in the result. If all are
-    empty, the result has no columns, or those of the first one if there is a ragged column. The result is a `SampleBatch` if all inputs are, otherwise a
-    `MultiAgentBatch` in which flat batches belong to the default policy. RLlib's batches are accepted as well.
+    empty, the result has no columns, or those of the first one if there is a ragged column. The result is a
+    `SampleBatch` if all inputs are, otherwise a `MultiAgentBatch` in which flat batches belong to the default policy.
+    RLlib's batches are accepted as well.
 
     Columns must have equal row shapes in all batches. Dtypes may differ if one of them represents all others exactly.
     `num_grad_updates` is averaged over the steps of the batches that have it.

@@ -43,9 +43,9 @@ def join(samples: Sequence[B], empty: Callable[[], B], missing: Missing = "error
     """Concatenate the non-empty batches.
 
     If all are empty, the result is `empty()`, as RLlib's is, unless one of them has a ragged column: then it has the
-    columns of the first one. A column that is ragged in an empty batch is ragged in the result. Columns that only some have are handled as `missing` specifies. Raises
-    ColumnMismatchError if a column is missing or has incompatible row shapes or dtypes; names it. Raises SequenceError
-    if only some batches have sequences, or their layouts differ.
+    columns of the first one. A column that is ragged in an empty batch is ragged in the result. Columns that only some
+    have are handled as `missing` specifies. Raises ColumnMismatchError if a column is missing or has incompatible row
+    shapes or dtypes; names it. Raises SequenceError if only some batches have sequences, or their layouts differ.
     """
     parts = [sample for sample in samples if sample.count]
     if not parts:

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from samplebatch.learn.heads import ValueCritic as ValueCritic
     from samplebatch.learn.impala import APPO as APPO
     from samplebatch.learn.impala import IMPALA as IMPALA
-    from samplebatch.learn.joint_actions import JointActions as JointActions
     from samplebatch.learn.independent import MultiAgentOffPolicyAlgorithm as MultiAgentOffPolicyAlgorithm
     from samplebatch.learn.independent import MultiAgentOnPolicyAlgorithm as MultiAgentOnPolicyAlgorithm
     from samplebatch.learn.independent import MultiAgentPolicy as MultiAgentPolicy
+    from samplebatch.learn.joint_actions import JointActions as JointActions
     from samplebatch.learn.mappo import MAPPO as MAPPO
     from samplebatch.learn.networks import MLP as MLP
     from samplebatch.learn.networks import Convolutional as Convolutional
