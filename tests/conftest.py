@@ -109,6 +109,14 @@ def _frozen_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_cluster_left() -> Iterator[None]:
+    """Leave the Ray cluster that a test has started or joined: the next file starts its own."""
+    yield
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+
+
 @pytest.fixture
 def mark(tmp_path: Path) -> Iterator[Path]:
     """Name the folder that a malicious pickle would make, and see that none has."""
