@@ -141,9 +141,9 @@ def test_fragments_that_are_lost_with_a_node_are_made_again(cluster: Any) -> Non
         facts = workers.worker_stats
     assert steps == 1200
     assert 1 <= len(facts.failures) == facts.restarts <= 3
-    first = next(failure for failure in facts.failures if failure.index == 0)
-    assert first.lost_steps in (50, 100, 150), facts.failures
-    # On a busy machine Ray may give up a second node, whose worker's fragments have all been received.
+    assert any(failure.index == 0 and failure.lost_steps > 0 for failure in facts.failures), facts.failures
+    # On a busy machine Ray may give up a node before the worker has started there, or a second node, whose worker's
+    # fragments have all been received.
     assert all(failure.lost_steps in (0, 50, 100, 150) for failure in facts.failures), facts.failures
 
 
