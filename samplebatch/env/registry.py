@@ -250,6 +250,9 @@ def _find_registered(name: str) -> Callable[..., Any]:
     module_name, colon, rest = name.rpartition(":")
     if colon:
         _import(module_name, name)
+    elif name.startswith("ALE/"):
+        # Importing the module registers Atari's environments.
+        require("ale_py", "atari")
     try:
         with warnings.catch_warnings():
             # That there is a later version is said once, when the environment is made.

@@ -44,7 +44,6 @@ def test_any_function_makes_an_environment() -> None:
         ("CartPole", "'Name-v0', .* got 'CartPole'; did you mean 'CartPole-v1'"),
         ("CartPole-v9", "no environment 'CartPole-v9'; did you mean 'CartPole-v1'"),
         ("CartPoel-v1", "no environment 'CartPoel-v1'; did you mean 'CartPole-v1'"),
-        ("ALE/Pong-v5", "no environment 'ALE/Pong-v5'"),
         ("classic/tictatoe-v3", "no environment 'classic/tictatoe-v3'; "),
         ("areena:Relay-v0", "no environment 'areena:Relay-v0'"),
         ("../arena:Relay-v0", "'package/module' or 'module:function'"),
@@ -60,6 +59,21 @@ def test_any_function_makes_an_environment() -> None:
 def test_a_wrong_name_is_answered_with_near_ones(name: str, words: str) -> None:
     with pytest.raises(EnvironmentSpecError, match=words):
         environment_factory(name)
+
+
+def test_atari_environments_are_registered_on_demand() -> None:
+    pytest.importorskip("ale_py")
+    environment = make_environment("ALE/Pong-v5")
+    assert environment.observation_space.shape == (210, 160, 3)
+    environment.close()
+    with pytest.raises(EnvironmentSpecError, match="no environment 'ALE/Pnog-v5'; did you mean 'ALE/Pong-v5'"):
+        environment_factory("ALE/Pnog-v5")
+
+
+def test_atari_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(MissingExtraError, match=r"'ale_py' is not installed; .*samplebatch\[atari\]"):
+        environment_factory("ALE/Pong-v5")
 
 
 KINDS = {
