@@ -293,6 +293,9 @@ def application() -> Typer:
         workers: int | None = typer.Option(
             None, "--workers", "-w", min=0, help="Processes that collect. [dim]\\[default: 0, collect in this one][/]"
         ),
+        normalize: bool | None = typer.Option(
+            None, "--normalize", help="Normalize observations and rewards by running statistics."
+        ),
         seed: int | None = typer.Option(None, "--seed", min=0, help="Seed of everything. [dim]\\[default: 0][/]"),
         out: Path | None = typer.Option(
             None, "--out", "-o", help="The run's folder. [dim]\\[default: runs/ALGORITHM-SOURCE][/]"
@@ -311,10 +314,11 @@ def application() -> Typer:
         from samplebatch.cli.training import read_training, resume_training, show_settings, train
 
         flags = {
-            "algorithm": algorithm, "source": source, "env": env, "steps": steps, "seed": seed, "workers": workers
+            "algorithm": algorithm, "source": source, "env": env, "steps": steps, "seed": seed, "workers": workers,
+            "normalize": normalize,
         }  # fmt: skip
         if resume is not None:
-            if any(value is not None for value in (config, steps, workers, seed, out)) or assignments:
+            if any(value is not None for value in (config, steps, workers, seed, out, normalize)) or assignments:
                 raise typer.BadParameter(
                     "the folder has all options; only ALGORITHM, SOURCE and --env, as they are there, --plot and "
                     "--allow-pickle go with it",

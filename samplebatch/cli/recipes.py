@@ -105,6 +105,7 @@ _OFF_POLICY = _COMMON | {
     "epoch_num_steps": 5000,
 }
 _ASYNCHRONOUS = _COMMON | {
+    "normalize": False,
     "num_envs": 16,
     "batch_size": 256,
     "epoch_num_steps": 10_240,
@@ -226,7 +227,11 @@ def _make_actor_critic(cls: Any) -> Callable[[Space, Space, Settings], Any]:
     def make(obs: Space, act: Space, settings: Settings) -> Any:
         critic = ValueCritic(_body(obs, settings))
         policy = _actor_policy(obs, act, settings)
-        return cls(policy=policy, critic=critic, optim=_optim(settings), **_arguments(cls, settings))
+        if settings["normalize"]:
+            policy.normalize_observations()
+        arguments = _arguments(cls, settings)
+        arguments["normalize_rewards"] |= settings["normalize"]
+        return cls(policy=policy, critic=critic, optim=_optim(settings), **arguments)
 
     return make
 
@@ -305,6 +310,7 @@ RECIPES: Mapping[str, Recipe] = {
         _COMMON
         | {
             "lr": 1e-3,
+            "normalize": False,
             "num_envs": 16,
             "batch_size": 256,
             "epoch_num_steps": 10_240,

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from samplebatch.learn.networks import Net as Net
     from samplebatch.learn.networks import Recurrent as Recurrent
     from samplebatch.learn.networks import RecurrentBody as RecurrentBody
+    from samplebatch.learn.normalization import RunningMeanStd as RunningMeanStd
     from samplebatch.learn.older_trainers import offpolicy_trainer as offpolicy_trainer
     from samplebatch.learn.older_trainers import onpolicy_trainer as onpolicy_trainer
     from samplebatch.learn.optimizer import AdamOptimizerFactory as AdamOptimizerFactory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.learn.algorithm import Indices, OnPolicyAlgorithm
 from samplebatch.learn.networks import ask, recurrent_parts
+from samplebatch.learn.normalization import RunningMeanStd
 from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability, require_critic
 from samplebatch.policy.state import state_of
@@ -52,6 +53,10 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         Rows that are estimated at once.
     return_scaling
         Whether the critic's targets are divided by the standard deviation of all returns so far.
+    normalize_rewards
+        Whether rewards are divided by the running standard deviation of discounted returns, and clipped to [-10, 10];
+        Engstrom et al., arXiv:2005.12729, section 3. The return of each ring of the buffer, that is, of each
+        environment, starts from 0 in each episode: `R = gamma * R + reward`. Buffers store rewards as collected.
     sequence_length
         The most steps of a sequence, for recurrent policies.
     allow_nonfinite
@@ -74,6 +79,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         max_batchsize: int = 256,
         gamma: float = 0.99,
         return_scaling: bool = False,
+        normalize_rewards: bool = False,
         sequence_length: int = 32,
         allow_nonfinite: bool = False,
     ) -> None:
@@ -86,8 +92,52 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         self.gae_lambda, self.gamma = fraction("gae_lambda", gae_lambda), fraction("gamma", gamma)
         self.max_batchsize = whole("max_batchsize", max_batchsize, 1)
         self.sequence_length = whole("sequence_length", sequence_length, 1)
-        self.ret_rms = RunningMoments() if return_scaling else None
+        self.ret_rms = RunningMeanStd() if return_scaling else None
+        self.rew_rms = RunningMeanStd() if normalize_rewards else None
+        self._discounted_returns: list[float] = []
         self.optim = self._create_optimizer(nn.ModuleList([policy, critic]), optim, max_grad_norm)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the part of `state_dict` beside parameters, with the discounted returns of running episodes."""
+        return {**super().get_extra_state(), "discounted_returns": list(self._discounted_returns)}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state that `get_extra_state` returned.
+
+        Raises
+        ------
+        ArgumentError
+            If it has another number of optimizers or schedules.
+        """
+        super().set_extra_state(state)
+        self._discounted_returns = list(state.get("discounted_returns", ()))
+
+    # Rewards
+
+    def _sample_batch(self, buffer: Any, sample_size: int | None) -> tuple[Batch, Indices]:
+        batch, indices = super()._sample_batch(buffer, sample_size)
+        if self.rew_rms is not None:
+            returns = self._discount_forward(batch, buffer, indices)
+            self.rew_rms.update(returns[np.isfinite(returns)])
+            batch.rew = (batch.rew / self.rew_rms.std.to(batch.rew)).clamp(-10.0, 10.0)
+        return batch, indices
+
+    def _discount_forward(self, batch: Batch, buffer: Any, indices: Indices) -> Floats:
+        """Return the discounted sum of each step's reward and those before it in its episode, shape (n,)."""
+        rewards = batch.rew.double().cpu().numpy()
+        if rewards.ndim != 1:
+            raise ArgumentError(f"rewards must be numbers to be normalized, got shape {rewards.shape[1:]} per step")
+        ends = (batch.terminated | batch.truncated).cpu().numpy()
+        sizes = [part.maxsize for part in getattr(buffer, "buffers", [buffer])]
+        rings = np.searchsorted(np.cumsum(sizes), indices, side="right")
+        running = [*self._discounted_returns, *[0.0] * (len(sizes) - len(self._discounted_returns))]
+        returns: Floats = np.empty(len(rewards))
+        for row, (ring, reward, end) in enumerate(zip(rings.tolist(), rewards.tolist(), ends.tolist(), strict=True)):
+            returns[row] = running[ring] = self.gamma * running[ring] + reward
+            if end or not np.isfinite(returns[row]):
+                running[ring] = 0.0
+        self._discounted_returns = running
+        return returns
 
     # Estimates
 
@@ -100,11 +150,12 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
             values.append(self._values(rows.obs, before))
             next_values.append(self._values(rows.obs_next, after))
         batch.v_s = torch.cat(values)
-        scale = 1.0 if self.ret_rms is None else self.ret_rms.std
+        scale = 1.0 if self.ret_rms is None else self.ret_rms.std.item()
         estimates = (torch.cat(parts).cpu().numpy() * scale for parts in (values, next_values))
         returns, advantages = self._estimate(batch, buffer, indices, *estimates)
         if self.ret_rms is not None:
-            self.ret_rms.add(returns)
+            # Returns that are not finite are reported with the loss.
+            self.ret_rms.update(returns[np.isfinite(returns)])
         batch.returns = torch.as_tensor(returns / scale).to(batch.v_s)
         batch.adv = torch.as_tensor(advantages).to(batch.v_s)
         return batch
@@ -172,44 +223,3 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
             )
         batch.begins = buffer.prev(indices) == indices
         return batch
-
-
-class RunningMoments(nn.Module):
-    """Mean and variance of all numbers so far, kept by algorithms that scale returns; its buffers are in `state_dict`.
-
-    Examples
-    --------
-    >>> moments = RunningMoments()
-    >>> for numbers in ([1.0, 3.0], [5.0]):
-    ...     moments.add(np.array(numbers))
-    >>> moments.mean, round(moments.std**2, 4)
-    (3.0, 2.6667)
-    """
-
-    count: torch.Tensor
-    first: torch.Tensor
-    second: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name, start in (("count", 0.0), ("first", 0.0), ("second", 1.0)):
-            self.register_buffer(name, torch.tensor(start, dtype=torch.float64))
-
-    @property
-    def mean(self) -> float:
-        """The mean; 0 before the first number."""
-        return self.first.item()
-
-    @property
-    def std(self) -> float:
-        """The standard deviation, a little above 0; 1 before the first number."""
-        return float(np.sqrt(self.second.item() + 1e-8))
-
-    def add(self, numbers: npt.NDArray[Any]) -> None:
-        """Take more numbers in (Chan, Golub and LeVeque, 1979: the pairwise update)."""
-        count, first, second = (buffer.item() for buffer in (self.count, self.first, self.second))
-        total, shift = count + numbers.size, float(numbers.mean()) - first
-        squares = second * count + float(numbers.var()) * numbers.size + shift**2 * count * numbers.size / total
-        self.count.fill_(total)
-        self.first.fill_(first + shift * numbers.size / total)
-        self.second.fill_(squares / total)

@@ -427,6 +427,12 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
         """Create the trainer of the algorithm."""
         return OnPolicyTrainer(self, params)
 
+    def _postprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> None:
+        super()._postprocess_batch(batch, buffer, indices)
+        # After the gradient steps: the policy that collected the steps and the updated one normalize alike.
+        if isinstance(self.policy, Policy):
+            self.policy.update_statistics(batch)
+
     def update(self, buffer: Any, batch_size: int | None = None, repeat: int = 1) -> TrainingStats:
         """Update the policy with all steps of a buffer or batch.
 

@@ -22,11 +22,11 @@ from samplebatch.batch.nested.node import node, set_unit
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.errors import ArgumentError
-from samplebatch.learn.actor_critic import RunningMoments
 from samplebatch.learn.algorithm import OnPolicyAlgorithm, require_steps
 from samplebatch.learn.heads import JointCritic
 from samplebatch.learn.independent import MultiAgentPolicy
 from samplebatch.learn.networks import recurrent_parts
+from samplebatch.learn.normalization import RunningMeanStd
 from samplebatch.learn.optimizer import OptimizerFactory, descend
 from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.learn.ppo import ActorCriticTrainingStats, summarize_steps
@@ -95,7 +95,7 @@ class MAPPO(OnPolicyAlgorithm[Any]):
                 )
         labels = label_policies(policies)
         self.actors = nn.ModuleDict({labels[policy_id]: policy for policy_id, policy in policies.items()})
-        self.critic, self.moments = critic, RunningMoments()
+        self.critic, self.moments = critic, RunningMeanStd()
         self.eps_clip, self.ent_coef = positive("eps_clip", eps_clip), ent_coef
         self.huber_loss_delta = positive("huber_loss_delta", huber_loss_delta)
         self.gae_lambda, self.gamma = fraction("gae_lambda", gae_lambda), fraction("gamma", gamma)
@@ -173,15 +173,17 @@ class MAPPO(OnPolicyAlgorithm[Any]):
             own[names.VALUE_TARGETS] = returns
             own[names.ADVANTAGES] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
             own[_LOGP] = self._log_probability(policy_id, rows).cpu().numpy()
-        self.moments.add(np.concatenate([own[names.VALUE_TARGETS] for own in made.values()]))
+        targets = np.concatenate([own[names.VALUE_TARGETS] for own in made.values()])
+        self.moments.update(targets[np.isfinite(targets)])
+        mean, std = self.moments.mean.item(), self.moments.std.item()
         for own in made.values():
-            own[names.VALUE_TARGETS] = (own[names.VALUE_TARGETS] - self.moments.mean) / self.moments.std
+            own[names.VALUE_TARGETS] = (own[names.VALUE_TARGETS] - mean) / std
         return MultiAgentBatch(made, batch.count)
 
     def _values(self, parts: Mapping[PolicyID, SampleBatch], steps: Mapping[PolicyID, Any], name: str) -> Any:
         """Estimate the returns of all agents at each environment step, shape (steps, agents)."""
         joint = self.critic.join([self._seen(own_id, rows, name, steps[own_id]) for own_id, rows in parts.items()])
-        return self.critic(joint).double().cpu().numpy() * self.moments.std + self.moments.mean
+        return self.critic(joint).double().cpu().numpy() * self.moments.std.item() + self.moments.mean.item()
 
     def _seen(self, policy_id: PolicyID, rows: Any, name: str, step: Any) -> tuple[Any, Any, Any]:
         """Return the observations of a policy's agents as tensors, with the environment step and agent of each."""

@@ -23,6 +23,7 @@ from samplebatch.batch.nested.node import KINDS, NODE, node, set_unit, unit_of, 
 from samplebatch.errors import ArgumentError, ColumnMismatchError, PolicySpecError
 from samplebatch.learn.joint_actions import JOINT_SPACES, JointActions
 from samplebatch.learn.networks import ask, first_parameter, set_training
+from samplebatch.learn.normalization import RunningMeanStd
 from samplebatch.policy.action_map import unit_of_policy, unit_of_space
 
 Array = npt.NDArray[Any]
@@ -67,6 +68,8 @@ class Policy(nn.Module, ABC):
     is_within_training_step
         Whether the policy collects training steps or is updated, as opposed to evaluated. Trainers, `Algorithm.update`
         and `policy_within_training_step` set it.
+    obs_rms
+        Running statistics of observations, see `normalize_observations`; None if they are not normalized.
 
     Raises
     ------
@@ -113,6 +116,7 @@ class Policy(nn.Module, ABC):
         self.action_space, self.observation_space = action_space, observation_space
         self.action_scaling, self.action_bound_method = action_scaling, action_bound_method
         self.is_within_training_step = False
+        self.obs_rms: RunningMeanStd | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling and copying, without the algorithm that trains the policy."""
@@ -236,8 +240,66 @@ class Policy(nn.Module, ABC):
             held = obs.__dict__
             for name, rest in _MASKED.items():
                 if name in held and rest in held:
-                    return _tensors(held[rest], device, dtype), _tensors(held[name], device, dtype).bool()
-        return _tensors(obs, device, dtype), None
+                    mask = _tensors(held[name], device, dtype).bool()
+                    return self._normalize(_tensors(held[rest], device, dtype), dtype), mask
+        return self._normalize(_tensors(obs, device, dtype), dtype), None
+
+    def normalize_observations(self, shape: tuple[int, ...] | None = None, *, clip_max: float = 10.0) -> Self:
+        """Normalize observations by running statistics from now on, and return the policy.
+
+        Networks receive `(obs - mean) / std`, clipped; collectors and buffers store observations as they are.
+        Algorithms that learn on policy add the observations of each update to the statistics after its gradient steps.
+        With all other algorithms the statistics change only by `obs_rms.update`, for example with the observations of a
+        dataset. The statistics are part of `state_dict`: workers, test collectors, checkpoints and exported policies
+        share them.
+
+        Parameters
+        ----------
+        shape
+            Shape of an observation; None for the shape of `observation_space`, without a mask of actions.
+        clip_max
+            Bound of the absolute value of normalized observations.
+
+        Raises
+        ------
+        PolicySpecError
+            If observations have no single shape, as those of a Dict space without a mask.
+        ArgumentError
+            If `clip_max` is not a positive number.
+
+        Examples
+        --------
+        >>> from samplebatch.learn import DiscreteActorPolicy
+        >>> policy = DiscreteActorPolicy(actor=nn.Linear(2, 3), action_space=spaces.Discrete(3))
+        >>> policy.normalize_observations((2,)).obs_rms.update(np.array([[0.0, 10.0], [2.0, 30.0]]))
+        >>> policy.observations(Batch(obs=np.array([[1.0, 30.0]])))[0]
+        tensor([[0., 1.]])
+        """
+        if shape is None:
+            shape = _shape_to_normalize(self.observation_space)
+        self.obs_rms = RunningMeanStd(shape, clip_max=clip_max).to(next(self.parameters(), torch.empty(0)).device)
+        return self
+
+    def update_statistics(self, batch: Batch) -> None:
+        """Add a batch's observations to the statistics, if the policy normalizes observations.
+
+        Raises
+        ------
+        ArgumentError
+            If observations are not finite; the statistics are unchanged.
+        """
+        if self.obs_rms is not None:
+            obs = batch.obs
+            values = obs.__dict__ if KINDS[type(obs)] == NODE else {}
+            parts = [values[rest] for name, rest in _MASKED.items() if name in values and rest in values]
+            self.obs_rms.update(parts[0] if parts else obs)
+
+    def _normalize(self, obs: Any, dtype: torch.dtype) -> Any:
+        if self.obs_rms is None:
+            return obs
+        if not isinstance(obs, torch.Tensor):
+            raise PolicySpecError(f"observations must be one array to be normalized, got the parts {', '.join(obs)}")
+        return self.obs_rms(obs).to(dtype)
 
     def compute_action(self, obs: Any, info: Mapping[str, Any] | None = None, state: Any = None) -> Any:
         """Return the mapped action for one environment, without exploration noise.
@@ -450,6 +512,18 @@ def torch_train_mode(module: nn.Module, enabled: bool = True) -> Iterator[None]:
     finally:
         if module.training != before:
             module.train(before)
+
+
+def _shape_to_normalize(space: Any) -> tuple[int, ...]:
+    """Return the shape of the observations of a Box, or of the part of a Dict that is beside a mask."""
+    if isinstance(space, spaces.Dict):
+        parts = [space[rest] for name, rest in _MASKED.items() if {name, rest} <= set(space.keys())]
+        space = parts[0] if parts else space
+    if not isinstance(space, spaces.Box):
+        raise PolicySpecError(
+            f"observation_space must be a Box to be normalized, got {space}; pass the shape of an observation"
+        )
+    return tuple(space.shape)
 
 
 def _tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:

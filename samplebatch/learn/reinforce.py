@@ -11,9 +11,9 @@ from samplebatch.arguments import fraction
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError
-from samplebatch.learn.actor_critic import RunningMoments
 from samplebatch.learn.algorithm import Indices, OnPolicyAlgorithm, TrainingStats
 from samplebatch.learn.networks import recurrent_parts
+from samplebatch.learn.normalization import RunningMeanStd
 from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.rollout.statistics import SequenceSummaryStats
@@ -70,17 +70,17 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
         if recurrent_parts(policy):
             raise ArgumentError("policy must not be recurrent for Reinforce, which learns from single steps; take PPO")
         self.gamma = fraction("gamma", gamma)
-        self.ret_rms = RunningMoments() if return_standardization else None
+        self.ret_rms = RunningMeanStd() if return_standardization else None
         self.optim = self._create_optimizer(policy, optim, max_grad_norm)
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
         moments = self.ret_rms
         # An episode that goes on unseen is worth the mean of all returns.
-        after = torch.full((len(indices),), 0.0 if moments is None else moments.mean, dtype=torch.float64)
+        after = torch.full((len(indices),), 0.0 if moments is None else moments.mean.item(), dtype=torch.float64)
         returns, _ = self.compute_episodic_return(batch, buffer, indices, after, gamma=self.gamma, gae_lambda=1.0)
         if moments is not None:
-            standardized = (returns - moments.mean) / moments.std
-            moments.add(returns)
+            standardized = (returns - moments.mean.item()) / moments.std.item()
+            moments.update(returns[np.isfinite(returns)])
             returns = standardized
         batch.returns = torch.as_tensor(returns, dtype=batch.rew.dtype, device=batch.rew.device)
         return batch

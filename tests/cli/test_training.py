@@ -59,6 +59,18 @@ def test_a_run_learns_shows_its_curve_and_leaves_its_folder(tmp_path: Path) -> N
     assert (tmp_path / "curve.png").exists()
 
 
+def test_a_normalized_run_saves_a_policy_with_statistics_and_is_resumed() -> None:
+    words = ["train", "ppo", "CartPole-v1", *assignments(SHORT), "--normalize", "--out", "run"]
+    code, printed = invoke(*words)
+    assert code == 0, printed
+    assert "normalize = true" in Path("run/train.toml").read_text()
+    policy = torch.load("run/policy.pt", weights_only=False)
+    assert policy.obs_rms.shape == (4,)
+    state = read_checkpoint(Path("run"), allow_pickle=True)["parts"]
+    assert state["algorithm"]["policy.obs_rms.count"] == state["algorithm"]["rew_rms.count"] >= 80
+    assert invoke("train", "--resume", "run", "--allow-pickle")[0] == 0
+
+
 def test_the_policy_of_a_run_can_collect() -> None:
     assert invoke("train", "dqn", "CartPole-v1", *assignments(QUICK), "--out", "run")[0] == 0
     code, printed = invoke(

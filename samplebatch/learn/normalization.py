@@ -1,0 +1,166 @@
+"""Running mean and variance, by which policies and algorithms normalize observations, rewards and returns."""
+
+from __future__ import annotations
+
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from samplebatch.arguments import positive
+from samplebatch.errors import ArgumentError
+
+ArrayT = TypeVar("ArrayT", npt.NDArray[Any], torch.Tensor)
+
+
+class RunningMeanStd(nn.Module):
+    """Running mean and variance of rows, merged by the parallel formula of Chan, Golub and LeVeque (1979).
+
+    The result does not depend on how rows are split into updates, up to the rounding of float64. The statistics are
+    buffers of a torch module: they are part of `state_dict`, and therefore of checkpoints, of the weights that workers
+    receive, and of exported policies.
+
+    Parameters
+    ----------
+    shape
+        Shape of a row; () for numbers.
+    clip_max
+        Bound of the absolute value that `norm` returns; None for no bound.
+    epsilon
+        Addend to the variance, against division by zero.
+
+    Attributes
+    ----------
+    mean, var
+        Mean and population variance, float64 tensors of the shape; 0 and 1 before the first row.
+    count
+        Number of rows, a float64 tensor without dimensions.
+
+    Raises
+    ------
+    ArgumentError
+        If `clip_max` or `epsilon` is not a positive number.
+
+    Examples
+    --------
+    >>> rows = RunningMeanStd((2,))
+    >>> for part in ([[0.0, 1.0], [2.0, 1.0]], [[4.0, 4.0]]):
+    ...     rows.update(np.array(part))
+    >>> rows.mean.tolist(), rows.var.round(decimals=4).tolist(), rows.count.item()
+    ([2.0, 2.0], [2.6667, 2.0], 3.0)
+    >>> rows.norm(np.array([[2.0, 2.0]]))
+    array([[0., 0.]])
+    """
+
+    mean: torch.Tensor
+    var: torch.Tensor
+    count: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...] = (), *, clip_max: float | None = 10.0, epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.clip_max = None if clip_max is None else positive("clip_max", clip_max)
+        self.epsilon = positive("epsilon", epsilon)
+        self.register_buffer("mean", torch.zeros(self.shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(self.shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @property
+    def std(self) -> torch.Tensor:
+        """Square root of the variance plus `epsilon`, a float64 tensor of the shape."""
+        return (self.var + self.epsilon).sqrt()
+
+    @torch.no_grad()
+    def update(self, data_array: Any) -> None:
+        """Add rows.
+
+        Parameters
+        ----------
+        data_array
+            Numbers of shape (n, *shape), an array or a tensor.
+
+        Raises
+        ------
+        ArgumentError
+            If rows have another shape, are not finite, or their variance overflows; the statistics are unchanged.
+        """
+        rows = torch.as_tensor(data_array).to(self.mean)
+        if rows.ndim == 0 or tuple(rows.shape[1:]) != self.shape:
+            raise ArgumentError(
+                f"rows of running statistics must have shape {self.shape}, got an array of shape {tuple(rows.shape)}"
+            )
+        if not len(rows):
+            return
+        nonfinite = int((~rows.isfinite().reshape(len(rows), -1).all(1)).sum())
+        if nonfinite:
+            raise ArgumentError(
+                f"rows of running statistics must be finite, got NaN or infinity in {nonfinite} of {len(rows)} rows"
+            )
+        self._add(rows.mean(0), rows.var(0, correction=0), torch.full_like(self.count, len(rows)))
+
+    def merge(self, other: RunningMeanStd) -> Self:
+        """Add the rows of other statistics, and return these.
+
+        Examples
+        --------
+        >>> rows, others = RunningMeanStd(), RunningMeanStd()
+        >>> rows.update(np.array([1.0]))
+        >>> others.update(np.array([3.0, 5.0]))
+        >>> rows.merge(others).mean.item()
+        3.0
+
+        Raises
+        ------
+        ArgumentError
+            If the others have another shape, or the variance overflows.
+        """
+        if other.shape != self.shape:
+            raise ArgumentError(f"running statistics must have shape {self.shape}, got {other.shape}")
+        if other.count > 0:
+            self._add(other.mean.to(self.mean), other.var.to(self.var), other.count.to(self.count))
+        return self
+
+    def _add(self, mean: torch.Tensor, var: torch.Tensor, count: torch.Tensor) -> None:
+        total = self.count + count
+        shift = mean - self.mean
+        new_mean = self.mean + shift * (count / total)
+        squares = self.var * self.count + var * count + shift.square() * (self.count * count / total)
+        new_var = squares / total
+        if not bool(new_mean.isfinite().all() and new_var.isfinite().all()):
+            raise ArgumentError("rows of running statistics must have a variance that float64 can represent")
+        # In place: workers and views of `state_dict` share the storage.
+        self.mean.copy_(new_mean)
+        self.var.copy_(new_var)
+        self.count.copy_(total)
+
+    def norm(self, data_array: ArrayT) -> ArrayT:
+        """Return rows less the mean, divided by the standard deviation and clipped; unchanged before the first row.
+
+        Parameters
+        ----------
+        data_array
+            Numbers of shape (..., *shape), an array or a tensor.
+
+        Returns
+        -------
+        An array or a tensor of the same shape and dtype; integers become float64 arrays and float32 tensors.
+        """
+        if isinstance(data_array, torch.Tensor):
+            tensor: torch.Tensor = self(data_array)
+            return tensor
+        array = np.asarray(data_array)
+        dtype = array.dtype if array.dtype.kind == "f" else np.dtype(np.float64)
+        normalized = self(torch.from_numpy(array.astype(np.float64)))
+        result: npt.NDArray[Any] = normalized.cpu().numpy().astype(dtype)
+        return result
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Normalize a tensor as `norm` does."""
+        dtype = rows.dtype if rows.is_floating_point() else torch.float32
+        normalized = (rows.to(self.mean) - self.mean) / self.std
+        if self.clip_max is not None:
+            normalized = normalized.clamp(-self.clip_max, self.clip_max)
+        # Before the first row, also rows beyond the bound are unchanged; `where` can be exported, `if` cannot.
+        return torch.where(self.count > 0, normalized.to(dtype), rows.to(dtype))
