@@ -27,6 +27,7 @@ from samplebatch.learn.checkpoint import read_checkpoint
 from tests.optional import torch
 
 SHORT = ["max_epochs=2", "epoch_num_steps=40", "test_step_num_episodes=1", "num_envs=2"]
+QUICK_PPO = [*SHORT, "collection_step_num_env_steps=20", "batch_size=20"]
 QUICK = [*SHORT, "start_steps=20", "collection_step_num_env_steps=10", "batch_size=8", "hidden_sizes=[8]"]
 
 
@@ -60,7 +61,7 @@ def test_a_run_learns_shows_its_curve_and_leaves_its_folder(tmp_path: Path) -> N
 
 
 def test_a_normalized_run_saves_a_policy_with_statistics_and_is_resumed() -> None:
-    words = ["train", "ppo", "CartPole-v1", *assignments(SHORT), "--normalize", "--out", "run"]
+    words = ["train", "ppo", "CartPole-v1", *assignments(QUICK_PPO), "--normalize", "--out", "run"]
     code, printed = invoke(*words)
     assert code == 0, printed
     assert "normalize = true" in Path("run/train.toml").read_text()
