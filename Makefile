@@ -25,6 +25,7 @@ PARALLEL := -n $(WORKERS) --dist worksteal --max-worker-restart 0
 CORE_EXTRAS := cli envs hdf5 pandas plot
 BENCH_FLAGS ?=
 TESTS ?=
+TORCH ?= $(shell grep ^torch== constraints.txt)+cpu
 LONG_FLAGS ?=
 MUTANTS ?= 500
 MUTANTS_FLAGS ?=
@@ -81,7 +82,7 @@ clean: ## remove what the targets made, .venv included
 	$(PYTHON) -m venv $*
 
 $(VENV)/ready-demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[cli,envs,plot]'
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[cli,envs,learn,plot]'
 	@$(COMPILE)
 	@touch $@
 
@@ -94,20 +95,20 @@ $(VENV)/ready-mutants: $(VENV)/ready-dev
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[mutants]'
 	@touch $@
 
-# Of torch only a build without CUDA will do: the others are gigabytes.
+# Of torch only a build without CUDA will do: the others are gigabytes. TORCH= leaves it out.
 $(TEST_VENV)/ready-core: pyproject.toml constraints.txt | $(TEST_VENV)/bin/python
 	$(TEST_VENV)/bin/python -c "$$CORE_REQUIREMENTS" $(CORE_EXTRAS) > $(TEST_VENV)/requirements.txt
 	$(TEST_VENV)/bin/python $(PIP_INSTALL) --only-binary :all: --constraint constraints.txt --requirement $(TEST_VENV)/requirements.txt
 	$(TEST_VENV)/bin/python $(PIP_INSTALL) --no-deps --editable .
-	$(TEST_VENV)/bin/python $(PIP_INSTALL) --only-binary :all: "$$(grep ^torch== constraints.txt)+cpu" 2> $(TEST_VENV)/torch.log || \
-		echo "$(PYTHON): no build of torch without CUDA, the tests that need torch are skipped"
+	$(TEST_VENV)/bin/python $(PIP_INSTALL) --only-binary :all: $(TORCH) 2> $(TEST_VENV)/torch.log || \
+		echo "$(PYTHON): without torch, the tests that need torch are skipped"
 	@$(COMPILE)
 	@touch $@
 
 define CORE_REQUIREMENTS
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-required = [name for name in project["dependencies"] if not name.startswith("torch")]
+required = [*project["dependencies"]]
 for extra in sys.argv[1:]:
     required += project["optional-dependencies"][extra]
 print(*required, "duckdb", "hypothesis", "polars", "pytest", "pytest-xdist", sep="\n")
@@ -115,7 +116,7 @@ endef
 export CORE_REQUIREMENTS
 
 $(VENV)-minimum/ready: pyproject.toml constraints-min.txt | $(VENV)-minimum/bin/python
-	$(VENV)-minimum/bin/python $(PIP_INSTALL) --constraint constraints-min.txt --editable '.[cli,envs,hdf5,plot]' \
+	$(VENV)-minimum/bin/python $(PIP_INSTALL) --constraint constraints-min.txt --editable '.[cli,envs,hdf5,learn,plot]' \
 		duckdb hypothesis pandas polars pytest
 	@$(COMPILE)
 	@touch $@

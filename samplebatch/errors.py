@@ -47,6 +47,7 @@ data.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
@@ -257,3 +258,15 @@ def require(module: str, extra: str) -> ModuleType:
         raise MissingExtraError(
             f"{module!r} is not installed; install it with: pip install 'samplebatch[{extra}]'"
         ) from error
+
+
+def require_torch() -> None:
+    """Check that torch is installed before a column, a batch or a buffer creates tensors.
+
+    Raises
+    ------
+    MissingExtraError
+        If it is not; names the extra that installs it.
+    """
+    if "torch" not in sys.modules:
+        require("torch", "torch")

@@ -61,7 +61,8 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
             from samplebatch.errors import MissingExtraError
 
             raise MissingExtraError(
-                f"'torch' is not installed, which {package}.{name} needs; install it with: pip install torch"
+                f"'torch' is not installed, which {package}.{name} needs; "
+                "install it with: pip install 'samplebatch[torch]'"
             ) from error
         vars(import_module(package))[name] = value
         return value

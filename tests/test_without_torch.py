@@ -132,7 +132,19 @@ def test_torch_is_not_needed_for(work: str) -> None:
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
 
 
-def test_the_import_is_blocked() -> None:
-    asking = "Batch(a=[1]).to_torch()"
-    run = subprocess.run([sys.executable, "-c", BLOCKED + asking], capture_output=True, text=True, timeout=300)
-    assert "No module named 'torch'" in run.stderr
+TENSORS = {
+    "nested": "Batch(a=[1]).to_torch()",
+    "flat": "SampleBatch(a=[1]).to_torch()",
+    "minibatches": "next(iter(SampleBatch(a=[1]).minibatches(1, device='cpu')))",
+    "buffer": "buf = ReplayBuffer(4); buf.extend(SampleBatch(obs=[1], actions=[0], rewards=[1.0], terminateds=[True]));"
+    "buf.sample(1, device='cpu')",
+    "learn": "from samplebatch.learn import PPO",
+}
+
+
+@pytest.mark.parametrize("work", TENSORS.values(), ids=TENSORS)
+def test_what_needs_torch_names_the_command_that_installs_it(work: str) -> None:
+    run = subprocess.run([sys.executable, "-c", BLOCKED + work], capture_output=True, text=True, timeout=300)
+    last = run.stderr.strip().splitlines()[-1]
+    assert last.startswith("samplebatch.errors.MissingExtraError: 'torch' is not installed"), run.stderr
+    assert last.endswith("install it with: pip install 'samplebatch[torch]'")

@@ -33,7 +33,7 @@ from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import RaggedTorchColumn, TorchColumn
 from samplebatch.column.types import torch_dtype
 from samplebatch.column.varying_rows import VaryingRows
-from samplebatch.errors import ArgumentError, DeviceError
+from samplebatch.errors import ArgumentError, DeviceError, require_torch
 
 if TYPE_CHECKING:
     import torch
@@ -312,6 +312,8 @@ class TorchTarget:
         If `floats` is not a floating-point dtype, or passed together with `dtype`.
     DeviceError
         If torch cannot use the device or pin memory.
+    MissingExtraError
+        If torch is not installed.
     """
 
     __slots__ = ("_dtype", "_floats", "device", "direct", "keep_objects", "non_blocking", "pin_memory", "used_on")
@@ -327,6 +329,7 @@ class TorchTarget:
         keep_objects: bool = False,
         used_on: torch.cuda.Stream | None = None,
     ) -> None:
+        require_torch()
         import torch
 
         if dtype is not None and floats is not None:

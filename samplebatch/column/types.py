@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from samplebatch.errors import ColumnTypeError, near_names
+from samplebatch.errors import ColumnTypeError, near_names, require_torch
 
 if TYPE_CHECKING:
     import torch
@@ -148,10 +148,14 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
-    """Look up the torch dtype of the same elements, or None if torch has none (strings, dates)."""
+    """Look up the torch dtype of the same elements, or None if torch has none (strings, dates).
+
+    Raises MissingExtraError if torch is not installed.
+    """
     name = _TORCH_NAMES.get(dtype)
     if name is None:
         return None
+    require_torch()
     import torch
 
     found: torch.dtype | None = getattr(torch, name, None)
@@ -187,8 +191,11 @@ def named_torch_dtype(name: str) -> torch.dtype:
     ------
     ColumnTypeError
         As `check_torch_name` does, or if the installed torch lacks the dtype.
+    MissingExtraError
+        If torch is not installed.
     """
     check_torch_name(name)
+    require_torch()
     import torch
 
     dtype = getattr(torch, name, None)

@@ -22,7 +22,14 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.summary import describe_column, html_table
 from samplebatch.buffer.sampling import Sample
-from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferError, FormatError, SequenceError
+from samplebatch.errors import (
+    ArgumentError,
+    ColumnMismatchError,
+    EmptyBufferError,
+    FormatError,
+    SequenceError,
+    require_torch,
+)
 from samplebatch.returns.arrays import discounted_returns
 from samplebatch.storage.buffers.state import generator_from_state, generator_state
 from samplebatch.storage.datasets.parts import DatasetRows, DatasetWriter, Rows, check_log
@@ -674,6 +681,7 @@ class DatasetBatches:
 @cache
 def _torch_class() -> Any:
     """Create the class, once torch is there."""
+    require_torch()
     from torch.utils.data import IterableDataset, get_worker_info
 
     class TorchBatches(IterableDataset[Any]):
