@@ -1,0 +1,240 @@
+"""Training loops that people write by themselves: as single-file implementations have them, and with our classes.
+
+The two loops of PPO make the same draws and updates: they end in the same parameters, bit by bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium.vector import AutoresetMode
+from torch import nn
+from torch.distributions import Categorical
+
+from samplebatch import GAE, Batch, Collector, ReplayBuffer, postprocess
+
+NUM_ENVS, NUM_STEPS = 8, 128
+EPOCHS, MINIBATCH = 4, 256
+GAMMA, LAMBDA, CLIP, ENTROPY = 0.99, 0.95, 0.2, 0.01
+
+
+class Agent(nn.Module):
+    """A policy and a value function with two hidden layers each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy, self.value = (
+            nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, size))
+            for size in (2, 1)
+        )
+
+    def forward(self, obs: torch.Tensor) -> Batch:
+        """Draw actions, for a collector."""
+        actions, logp, values = self.act(obs)
+        return Batch(act=actions, action_logp=logp, vf_preds=values)
+
+    def act(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Draw actions; return them, their log-probabilities and the values of the observations."""
+        distribution = Categorical(logits=self.policy(obs), validate_args=False)
+        actions = distribution.sample()
+        return actions, distribution.log_prob(actions), self.value(obs).squeeze(-1)
+
+    @torch.no_grad()
+    def value_of(self, obs: npt.NDArray[np.float32]) -> torch.Tensor:
+        """Estimate the values of observations."""
+        return self.value(torch.from_numpy(obs)).squeeze(-1)  # type: ignore[no-any-return]
+
+
+def make_envs(num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+    """Make environments that reset within the step that ends an episode."""
+    return gymnasium.make_vec(
+        "CartPole-v1",
+        num_envs,
+        vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+    )
+
+
+def update(agent: Agent, optimizer: torch.optim.Optimizer, columns: tuple[torch.Tensor, ...]) -> None:
+    """Take one step of PPO's clipped loss."""
+    obs, actions, logp, advantages, returns = columns
+    distribution = Categorical(logits=agent.policy(obs), validate_args=False)
+    ratio = (distribution.log_prob(actions) - logp).exp()
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    gain = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+    value_loss = (agent.value(obs).squeeze(-1) - returns).square()
+    loss = (0.5 * value_loss - gain - ENTROPY * distribution.entropy()).mean()
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
+    optimizer.step()
+
+
+def new_agent(seed: int) -> tuple[Agent, torch.optim.Optimizer, np.random.Generator]:
+    """Make an agent, its optimizer and the generator of minibatches."""
+    torch.manual_seed(seed)
+    agent = Agent()
+    return agent, torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=1e-5), np.random.default_rng(seed)
+
+
+def ppo_with_arrays(seed: int, iterations: int, env_seeds: list[int]) -> Agent:
+    """Train with preallocated arrays of shape (NUM_STEPS, NUM_ENVS), as single-file implementations do."""
+    agent, optimizer, rng = new_agent(seed)
+    envs = make_envs(NUM_ENVS)
+    shape = NUM_STEPS, NUM_ENVS
+    obs = np.zeros((*shape, 4), np.float32)
+    actions = np.zeros(shape, np.int64)
+    new_obs = np.zeros_like(obs)
+    logp, values, rewards, advantages, returns = (np.zeros(shape, np.float32) for _ in range(5))
+    terminated, truncated = (np.zeros(shape, bool) for _ in range(2))
+    newest, _ = envs.reset(seed=env_seeds)
+    for _ in range(iterations):
+        for t in range(NUM_STEPS):
+            obs[t] = newest
+            with torch.no_grad():
+                drawn = agent.act(torch.from_numpy(newest))
+            actions[t], logp[t], values[t] = (column.numpy() for column in drawn)
+            newest, rewards[t], terminated[t], truncated[t], infos = envs.step(actions[t])
+            for env in np.flatnonzero(truncated[t]):
+                new_obs[t, env] = infos["final_obs"][env]
+        ended = terminated | truncated
+        # The estimate goes on after truncated episodes, and after the last step of the others.
+        bootstrapped = truncated & ~terminated
+        new_obs[-1, ~ended[-1]] = newest[~ended[-1]]
+        bootstrapped[-1] |= ~ended[-1]
+        next_values = np.zeros_like(values)
+        next_values[:-1] = values[1:]
+        next_values[terminated] = 0.0
+        next_values.T[bootstrapped.T] = agent.value_of(new_obs.swapaxes(0, 1)[bootstrapped.T])
+        advantage = np.zeros(NUM_ENVS)
+        for t in reversed(range(NUM_STEPS)):
+            error = rewards[t] + GAMMA * next_values[t].astype(float) - values[t]
+            advantage = error + np.where(ended[t], 0.0, GAMMA * LAMBDA * advantage)
+            advantages[t], returns[t] = advantage, advantage + values[t]
+        columns = [
+            torch.from_numpy(np.ascontiguousarray(column.swapaxes(0, 1)).reshape(-1, *column.shape[2:]))
+            for column in (obs, actions, logp, advantages, returns)
+        ]
+        for _ in range(EPOCHS):
+            for rows in torch.from_numpy(rng.permutation(NUM_ENVS * NUM_STEPS)).split(MINIBATCH):
+                update(agent, optimizer, tuple(column[rows] for column in columns))
+    envs.close()
+    return agent
+
+
+def ppo_with_collector(seed: int, iterations: int, env_seeds: list[int]) -> Agent:
+    """Train with a collector, `GAE` and `minibatches`."""
+    agent, optimizer, rng = new_agent(seed)
+    estimate = GAE(bootstrap=agent.value_of, gamma=GAMMA, lambda_=LAMBDA)
+    with Collector(agent, make_envs(NUM_ENVS)) as collector:
+        collector.reset(gym_reset_kwargs={"seed": env_seeds})
+        for _ in range(iterations):
+            batch = postprocess(collector.collect(n_step=NUM_ENVS * NUM_STEPS).batch, [estimate])
+            learned = batch.select("obs", "actions", "action_logp", "advantages", "value_targets")
+            for rows in learned.minibatches(MINIBATCH, epochs=EPOCHS, rng=rng):
+                update(agent, optimizer, tuple(torch.as_tensor(column) for column in rows.values()))
+    return agent
+
+
+class QNetwork(nn.Module):
+    """Q-values of both actions, and actions drawn epsilon-greedily."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 2))
+        self.eps = 1.0
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Estimate the values of actions, of shape (n, 2)."""
+        return self.layers(obs)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def act(self, obs: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.int64]:
+        """Choose actions for observations of shape (n, 4)."""
+        if rng.random() < self.eps:
+            return rng.integers(2, size=len(obs))
+        return self(torch.from_numpy(obs)).argmax(1).numpy()  # type: ignore[no-any-return]
+
+
+DQN_STARTS, DQN_EVERY, DQN_BATCH, DQN_TARGET_EVERY = 1000, 10, 128, 500
+
+
+class DQNLearner:
+    """Steps on the temporal-difference loss of `QNetwork`."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.online, self.target = QNetwork(), QNetwork()
+        self.target.load_state_dict(self.online.state_dict())
+        self.optimizer = torch.optim.Adam(self.online.parameters(), lr=2.5e-4)
+        self.rng = np.random.default_rng(seed)
+
+    def learn(
+        self,
+        step: int,
+        obs: torch.Tensor,
+        actions: torch.Tensor,
+        rewards: torch.Tensor,
+        terminated: torch.Tensor,
+        next_obs: torch.Tensor,
+    ) -> None:
+        """Take a step on transitions of shape (n, ...), and copy the target network when it is due."""
+        with torch.no_grad():
+            targets = rewards + GAMMA * self.target(next_obs).amax(1) * (1 - terminated)
+        values = self.online(obs).gather(1, actions[:, None]).squeeze(1)
+        loss = nn.functional.mse_loss(targets, values)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        if step % DQN_TARGET_EVERY == 0:
+            self.target.load_state_dict(self.online.state_dict())
+
+
+def dqn_with_sb3(buffers: Any, seed: int, steps: int) -> QNetwork:
+    """Train with one environment and the replay buffer of Stable-Baselines3, as single-file implementations do."""
+    learner = DQNLearner(seed)
+    envs = make_envs(1)
+    space, actions_space = envs.single_observation_space, envs.single_action_space
+    buffer = buffers.ReplayBuffer(10_000, space, actions_space, "cpu", handle_timeout_termination=False)
+    obs, _ = envs.reset(seed=seed)
+    for step in range(1, steps + 1):
+        learner.online.eps = max(0.05, 1 - 0.95 * step / (0.5 * steps))
+        actions = learner.online.act(obs, learner.rng)
+        newest, rewards, terminated, truncated, infos = envs.step(actions)
+        next_obs = newest
+        if terminated[0] or truncated[0]:
+            next_obs = newest.copy()
+            next_obs[0] = infos["final_obs"][0]
+        buffer.add(obs, next_obs, actions, rewards, terminated, [{}])
+        obs = newest
+        if step > DQN_STARTS and step % DQN_EVERY == 0:
+            drawn = buffer.sample(DQN_BATCH)
+            learner.learn(
+                step,
+                drawn.observations,
+                drawn.actions.squeeze(1),
+                drawn.rewards.squeeze(1),
+                drawn.dones.squeeze(1),
+                drawn.next_observations,
+            )
+    envs.close()
+    return learner.online
+
+
+def dqn_with_collector(seed: int, steps: int) -> QNetwork:
+    """Train with a collector that adds to our replay buffer."""
+    learner = DQNLearner(seed)
+    buffer = ReplayBuffer(10_000)
+    envs = make_envs(1)
+    with Collector(lambda obs: learner.online.act(obs, learner.rng), envs, buffer, seed=seed) as collector:
+        for step in range(DQN_EVERY, steps + 1, DQN_EVERY):
+            learner.online.eps = max(0.05, 1 - 0.95 * step / (0.5 * steps))
+            collector.collect(n_step=DQN_EVERY)
+            if step > DQN_STARTS:
+                batch = buffer.sample(DQN_BATCH)[0].to_torch(floats=torch.float32)
+                learner.learn(step, batch.obs, batch.act, batch.rew, batch.terminated.float(), batch.obs_next)
+    return learner.online
