@@ -1,7 +1,4 @@
-"""Batch: named values in a tree, as Tianshou's users know it.
-
-The door to it for flat batches, which hand over to this function, loaded when it is first used.
-"""
+"""Nested batches in Tianshou's layout; `as_batch` is imported on first use."""
 
 from __future__ import annotations
 

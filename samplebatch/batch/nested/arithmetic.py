@@ -47,13 +47,13 @@ _OPERATORS: Final[dict[Any, Callable[..., Any]]] = {
 def _children(nodes: Sequence[Node], name: str, path: str) -> list[Any]:
     """Return the values of one name in several batches.
 
-    Raises ColumnMismatchError if it is a nested batch in some of them only, unless the first only reserves the name.
+    Raises ColumnMismatchError if only some values are nested batches, unless the first batch only reserves the name.
     """
-    found = [each.__dict__[name] for each in nodes]
-    nested = [KINDS[type(child)] == NODE for child in found]
-    if any(nested) and not all(nested) and not is_reserved(found[0]):
+    children = [each.__dict__[name] for each in nodes]
+    nested = [KINDS[type(child)] == NODE for child in children]
+    if any(nested) and not all(nested) and not is_reserved(children[0]):
         raise ColumnMismatchError(f"column {path!r} must be a nested batch in every batch or in none, got both")
-    return found
+    return children
 
 
 def _check_names(nodes: Sequence[Node], prefix: str) -> None:
@@ -62,39 +62,39 @@ def _check_names(nodes: Sequence[Node], prefix: str) -> None:
         if other.__dict__.keys() != names:
             lacking = sorted(prefix + name for name in names ^ other.__dict__.keys())
             raise ColumnMismatchError(
-                f"batches must have the same names to be matched, only one of them has {', '.join(map(repr, lacking))}"
+                f"batches must have the same names, only one batch has {', '.join(map(repr, lacking))}"
             )
 
 
 def map_leaves(function: Callable[..., Any], args: Sequence[Any], prefix: str = "") -> Node:
-    """Apply a function to the leaves of one name in all batches among the arguments.
+    """Apply a function to corresponding leaves of all batches among the arguments.
 
     Other arguments are passed unchanged. Reserved names stay reserved. Raises ColumnMismatchError if the batches differ
-    in their names; lists the names that only one has. Raises ColumnTypeError if the function does not take a leaf;
+    in their names; lists the names that only one has. Raises ColumnTypeError if the function rejects a leaf;
     names it.
     """
-    places = [place for place, arg in enumerate(args) if KINDS[type(arg)] == NODE]
-    nodes = [args[place] for place in places]
+    positions = [position for position, arg in enumerate(args) if KINDS[type(arg)] == NODE]
+    nodes = [args[position] for position in positions]
     _check_names(nodes, prefix)
     first: Node = nodes[0]
-    made: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     name = ""
     try:
         for name in first.__dict__:
             path = prefix + name
             leaves = list(args)
-            for place, child in zip(places, _children(nodes, name, path), strict=True):
-                leaves[place] = child
-            model = leaves[places[0]]
+            for position, child in zip(positions, _children(nodes, name, path), strict=True):
+                leaves[position] = child
+            model = leaves[positions[0]]
             if KINDS[type(model)] != NODE:
-                made[name] = function(*leaves)
+                results[name] = function(*leaves)
             elif model.__dict__:
-                made[name] = map_leaves(function, leaves, path + ".")
+                results[name] = map_leaves(function, leaves, path + ".")
             else:
-                made[name] = node(type(model), {})
+                results[name] = node(type(model), {})
     except Exception as error:
         fault(prefix + name, "computed with", error)
-    return node(type(first), made)
+    return node(type(first), results)
 
 
 def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any, prefix: str = "") -> None:
@@ -105,19 +105,19 @@ def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any,
     ColumnMismatchError
         If the batches differ in their names.
     ColumnTypeError
-        If a leaf cannot hold the result; names it. Leaves before it have changed by then.
+        If a leaf cannot store the result; names it. Earlier leaves have been updated by then.
     """
     matched = KINDS[type(other)] == NODE
     nodes = [target, other] if matched else [target]
     _check_names(nodes, prefix)
-    held = target.__dict__
+    columns = target.__dict__
     name = ""
     try:
-        for name, value in held.items():
+        for name, value in columns.items():
             path = prefix + name
             operand = _children(nodes, name, path)[1] if matched else other
             if KINDS[type(value)] != NODE:
-                held[name] = function(value, operand)
+                columns[name] = function(value, operand)
             elif value.__dict__:
                 update_leaves(function, value, operand, path + ".")
     except Exception as error:
@@ -125,7 +125,7 @@ def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any,
 
 
 def _on_elements(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of leaves that computes with the elements of ragged columns, all of the same lengths."""
+    """Extend a function of arrays to ragged columns of equal row shapes by applying it to their elements."""
 
     def compute(*leaves: Any) -> Any:
         ragged = [leaf for leaf in leaves if KINDS[type(leaf)] == RAGGED]
@@ -133,7 +133,7 @@ def _on_elements(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*leaves)
         first = ragged[0]
         if len(ragged) < len(leaves) and any(KINDS[type(leaf)] not in (RAGGED, NUMBER) for leaf in leaves):
-            raise TypeError("a ragged column is computed with numbers and ragged columns")
+            raise TypeError("the other operand of a ragged column must be a number or a ragged column")
         if any(not np.array_equal(first.extents, other.extents) for other in ragged[1:]):
             raise ValueError("ragged columns must have rows of the same shapes")
         elements = function(*[leaf.flat if KINDS[type(leaf)] == RAGGED else leaf for leaf in leaves])
@@ -142,8 +142,8 @@ def _on_elements(function: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
-def _operand(value: Any, rule: str = "a Batch is computed with numbers and Batches") -> Any:
-    """Return a batch or number as an operand, and refuse anything else by the rule."""
+def _operand(value: Any, rule: str = "the other operand of a Batch must be a number or a Batch") -> Any:
+    """Validate an operand, which must be a batch or a number; the error message starts with `rule`."""
     if KINDS[type(value)] in (NODE, NUMBER):
         return value
     if type(value) is np.ndarray and value.ndim == 0:
@@ -154,7 +154,7 @@ def _operand(value: Any, rule: str = "a Batch is computed with numbers and Batch
 def operators(
     function: Callable[[Any, Any], Any], in_place: Callable[[Any, Any], Any]
 ) -> tuple[Callable[[B, Any], B], Callable[[B, Any], B], Callable[[B, Any], B]]:
-    """Make a binary operator of nested batches: with the batch on the left, on the right, and in place."""
+    """Return the forward, reflected and in-place methods of a binary operator."""
 
     def forward(batch: B, other: Any) -> B:
         return cast("B", map_leaves(_on_elements(function), (batch, _operand(other))))
@@ -170,19 +170,21 @@ def operators(
 
 
 def apply(function: Callable[[Any], Any], source: Node) -> Node:
-    """Apply a function of numbers to every leaf."""
+    """Apply an elementwise function to every leaf."""
     return map_leaves(_on_elements(function), (source,))
 
 
 def apply_ufunc(source: Node, ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Apply a ufunc of NumPy's leaf by leaf, as `__array_ufunc__` does."""
+    """Apply a NumPy ufunc to every leaf; implements `__array_ufunc__`."""
     if "out" in kwargs or ufunc.nout != 1:
         return NotImplemented
     if method == "reduce" and ufunc in _NAMED_REDUCTIONS:
         return reduce_leaves(_NAMED_REDUCTIONS[ufunc], source, {"axis": 0, **kwargs})
     if method != "__call__":
         return NotImplemented
-    operands = [_operand(value, f"np.{ufunc.__name__} takes numbers and Batches beside a Batch") for value in inputs]
+    operands = [
+        _operand(value, f"np.{ufunc.__name__} accepts only numbers and Batches next to a Batch") for value in inputs
+    ]
 
     def leafwise(*leaves: Any) -> Any:
         if TENSOR in [KINDS[type(leaf)] for leaf in leaves]:
@@ -193,7 +195,7 @@ def apply_ufunc(source: Node, ufunc: np.ufunc, method: str, inputs: Sequence[Any
 
 
 def apply_function(source: Node, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Apply a function of NumPy's leaf by leaf, as `__array_function__` does."""
+    """Apply a NumPy function to every leaf; implements `__array_function__`."""
     if function is np.shape:
         return tuple(shape_of(source))
     if function is np.concatenate and kwargs.get("axis", 0) == 0 and len(args) == 1:
@@ -204,27 +206,27 @@ def apply_function(source: Node, function: Callable[..., Any], args: Sequence[An
         return reduce_leaves(function, source, {**dict(zip(("axis",), args[1:2], strict=False)), **kwargs})
     if not any(KINDS[type(arg)] == NODE for arg in args) or any(KINDS[type(arg)] == NODE for arg in kwargs.values()):
         return NotImplemented
-    made = map_leaves(lambda *leaves: _call_on_arrays(function, leaves, kwargs), args)
+    results = map_leaves(lambda *leaves: _call_on_arrays(function, leaves, kwargs), args)
     if function in (np.array_equal, np.allclose):
-        return all(_leaves(made))
-    return made
+        return all(_leaves(results))
+    return results
 
 
 def _leaves(source: Node) -> list[Any]:
-    found: list[Any] = []
+    leaves: list[Any] = []
     for value in source.__dict__.values():
         if KINDS[type(value)] == NODE:
-            found += _leaves(value)
+            leaves += _leaves(value)
         else:
-            found.append(value)
-    return found
+            leaves.append(value)
+    return leaves
 
 
 def _call_on_arrays(function: Callable[..., Any], leaves: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if RAGGED in [KINDS[type(leaf)] for leaf in leaves]:
-        raise TypeError(f"np.{function.__name__} takes no rows of varying shape; pad them first")
+        raise TypeError(f"np.{function.__name__} does not support ragged columns; pad them first")
     if TENSOR in [KINDS[type(leaf)] for leaf in leaves]:
-        raise TypeError(f"np.{function.__name__} does not take tensors; convert the batch with to_numpy first")
+        raise TypeError(f"np.{function.__name__} does not support tensors; convert the batch with to_numpy first")
     return function(*leaves, **kwargs)
 
 
@@ -234,16 +236,16 @@ def _tensor_ufunc(ufunc: np.ufunc, leaves: Sequence[Any]) -> Any:
     if ufunc in _OPERATORS:
         # A NumPy number on the left would turn the tensor on the right into an array.
         return _OPERATORS[ufunc](*[leaf.item() if isinstance(leaf, np.generic) else leaf for leaf in leaves])
-    found = getattr(torch, ufunc.__name__, None)
-    if found is None:
+    torch_function = getattr(torch, ufunc.__name__, None)
+    if torch_function is None:
         raise TypeError(f"torch has no {ufunc.__name__}; convert the batch with to_numpy first")
-    return found(*map(torch.as_tensor, leaves))
+    return torch_function(*map(torch.as_tensor, leaves))
 
 
 def reduce_leaves(function: Callable[..., Any], source: Node, kwargs: Mapping[str, Any]) -> Node:
-    """Apply one of NumPy's reductions to every leaf, by default over the dimensions that all leaves have.
+    """Apply a NumPy reduction to every leaf, by default over the dimensions common to all leaves.
 
-    Raises ColumnTypeError if the function does not take a leaf; names it.
+    Raises ColumnTypeError if the function rejects a leaf; names it.
     """
     axis = kwargs.get("axis")
     if axis is None:
@@ -252,7 +254,7 @@ def reduce_leaves(function: Callable[..., Any], source: Node, kwargs: Mapping[st
 
     def leafwise(leaf: Any) -> Any:
         if KINDS[type(leaf)] == RAGGED:
-            raise TypeError(f"{function.__name__} takes no rows of varying shape; pad them first")
+            raise TypeError(f"{function.__name__} does not support ragged columns; pad them first")
         if KINDS[type(leaf)] == TENSOR:
             return _reduce_tensor(function.__name__, leaf, **kwargs)
         result = function(leaf, **kwargs)

@@ -64,21 +64,21 @@ _FIRST_OBJECT = np.dtype(object).num
 
 
 class _Shape:
-    """Descriptor of `Batch.shape`, which a column called `shape` hides, as it could not hide a property."""
+    """Descriptor of `Batch.shape`: unlike a property, it is hidden by a column named `shape`."""
 
     def __get__(self, batch: Any, owner: type) -> list[int]:
         return shape_of(batch) if batch is not None else []
 
 
 class _Unit:
-    """Descriptor of `Batch.action_unit`, which a column of that name hides."""
+    """Descriptor of `Batch.action_unit`, hidden by a column of that name."""
 
     def __get__(self, batch: Any, owner: type) -> ActionUnit | None:
         return unit_of(batch)
 
 
 def _has_leaves(source: Node) -> bool:
-    """Tell whether any value is more than a nested batch of nested batches."""
+    """Return whether the tree has any leaf."""
     return any(KINDS[type(value)] != NODE or _has_leaves(value) for value in source.__dict__.values())
 
 
@@ -86,15 +86,14 @@ class Batch(Node):
     """Named values in a tree: arrays, tensors, distributions, objects and further batches.
 
     Every value is an attribute and an item: `b.obs` is `b["obs"]`. An integer, a slice, a mask or any other NumPy index
-    takes rows of all values at once. `Batch()` as a value reserves its name.
+    selects rows of all values at once. `Batch()` as a value reserves its name.
 
     Parameters
     ----------
     batch_dict
-        A dict or Batch of values by name, or another thing that has them: a named tuple, a dataclass, a batch of
-        another library (with `keys` and `items`, or Tianshou's); or a sequence or array of them, which are stacked.
-        Such values become batches themselves, lists become arrays, numbers 0-d arrays. Arrays and tensors are kept, not
-        copied.
+        Values by name: a dict, Batch, named tuple, dataclass, or another library's batch (with `keys` and `items`, or
+        Tianshou's). A sequence or array of such entries is stacked. Nested entries become batches, lists become arrays,
+        and numbers become 0-d arrays. Arrays and tensors are stored without a copy.
     copy
         Whether to copy all values, objects included.
     **kwargs
@@ -103,7 +102,7 @@ class Batch(Node):
     Raises
     ------
     ColumnTypeError
-        If a name is not a string, or no column can hold a value.
+        If a name is not a string, or no column can store a value.
 
     Examples
     --------
@@ -135,21 +134,21 @@ class Batch(Node):
     ) -> None:
         set_unit(self, None)
         if batch_dict is None:
-            kept = kwargs
+            columns = kwargs
             for name, value in kwargs.items():
                 if type(value) is not _ndarray or value.dtype.num >= _FIRST_OBJECT:
                     kwargs[name] = parse(value, Batch, name)
         else:
             kind = KINDS[type(batch_dict)]
             if kind in (MAPPING, RECORD):
-                kept = parse_items(cast("Mapping[str, Any]", values_of(batch_dict)), Batch, "")
+                columns = parse_items(cast("Mapping[str, Any]", values_of(batch_dict)), Batch, "")
             else:
-                given = batch_dict if kind == NODE else stack_rows(batch_dict, Batch)
-                kept = dict(given.__dict__)
-                with_unit_of(cast("Node", given), self)
+                source = batch_dict if kind == NODE else stack_rows(batch_dict, Batch)
+                columns = dict(source.__dict__)
+                with_unit_of(cast("Node", source), self)
             if kwargs:
-                kept.update(parse_items(kwargs, Batch, ""))
-        adopt(self, kept)
+                columns.update(parse_items(kwargs, Batch, ""))
+        adopt(self, columns)
         if copy:
             adopt(self, copy_tree(self).__dict__)
 
@@ -165,7 +164,7 @@ class Batch(Node):
         self.__dict__[name] = value
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return the value of a name, which is set to the default if there is none."""
+        """Return the value of a name, inserting the default if the name is missing."""
         if key not in self.__dict__:
             self.__dict__[key] = parse(default, Batch, join_name(key, ""))
         return self.__dict__[key]
@@ -182,10 +181,10 @@ class Batch(Node):
             c: 1,
         )
         """
-        given = {} if batch is None else values_of(batch)
-        if given is None:
-            raise ColumnTypeError(f"a Batch is updated from a dict or Batch, got {type(batch).__name__}")
-        values = parse_items(given, Batch, "")
+        items = {} if batch is None else values_of(batch)
+        if items is None:
+            raise ColumnTypeError(f"batch must be a Batch or a dict, got {type(batch).__name__}")
+        values = parse_items(items, Batch, "")
         values.update(parse_items(kwargs, Batch, ""))
         self.__dict__.update(values)
 
@@ -193,31 +192,31 @@ class Batch(Node):
         return name in self.__dict__
 
     def keys(self) -> KeysView[str]:
-        """Return the names, as a dict's `keys` does."""
+        """Return the names."""
         return self.__dict__.keys()
 
     def get_keys(self) -> KeysView[str]:
-        """Return the names; unlike `keys`, a name that hardly collides with a column's."""
+        """Return the names; for batches with a column named `keys`."""
         return self.__dict__.keys()
 
     def values(self) -> ValuesView[Any]:
-        """Return the values, as a dict's `values` does."""
+        """Return the values."""
         return self.__dict__.values()
 
     def items(self) -> ItemsView[str, Any]:
-        """Return names and values, as a dict's `items` does."""
+        """Return pairs of name and value."""
         return self.__dict__.items()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a name, or the default if there is none."""
+        """Return the value of a name, or the default if the name is missing."""
         return self.__dict__.get(key, default)
 
     def pop(self, key: str, default: Any = None) -> Any:
-        """Remove a name and return its value, or the default if there is none."""
+        """Remove a name and return its value, or the default if the name is missing."""
         return self.__dict__.pop(key, default)
 
     def popitem(self) -> tuple[str, Any]:
-        """Remove the last name, and return it with its value."""
+        """Remove and return the last pair of name and value."""
         return self.__dict__.popitem()
 
     def clear(self) -> None:
@@ -225,7 +224,7 @@ class Batch(Node):
         self.__dict__.clear()
 
     def is_empty(self, recurse: bool = False) -> bool:
-        """Tell whether there are no names, or with `recurse` no values under any of them.
+        """Return whether the batch has no names; with `recurse`, whether the tree has no leaves.
 
         >>> Batch(a=Batch()).is_empty(), Batch(a=Batch()).is_empty(recurse=True)
         (False, True)
@@ -239,7 +238,7 @@ class Batch(Node):
 
     shape = _Shape()
     action_unit = _Unit()
-    """The unit of the actions, as of the buffer or the flat batch that the rows come from; None if unknown."""
+    """Unit of the actions, inherited from the source buffer or flat batch; None if unknown."""
 
     def __iter__(self) -> Iterator[Self]:
         return cast("Iterator[Self]", iterate(self, shortest(self.__dict__) or 0))
@@ -250,24 +249,24 @@ class Batch(Node):
     def __getitem__(self, index: Any) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         if type(index) is str:
-            held = self.__dict__
-            if index in held:
-                return held[index]
-            raise no_such_column(index, held)
+            columns = self.__dict__
+            if index in columns:
+                return columns[index]
+            raise no_such_column(index, columns)
         return self[str(index)] if isinstance(index, str) else select(self, index)
 
     def __getitems__(self, indices: Sequence[int]) -> Self:
-        """Take several rows at once, as a torch `DataLoader` asks of a data set."""
+        """Select several rows at once, for torch's `DataLoader`."""
         return cast("Self", select(self, list(indices)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, str):
             self.__dict__[str(index)] = parse(value, Batch, index)
             return
-        given = values_of(value)
-        if given is None:
+        items = values_of(value)
+        if items is None:
             raise ColumnMismatchError(f"rows of a Batch are set from a Batch or dict, got {type(value).__name__}")
-        assign(self, index, given if KINDS[type(value)] == NODE else parse_items(given, Batch, ""))
+        assign(self, index, items if KINDS[type(value)] == NODE else parse_items(items, Batch, ""))
 
     def __delitem__(self, name: str) -> None:
         if name not in self.__dict__:
@@ -283,7 +282,7 @@ class Batch(Node):
         return format_tree(self)
 
     def empty_(self, index: Any = None) -> Self:
-        """Set all values, or those of some rows, to zeros and objects to None, in place.
+        """Reset all rows, or the indexed ones, in place: numbers to zero, objects to None.
 
         >>> Batch(a=[1, 2], b=["x", "y"]).empty_(1)
         Batch(
@@ -296,7 +295,7 @@ class Batch(Node):
 
     @staticmethod
     def empty(batch: Batch, index: Any = None) -> Batch:
-        """Copy a batch with all values, or those of some rows, set to zeros and objects to None."""
+        """Return a copy with all rows, or the indexed ones, reset as by `empty_`."""
         return Batch.empty_(cast("Batch", copy_tree(batch)), index)
 
     # Joining and splitting
@@ -305,23 +304,23 @@ class Batch(Node):
     def stack(batches: Iterable[Mapping[str, Any] | Batch], axis: int = 0, *, missing: Missing = "zero") -> Batch:
         """Join n batches along a new axis: leaves of shape (...) become (n, ...) for axis 0.
 
-        Raises ColumnMismatchError if a name is a batch in one and an array in another, or names differ and may not.
-        Raises ColumnTypeError if tensors and arrays meet under one name, or tensors of different shapes.
+        Raises ColumnMismatchError if a name is a nested batch in only some batches, or names differ with
+        `missing="error"`. Raises ColumnTypeError if a name has both tensors and arrays, or tensors of different shapes.
 
         Parameters
         ----------
         batches
             Batches or dicts.
         axis
-            Where the new axis goes. Names that only some batches have can be padded along axis 0 alone.
+            Position of the new axis. Missing names can only be padded along axis 0.
         missing
             Padding for a name that a batch lacks or only reserves: `"zero"` for zeros, False or None; `"nan"` for NaN,
-            NaT or None, an error for dtypes without; `"error"` for an error.
+            NaT or None, and an error for other dtypes; `"error"` raises.
 
         Warns
         -----
         UserWarning
-            If arrays differ in shape: they become the elements of an array of dtype object.
+            If arrays differ in shape; they are stored in an array of dtype object.
 
         Examples
         --------
@@ -336,24 +335,24 @@ class Batch(Node):
         return _with_common_unit(cast("Batch", joining.stack(Batch, rows, axis=axis, missing=missing)), rows)
 
     def stack_(self, batches: Iterable[Mapping[str, Any] | Batch], axis: int = 0) -> None:
-        """Replace this batch by the stack of it and others; an empty batch is left out."""
+        """Stack this batch with others in place; an empty batch is skipped."""
         others = joining.list_batches(batches)
         rows = [self, *others] if self.__dict__ else others
         adopt(_with_common_unit(self, rows), joining.stack(Batch, rows, axis=axis).__dict__)
 
     @staticmethod
     def cat(batches: Iterable[Mapping[str, Any] | Batch], *, missing: Missing = "zero") -> Batch:
-        """Join batches one after the other: leaves of shape (n_i, ...) become (sum of n_i, ...).
+        """Concatenate batches: leaves of shape (n_i, ...) become (sum of n_i, ...).
 
-        Raises ColumnMismatchError if row shapes differ, a value has no rows, a name is a batch in one and an array in
-        another, or names differ and may not. Raises ColumnTypeError if tensors and arrays meet under one name.
+        Raises ColumnMismatchError if row shapes differ, a value has no rows, a name is a nested batch in only some
+        batches, or names differ with `missing="error"`. Raises ColumnTypeError if a name has both tensors and arrays.
 
         Parameters
         ----------
         batches
             Batches or dicts.
         missing
-            As for `stack`; as many rows are padded as the batch has.
+            As for `stack`; the padding has the length of the batch that lacks the name.
 
         Examples
         --------
@@ -370,27 +369,27 @@ class Batch(Node):
         return _with_common_unit(cast("Batch", joining.cat(Batch, parts, missing)), parts)
 
     def cat_(self, batches: Mapping[str, Any] | Batch | Iterable[Mapping[str, Any] | Batch]) -> None:
-        """Replace this batch by it and others, one after the other; a single batch need not be in a list."""
+        """Append other batches in place; a single batch does not need a list."""
         parts = [self, *joining.list_one_or_more(batches)]
         adopt(_with_common_unit(self, parts), joining.cat(Batch, parts).__dict__)
 
     def split(
         self, size: int, shuffle: bool = True, merge_last: bool = False, *, rng: np.random.Generator | None = None
     ) -> Iterator[Self]:
-        """Yield the rows in batches of a size.
+        """Yield batches of `size` rows.
 
-        Raises ArgumentError if the size is neither a whole number from 1 on nor -1.
+        Raises ArgumentError if `size` is not a positive integer or -1.
 
         Parameters
         ----------
         size
-            Rows in a batch; -1 for all of them.
+            Rows per batch; -1 for all rows.
         shuffle
             Whether to draw the rows in random order, copying them. Otherwise the batches are views.
         merge_last
-            Whether a shorter last batch joins the one before.
+            Whether to merge a shorter last batch into the previous one.
         rng
-            Source of the order; NumPy's global one if it is None.
+            Random generator of the order; None for NumPy's global generator.
 
         Examples
         --------
@@ -404,14 +403,14 @@ class Batch(Node):
     # Leaf by leaf
 
     def apply_values_transform(self, values_transform: Callable[[Any], Any], inplace: bool = False) -> Self | None:
-        """Apply a function to every value, those of nested batches included.
+        """Apply a function to every leaf.
 
         Parameters
         ----------
         values_transform
-            Takes a value, None and objects included; its result is converted as on assignment.
+            Function of one leaf, None and objects included; its result is converted as on assignment.
         inplace
-            Whether to change this batch, nested ones included, and return None; otherwise a new one is returned.
+            Whether to update this batch and return None instead of returning a new batch.
 
         Examples
         --------
@@ -465,12 +464,12 @@ class Batch(Node):
         non_blocking: bool = False,
         keep_objects: bool = False,
     ) -> Self:
-        """Return a batch of tensors, over the same memory wherever torch can use it.
+        """Return a batch of tensors that share memory with the arrays where torch allows it.
 
         Only read-only arrays, arrays in foreign byte order or with negative strides, and leaves that change device or
-        dtype are copied. None and distributions are kept. Raises ColumnTypeError if torch has no dtype for a leaf;
-        names it. Raises ArgumentError if `floats` is no floating-point dtype, or given beside `dtype`. Raises
-        DeviceError if torch cannot use the device, or memory cannot be page-locked for want of one.
+        dtype are copied. None and distributions are unchanged. Raises ColumnTypeError if torch has no dtype for a leaf;
+        names it. Raises ArgumentError if `floats` is not a floating-point dtype, or is combined with `dtype`. Raises
+        DeviceError if torch cannot use the device, or page-locked memory needs a device and has none.
 
         Parameters
         ----------
@@ -479,14 +478,13 @@ class Batch(Node):
         device
             The device of all tensors.
         floats
-            The dtype of floating-point tensors, torch's or NumPy's, or its name; integers, flags and images are left
-            alone.
+            A torch or NumPy dtype, or its name, for floating-point tensors only.
         pin_memory
-            Whether to page-lock the host memory that they lie in or are copied from.
+            Whether to page-lock the tensors' host memory.
         non_blocking
-            Whether to return before copies to a device have ended.
+            Whether to return before copies to a device are complete.
         keep_objects
-            Whether to keep strings and arrays of objects, instead of refusing them.
+            Whether to keep strings and arrays of objects instead of raising.
 
         Examples
         --------
@@ -515,26 +513,25 @@ class Batch(Node):
         non_blocking: bool = False,
         keep_objects: bool = False,
     ) -> None:
-        """Convert the leaves to tensors in place, in this batch and the nested ones; see `to_torch`."""
+        """Convert all leaves to tensors in place; see `to_torch`."""
         how: dict[str, Any] = {"pin_memory": pin_memory, "non_blocking": non_blocking, "keep_objects": keep_objects}
         replace_leaves(self, tree_to(self, TorchTarget(dtype, device, floats=floats, **how)))
 
     def to_numpy(self, *, floats: Floats | None = None) -> Self:
-        """Return a batch of arrays, over the tensors' memory where that is on the host.
+        """Return a batch of arrays that share memory with tensors on the host.
 
-        bfloat16 becomes float32, which holds it exactly. Raises ArgumentError if `floats` is no floating-point dtype of
-        NumPy's.
+        bfloat16 becomes float32 without loss. Raises ArgumentError if `floats` is not a NumPy floating-point dtype.
 
         Parameters
         ----------
         floats
-            The dtype of floating-point arrays; None for their own.
+            Dtype of floating-point arrays; None leaves each unchanged.
         """
         arrays = tree_to_numpy(self)
         return arrays if floats is None else tree_to(arrays, ArrayTarget(floats))
 
     def to_numpy_(self, *, floats: Floats | None = None) -> None:
-        """Convert the tensors to arrays in place, in this batch and the nested ones; see `to_numpy`."""
+        """Convert all tensors to arrays in place; see `to_numpy`."""
         replace_leaves(self, Batch.to_numpy(self, floats=floats))
 
     @suggest_names(minibatch_size="size", batch_size="size")
@@ -549,12 +546,12 @@ class Batch(Node):
         floats: Floats | None = None,
         prefetch: int = 0,
     ) -> Iterator[Self]:
-        """Yield the rows in batches of a size, every row once an epoch; see `SampleBatch.minibatches`.
+        """Yield minibatches of `size` rows, every row once per epoch; see `SampleBatch.minibatches`.
 
         Raises
         ------
         ArgumentError, DeviceError
-            As that does.
+            As for `SampleBatch.minibatches`.
 
         Examples
         --------
@@ -568,11 +565,11 @@ class Batch(Node):
         return Delivery(device, floats, prefetch).each(parts, tree_to)
 
     def pin_memory(self, device: str | torch.device | None = None) -> Self:
-        """Return a batch with its tensors in page-locked memory, as a torch `DataLoader` asks of it."""
+        """Return a batch with its tensors in page-locked memory, for torch's `DataLoader`."""
         return cast("Self", conversions.pin_memory(self))
 
     def to_dict(self, recursive: bool = True) -> dict[str, Any]:
-        """Return a dict of the values; nested batches become dicts too, unless told otherwise.
+        """Return a dict of the values; with `recursive`, nested batches become dicts.
 
         >>> Batch(a=[1, 2], b=Batch(c=[3])).to_dict()
         {'a': array([1, 2]), 'b': {'c': array([3])}}
@@ -580,27 +577,27 @@ class Batch(Node):
         return conversions.to_dict(self) if recursive else dict(self.__dict__)
 
     def to_list_of_dicts(self) -> list[dict[str, Any]]:
-        """Return the rows as dicts, nested batches among them included.
+        """Return one nested dict per row.
 
         Raises ColumnTypeError if a leaf is a scalar; names it.
         """
         return [conversions.to_dict(row) for row in iterate(self, shortest(self.__dict__) or 0)]
 
     def to_at_least_2d(self) -> Self:
-        """Return a batch of two dimensions or more: () becomes (1, 1), and (n,) becomes (1, n)."""
+        """Return a batch whose leaves have at least two dimensions: () becomes (1, 1), and (n,) becomes (1, n)."""
         return cast("Self", conversions.to_at_least_2d(self))
 
     def as_sample_batch(self, convention: Convention | None = None) -> SampleBatch:
         """Return a flat batch over the same arrays and tensors; nested batches become nested columns.
 
-        C-contiguous arrays in native byte order are shared; others are copied once. Reserved names and None have no
-        rows and are left out.
+        C-contiguous arrays in native byte order are shared; others are copied once. Reserved names and None are
+        omitted.
 
         Parameters
         ----------
         convention
-            `"rllib"` renames the columns that both libraries know: `rew` becomes `rewards`, `obs_next` becomes
-            `new_obs`. `"tianshou"` does the reverse, None keeps all names.
+            `"rllib"` renames columns to RLlib's names: `rew` becomes `rewards`, `obs_next` becomes `new_obs`.
+            `"tianshou"` does the reverse; None keeps all names.
 
         Raises
         ------
@@ -609,9 +606,9 @@ class Batch(Node):
         ColumnTypeError
             If a leaf is a scalar or a distribution; names it.
         ArgumentError
-            If `convention` is another word.
+            If `convention` has another value.
         ColumnMismatchError
-            If two columns would have one name.
+            If two columns would have the same name.
 
         Examples
         --------
@@ -621,7 +618,7 @@ class Batch(Node):
         return conversions.as_sample_batch(self, convention)
 
     def to_environment_actions(self) -> Self:
-        """Return the batch with its actions as the environment takes them; see `SampleBatch.to_environment_actions`.
+        """Map the actions to the environment's action space; see `SampleBatch.to_environment_actions`.
 
         >>> from samplebatch import ActionUnit, SampleBatch
         >>> batch = SampleBatch(actions=np.array([[-1.0]]), _action_unit=ActionUnit("scale", -2.0, 2.0)).as_batch()
@@ -631,7 +628,7 @@ class Batch(Node):
         return cast("Self", conversions.to_environment_actions(self))
 
     def to_arrow(self) -> pa.Table:
-        """Return an Arrow table over the same memory: a column per leaf, under its dotted name."""
+        """Return an Arrow table that shares memory: one column per leaf, named by its dotted path."""
         return conversions.as_sample_batch(self).to_arrow()
 
     def save(self, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True) -> None:
@@ -641,11 +638,11 @@ class Batch(Node):
         save(self, path, compression, durable=durable)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a data frame with a row per row, a column per leaf; see `SampleBatch.to_pandas`."""
+        """Return a data frame with one column per leaf; see `SampleBatch.to_pandas`."""
         return conversions.as_sample_batch(self).to_pandas()
 
     def plot(self, *columns: str) -> Figure:
-        """Draw leaves over time, by dotted name; see `SampleBatch.plot`."""
+        """Plot leaves, selected by dotted name, over time; see `SampleBatch.plot`."""
         return conversions.as_sample_batch(self).plot(*columns)
 
     def _repr_html_(self) -> str:
@@ -658,7 +655,7 @@ class Batch(Node):
         return conversions.as_sample_batch(self).__arrow_c_stream__(requested_schema)
 
     def replace_empty_batches_by_none(self) -> None:
-        """Replace the values of reserved names by None, nested ones included.
+        """Set all reserved names, including nested ones, to None.
 
         >>> b = Batch(a=[1], b=Batch())
         >>> b.replace_empty_batches_by_none()
@@ -668,7 +665,7 @@ class Batch(Node):
         conversions.drop_reserved(self)
 
     def isnull(self) -> Self:
-        """Tell for every element whether it is NaN, NaT or None: a batch of the same structure that holds bool.
+        """Return a batch of bool with the same structure that marks NaN, NaT and None.
 
         >>> Batch(a=[1.0, float("nan")], b=["x", None]).isnull().to_dict()
         {'a': array([False,  True]), 'b': array([False,  True])}
@@ -676,11 +673,11 @@ class Batch(Node):
         return cast("Self", nulls(self))
 
     def hasnull(self) -> bool:
-        """Tell whether any element is NaN, NaT or None."""
+        """Return whether any element is NaN, NaT or None."""
         return any_null(self)
 
     def dropnull(self) -> Self:
-        """Take the rows without NaN, NaT or None. Arrays of objects that are numbers then become arrays of numbers.
+        """Return the rows without NaN, NaT or None; object arrays that then contain only numbers become numeric.
 
         Raises ColumnTypeError if a leaf is a scalar; names it.
 
@@ -697,20 +694,20 @@ class Batch(Node):
     ) -> None:
         """Set a column, or some of its rows.
 
-        Raises ColumnLengthError if no index is given and the array has not as many rows as the batch. Raises
-        ColumnMismatchError if the name is a nested batch's. Raises ColumnTypeError if the default is None and the dtype
-        has no missing value.
+        Raises ColumnLengthError if `index` is None and the array's length differs from the batch's. Raises
+        ColumnMismatchError if the name is a nested batch. Raises ColumnTypeError if a new column needs a default and
+        its dtype has no missing value.
 
         Parameters
         ----------
         arr
-            Array of shape (n, ...) for the n rows of the batch; with an index, as many rows as it selects.
+            Array of shape (n, ...) for n rows, or (k, ...) for the k indexed rows.
         key
-            Its name. If there is no such column yet and an index is given, the other rows hold the default.
+            Column name. With an index, the other rows of a new column are filled with the default.
         index
-            An index of NumPy's; None for all rows.
+            A NumPy index; None for all rows.
         default_value
-            Value of the other rows; None stands for NaN, False or None, as the dtype has it.
+            Value of the other rows; None selects NaN, False or None by dtype.
 
         Examples
         --------
@@ -741,18 +738,18 @@ class Batch(Node):
 
 
 def _make_with_unit(cls: type[Batch], unit: ActionUnit) -> Batch:
-    """Make an empty batch of which unpickling sets the values."""
-    made = node(cls, {})
-    set_unit(made, unit)
-    return made
+    """Create an empty batch whose values are set by unpickling."""
+    batch = node(cls, {})
+    set_unit(batch, unit)
+    return batch
 
 
-def _with_common_unit(made: Batch, parts: Sequence[Any]) -> Batch:
-    """Give a batch the unit of actions of the parts that it was joined of; raises as `common_unit`."""
+def _with_common_unit(batch: Batch, parts: Sequence[Any]) -> Batch:
+    """Set the common action unit of the joined parts; raises as `common_unit`."""
     units = [unit for part in parts if (unit := getattr(part, "_action_unit", None)) is not None]
     if units:
-        set_unit(made, cast("ActionUnit", common_unit(units)))
-    return made
+        set_unit(batch, cast("ActionUnit", common_unit(units)))
+    return batch
 
 
 interchange.register_where_loaded(Batch, interchange.LIBRARIES)

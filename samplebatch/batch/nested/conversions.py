@@ -1,4 +1,4 @@
-"""Conversions of nested batches to flat ones, dicts, tables for people, other shapes, and page-locked memory."""
+"""Conversions of nested batches to flat batches, dicts, summaries, other shapes and page-locked memory."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 def _map_leaves(source: Node, function: Any) -> Node:
-    """Apply a function to each leaf and its kind, and keep its results in a new tree."""
-    kept = {}
+    """Return a tree of `function(leaf, kind)` for every leaf."""
+    results = {}
     for name, value in source.__dict__.items():
         kind = KINDS[type(value)]
-        kept[name] = _map_leaves(value, function) if kind == NODE else function(value, kind)
-    return with_unit_of(source, node(type(source), kept))
+        results[name] = _map_leaves(value, function) if kind == NODE else function(value, kind)
+    return with_unit_of(source, node(type(source), results))
 
 
 def to_dict(source: Node) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def to_dict(source: Node) -> dict[str, Any]:
 
 
 def summary_lines(source: Node, prefix: str) -> list[summary.Line]:
-    """Summarise the leaves of a tree; those without rows by their type alone."""
+    """Summarise the leaves of a tree; leaves without rows have only a type."""
     lines: list[summary.Line] = []
     for name, value in source.__dict__.items():
         path, kind = prefix + name, KINDS[type(value)]
@@ -64,7 +64,7 @@ def summary_lines(source: Node, prefix: str) -> list[summary.Line]:
 
 
 def drop_reserved(source: Node) -> None:
-    """Replace the values of reserved names by None."""
+    """Set all reserved names to None."""
     for name, value in source.__dict__.items():
         if KINDS[type(value)] == NODE:
             if value.__dict__:
@@ -74,7 +74,7 @@ def drop_reserved(source: Node) -> None:
 
 
 def as_sample_batch(batch: Node, convention: Convention | None = None) -> SampleBatch:
-    """Make a flat batch over the arrays and tensors of a tree; see `Batch.as_sample_batch`."""
+    """Return a flat batch that shares arrays and tensors with a tree; see `Batch.as_sample_batch`."""
     return SampleBatch(rename(_to_columns(batch, ""), convention), _action_unit=unit_of(batch))
 
 
@@ -89,9 +89,7 @@ def _to_columns(source: Node, prefix: str) -> dict[str, Any]:
         elif kind in (ARRAY, TENSOR, RAGGED) and value.ndim:
             columns[name] = value
         elif value is not None:
-            raise ColumnTypeError(
-                f"column {prefix + name!r} must have rows to be in a SampleBatch, it is a single value"
-            )
+            raise ColumnTypeError(f"column {prefix + name!r} must have rows to be in a SampleBatch, got a single value")
     return columns
 
 
@@ -107,7 +105,7 @@ def pin_memory(source: Node) -> Node:
 
 
 def to_at_least_2d(source: Node) -> Node:
-    """Return a tree of leaves of two dimensions or more."""
+    """Return a tree whose leaves have at least two dimensions."""
 
     def raise_dimensions(value: Any, kind: int) -> Any:
         if kind == RAGGED:
@@ -124,43 +122,45 @@ def to_at_least_2d(source: Node) -> Node:
 
 
 def to_environment_actions(source: Node) -> Node:
-    """Return a tree with its actions as the environment takes them: itself if they are."""
+    """Map a tree's actions to the environment's action space; the tree itself if no mapping is needed."""
     unit = unit_of(source)
     if unit is None or unit.mapping is None:
         return source
-    made = copy_nodes(source)
+    mapped = copy_nodes(source)
     for name in (ACTIONS, "act"):
-        if name in made.__dict__:
-            actions = made.__dict__[name]
+        if name in mapped.__dict__:
+            actions = mapped.__dict__[name]
             if KINDS[type(actions)] not in (ARRAY, TENSOR):
-                raise ColumnMismatchError(f"column {name!r} must be one array to be mapped, it is not")
-            made.__dict__[name] = unit.to_environment(actions)
-    set_unit(made, ENVIRONMENT)
-    return made
+                raise ColumnMismatchError(
+                    f"column {name!r} must be one array or tensor to be mapped, got {type(actions).__name__}"
+                )
+            mapped.__dict__[name] = unit.to_environment(actions)
+    set_unit(mapped, ENVIRONMENT)
+    return mapped
 
 
 def drop_null_rows(source: Node, length: int) -> Node:
-    """Take the rows without missing values; arrays of objects that are numbers become arrays of numbers."""
+    """Return the rows without missing values; object arrays that contain only numbers become numeric."""
     rows = select(source, np.flatnonzero(complete_rows(source, length)))
     return _map_leaves(rows, lambda value, kind: narrow(value) if kind == ARRAY else value)
 
 
 def set_array(target: Node, arr: npt.NDArray[Any], key: str, index: Any, default_value: float | None) -> None:
     """Set a column, or some of its rows; see `Batch.set_array_at_key`."""
-    held = target.__dict__
-    length = shortest({name: value for name, value in held.items() if name != key or index is not None}) or 0
+    columns = target.__dict__
+    length = shortest({name: value for name, value in columns.items() if name != key or index is not None}) or 0
     if index is None:
-        if held.keys() - {key} and len(arr) != length:
+        if columns.keys() - {key} and len(arr) != length:
             raise ColumnLengthError(
-                f"column {key!r} must have {length} rows, got {len(arr)}; give an index to set some of them"
+                f"column {key!r} must have {length} rows, got {len(arr)}; use index to set only some rows"
             )
-        held[key] = arr
-    elif key not in held:
+        columns[key] = arr
+    elif key not in columns:
         default = missing_value(arr.dtype, key) if default_value is None else default_value
         column = np.full((length, *arr.shape[1:]), default, arr.dtype)
         column[index] = arr
-        held[key] = column
-    elif KINDS[type(held[key])] == NODE:
-        raise ColumnMismatchError(f"column {key!r} must be an array to have rows set, it is a nested batch")
+        columns[key] = column
+    elif KINDS[type(columns[key])] == NODE:
+        raise ColumnMismatchError(f"column {key!r} must be an array to have rows set, got a nested batch")
     else:
-        held[key][index] = arr
+        columns[key][index] = arr

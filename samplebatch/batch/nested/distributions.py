@@ -1,7 +1,4 @@
-"""Distributions: rows and length of torch distributions in a nested batch.
-
-Any distribution works whose parameters torch declares (`arg_constraints`), and `Independent` around one.
-"""
+"""Slicing and length of torch distributions that declare `arg_constraints`, and of `Independent` around them."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound="Distribution")
 
 _EITHER = (("probs", "logits"), ("scale_tril", "covariance_matrix", "precision_matrix"))
-"""Alternative parameters: a distribution is constructed with one of each group."""
+"""Groups of alternative parameters: a distribution is constructed with exactly one parameter per group."""
 
 
 def parameters_of(dist: Distribution) -> dict[str, Any]:
@@ -28,31 +25,33 @@ def parameters_of(dist: Distribution) -> dict[str, Any]:
     >>> parameters_of(torch.distributions.Categorical(logits=torch.zeros(3)))
     {'logits': tensor([-1.0986, -1.0986, -1.0986])}
     """
-    held = dist.__dict__
-    # torch keeps derived parameters beside the given ones: of two alternatives, the derived one is left out.
+    attributes = dist.__dict__
+    # torch caches derived parameters next to the constructor's; among alternatives, skip the derived one.
     names = list(dist.arg_constraints)
     for group in _EITHER:
         alternatives = [name for name in group if name in names]
-        made_from = next((name for name in alternatives if held.get(name) is held.get("_param", held)), None)
-        chosen = made_from or next((name for name in alternatives if name in held), None)
+        constructor_argument = next(
+            (name for name in alternatives if attributes.get(name) is attributes.get("_param", attributes)), None
+        )
+        chosen = constructor_argument or next((name for name in alternatives if name in attributes), None)
         names = [name for name in names if name not in alternatives or name == chosen]
     return {name: getattr(dist, name) for name in names}
 
 
 def get_sliced_dist(dist: D, index: Any) -> D:
-    """Take rows of a distribution, along its batch dimensions, as indexing takes rows of an array.
+    """Index a distribution along its batch dimensions.
 
     Parameters
     ----------
     dist
         A distribution with at least one batch dimension.
     index
-        An index of NumPy's that stays within the batch dimensions.
+        A NumPy index of the batch dimensions only.
 
     Raises
     ------
     ColumnTypeError
-        If the kind of distribution does not declare its parameters as tensors.
+        If the distribution's class does not declare its parameters as tensors.
 
     Examples
     --------
@@ -67,9 +66,9 @@ def get_sliced_dist(dist: D, index: Any) -> D:
 
 
 def slice_distribution(dist: D, selection: Selection) -> D:
-    """Take rows of a distribution.
+    """Index a distribution along its batch dimensions.
 
-    Raises TypeError if the kind of distribution does not declare its parameters as tensors.
+    Raises TypeError if the distribution's class does not declare its parameters as tensors.
     """
     import torch
     from torch.distributions import Independent
@@ -81,7 +80,7 @@ def slice_distribution(dist: D, selection: Selection) -> D:
         return type(dist).take_rows(dist, selection.of_tensor)  # type: ignore[attr-defined, no-any-return]
     parameters = parameters_of(dist)
     if not parameters or not all(isinstance(value, torch.Tensor) for value in parameters.values()):
-        raise TypeError("a distribution must declare its parameters for its rows to be taken")
+        raise TypeError("a distribution must declare its parameters as tensors to be indexed")
     batch_ndim = len(dist.batch_shape)
     chosen = {}
     for name, value in parameters.items():
@@ -113,7 +112,7 @@ def get_len_of_dist(dist: Distribution) -> int:
 
 
 def dist_to_atleast_2d(dist: D) -> D:
-    """Give a distribution without batch dimension one of a single row; others are returned as they are.
+    """Add a batch dimension of one row to a distribution without any; return other distributions unchanged.
 
     Examples
     --------
@@ -125,7 +124,7 @@ def dist_to_atleast_2d(dist: D) -> D:
 
 
 def distributions_equal(a: Distribution, b: Distribution) -> bool:
-    """Tell whether two distributions are of one kind with equal parameters."""
+    """Return whether two distributions have the same class, batch shape and parameters."""
     import torch
     from torch.distributions import Independent
 

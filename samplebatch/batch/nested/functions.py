@@ -1,4 +1,4 @@
-"""Functions that make nested batches of other values: to NumPy, to torch, from a flat batch, for data loaders."""
+"""Conversion of values to arrays, tensors and nested batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _parse(value: Any) -> tuple[Any, int]:
 
 
 def to_numpy(x: Any) -> Any:
-    """Return a value as an array, or a batch of arrays for dicts, batches and lists of them.
+    """Convert a value to an array, or dicts, batches and lists of dicts to a batch of arrays.
 
     Tensors on the host share their memory with the array.
 
@@ -46,21 +46,21 @@ def to_numpy(x: Any) -> Any:
 
 
 def to_torch(x: Any, dtype: torch.dtype | None = None, device: str | int | torch.device = "cpu") -> Any:
-    """Return a value as a tensor, or a batch of tensors for dicts, batches and lists of them.
+    """Convert a value to a tensor, or dicts, batches and lists of dicts to a batch of tensors.
 
     Parameters
     ----------
     x
-        Anything of numbers.
+        A number, an array, a tensor, or a nested structure with numeric leaves.
     dtype
-        The dtype of all tensors; None leaves each as it is.
+        Dtype of all tensors; None keeps each leaf's dtype.
     device
-        The device of all tensors. A tensor that is there already is returned itself.
+        Device of all tensors. A tensor that is already on the device is returned without a copy.
 
     Raises
     ------
     ColumnTypeError
-        If torch has no dtype for it.
+        If torch has no dtype for the value.
     DeviceError
         If torch cannot use the device.
 
@@ -80,12 +80,12 @@ def to_torch(x: Any, dtype: torch.dtype | None = None, device: str | int | torch
 
 
 def to_torch_as(x: Any, y: torch.Tensor) -> Any:
-    """Return a value as a tensor of another tensor's dtype, on its device.
+    """Convert a value to a tensor with another tensor's dtype and device.
 
     Raises
     ------
     ColumnTypeError
-        If the other is not a tensor.
+        If `y` is not a tensor.
 
     Examples
     --------
@@ -94,19 +94,19 @@ def to_torch_as(x: Any, y: torch.Tensor) -> Any:
     tensor([1., 2.])
     """
     if KINDS[type(y)] != TENSOR:
-        raise ColumnTypeError(f"the model for a tensor must be a tensor, got {type(y).__name__}")
+        raise ColumnTypeError(f"y must be a tensor, got {type(y).__name__}")
     return to_torch(x, y.dtype, y.device)
 
 
 def collate(rows: Sequence[Any] | Batch) -> Batch:
-    """Collate rows into one batch of tensors: the `collate_fn` of a torch `DataLoader`.
+    """Collate rows into one batch of tensors; use it as the `collate_fn` of a torch `DataLoader`.
 
     Strings, None and other objects stay arrays of objects.
 
     Parameters
     ----------
     rows
-        Batches or dicts, one a row; or a Batch of the rows, which a `DataLoader` over a Batch takes at once.
+        One Batch or dict per row, or one Batch of all rows, which a `DataLoader` over a Batch passes.
 
     Examples
     --------
@@ -122,20 +122,20 @@ def collate(rows: Sequence[Any] | Batch) -> Batch:
 
 
 def as_batch(sample_batch: SampleBatch[Any], convention: Convention | None = None) -> Batch:
-    """Make a nested batch over the arrays and tensors of a flat one; see `SampleBatch.as_batch`."""
-    made = node(Batch, rename({name: _to_nested(sample_batch[name], name) for name in sample_batch}, convention))
+    """Return a nested batch that shares arrays and tensors with a flat batch; see `SampleBatch.as_batch`."""
+    batch = node(Batch, rename({name: _to_nested(sample_batch[name], name) for name in sample_batch}, convention))
     if sample_batch.action_unit is not None:
-        set_unit(made, sample_batch.action_unit)
-    return made
+        set_unit(batch, sample_batch.action_unit)
+    return batch
 
 
 def _to_nested(value: Any, path: str) -> Any:
     if isinstance(value, tuple):
-        value = {str(place): item for place, item in enumerate(value)}
+        value = {str(position): item for position, item in enumerate(value)}
     if isinstance(value, Mapping):
         return node(Batch, {name: _to_nested(item, f"{path}.{name}") for name, item in value.items()})
     if isinstance(value, Column) and not isinstance(value, VaryingRows):
         raise ColumnTypeError(
-            f"column {path!r} must be an array to be in a Batch, it is {value.kind}; decompress it first"
+            f"column {path!r} must be an array to be in a Batch, got {value.kind}; decompress it first"
         )
     return value

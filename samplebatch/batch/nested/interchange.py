@@ -19,9 +19,9 @@ from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, TENSOR, Node, node
 
 
 def register_where_loaded(cls: type[Any], libraries: Iterable[str]) -> None:
-    """Register a class with every library that is imported now, and with the others once they are imported.
+    """Register a class with each library, at once if it is imported, otherwise after its import.
 
-    Nothing is imported for it. A registration that fails is a warning: it must not end the import of a library.
+    A failed registration only warns, so that the library's import succeeds.
     """
     for module in libraries:
         if module in sys.modules:
@@ -41,16 +41,16 @@ def _register_with(module: str, cls: type[Any]) -> None:
 
 
 class _Registrar:
-    """Import finder that finds nothing itself, and registers classes with each library after its import."""
+    """Import finder that registers classes with a library after its import."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[type[Any]]] = {}
-        """Classes by the module whose import they wait for."""
+        """Pending classes by module name."""
         self._searches: set[tuple[int, str]] = set()
-        """Threads and modules of the searches under way: other finders may ask this one again."""
+        """Thread and module of each active search; prevents recursion through other finders."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return what the other finders return for a library, with a loader that registers after it has loaded."""
+        """Return the spec from the other finders, with a loader that registers pending classes after loading."""
         search = (threading.get_ident(), name)
         if name not in self.waiting or search in self._searches:
             return None
@@ -112,9 +112,9 @@ def _register_torch(cls: type[Any]) -> None:
 
 
 def register_processes(cls: type[Node]) -> None:
-    """Register nested batches for pickling between processes, so that torch moves their tensors to shared memory.
+    """Register nested batches with `ForkingPickler`, so that torch moves their tensors to shared memory.
 
-    A reducer that is registered already stays.
+    An existing reducer is not replaced.
     """
     from multiprocessing.reduction import ForkingPickler
 
@@ -193,9 +193,9 @@ LIBRARIES = frozenset(_LIBRARIES)
 
 
 class _PickledTensor:
-    """Tensor within a pickle: the array of its elements alone, which can travel out of band.
+    """Pickled form of a tensor: only the viewed elements, as an array that supports out-of-band buffers.
 
-    torch itself pickles the whole storage that a slice is a view of, and never out of band.
+    torch itself pickles the entire storage behind a view, always in band.
     """
 
     __slots__ = ("requires_grad", "values")
@@ -218,10 +218,10 @@ def _restore_tensor(values: npt.NDArray[Any], requires_grad: bool) -> Any:
 
 def values_to_pickle(source: Node) -> dict[str, Any]:
     """Return the values of one node for pickling: tensors on the host as arrays."""
-    held = source.__dict__
-    if all(KINDS[type(value)] in (ARRAY, NODE) for value in held.values()):
-        return held
-    return {name: _to_pickle(value) for name, value in held.items()}
+    columns = source.__dict__
+    if all(KINDS[type(value)] in (ARRAY, NODE) for value in columns.values()):
+        return columns
+    return {name: _to_pickle(value) for name, value in columns.items()}
 
 
 def _to_pickle(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Joining: stacking and concatenating nested batches that need not have the same names.
 
-A name that some of the batches lack, or only reserve, is padded there with zeros, False or None. A name that is a
-nested batch in one and an array in another cannot be joined.
+Names that a batch lacks or only reserves are padded with zeros, False or None. A name that is a nested batch in only
+some batches cannot be joined.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from samplebatch.column.convert import as_ragged
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, SampleBatchError
 
 Missing = Literal["error", "zero", "nan"]
-"""Padding for the rows of a name that a batch lacks: none but an error, zeros, or NaN."""
+"""Policy for a name that a batch lacks: raise an error, pad with zeros, or pad with NaN."""
 
 
 class _Absent:
@@ -54,30 +54,30 @@ _NESTED_KINDS: Final = {NODE, MAPPING, _ABSENT_KIND}
 _FIRST_OBJECT: Final = np.dtype(object).num
 _NO_NAMES: Final[Mapping[str, Any]] = {}
 _POOLED_NBYTES: Final = 1 << 18
-"""Results from this size on come out of the library's pool, whose warm pages save more than the call costs."""
+"""Minimum size in bytes of a result from the memory pool; below it, the pool's overhead exceeds its benefit."""
 
 Join = Callable[[list[Any], set[int], str], Any]
-"""Joins the values of one name: values, their kinds, dotted name."""
+"""Function that joins the values of one name, called with values, kinds and dotted name."""
 
 
 def stack(make: type[Node], batches: Sequence[Any], prefix: str = "", axis: int = 0, missing: Missing = "zero") -> Node:
     """Join n batches or dicts along a new axis: leaves of shape (...) become (n, ...) for axis 0.
 
-    Raises ColumnMismatchError if names or structures differ and cannot be padded, or tensors do in shape; names the
-    leaf. Raises ColumnTypeError if tensors and arrays meet under one name.
+    Raises ColumnMismatchError if names or structures differ and cannot be padded. Raises ColumnTypeError if a name has
+    both tensors and arrays, or tensors of different shapes. Each names the leaf.
     """
     _check_missing(missing)
 
     def join(rows: list[Any], kinds: set[int], path: str) -> Any:
         if _ABSENT_KIND not in kinds:
             return _stack_leaves(rows, kinds, make, path, axis)
-        present = [place for place, row in enumerate(rows) if row is not _ABSENT]
+        present = [position for position, row in enumerate(rows) if row is not _ABSENT]
         if axis != 0 or missing == "error":
             where = "" if missing == "error" else f" along axis {axis}"
             raise ColumnMismatchError(
                 f"column {path!r} must be in every batch to be stacked{where}, got {len(present)} of {len(rows)}"
             )
-        block = _stack_leaves([rows[place] for place in present], kinds - {_ABSENT_KIND}, make, path, 0)
+        block = _stack_leaves([rows[position] for position in present], kinds - {_ABSENT_KIND}, make, path, 0)
         padded = _make_padding(block, len(rows), missing, path)
         padded[present] = block
         return padded
@@ -86,10 +86,10 @@ def stack(make: type[Node], batches: Sequence[Any], prefix: str = "", axis: int 
 
 
 def cat(make: type[Node], batches: Sequence[Any], missing: Missing = "zero") -> Node:
-    """Join batches or dicts one after the other: leaves of shape (n_i, ...) become (sum of n_i, ...).
+    """Concatenate batches or dicts: leaves of shape (n_i, ...) become (sum of n_i, ...).
 
     Raises ColumnMismatchError if row shapes differ, or a value has no rows; if names differ and `missing` does not
-    allow it. Raises ColumnTypeError if tensors and arrays meet under one name.
+    allow it. Raises ColumnTypeError if a name has both tensors and arrays.
     """
     _check_missing(missing)
     entries = _entries_of(batches, "concatenated")
@@ -114,11 +114,11 @@ def cat(make: type[Node], batches: Sequence[Any], missing: Missing = "zero") -> 
             present_rows = np.repeat([row is not _ABSENT for row in rows], extents)
             return block.spread(len(present_rows), np.flatnonzero(present_rows))
         padded = _make_padding(block, sum(extents), missing, path)
-        start = taken = 0
+        start = copied = 0
         for row, extent in zip(rows, extents, strict=True):
             if row is not _ABSENT:
-                padded[start : start + extent] = block[taken : taken + extent]
-                taken += extent
+                padded[start : start + extent] = block[copied : copied + extent]
+                copied += extent
             start += extent
         return padded
 
@@ -126,9 +126,9 @@ def cat(make: type[Node], batches: Sequence[Any], missing: Missing = "zero") -> 
 
 
 def list_batches(batches: Iterable[Any]) -> list[Any]:
-    """Return batches as a list; a Batch in place of them stands for its rows.
+    """Return batches as a list; a single Batch is split into its rows.
 
-    Raises ColumnTypeError if they are in no sequence.
+    Raises ColumnTypeError if the argument is not a sequence.
     """
     if KINDS[type(batches)] in (MAPPING, RECORD) or not isinstance(batches, Iterable):
         raise ColumnTypeError(f"batches to be joined must be in a list, got {type(batches).__name__}")
@@ -136,7 +136,7 @@ def list_batches(batches: Iterable[Any]) -> list[Any]:
 
 
 def list_one_or_more(batches: Any) -> list[Any]:
-    """Return batches as a list; a single one need not be in a list."""
+    """Return batches as a list; a single batch becomes a list of one."""
     return [batches] if values_of(batches) is not None else list_batches(batches)
 
 
@@ -145,12 +145,14 @@ def _check_missing(missing: str) -> None:
         raise ColumnMismatchError(f"missing must be 'error', 'zero' or 'nan', got {missing!r}")
 
 
-def _entries_of(batches: Sequence[Any], doing: str) -> list[Mapping[str, Any]]:
+def _entries_of(batches: Sequence[Any], participle: str) -> list[Mapping[str, Any]]:
     entries = _names_of(batches, set(map(type, batches)))
-    for place, names in enumerate(entries):
+    for position, names in enumerate(entries):
         if names is None:
-            found = type(batches[place]).__name__
-            raise ColumnMismatchError(f"values to be {doing} must be Batches or dicts, got {found} at place {place}")
+            type_name = type(batches[position]).__name__
+            raise ColumnMismatchError(
+                f"values to be {participle} must be Batches or dicts, got {type_name} at place {position}"
+            )
     return cast("list[Mapping[str, Any]]", entries)
 
 
@@ -166,7 +168,7 @@ def _names_of(rows: Sequence[Any], types: set[type]) -> Sequence[Mapping[str, An
 
 
 def _join(entries: list[Mapping[str, Any]], make: type[Node], prefix: str, join: Join) -> dict[str, Any]:
-    """Join the values of every name that any of the batches has, in one walk over all of them."""
+    """Join the values of every name in any batch, in one traversal."""
     names = dict.fromkeys(chain.from_iterable(entries))
     uniform = set(map(len, entries)) == {len(names)}
     joined: dict[str, Any] = {}
@@ -203,7 +205,6 @@ def _join(entries: list[Mapping[str, Any]], make: type[Node], prefix: str, join:
 
 
 def _stack_leaves(rows: list[Any], kinds: set[int], make: type[Node], path: str, axis: int) -> Any:
-    """Stack the values of one name."""
     if RAGGED in kinds:
         # Rows of rows that vary in shape are no ragged column.
         rows = [row.to_numpy() if KINDS[type(row)] == RAGGED else row for row in rows]
@@ -237,7 +238,6 @@ def _stack_leaves(rows: list[Any], kinds: set[int], make: type[Node], path: str,
 
 
 def _concatenate_leaves(rows: list[Any], kinds: set[int], path: str) -> Any:
-    """Concatenate the values of one name."""
     if RAGGED in kinds:
         columns: list[Any] = [as_ragged(row, path) for row in rows]
         if len(set(map(type, columns))) > 1:
@@ -275,7 +275,7 @@ def _mixed_kinds(path: str) -> ColumnTypeError:
 
 
 def _make_padding(block: Any, length: int, missing: Missing, path: str) -> Any:
-    """Make a column of n rows of the block's dtype and row shape, filled with the padding."""
+    """Return `length` rows of padding with the block's dtype and row shape."""
     shape = (length, *block.shape[1:])
     if KINDS[type(block)] == TENSOR:
         if missing == "nan":

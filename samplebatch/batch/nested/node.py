@@ -1,7 +1,7 @@
-"""Node: the bare node of a nested batch, the kinds of its values, its copies and text, and indices of its rows.
+"""Tree nodes of nested batches: kinds of values, copies, text and row indices.
 
-A node keeps its values in the instance's `__dict__` and nothing else. The functions that walk a tree of nodes never
-look up a method through an instance: a column may be called `keys` or `items`.
+A node stores its values in `__dict__`. Functions on trees never look up a method through an instance, because a column
+may be named `keys` or `items`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Node:
     __slots__ = ("__dict__", "__weakref__", "_action_unit")
     __dict__: dict[str, Any]
     _action_unit: ActionUnit | None
-    """The unit of actions; None if it is unknown. No name in `__dict__`, so that no column hides it.
+    """Unit of actions; None if unknown. A slot, so that no column hides it.
 
-    Reading a slot that was never set takes four times as long: whoever makes a tree sets it."""
+    Every constructor sets it, because reading an unset slot is four times slower."""
     _stack_rows: ClassVar[Callable[[Sequence[Any], str], Node]]
-    """Stacks dicts and nested batches under a dotted prefix; `Batch` has it, and parsing values needs it."""
+    """Function that stacks dicts and nested batches under a dotted prefix; set by `Batch`, used by `parse`."""
 
 
 _new = object.__new__
 _ndarray = np.ndarray
 _FIRST_OBJECT = np.dtype(object).num
 adopt: Final[Callable[[Node, dict[str, Any]], None]] = Node.__dict__["__dict__"].__set__
-"""Give a node a dict as its `__dict__`; the dict is kept, not copied."""
+"""Set a node's `__dict__` without copying the dict."""
 
 
 set_unit: Final[Callable[[Node, ActionUnit | None], None]] = Node.__dict__["_action_unit"].__set__
@@ -47,22 +47,22 @@ set_unit: Final[Callable[[Node, ActionUnit | None], None]] = Node.__dict__["_act
 
 
 def unit_of(source: Any) -> ActionUnit | None:
-    """Return the unit of a tree's actions; None if it is unknown, or the value is no tree."""
+    """Return the unit of a tree's actions; None if it is unknown or the value is not a tree."""
     return getattr(source, "_action_unit", None) if isinstance(source, Node) else None
 
 
-def with_unit_of(source: Node, made: N) -> N:
-    """Give a tree that was made of another the unit of its actions, and return it."""
-    set_unit(made, getattr(source, "_action_unit", None))
-    return made
+def with_unit_of(source: Node, derived: N) -> N:
+    """Copy the action unit of `source` to a derived tree and return the derived tree."""
+    set_unit(derived, getattr(source, "_action_unit", None))
+    return derived
 
 
 def node(cls: type[N], values: dict[str, Any]) -> N:
-    """Make a node over a dict of values that need no conversion; the dict is kept."""
-    made = _new(cls)
-    set_unit(made, None)
-    adopt(made, values)
-    return made
+    """Create a node from converted values; the dict is not copied."""
+    instance = _new(cls)
+    set_unit(instance, None)
+    adopt(instance, values)
+    return instance
 
 
 ARRAY: Final = 0
@@ -72,7 +72,7 @@ NODE: Final = 1
 TENSOR: Final = 2
 """A torch tensor."""
 NUMBER: Final = 3
-"""A number of Python's or NumPy's: one element, as a row of a column has."""
+"""A Python or NumPy number: one element of a column."""
 DISTRIBUTION: Final = 4
 """A torch distribution."""
 FOREIGN: Final = 5
@@ -91,7 +91,7 @@ RAGGED: Final = 10
 
 
 class _Kinds(dict[type, int]):
-    """Cache of `KINDS`: the type of a value to its kind, found once per type."""
+    """Mapping from type to kind, computed once per type."""
 
     def __missing__(self, cls: type) -> int:
         kind = self[cls] = _kind_of(cls)
@@ -124,7 +124,7 @@ def _kind_of(cls: type) -> int:
 
 
 def _has_names(cls: type) -> bool:
-    """Tell whether values of a class have names: those of a dataclass, or of a batch without Python's mapping."""
+    """Return whether a class is a dataclass or another library's batch."""
     if dataclasses.is_dataclass(cls) or hasattr(cls, "get_keys"):
         return True
     # Frames and series of pandas have keys and items as well, but are arrays.
@@ -139,8 +139,8 @@ def values_of(value: Any) -> Mapping[str, Any] | None:
     """Return the names and values of a nested batch, a dict or a record; None for anything else."""
     kind = KINDS[type(value)]
     if kind == NODE:
-        found: dict[str, Any] = value.__dict__
-        return found
+        columns: dict[str, Any] = value.__dict__
+        return columns
     if kind == MAPPING:
         return value  # type: ignore[no-any-return]
     return _values_of_record(value) if kind == RECORD else None
@@ -160,13 +160,13 @@ def _values_of_record(value: Any) -> dict[str, Any]:
 
 
 def is_reserved(value: Any) -> bool:
-    """Tell whether a value stands for a name without values yet: an empty nested batch."""
+    """Return whether a value reserves its name: an empty nested batch or dict."""
     names = values_of(value)
     return names is not None and not names
 
 
 def fault(path: str, doing: str, error: Exception) -> NoReturn:
-    """Raise the library's error for a refusal of NumPy or torch, naming the leaf."""
+    """Translate a NumPy or torch error into the library's error, naming the leaf."""
     if isinstance(error, SampleBatchError):
         raise error
     message = f"column {path!r} cannot be {doing}: {error}"
@@ -178,50 +178,52 @@ def fault(path: str, doing: str, error: Exception) -> NoReturn:
 
 
 def copy_tree(source: Node, memo: dict[int, Any] | None = None) -> Node:
-    """Copy a tree and everything under it: arrays, tensors and objects."""
+    """Deep-copy a tree: arrays, tensors and objects."""
     if memo is None:
         memo = {}
-    kept: dict[str, Any] = {}
+    copies: dict[str, Any] = {}
     for name, value in source.__dict__.items():
         if type(value) is _ndarray and value.dtype.num < _FIRST_OBJECT:
-            kept[name] = value.copy()
+            copies[name] = value.copy()
             continue
         kind = KINDS[type(value)]
         if kind == NODE:
-            kept[name] = copy_tree(value, memo)
+            copies[name] = copy_tree(value, memo)
         elif kind == TENSOR:
-            kept[name] = value.clone()
+            copies[name] = value.clone()
         elif kind == RAGGED:
-            kept[name] = value.copy()
+            copies[name] = value.copy()
         elif kind == NUMBER or value is None or type(value) is str:
-            kept[name] = value
+            copies[name] = value
         else:
-            kept[name] = copy.deepcopy(value, memo)
-    return with_unit_of(source, node(type(source), kept))
+            copies[name] = copy.deepcopy(value, memo)
+    return with_unit_of(source, node(type(source), copies))
 
 
 def copy_nodes(source: Node) -> Node:
-    """Copy the nodes of a tree, over the same leaves."""
-    kept = {name: copy_nodes(value) if KINDS[type(value)] == NODE else value for name, value in source.__dict__.items()}
-    return with_unit_of(source, node(type(source), kept))
+    """Copy the nodes of a tree; leaves are shared."""
+    columns = {
+        name: copy_nodes(value) if KINDS[type(value)] == NODE else value for name, value in source.__dict__.items()
+    }
+    return with_unit_of(source, node(type(source), columns))
 
 
 def replace_leaves(target: Node, source: Node) -> None:
     """Move the leaves of a tree into the nodes of another of the same structure."""
-    held = target.__dict__
+    columns = target.__dict__
     for name, value in source.__dict__.items():
         if KINDS[type(value)] == NODE:
-            replace_leaves(held[name], value)
+            replace_leaves(columns[name], value)
         else:
-            held[name] = value
+            columns[name] = value
 
 
 _PLAIN_DTYPES = frozenset((np.dtype("?"), np.dtype("i8"), np.dtype("f8"), np.dtype("c16")))
-"""Dtypes of plain Python numbers, which are shown without a dtype."""
+"""Dtypes of Python numbers, formatted without a dtype."""
 
 
 def format_tree(source: Node, head: str | None = None) -> str:
-    """Return the text of a nested batch under a class name: one name a line, nested ones indented under theirs."""
+    """Format a nested batch under a class name: one line per name, nested batches indented."""
     head = type(source).__name__ if head is None else head
     if not source.__dict__:
         return f"{head}()"
@@ -248,18 +250,18 @@ _intp = np.dtype(np.intp)
 
 
 class Selection:
-    """NumPy index for the leaves of a tree: lists become arrays, masks row numbers.
+    """NumPy index for all leaves of a tree; lists become arrays, masks become row numbers.
 
     Attributes
     ----------
     index
         The index for arrays.
     rows
-        The index as an array of row numbers, shape (k,), where it is one.
+        Row numbers, shape (k,), if the index is an array or mask of rows; otherwise None.
     masked
-        The number of rows that every leaf must have for the mask to apply; -1 without a mask.
+        Length of the mask, which every leaf must match; -1 without a mask.
     scalar
-        Whether it selects everything, so that scalars are kept too.
+        Whether the index selects everything, scalars included.
     """
 
     __slots__ = ("index", "masked", "rows", "scalar", "torch_index")
@@ -286,7 +288,7 @@ class Selection:
 
     @property
     def of_rows(self) -> Any:
-        """The index in the form that ragged columns take, along their rows alone."""
+        """The index for ragged columns, along rows only."""
         if self.rows is not None:
             return self.rows
         index = self.index
@@ -296,26 +298,26 @@ class Selection:
 
     @property
     def picks_rows(self) -> bool:
-        """Whether the index goes along the rows alone."""
+        """Whether the index applies to rows only."""
         index = self.index
         if isinstance(index, tuple):
             return not index or (len(index) == 1 and index[0] is not None)
         return index is not None and (not isinstance(index, _ndarray) or index.ndim <= 1)
 
     def of_tensor(self, tensor: Any) -> Any:
-        """Return the index in a form that torch takes: torch has no descending slices."""
+        """Return the index for torch, which has no descending slices."""
         if self.torch_index is None:
             self.torch_index = self._for_torch()
         if self.torch_index is not _DESCENDING:
             return self.torch_index
         parts = list(self.index) if isinstance(self.index, tuple) else [self.index]
         if sum(map(_descends, parts)) > 1 or any(isinstance(part, (list, _ndarray)) for part in parts):
-            raise IndexError("torch takes one descending slice, and no array beside it")
-        place = next(i for i, part in enumerate(parts) if _descends(part))
-        dimension = sum(part is not None for part in parts[:place])
-        if any(part is ... for part in parts[:place]):
-            dimension = tensor.ndim - sum(part is not None for part in parts[place:])
-        parts[place] = list(range(*parts[place].indices(tensor.shape[dimension])))
+            raise IndexError("torch supports one descending slice, without arrays in the same index")
+        position = next(i for i, part in enumerate(parts) if _descends(part))
+        dimension = sum(part is not None for part in parts[:position])
+        if any(part is ... for part in parts[:position]):
+            dimension = tensor.ndim - sum(part is not None for part in parts[position:])
+        parts[position] = list(range(*parts[position].indices(tensor.shape[dimension])))
         return tuple(parts)
 
     def _for_torch(self) -> Any:

@@ -1,4 +1,4 @@
-"""Rows of a nested batch: counting, indexing, writing, zeroing, iterating. One walk of the tree each."""
+"""Row operations on nested batches: count, index, assign, zero, iterate and split."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _new = object.__new__
 
 
 def shortest(values: Mapping[str, Any], prefix: str = "") -> int | None:
-    """Return the length of the shortest leaf; None if there is none. None values and reserved names do not count.
+    """Return the length of the shortest leaf, ignoring None and reserved names; None without leaves.
 
     Raises ColumnTypeError if a leaf is a scalar; names it.
     """
-    found = None
+    length = None
     name = ""
     try:
         for name, value in values.items():
@@ -68,17 +68,17 @@ def shortest(values: Mapping[str, Any], prefix: str = "") -> int | None:
                     raise TypeError
                 else:
                     n = len(value)
-            if found is None or n < found:
-                found = n
+            if length is None or n < length:
+                length = n
     except ColumnTypeError:
         raise
     except TypeError:
         raise ColumnTypeError(f"object of type 'Batch' has no len(): column {prefix + name!r} is a scalar") from None
-    return found
+    return length
 
 
 def shape_of(source: Node) -> list[int]:
-    """Return the smallest extent of every dimension that all leaves have; a reserved name has none."""
+    """Return the smallest extent of every dimension common to all leaves; a reserved name has no dimensions."""
     shapes = list(_shapes(source))
     return [min(extents) for extents in zip(*shapes, strict=False)]
 
@@ -97,7 +97,7 @@ def _shapes(source: Node) -> Iterator[tuple[int, ...]]:
 def select(source: Node, index: Any) -> Node:
     """Index every leaf with a NumPy index: views for slices, copies for masks and arrays.
 
-    Raises RowIndexError if the batch is empty, or a leaf has no such rows; names it.
+    Raises RowIndexError if the batch is empty, or the index is out of bounds for a leaf; names it.
     """
     if not source.__dict__:
         raise RowIndexError("an empty Batch has no rows to index")
@@ -106,36 +106,35 @@ def select(source: Node, index: Any) -> Node:
 
 
 def _select_plain(source: Node, index: Any, prefix: str) -> Node:
-    """Take one row or a slice from every leaf."""
-    taken: dict[str, Any] = {}
+    selected: dict[str, Any] = {}
     name = ""
     try:
         for name, value in source.__dict__.items():
             if type(value) is _ndarray:
-                taken[name] = value[index]
+                selected[name] = value[index]
             else:
                 kind = KINDS[type(value)]
                 if kind == NODE:
-                    taken[name] = _select_plain(value, index, f"{prefix}{name}.")
+                    selected[name] = _select_plain(value, index, f"{prefix}{name}.")
                 elif kind == TENSOR and index.__class__ is slice:
-                    taken[name] = value[Selection(index).of_tensor(value)]
+                    selected[name] = value[Selection(index).of_tensor(value)]
                 elif kind == DISTRIBUTION:
-                    taken[name] = slice_distribution(value, Selection(index))
+                    selected[name] = slice_distribution(value, Selection(index))
                 elif value is None:
-                    taken[name] = None
+                    selected[name] = None
                 elif kind == OBJECT:
                     raise IndexError("it is a scalar")
                 else:
-                    taken[name] = value[index]
+                    selected[name] = value[index]
     except Exception as error:
-        fault(prefix + name, "indexed so", error)
-    made = _new(type(source))
-    adopt(made, taken)
-    return made
+        fault(prefix + name, "indexed", error)
+    batch = _new(type(source))
+    adopt(batch, selected)
+    return batch
 
 
 def _select(source: Node, selection: Selection, prefix: str) -> Node:
-    taken: dict[str, Any] = {}
+    selected: dict[str, Any] = {}
     rows, masked = selection.rows, selection.masked
     name = ""
     try:
@@ -144,52 +143,52 @@ def _select(source: Node, selection: Selection, prefix: str) -> Node:
             if masked >= 0 and kind in (ARRAY, TENSOR, FOREIGN, RAGGED) and len(value) != masked:
                 raise IndexError(f"the mask has {masked} rows and the column {len(value)}")
             if kind == ARRAY:
-                found = value[selection.index] if rows is None else value.take(rows, 0)
+                picked = value[selection.index] if rows is None else value.take(rows, 0)
                 # An index with an ellipsis wraps even a single object.
-                wrapped = value.dtype.hasobject and type(found) is _ndarray and found.ndim == 0
-                taken[name] = found.item() if wrapped else found
+                wrapped = value.dtype.hasobject and type(picked) is _ndarray and picked.ndim == 0
+                selected[name] = picked.item() if wrapped else picked
             elif kind == NODE:
-                taken[name] = _select(value, selection, f"{prefix}{name}.")
+                selected[name] = _select(value, selection, f"{prefix}{name}.")
             elif kind == TENSOR:
-                taken[name] = value[selection.of_tensor(value)]
+                selected[name] = value[selection.of_tensor(value)]
             elif kind == RAGGED:
                 # Indices of several dimensions give arrays of rows.
-                taken[name] = value[selection.of_rows] if selection.picks_rows else value.to_numpy()[selection.index]
+                selected[name] = value[selection.of_rows] if selection.picks_rows else value.to_numpy()[selection.index]
             elif kind == DISTRIBUTION:
-                taken[name] = slice_distribution(value, selection)
+                selected[name] = slice_distribution(value, selection)
             elif value is None or (kind == OBJECT and selection.scalar):
-                taken[name] = value
+                selected[name] = value
             elif kind == OBJECT:
                 raise IndexError("it is a scalar")
             else:
-                taken[name] = value[selection.index]
+                selected[name] = value[selection.index]
     except Exception as error:
-        fault(prefix + name, "indexed so", error)
-    return node(type(source), taken)
+        fault(prefix + name, "indexed", error)
+    return node(type(source), selected)
 
 
-def assign(target: Node, index: Any, given: Mapping[str, Any]) -> None:
-    """Write values to the rows of a NumPy index in every leaf.
+def assign(target: Node, index: Any, new_values: Mapping[str, Any]) -> None:
+    """Assign values to the indexed rows of every leaf.
 
-    Names that are not given get zeros, or None for objects. Raises ColumnMismatchError if a name is given that is not
-    there, or values do not fit. Raises ColumnTypeError if a leaf cannot be written to, or not with such values. Raises
-    RowIndexError if a leaf has no such rows.
+    Names missing from the values are set to zeros, or None for objects. Raises ColumnMismatchError for an unknown name
+    or values of the wrong shape. Raises ColumnTypeError if a leaf is read-only or rejects the values' type. Raises
+    RowIndexError if the index is out of bounds.
     """
-    _assign(target, Selection(index), given, "")
+    _assign(target, Selection(index), new_values, "")
 
 
-def _assign(target: Node, selection: Selection, given: Mapping[str, Any], prefix: str) -> None:
-    held = target.__dict__
-    if not given.keys() <= held.keys():
-        unknown = next(name for name in given if name not in held)
-        hint = near_names(prefix + unknown, [prefix + name for name in held])
-        raise ColumnMismatchError(f"rows can be written to columns that are there, got {prefix + unknown!r}; {hint}")
+def _assign(target: Node, selection: Selection, new_values: Mapping[str, Any], prefix: str) -> None:
+    columns = target.__dict__
+    if not new_values.keys() <= columns.keys():
+        unknown = next(name for name in new_values if name not in columns)
+        hint = near_names(prefix + unknown, [prefix + name for name in columns])
+        raise ColumnMismatchError(f"rows can only be assigned to existing columns, got {prefix + unknown!r}; {hint}")
     index = selection.index
     name = ""
     try:
-        for name, value in held.items():
-            absent = name not in given
-            new = None if absent else given[name]
+        for name, value in columns.items():
+            absent = name not in new_values
+            new = None if absent else new_values[name]
             if type(value) is _ndarray and type(new) is _ndarray:
                 value[index] = new
                 continue
@@ -197,13 +196,13 @@ def _assign(target: Node, selection: Selection, given: Mapping[str, Any], prefix
             values = _NO_NAMES if absent else values_of(new)
             if kind == NODE:
                 if values is None:
-                    raise ValueError("it is a nested batch, and takes a Batch or a dict")
+                    raise ValueError("values for a nested batch must be a Batch or a dict")
                 _assign(value, selection, values, f"{prefix}{name}.")
             elif absent or (values is not None and not values):
                 if value is not None:
                     _zero_rows(value, kind, selection)
             elif values is not None:
-                raise ValueError("it is no nested batch, and takes no Batch or dict")
+                raise ValueError("a Batch or dict can only be assigned to a nested batch")
             elif kind == ARRAY:
                 value[index] = np.asanyarray(new) if KINDS[type(new)] in (SEQUENCE, TENSOR) else new
             elif kind == TENSOR:
@@ -215,31 +214,31 @@ def _assign(target: Node, selection: Selection, given: Mapping[str, Any], prefix
             elif value is not None or new is not None:
                 raise TypeError("it has no rows that could be written to")
     except Exception as error:
-        fault(prefix + name, "written to so", error)
+        fault(prefix + name, "assigned to", error)
 
 
 def zero(target: Node, index: Any = ...) -> None:
-    """Set every leaf to zeros, objects to None, in place: all of it, or the rows of a NumPy index."""
+    """Set all or the indexed rows of every leaf to zero, objects to None, in place."""
     _zero_all(target, Selection(index), "")
 
 
 def _zero_all(target: Node, selection: Selection, prefix: str) -> None:
-    held = target.__dict__
+    columns = target.__dict__
     name = ""
     try:
-        for name, value in held.items():
+        for name, value in columns.items():
             kind = KINDS[type(value)]
             if kind == NODE:
                 _zero_all(value, selection, f"{prefix}{name}.")
             elif kind == NUMBER:
-                held[name] = type(value)(0)
+                columns[name] = type(value)(0)
             elif kind in (OBJECT, DISTRIBUTION):
-                held[name] = None
+                columns[name] = None
             else:
                 # A 0-d array is one value: emptied for any rows.
                 _zero_rows(value, kind, selection if value.ndim else EVERYTHING)
     except Exception as error:
-        fault(prefix + name, "emptied so", error)
+        fault(prefix + name, "reset", error)
 
 
 def _zero_rows(value: Any, kind: int, selection: Selection) -> None:
@@ -260,11 +259,11 @@ def iterate(source: Node, length: int) -> Iterator[Node]:
     columns = [_rows_of(value, length) for value in source.__dict__.values()]
     unit = unit_of(source)
     for row in zip(*columns, strict=True):
-        made = _new(cls)
-        adopt(made, dict(zip(names, row, strict=True)))
+        batch = _new(cls)
+        adopt(batch, dict(zip(names, row, strict=True)))
         if unit is not None:
-            set_unit(made, unit)
-        yield made
+            set_unit(batch, unit)
+        yield batch
 
 
 def _rows_of(value: Any, length: int) -> Iterator[Any]:
@@ -281,7 +280,7 @@ def _rows_of(value: Any, length: int) -> Iterator[Any]:
 def split_rows(
     source: Node, size: int, shuffle: bool, merge_last: bool, rng: np.random.Generator | None
 ) -> Iterator[Node]:
-    """Yield the rows in batches of a size, -1 for all; if `merge_last`, a shorter last one joins the one before."""
+    """Yield batches of `size` rows, -1 for all; `merge_last` merges a shorter last batch into the previous one."""
     length = shortest(source.__dict__) or 0
     if size == -1:
         size = max(length, 1)

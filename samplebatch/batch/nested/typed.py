@@ -1,8 +1,7 @@
-"""Protocols of the usual nested batches, so that editors complete their names and mypy knows their types.
+"""Protocols of common nested batches, for type checkers and editors.
 
-A `Batch` matches every one of them: annotate a variable or a parameter, and no cast is needed. They are generic in the
-kind of array, as in `RolloutBatch[npt.NDArray[Any]]` or `RolloutBatch[torch.Tensor]`. At run time they check
-nothing.
+A `Batch` matches every protocol without a cast. Protocols are generic in the array type, as in
+`RolloutBatch[npt.NDArray[Any]]` or `RolloutBatch[torch.Tensor]`. They check nothing at run time.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ class AnyBatch(Protocol):
         ...
 
     def copy(self) -> Self:
-        """Copy the batch and everything under it."""
+        """Deep-copy the batch."""
         ...
 
     def split(
         self, size: int, shuffle: bool = True, merge_last: bool = False, *, rng: np.random.Generator | None = None
     ) -> Iterator[Self]:
-        """Go over the rows in batches of a size."""
+        """Yield batches of `size` rows."""
         ...
 
     def to_torch(self, dtype: torch.dtype | None = None, device: str | int | torch.device = "cpu") -> Batch:
@@ -113,7 +112,7 @@ class AdvantagesBatch(ReturnsBatch[A], Protocol[A]):
 
 
 class LogpOldBatch(AdvantagesBatch[A], Protocol[A]):
-    """Transitions with advantages, and the log-probability of the action when it was taken."""
+    """Transitions with advantages and the behaviour policy's log-probability of the action."""
 
     logp_old: A
 
@@ -125,14 +124,14 @@ class ActBatch(AnyBatch, Protocol[A]):
 
 
 class ModelOutputBatch(ActBatch[A], Protocol[A]):
-    """Actions, the model's outputs that they were computed from, and the hidden state after them."""
+    """Actions, the model outputs they were computed from, and the next hidden state."""
 
     state: Any
     logits: A
 
 
 class DistributionBatch(ModelOutputBatch[A], Protocol[A]):
-    """Actions, and the distribution that they were drawn from."""
+    """Actions and the distribution they were sampled from."""
 
     dist: Distribution
 

@@ -1,15 +1,15 @@
-"""Values: conversion of a value put into a nested batch, equality of two batches, and missing values.
+"""Values of nested batches: conversion on assignment, equality and missing values.
 
 Conversion (`parse`):
 
 ======================================  ======================================================================
-given                                   kept
+value                                   stored as
 ======================================  ======================================================================
 array of numbers, bool, dates           itself
 array of strings or bytes               array of dtype object
 array of dicts and the like, shape (n,) one batch: they are stacked
-array of no dimension with an object    the object
-number                                  array of no dimension
+0-d array with an object                the object
+number                                  0-d array
 dict                                    batch
 named tuple, dataclass, foreign batch   batch
 batch, tensor, distribution             itself
@@ -19,7 +19,7 @@ list of dicts, batches and the like     one batch: they are stacked
 list of arrays of one shape             one array: they are stacked
 list of arrays that differ in length    array of dtype object
 list of tensors of one shape            one tensor: they are stacked
-anything else                           NumPy's array of it; itself, if that is a single object
+anything else                           NumPy array; a single object is itself
 ======================================  ======================================================================
 """
 
@@ -54,13 +54,13 @@ _SHAPES_OF_ONE = {(), (1,)}
 _AGGREGATES = {NODE, MAPPING, RECORD}
 _ndarray = np.ndarray
 _FIRST_OBJECT = np.dtype(object).num
-"""Type numbers below it are bool, the integers, and all floats and complex numbers but float16."""
+"""Smaller type numbers are bool, integer, floating-point (except float16) and complex dtypes."""
 
 
 def parse(value: Any, make: type[Node], path: str) -> Any:
-    """Convert a value to the form in which a nested batch keeps it; see the table above.
+    """Convert a value to its stored form; see the table above.
 
-    Raises ColumnTypeError if no column can hold it: names that are not strings, or tensors or arrays that do not stack.
+    Raises ColumnTypeError if names are not strings, or tensors or arrays cannot be stacked.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def parse(value: Any, make: type[Node], path: str) -> Any:
     make
         The class of nested batches.
     path
-        The dotted name it will stand under, for errors.
+        The dotted name, for errors.
     """
     kind = KINDS[type(value)]
     if kind == ARRAY:
@@ -90,19 +90,19 @@ def parse(value: Any, make: type[Node], path: str) -> Any:
 
 
 def parse_items(values: Mapping[Any, Any], make: type[Node], prefix: str) -> dict[str, Any]:
-    """Convert the items of a dict to the form in which a nested batch keeps them.
+    """Convert the items of a dict to their stored form.
 
-    Raises ColumnTypeError if a name is not a string, or no column can hold a value.
+    Raises ColumnTypeError if a name is not a string, or no column can store a value.
     """
-    kept: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for name, value in values.items():
         if type(name) is not str:
             join_name(name, prefix)
         if type(value) is _ndarray and value.dtype.num < _FIRST_OBJECT:
-            kept[name] = value
+            parsed[name] = value
         else:
-            kept[name] = parse(value, make, prefix + name)
-    return kept
+            parsed[name] = parse(value, make, prefix + name)
+    return parsed
 
 
 def join_name(name: Any, prefix: str) -> str:
@@ -117,9 +117,9 @@ def join_name(name: Any, prefix: str) -> str:
 
 
 def parse_sequence(values: Sequence[Any], make: type[Node], path: str) -> Any:
-    """Turn a list or tuple into a column: an array, a tensor or a nested batch.
+    """Convert a list or tuple to an array, a tensor or a nested batch.
 
-    Raises ColumnTypeError if tensors among them do not stack, or arrays of equal length do not.
+    Raises ColumnTypeError if tensors, or arrays of equal length, cannot be stacked.
     """
     if not values:
         return np.array([])
@@ -128,7 +128,7 @@ def parse_sequence(values: Sequence[Any], make: type[Node], path: str) -> Any:
         return make._stack_rows(values, path + ".")
     if TENSOR in kinds:
         if kinds != {TENSOR}:
-            raise ColumnTypeError(f"column {path!r} must be made of tensors alone or of none, got a list with both")
+            raise ColumnTypeError(f"column {path!r} must contain only tensors or no tensors, got a list with both")
         return stack_tensors(values, path, 0)
     if kinds & _AGGREGATES or DISTRIBUTION in kinds:
         return object_rows(values)
@@ -136,25 +136,25 @@ def parse_sequence(values: Sequence[Any], make: type[Node], path: str) -> Any:
         shapes = {value.shape for value in values}
         if len(shapes) > 1:
             if len({shape[1:] for shape in shapes}) > 1:
-                found = " and ".join(map(str, sorted(shapes)[:4]))
-                raise ColumnTypeError(f"column {path!r} must be made of arrays whose rows have one shape, got {found}")
+                listed_shapes = " and ".join(map(str, sorted(shapes)[:4]))
+                raise ColumnTypeError(f"column {path!r} must contain arrays with equal row shapes, got {listed_shapes}")
             return object_rows(values)
     return settle_rows(values, make, path)
 
 
 def settle_rows(values: Sequence[Any], make: type[Node], path: str) -> Any:
-    """Turn rows that NumPy may join into an array, one of dtype object if it cannot."""
+    """Convert rows to an array, of dtype object if NumPy cannot stack them."""
     try:
         array = np.asanyarray(values)
     except ValueError:  # rows of different shapes
         return object_rows(values)
     except (TypeError, RuntimeError) as error:
-        raise ColumnTypeError(f"column {path!r} cannot be made of these rows: {error}") from error
+        raise ColumnTypeError(f"column {path!r} cannot be built from these rows: {error}") from error
     return _settle(array, make, path) if array.dtype.kind in "SUVT" else array
 
 
 def object_rows(values: Sequence[Any]) -> npt.NDArray[Any]:
-    """Make an array of dtype object, shape (n,), of n values."""
+    """Return n values as an array of dtype object, shape (n,)."""
     rows = np.empty(len(values), object)
     for position, value in enumerate(values):
         rows[position] = value
@@ -164,18 +164,18 @@ def object_rows(values: Sequence[Any]) -> npt.NDArray[Any]:
 def stack_tensors(tensors: Sequence[Any], path: str, axis: int) -> Any:
     """Stack tensors of one shape.
 
-    Raises ColumnTypeError if shapes differ or they lie on different devices.
+    Raises ColumnTypeError if shapes or devices differ.
     """
     import torch
 
     try:
         return torch.stack(list(tensors), axis)
     except (RuntimeError, IndexError) as error:
-        raise ColumnTypeError(f"column {path!r} cannot be made of tensors that do not stack: {error}") from error
+        raise ColumnTypeError(f"column {path!r} must contain tensors that can be stacked: {error}") from error
 
 
 def _settle(array: npt.NDArray[Any], make: type[Node], path: str) -> Any:
-    """Keep an array of numbers; strings become objects, and rows of dicts a nested batch."""
+    """Convert strings to objects and rows of dicts to a nested batch; return numeric arrays unchanged."""
     if array.dtype.num < _FIRST_OBJECT or array.dtype.kind in "fmM":
         return array
     objects = array if array.dtype.kind == "O" else array.astype(object)
@@ -187,7 +187,7 @@ def _settle(array: npt.NDArray[Any], make: type[Node], path: str) -> Any:
 
 
 def transform_leaves(source: Node, function: Callable[[Any], Any], make: type[Node], prefix: str = "") -> Node:
-    """Apply a function to every leaf, and keep its results in a new tree."""
+    """Return a tree of the function's results for every leaf."""
     changed = {}
     for name, value in source.__dict__.items():
         path = prefix + name
@@ -199,31 +199,29 @@ def transform_leaves(source: Node, function: Callable[[Any], Any], make: type[No
 
 
 def stack_rows(rows: Any, make: type[Node]) -> Node:
-    """Stack a sequence of dicts and batches, the rows that a Batch is constructed from.
-
-    Raises ColumnTypeError if it is not a sequence of dicts and batches.
-    """
+    """Stack a sequence of dicts and batches; raises ColumnTypeError for anything else."""
     if (
         isinstance(rows, (str, bytes))
         or not isinstance(rows, Iterable)
         or (isinstance(rows, np.ndarray) and rows.ndim != 1)
     ):
         raise ColumnTypeError(
-            f"a Batch is made from a dict, a Batch, or a sequence of them, got {type(rows).__name__}; name the value"
+            "a Batch must be built from a dict, a Batch, or a list of dicts and Batches, "
+            f"got {type(rows).__name__}; name the value"
         )
     entries = list(rows)
     if not {KINDS[cls] for cls in set(map(type, entries))} <= _AGGREGATES:
         raise ColumnTypeError(
-            "a Batch is made from a dict, a Batch, or a sequence of them, got other rows; name the value"
+            "a Batch must be built from a dict, a Batch, or a list of dicts and Batches, got other rows; name the value"
         )
     return make._stack_rows(entries, "")
 
 
 def trees_equal(a: Node, b: Node) -> bool:
-    """Tell whether two trees have the same names and, under each, values of the same type, dtype, shape and elements.
+    """Return whether two trees have the same names, and leaves of equal type, dtype, shape and elements.
 
-    A number equals an array of it alone, with a dimension or without. The order of names does not matter. NaN equals
-    nothing, as in NumPy.
+    A number equals an array of shape () or (1,) with that number. The order of names is ignored. NaN is unequal to
+    itself, as in NumPy.
     """
     if a is b and not a.__dict__:
         return True
@@ -269,12 +267,12 @@ def _leaves_equal(value: Any, other: Any) -> bool:
 
 
 def _same_shape(value: Any, other: Any) -> bool:
-    """Tell whether arrays have one shape; one element is the same with a dimension and without."""
+    """Return whether shapes are equal; () and (1,) count as equal."""
     return bool(value.shape == other.shape) or {value.shape, other.shape} == _SHAPES_OF_ONE
 
 
 def _items_equal(item: Any, other: Any) -> bool:
-    """Compare two elements of object arrays; arrays among them are compared by their elements."""
+    """Compare two elements of object arrays, arrays elementwise."""
     if item is other:
         return True
     if isinstance(item, dict) and isinstance(other, dict):
@@ -298,7 +296,7 @@ _are_null = np.frompyfunc(_is_null, 1, 1)
 
 
 def leaf_nulls(value: Any) -> Any:
-    """Mark the missing elements of a leaf, of a ragged column the rows that have any: an array or a tensor of bool."""
+    """Return an array or tensor of bool that marks missing elements, or rows with any for a ragged column."""
     kind = KINDS[type(value)]
     if kind == RAGGED:
         counts = np.concatenate([[0], np.cumsum(_as_host(leaf_nulls(value.flat)))])
@@ -323,14 +321,12 @@ def _as_host(flags: Any) -> npt.NDArray[Any]:
 
 
 def missing_value(dtype: Any, path: str) -> Any:
-    """Return the value of a dtype that stands for none: NaN, False or None.
+    """Return the missing value of a dtype: NaN, False or None.
 
     Raises ColumnTypeError if the dtype has no such value; names the column.
     """
     if dtype.kind not in _MISSING:
-        raise ColumnTypeError(
-            f"column {path!r} must have a default for its other rows: {dtype} has none for missing values"
-        )
+        raise ColumnTypeError(f"column {path!r} must have a default for its other rows: {dtype} has no missing value")
     return _MISSING[dtype.kind]
 
 
@@ -339,7 +335,7 @@ _MISSING: dict[str, Any] = {"f": np.nan, "c": np.nan, "b": False, "O": None}
 
 
 def narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert an array of objects to numbers, if all are and one dtype holds them exactly; return others as they are.
+    """Convert an object array of numbers to a numeric dtype if no value changes; return others unchanged.
 
     >>> narrow(np.array([1, 2.5], object)), narrow(np.array([1, "x"], object))
     (array([1. , 2.5]), array([1, 'x'], dtype=object))
@@ -351,20 +347,20 @@ def narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array
     # Python compares integers and floats exactly; NaN equals nothing.
     pairs = zip(array.ravel().tolist(), numbers.ravel().tolist(), strict=True)
-    return numbers if all(given == found or found != found for given, found in pairs) else array
+    return numbers if all(original == converted or converted != converted for original, converted in pairs) else array
 
 
 def nulls(source: Node) -> Node:
-    """Return a tree that marks the missing elements of each leaf; see `leaf_nulls`."""
-    kept = {
+    """Return a tree of `leaf_nulls` for every leaf."""
+    marks = {
         name: nulls(value) if KINDS[type(value)] == NODE else leaf_nulls(value)
         for name, value in source.__dict__.items()
     }
-    return node(type(source), kept)
+    return node(type(source), marks)
 
 
 def any_null(source: Node) -> bool:
-    """Tell whether any element of any leaf is missing."""
+    """Return whether any leaf has a missing element."""
     return any(
         any_null(value) if KINDS[type(value)] == NODE else bool(leaf_nulls(value).any())
         for value in source.__dict__.values()
@@ -372,7 +368,7 @@ def any_null(source: Node) -> bool:
 
 
 def complete_rows(source: Node, length: int) -> npt.NDArray[np.bool_]:
-    """Tell for each of the first n rows whether no leaf misses an element of it; shape (n,)."""
+    """Return for each of the first n rows whether all leaves are complete; shape (n,)."""
     complete = np.ones(length, np.bool_)
     for value in source.__dict__.values():
         if KINDS[type(value)] == NODE:

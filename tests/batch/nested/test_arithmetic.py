@@ -48,14 +48,14 @@ def test_operators_in_place() -> None:
 def test_operands_that_are_refused() -> None:
     batch = Batch(a=[1, 2], o=Batch(b=[1.0, 2.0]))
     for operand in ([1], np.array([1, 2]), "x", None, {"a": 1}):
-        with pytest.raises(TypeError, match="computed with numbers and Batches"):
+        with pytest.raises(TypeError, match="must be a number or a Batch"):
             batch += operand
         with pytest.raises(TypeError):
             _ = batch + operand
         with pytest.raises(TypeError):
             _ = operand * batch
     for other in (Batch(a=[1, 2]), Batch(a=[1, 2], o=Batch()), Batch(a=[1, 2], o=Batch(c=[1, 2]))):
-        with pytest.raises(ValueError, match=r"only one of them has '(o|o\.b|a)'"):
+        with pytest.raises(ValueError, match=r"only one batch has '(o|o\.b|a)'"):
             _ = batch + other
     with pytest.raises(ValueError, match="column 'a' must be a nested batch in every batch or in none"):
         _ = batch + Batch(a=Batch(x=[1]), o=Batch(b=[1, 2]))
@@ -96,9 +96,9 @@ def test_numpy_functions() -> None:
     assert np.array_equal(batch, batch.copy())
     assert not np.allclose(batch, batch + 1)
     assert np.exp(Batch(t=torch.zeros(2))).t.tolist() == [1, 1]
-    with pytest.raises(TypeError, match="takes numbers and Batches"):
+    with pytest.raises(TypeError, match="accepts only numbers and Batches"):
         np.add(batch, np.zeros(2))
-    with pytest.raises(TypeError, match=r"column 't'.*does not take tensors"):
+    with pytest.raises(TypeError, match=r"column 't'.*does not support tensors"):
         np.clip(Batch(t=torch.zeros(2)), 0, 1)
     with pytest.raises(TypeError):
         np.add(batch, 1, out=batch)

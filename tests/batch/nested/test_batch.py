@@ -45,7 +45,7 @@ def test_dict_methods() -> None:
     del batch["e"]
     batch.clear()
     assert batch == Batch()
-    with pytest.raises(TypeError, match="updated from a dict or Batch, got list"):
+    with pytest.raises(TypeError, match="must be a Batch or a dict, got list"):
         batch.update([("a", 1)])
 
 

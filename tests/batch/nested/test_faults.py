@@ -15,7 +15,7 @@ from tests.optional import torch
 @pytest.mark.parametrize("value", [np.arange(3), [1, 2], 3, "x", np.zeros((2, 2)), np.array(1)])
 def test_values_without_a_name_are_refused(value: object) -> None:
     """There, the result is silently empty."""
-    with pytest.raises(TypeError, match="a Batch is made from a dict") as caught:
+    with pytest.raises(TypeError, match="a Batch must be built from a dict") as caught:
         Batch(value)
     assert isinstance(caught.value, SampleBatchError)
 

@@ -120,7 +120,7 @@ def test_jax() -> None:
     """In a process of its own: JAX's threads and the forks of other tests do not go together."""
     if find_spec("jax") is None:
         pytest.skip("JAX is not installed")
-    assert run_python(JAX).startswith("column 'b' cannot be written to so")
+    assert run_python(JAX).startswith("column 'b' cannot be assigned to")
 
 
 _SAMPLE = """

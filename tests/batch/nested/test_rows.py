@@ -99,7 +99,7 @@ def test_assigning_rows() -> None:
         ({"z": 1}, ValueError, "got 'z'"),
         ({"c": {"xx": 1}}, ValueError, r"got 'c\.xx'; did you mean 'c\.x'"),
         ({"c": 5}, ValueError, "column 'c'.*nested batch"),
-        ({"a": {"b": 1}}, ValueError, "column 'a'.*no nested batch"),
+        ({"a": {"b": 1}}, ValueError, "column 'a'.*only be assigned to a nested batch"),
         ({"r": {"b": 1}}, ValueError, r"got 'r\.b'"),
         ({"none": 1}, TypeError, "column 'none'.*no rows"),
         ({"a": 1, "c": {"x": [1, 2, 3]}}, ValueError, r"column 'c\.x'"),
