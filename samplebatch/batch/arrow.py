@@ -1,7 +1,7 @@
-"""Batches <-> Arrow tables, over the same memory.
+"""Zero-copy conversion between batches and Arrow tables.
 
-Flags, nesting and the columns of each policy, which no Arrow type holds, stand in the schema's metadata under
-`METADATA_KEY`, as JSON. A table without it is read as plain columns.
+Flags, nesting and each policy's columns are stored as JSON in the schema's metadata under `METADATA_KEY`. A table
+without that metadata is read as plain columns.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _VERSION = 1
 _POLICY = "policy_id"
 
 Parts = tuple[dict[str, Column], Mapping[str, Structure], Flags]
-"""Parts of a SampleBatch: columns, structures of nested ones, flags."""
+"""Parts of a SampleBatch: columns, structures of nested columns, flags."""
 
 
 def to_table(columns: dict[str, Column], nested: Mapping[str, Structure], flags: Flags) -> pa.Table:
-    """Lay columns out as a table with a row per step, or with a row per sequence and lists of its steps.
+    """Return a table with one row per step, or one row per sequence with lists of steps.
 
-    Raises SequenceError if sequences are time-major: their columns have no rows of steps.
+    Raises SequenceError if sequences are time-major.
     """
     fields, arrays = [], []
     offsets = None
     if names.SEQ_LENS in columns:
         if flags.time_major:
             raise SequenceError(
-                "an Arrow table needs rows of steps, and the batch is time-major; call to_batch_major() first"
+                "an Arrow table needs a batch-major batch, got a time-major one; call to_batch_major() first"
             )
         offsets = _offsets(columns[names.SEQ_LENS], flags)
     lists = []
@@ -71,19 +71,19 @@ def from_table(
 ) -> Parts:
     """View a table as the parts of a batch; `to_table` is the inverse.
 
-    Columns of such a table may have been left out or added since. A nested column with missing or additional leaves
+    The table may lack columns or have additional ones. A nested column with missing or additional leaves
     becomes plain columns with dots in their names. `about` is the metadata of the table, read from its schema if None.
 
     Raises
     ------
     FormatError
-        If the metadata does not come from `to_table`.
+        If the metadata was not written by `to_table`.
     ColumnTypeError
-        If a column has nulls or a type that no column can hold; names it.
+        If a column has nulls or an unsupported type; names it.
     UntrustedPickleError
         If a column is pickled and `allow_pickle` is false; names it.
     CapacityError
-        If objects take more than is left of the bound, which follows from the table's bytes if None; names the column.
+        If objects exceed the memory bound, derived from the table's size if None; names the column.
     """
     table = as_table(source)
     reader = _reader_of(table.schema) if about is None else make_reader(table.schema, about)
@@ -91,9 +91,9 @@ def from_table(
 
 
 def to_policy_table(policies: dict[PolicyID, Parts], env_steps: int) -> pa.Table:
-    """Lay the tables of several policies one under the other, with a column `policy_id`.
+    """Concatenate the tables of several policies, with a column `policy_id`.
 
-    Ids that are integers stand there as strings, and as themselves in the metadata.
+    Integer ids are stored as strings in the column and as integers in the metadata.
     """
     labels = names.label_policies(policies)
     tables = {labels[policy]: to_table(*parts) for policy, parts in policies.items()}
@@ -105,9 +105,11 @@ def to_policy_table(policies: dict[PolicyID, Parts], env_steps: int) -> pa.Table
             fields[name] = field.with_name(name)
     chunks: dict[str, list[pa.Array]] = {name: [] for name in fields}
     for label, table in tables.items():
-        own = {placed[label][name]: table.column(name) for name in table.column_names}
+        policy_columns = {placed[label][name]: table.column(name) for name in table.column_names}
         for name, field in fields.items():
-            chunks[name] += own[name].chunks if name in own else [pa.nulls(table.num_rows, field.type)]
+            chunks[name] += (
+                policy_columns[name].chunks if name in policy_columns else [pa.nulls(table.num_rows, field.type)]
+            )
     everywhere = {name for name in fields if all(name in placed[label].values() for label in tables)}
     schema = [pa.field(_POLICY, pa.dictionary(pa.int32(), pa.string()), nullable=False)]
     schema += [field.with_nullable(field.nullable or name not in everywhere) for name, field in fields.items()]
@@ -132,32 +134,32 @@ def to_policy_table(policies: dict[PolicyID, Parts], env_steps: int) -> pa.Table
 
 
 def _place(tables: dict[str, pa.Table]) -> dict[str, dict[str, str]]:
-    """Choose a column of the joint table for each policy's columns: a shared one where all policies have it alike."""
+    """Map each policy's columns to columns of the joint table, shared if type and metadata agree in all policies."""
     kinds: dict[str, set[Any]] = {}
     for table in tables.values():
         for field in table.schema:
             kinds.setdefault(field.name, set()).add((field.type, frozenset((field.metadata or {}).items())))
     shared = {name for name, alike in kinds.items() if len(alike) == 1} - {_POLICY}
-    taken = {_POLICY, *shared}
+    reserved = {_POLICY, *shared}
     placed: dict[str, dict[str, str]] = {}
     for policy, table in tables.items():
         placed[policy] = {name: name for name in table.column_names}
         for name in placed[policy].keys() - shared:
-            own = f"{policy}/{name}"
-            while own in taken:
-                own += "_"
-            taken.add(own)
-            placed[policy][name] = own
+            unique = f"{policy}/{name}"
+            while unique in reserved:
+                unique += "_"
+            reserved.add(unique)
+            placed[policy][name] = unique
     return placed
 
 
 def as_table(source: Any) -> pa.Table:
-    """Return a table, or anything with the Arrow PyCapsule interface as one."""
+    """Convert an object with the Arrow PyCapsule interface to a table; return tables unchanged."""
     return source if isinstance(source, pa.Table) else pa.table(source)
 
 
 def bound_of(table: pa.Table, max_nbytes: int | None = None) -> MemoryBound:
-    """Make the bound for memory that a table may take."""
+    """Return the memory bound for reading a table."""
     return MemoryBound("the table", table.get_total_buffer_size(), max_nbytes)
 
 
@@ -166,8 +168,8 @@ def from_policy_table(
 ) -> tuple[dict[PolicyID, Parts], int]:
     """View a table as the parts of each policy's batch, and the environment steps; `to_policy_table` is the inverse.
 
-    `about` is the metadata of the table, read from its schema if None. Raises FormatError if the metadata does not come
-    from `to_policy_table`, or does not fit the table's rows.
+    `about` is the metadata of the table, read from its schema if None. Raises FormatError if the metadata was not
+    written by `to_policy_table`, or does not match the table's rows.
     """
     table = as_table(source)
     about = about or metadata_of(table.schema) or {}
@@ -182,29 +184,31 @@ def from_policy_table(
         for label, part in about["policies"].items():
             policy = part.get("id", label)
             if policy in policies or type(policy) not in (str, int):
-                raise FormatError(f"policy {label!r} must have an id of its own, a string or an integer, it has not")
+                raise FormatError(f"policy {label!r} must have a unique id, a string or an integer, got {policy!r}")
             rows = table.slice(start, _count(part["rows"]))
             start += rows.num_rows
             columns = [rows.column(placed) for placed in part["columns"].values()]
             fields = [table.schema.field(placed).with_name(name) for name, placed in part["columns"].items()]
-            own = pa.Table.from_arrays(columns, schema=pa.schema(fields))
-            policies[policy] = TableReader(own.schema, part).read(own, bound, allow_pickle=allow_pickle)
+            policy_table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+            policies[policy] = TableReader(policy_table.schema, part).read(
+                policy_table, bound, allow_pickle=allow_pickle
+            )
             if rows.num_rows != part["rows"]:
                 raise FormatError(f"policy {policy!r} must have {part['rows']} rows, got {rows.num_rows}")
         env_steps = _count(about["env_steps"])
     except SampleBatchError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"the metadata of the batch is not whole: {error!r}") from error
+        raise FormatError(f"the metadata of the batch must be complete, got {error!r}") from error
     if start != table.num_rows:
         raise FormatError(f"the table must have the {start} rows that its metadata counts, got {table.num_rows}")
     return policies, env_steps
 
 
 def metadata_of(schema: pa.Schema) -> dict[str, Any] | None:
-    """Read the metadata of a batch from a schema, or return None if it has none.
+    """Return the batch metadata of a schema, or None.
 
-    Raises FormatError if it is there but cannot be read, or comes from a later version.
+    Raises FormatError if the metadata is malformed or has an unsupported version.
     """
     raw = (schema.metadata or {}).get(METADATA_KEY)
     if raw is None:
@@ -213,9 +217,9 @@ def metadata_of(schema: pa.Schema) -> dict[str, Any] | None:
         about = json.loads(raw)
         version = about["version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError("the schema's metadata is not that of a batch") from error
+        raise FormatError("the schema must have valid batch metadata") from error
     if version != _VERSION:
-        raise FormatError(f"the batch was written as version {version}, and this library reads version {_VERSION}")
+        raise FormatError(f"the batch must have format version {_VERSION}, got version {version}")
     return dict(about)
 
 
@@ -224,7 +228,7 @@ def _describe(nested: Mapping[str, Structure], flags: Flags) -> dict[str, Any]:
 
 
 _encode = json.JSONEncoder(default=np.generic.item).encode
-"""Writes JSON, of NumPy's numbers, too, which flags may be."""
+"""JSON encoder that supports NumPy numbers, which flags may contain."""
 
 
 def _metadata(about: dict[str, Any]) -> dict[bytes, bytes]:
@@ -232,23 +236,23 @@ def _metadata(about: dict[str, Any]) -> dict[bytes, bytes]:
 
 
 _PLAIN = _metadata({"type": "SampleBatch", "version": _VERSION, **_describe({}, DEFAULT), "lists": []})
-"""Metadata of a batch without nested columns, sequences and flags, as most are."""
+"""Metadata of a batch without nested columns, sequences and flags."""
 
 
 class TableReader:
-    """Reader of the tables of one schema, which has checked the metadata and looked at the fields once.
+    """Reader of tables with one schema, validated once.
 
     Parameters
     ----------
     schema
-        The schema.
+        Schema of the tables.
     about
-        The metadata of the batch.
+        Metadata of the batch.
 
     Raises
     ------
     FormatError
-        If the metadata is not that of a batch, or does not fit the fields.
+        If the metadata is malformed, or does not match the fields.
     """
 
     __slots__ = ("_fields", "_flags", "_lists", "_nested")
@@ -258,21 +262,21 @@ class TableReader:
             nested, flags = read_structures(about["nested"]), read_flags(about["flags"])
             lists = set(map(str, about["lists"]))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise FormatError(f"the metadata of the batch is not whole: {error!r}") from error
-        held = dict.fromkeys(schema.names)
-        if len(held) < len(schema):
-            name = next(name for name in held if schema.names.count(name) > 1)
-            raise FormatError(f"column {name!r} must be there once, it is there again")
+            raise FormatError(f"the metadata of the batch must be complete, got {error!r}") from error
+        columns = dict.fromkeys(schema.names)
+        if len(columns) < len(schema):
+            name = next(name for name in columns if schema.names.count(name) > 1)
+            raise FormatError(f"column {name!r} must be unique, got {schema.names.count(name)} columns with this name")
         for field in schema:
             if field.name in lists and not pa.types.is_large_list(field.type):
-                raise FormatError(f"column {field.name!r} must be a list for each sequence, got {field.type}")
-        self._lists = lists.intersection(held)
+                raise FormatError(f"column {field.name!r} must have one list per sequence, got {field.type}")
+        self._lists = lists.intersection(columns)
         self._fields = [
             (field, FieldReader(field, field.type.value_type if field.name in lists else None)) for field in schema
         ]
-        self._nested = {top: tree for top, tree in nested.items() if _is_whole(top, tree, held)}
+        self._nested = {top: tree for top, tree in nested.items() if _is_whole(top, tree, columns)}
         self._flags = flags
-        if names.SEQ_LENS not in held:
+        if names.SEQ_LENS not in columns:
             self._flags = replace(flags, zero_padded=False, max_seq_len=None)
 
     @property
@@ -286,7 +290,7 @@ class TableReader:
         return None if arrays is None else self.parts({name: TensorColumn(own) for name, own in arrays.items()})
 
     def parts(self, columns: dict[str, Column]) -> Parts:
-        """Complete columns to the parts of a batch, with the tree and the flags of the metadata."""
+        """Return the parts of a batch: the columns with the structures and flags of the metadata."""
         return columns, dict(self._nested), self._flags
 
     def read(self, table: pa.Table, bound: MemoryBound, *, allow_pickle: bool = False) -> Parts:
@@ -304,7 +308,7 @@ class TableReader:
             array = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
             if name in self._lists:
                 if array.null_count:
-                    raise FormatError(f"column {name!r} must be a list for each sequence, got {array.type}")
+                    raise FormatError(f"column {name!r} must have one list per sequence, got {array.type}")
                 cuts[name] = np.diff(array.offsets.to_numpy())
                 array = array.flatten()
                 check_rows(len(array), nbytes, f"column {name!r}")
@@ -315,17 +319,17 @@ class TableReader:
             columns[names.SEQ_LENS] = columns[names.SEQ_LENS].copy()
             for name, lengths in cuts.items():
                 if not np.array_equal(lengths, _stored_lengths(columns[names.SEQ_LENS], self._flags)):
-                    raise FormatError(f"column {name!r} must have lists as long as {names.SEQ_LENS!r} says")
+                    raise FormatError(f"column {name!r} must have lists with the lengths in {names.SEQ_LENS!r}")
         return self.parts(columns)
 
 
 _MAX_SCHEMA_NBYTES = 1 << 16
 _readers = Recent[bytes, TableReader](limit=64)
-"""Readers of the schemas that were seen last, by all bytes of a schema."""
+"""Readers of recent schemas, by serialized schema."""
 
 
 def _reader_of(schema: pa.Schema) -> TableReader:
-    """Return the reader of a schema, which is remembered: tables that come one after the other mostly have one."""
+    """Return the cached reader of a schema."""
     key = schema.serialize().to_pybytes()
 
     def make() -> TableReader:
@@ -335,7 +339,7 @@ def _reader_of(schema: pa.Schema) -> TableReader:
 
 
 def make_reader(schema: pa.Schema, about: dict[str, Any] | None) -> TableReader:
-    """Make the reader of a schema with the metadata of a batch, or of plain columns."""
+    """Create the reader of a schema with batch metadata, or of plain columns if None."""
     if about is None:
         about = {"type": "SampleBatch", **_describe({}, DEFAULT), "lists": []}
     if about.get("type") != "SampleBatch":
@@ -344,20 +348,19 @@ def make_reader(schema: pa.Schema, about: dict[str, Any] | None) -> TableReader:
 
 
 def _is_whole(top: str, structure: Structure, columns: Mapping[str, Any]) -> bool:
-    """Tell whether the columns under a name are the leaves of a nested column, all of them and no others."""
+    """Return whether the columns under a name are exactly the leaves of its structure."""
     return set(leaf_names(top, structure)) == {name for name in columns if name == top or name.startswith(f"{top}.")}
 
 
 def read_structures(plain: Any) -> dict[str, Structure]:
-    """Check the structures of nested columns that were read from metadata, by name.
+    """Validate the structures of nested columns from metadata, by name.
 
-    Raises ValueError, AttributeError, RecursionError if they are none.
+    Raises ValueError, AttributeError, RecursionError if they are malformed.
     """
     return {top: _structure(tree) for top, tree in plain.items()}
 
 
 def _structure(plain: Any) -> Structure:
-    """Check the structure of a nested column that was read from metadata."""
     if isinstance(plain, dict):
         return {key: None if tree is None else _structure(tree) for key, tree in plain.items()}
     if isinstance(plain, list):
@@ -366,9 +369,9 @@ def _structure(plain: Any) -> Structure:
 
 
 def read_flags(plain: Any) -> Flags:
-    """Check flags that were read from metadata.
+    """Validate flags from metadata.
 
-    Raises ValueError, TypeError if they are none.
+    Raises ValueError, TypeError if they are malformed.
     """
     if isinstance(plain, dict) and "action_unit" in plain:
         plain = {**plain, "action_unit": ActionUnit.from_description(plain["action_unit"])}
@@ -384,14 +387,13 @@ def read_flags(plain: Any) -> Flags:
 
 
 def _count(plain: Any) -> int:
-    """Check a count that was read from metadata."""
     if type(plain) is not int or plain < 0:
         raise ValueError(f"a count must be an integer of at least 0, got {plain!r}")
     return plain
 
 
 def _stored_lengths(seq_lens: Column, flags: Flags) -> npt.NDArray[Any]:
-    """Return how many rows each sequence occupies."""
+    """Return the number of stored rows per sequence, padding included."""
     lengths = np.asarray(seq_lens.to_numpy()).reshape(-1)
     return np.full(len(lengths), flags.max_seq_len or 0) if flags.zero_padded else lengths
 

@@ -1,7 +1,7 @@
-"""SampleBatchBuilder and MultiAgentBatchBuilder: batches made step by step.
+"""Builders that create batches step by step.
 
-A builder holds one growing column for every column of the batch. It counts the steps itself, so a step that any of
-the columns refuses is undone by not counting it.
+A builder has one growing column per column of the batch and counts the steps itself. A step that a column rejects is
+not counted and is overwritten by the next step.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from samplebatch.errors import ColumnLengthError, ColumnMismatchError, PolicyNot
 from samplebatch.names import PolicyID, covers
 
 FIRST_CAPACITY = 64
-"""Steps that a builder has room for before it grows, unless it is told."""
+"""Default initial capacity of a builder, in steps."""
 
 _ndarray = np.ndarray
 
 
 class SampleBatchBuilder:
-    """Builder of a `SampleBatch`, one step at a time or several at once, for users who step environments themselves.
+    """Builder of a `SampleBatch` from single steps or blocks of steps, for custom environment loops.
 
-    Values are copied when they are added. A column takes the dtype that `np.array` gives its first value, and a wider
-    one when a later value needs it, if that changes no value already there. Strings, None and infos become objects;
+    Values are copied when they are added. A column starts with the dtype that `np.array` infers from its first value. A
+    later value may widen the dtype if no earlier value changes. Strings, None and infos become objects;
     other dicts, and tuples of arrays, become nested columns.
 
     Parameters
     ----------
     dtypes
-        Dtypes that columns (dotted names) must have from the start; a value that does not fit without loss is refused.
+        Fixed dtypes by column (dotted name); a value that would lose information is rejected.
     ragged
-        Columns (dotted names) whose rows vary in shape, or a mapping from them to the dtypes of their elements. A name
-        stands for all columns nested under it, too.
+        Columns (dotted names) whose rows vary in shape, or a mapping from these names to element dtypes. A name
+        includes all columns nested under it.
     capacity
-        Steps to make room for at first. Later batches start with the room that the one before them needed.
+        Initial capacity in steps. Later batches start with the size of the previous batch.
 
     Attributes
     ----------
@@ -82,8 +82,8 @@ class SampleBatchBuilder:
         Raises
         ------
         ColumnMismatchError
-            If the columns are not those of the steps before, or a value's shape or dtype does not fit its column;
-            names the columns. The builder is then as it was before.
+            If the columns differ from the previous steps, or a value's shape or dtype does not fit its column; names
+            the columns. The builder is unchanged.
         ColumnTypeError
             If no column can hold a value.
 
@@ -127,7 +127,7 @@ class SampleBatchBuilder:
         self.count = row + 1
 
     def add_steps(self, /, **arrays: Any) -> None:
-        """Add several steps at once, such as those of a vector environment: k rows for every column.
+        """Add k steps at once, for example from a vector environment.
 
         Parameters
         ----------
@@ -193,7 +193,7 @@ class SampleBatchBuilder:
     def build_and_reset(self) -> SampleBatch:
         """Return all steps added so far as a batch, and start an empty one.
 
-        The columns are not copied: the batch takes the builder's memory.
+        The columns are not copied: the batch owns the builder's memory.
         """
         batch = self._build()
         self._reset()
@@ -257,10 +257,12 @@ class SampleBatchBuilder:
     def _strange_columns(self, values: Mapping[str, Any]) -> ColumnMismatchError:
         missing = [name for name in self._columns if name not in values]
         extra = [name for name in values if name not in self._columns]
-        found = [f"no {', '.join(map(repr, missing))}"] * bool(missing) + [
+        differences = [f"no {', '.join(map(repr, missing))}"] * bool(missing) + [
             f"also {', '.join(map(repr, extra))}"
         ] * bool(extra)
-        return ColumnMismatchError(f"a step must have the columns of the steps before it, got {' and '.join(found)}")
+        return ColumnMismatchError(
+            f"a step must have the columns of the steps before it, got {' and '.join(differences)}"
+        )
 
 
 class _GrowingTree:
@@ -321,10 +323,9 @@ PolicyMapping = Mapping[Any, PolicyID] | Callable[..., PolicyID]
 
 
 class MultiAgentBatchBuilder:
-    """Builder of a `MultiAgentBatch`, step by step and agent by agent, for users who step environments themselves.
+    """Builder of a `MultiAgentBatch` from the steps of single agents, for custom environment loops.
 
-    In the batch each policy's agents lie one after the other, in the order in which they first acted, and the steps
-    of each in the order in which they were added.
+    Each policy's rows are grouped by agent, in order of the agents' first steps; each agent's steps keep their order.
 
     Parameters
     ----------
@@ -374,7 +375,7 @@ class MultiAgentBatchBuilder:
         return sum(builder.count for _, builder in self._agents.values())
 
     def has_pending_agent_data(self) -> bool:
-        """Tell whether there are steps that no batch has yet."""
+        """Return whether any steps were added since the last batch."""
         return any(builder.count for _, builder in self._agents.values())
 
     def add_values(self, agent_id: Any, /, **values: Any) -> None:
@@ -382,22 +383,22 @@ class MultiAgentBatchBuilder:
 
         Raises PolicyNotFoundError if the mapping has no policy for the agent.
         """
-        found = self._agents.get(agent_id)
-        (found[1] if found is not None else self._builder(agent_id)).add_values(**values)
+        entry = self._agents.get(agent_id)
+        (entry[1] if entry is not None else self._builder(agent_id)).add_values(**values)
 
     def add_steps(self, agent_id: Any, /, **arrays: Any) -> None:
         """Add several steps of one agent; raises as `SampleBatchBuilder.add_steps` does."""
-        found = self._agents.get(agent_id)
-        (found[1] if found is not None else self._builder(agent_id)).add_steps(**arrays)
+        entry = self._agents.get(agent_id)
+        (entry[1] if entry is not None else self._builder(agent_id)).add_steps(**arrays)
 
     def end_env_step(self, steps: int = 1) -> None:
-        """Count an environment step, of which every agent that took part has added its values."""
+        """Count an environment step, after all acting agents have added their values."""
         self.count += steps
 
     def build_and_reset(self) -> MultiAgentBatch:
         """Return all steps added so far as a batch, and start an empty one.
 
-        The columns of a policy with one agent are not copied, those of several agents are joined with one copy.
+        Columns of a policy with one agent are not copied; columns of several agents are concatenated with one copy.
 
         Raises
         ------

@@ -1,15 +1,14 @@
-"""Pickles read as data: nothing is imported, nothing is called.
+"""Safe reader of pickles: nothing is imported, nothing is called.
 
-A pickle is a program that may call anything. It is checked before it is loaded, and may use only the operations that
-values need: no extension codes, no persistent ids, no buffers from elsewhere, and no duplicates of the stack's top.
-(Before protocol 3 bytes, and before protocol 4 sets, were calls as well, and are not read.) A few bytes can make tuples
-that hold each other again and again, and take for ever to be hashed: tuples are weighed with all that is in them, and
-refused if that is too much.
+A pickle is a program. Before loading, every opcode is validated: extension codes, persistent ids, out-of-band buffers
+and duplication of the stack's top are rejected. Bytes before protocol 3 and sets before protocol 4 are encoded as calls
+and are not supported. Shared nested tuples can require exponential time to hash, so the expanded size of tuples is
+limited.
 
-The unpickler knows stubs only. The few calls by which NumPy makes its arrays, numbers and dtypes are recognised among
-these, and made of parts that were checked. Every other object stays a `Foreign`: the name of its class, and its state.
+The unpickler creates only stubs. NumPy arrays, numbers and dtypes are reconstructed from validated stubs. Every other
+object remains a `Foreign` with the name of its class and its state.
 
-RLlib packs columns row by row: such pickles in LZ4 frames, as bytes or in base64.
+RLlib packs each row of a column as a pickle in an LZ4 frame, as bytes or base64.
 """
 
 from __future__ import annotations
@@ -119,20 +118,20 @@ class Foreign(metaclass=Named):
         return stub
 
     def __call__(self, *args: Any) -> Foreign:
-        """Stand for the result of a call of an object."""
+        """Return a stub for the result of a call."""
         return Foreign(*args)
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
     def append(self, item: Any) -> None:
-        """Leave out an item, as a list's subclass would take."""
+        """Ignore an item of a list subclass."""
 
     def extend(self, items: Any) -> None:
-        """Leave out items."""
+        """Ignore items of a list subclass."""
 
     def add(self, item: Any) -> None:
-        """Leave out an item, as a set's subclass would take."""
+        """Ignore an item of a set subclass."""
 
     def __setitem__(self, name: Any, item: Any) -> None:
         return None
@@ -154,13 +153,13 @@ class StubUnpickler(pickle.Unpickler):
         if stub is None:
             if len(self._stubs) >= _MAX_NAMES:
                 raise FormatError(f"a pickle must name at most {_MAX_NAMES} classes and functions, this one has more")
-            own = {"name": f"{module}.{name}", "__slots__": ()}
-            stub = self._stubs[module, name] = Named("Foreign", (Foreign,), own)
+            namespace = {"name": f"{module}.{name}", "__slots__": ()}
+            stub = self._stubs[module, name] = Named("Foreign", (Foreign,), namespace)
         return stub
 
     def persistent_load(self, pid: Any) -> Any:
-        """Refuse references to objects outside of the pickle."""
-        raise FormatError("a pickle of values must hold them all, this one names some that lie elsewhere")
+        """Reject references to objects outside the pickle."""
+        raise FormatError("a pickle of values must be self-contained, got a persistent id")
 
 
 def load_stubs(data: bytes) -> Any:
@@ -192,7 +191,7 @@ _SINGLE = _Weight(1, 0)
 
 
 def _check(data: bytes) -> None:
-    """Follow the operations of a pickle on a stack of weights, and refuse those that values do not need."""
+    """Simulate the opcodes of a pickle on a stack of weights and reject unsupported ones."""
     stack: list[_Weight | None] = []
     memo: dict[int, _Weight | None] = {}
     hashed = 0
@@ -209,17 +208,17 @@ def _check(data: bytes) -> None:
             number = len(memo) if number is None else int(number)
             # The unpickler takes memory for as many as the largest number.
             if not 0 <= number <= count:
-                raise FormatError(f"a pickle must number its values one after the other, this one has a {number}")
+                raise FormatError(f"a pickle must number its values consecutively, got number {number}")
             memo[number] = stack[-1]
         else:
-            taken = _take(stack, op)
-            made = _weight(name, number, taken)
-            keys = taken[_HASHED[name]] if name in _HASHED else []
+            operands = _take(stack, op)
+            weight = _weight(name, number, operands)
+            keys = operands[_HASHED[name]] if name in _HASHED else []
             for part in keys:
                 hashed += part.values * (_TUPLE_COST if part.depth else 1)
-            if max(made.values, hashed) > _MAX_UNFOLDED + count or made.depth > _MAX_TUPLE_DEPTH:
+            if max(weight.values, hashed) > _MAX_UNFOLDED + count or weight.depth > _MAX_TUPLE_DEPTH:
                 raise FormatError("a pickle must have tuples that can soon be hashed, it has larger or deeper ones")
-            stack += [None if after is pickletools.markobject else made for after in op.stack_after]
+            stack += [None if after is pickletools.markobject else weight for after in op.stack_after]
 
 
 class _Frames:
@@ -235,7 +234,7 @@ class _Frames:
         self._end: int | None = None
 
     def follow(self, name: str, arg: Any, start: int) -> None:
-        """Take the next operation; refuse it if a frame ends within the one before, or begins or lasts beside it."""
+        """Validate the next opcode; rejects frames that overlap an opcode or another frame."""
         if start == self._end:
             self._end = None
         lasts = name == "STOP" and self._end not in (None, start + 1)
@@ -245,27 +244,27 @@ class _Frames:
             self._end = start + self._HEADER_NBYTES + int(arg)
 
 
-def _weight(name: str, arg: Any, taken: list[_Weight]) -> _Weight:
-    """Take the result of an operation from the memory bound."""
+def _weight(name: str, arg: Any, operands: list[_Weight]) -> _Weight:
+    """Return the weight of an opcode's result."""
     if name in _FROZEN:
-        return _Weight(1 + sum(part.values for part in taken), 1 + max((part.depth for part in taken), default=0))
+        return _Weight(1 + sum(part.values for part in operands), 1 + max((part.depth for part in operands), default=0))
     return _Weight(1, 1) if type(arg) is int and abs(arg) >= _SHORT_INT else _SINGLE
 
 
 def _take(stack: list[_Weight | None], op: Any) -> list[_Weight]:
-    """Pop the operands of an operation, the top first; down to the last mark if it takes a variable number (None)."""
-    wanted = len(op.stack_before)
-    taken: list[_Weight] = []
+    """Pop the operands of an opcode, top first; down to the last mark (None) for a variable number."""
+    count = len(op.stack_before)
+    operands: list[_Weight] = []
     if pickletools.markobject in op.stack_before:
         while (top := stack.pop()) is not None:
-            taken.append(top)
-        wanted = op.stack_before.index(pickletools.markobject)
-    for _ in range(wanted):
+            operands.append(top)
+        count = op.stack_before.index(pickletools.markobject)
+    for _ in range(count):
         top = stack.pop()
         if top is None:
             raise FormatError("a pickle must have its operations in order, this one has a mark in the way")
-        taken.append(top)
-    return taken
+        operands.append(top)
+    return operands
 
 
 _ARRAY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
@@ -302,7 +301,7 @@ def read_pickle(data: bytes | bytearray | memoryview) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether a value that `read_pickle` returned holds nothing foreign.
+    """Return whether a value from `read_pickle` contains no `Foreign` or `Named` objects.
 
     >>> is_plain([1, {"a": Foreign("os.system")}]), is_plain([1, {"a": 2}])
     (False, True)
@@ -375,10 +374,10 @@ class _Values:
         if id(value) in self._done:
             return self._done[id(value)][1]
         if kind is tuple:
-            found = tuple(map(self.resolve, value))
+            resolved = tuple(map(self.resolve, value))
             # The old one too, lest another object gets its id.
-            self._done[id(value)] = value, found
-            return found
+            self._done[id(value)] = value, resolved
+            return resolved
         self._done[id(value)] = value, value
         if kind is list:
             value[:] = map(self.resolve, value)
@@ -434,7 +433,7 @@ class _Values:
         if len(content) < 2:
             return
         if id(content) in self._done:
-            raise FormatError("a pickle must have bytes or a list of its own for each array, this one shares them")
+            raise FormatError("a pickle must have separate content for each array, got shared content")
         self._done[id(content)] = content, content
 
 
@@ -465,7 +464,7 @@ _PART_NBYTES: Final = 1 << 20
 
 
 def is_packed(column: Column) -> bool:
-    """Tell whether a column was packed by RLlib's `pack`, by its first row.
+    """Return whether a column's first row was packed by RLlib's `pack`.
 
     >>> is_packed(as_column(["BCJNGGBA"], "obs")), is_packed(as_column(["north"], "obs"))
     (True, False)
@@ -476,7 +475,7 @@ def is_packed(column: Column) -> bool:
 
 
 def looks_packed(value: Any) -> bool:
-    """Tell whether a value begins as those of RLlib's `pack` do.
+    """Return whether a value has the prefix of RLlib's packed values.
 
     >>> looks_packed("BCJNGGBA"), looks_packed(b"BCJNGGBA"), looks_packed("north"), looks_packed(3)
     (True, True, False, False)
@@ -489,8 +488,7 @@ def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> C
 
     Raises FormatError if a row is damaged, or not packed as the first one is; names the column. Raises
     UntrustedPickleError if a row is more than arrays, numbers and strings and `allow_pickle` is false; names the
-    column. Raises CapacityError if rows take more memory than 256 MiB and 1024 times their packed bytes; names the
-    column.
+    column. Raises CapacityError if rows exceed 256 MiB and 1024 times their packed bytes; names the column.
     """
     subject = f"column {name!r}"
     bound = MemoryBound(subject, column.nbytes)
@@ -501,8 +499,8 @@ def unpack(row: str | bytes, subject: str, bound: MemoryBound, *, allow_pickle: 
     """Unpack a value of RLlib's `pack`. Pickles of arrays, numbers, strings, dicts and lists are read as data.
 
     Raises FormatError if it is damaged, or no packed value; names the subject. Raises UntrustedPickleError if it is of
-    other objects, and `allow_pickle` is false; names the subject. Raises CapacityError if it takes more memory than is
-    left of the bound; names the subject.
+    other objects, and `allow_pickle` is false; names the subject. Raises CapacityError if it exceeds the memory
+    bound; names the subject.
     """
     data = _encode(row)
     try:

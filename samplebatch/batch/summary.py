@@ -1,6 +1,6 @@
-"""Columns for people: tables for terminals and notebooks, pictures over time, and data frames of pandas.
+"""Summaries of columns for terminals and notebooks, plots over time, and pandas data frames.
 
-Ranges of large columns are those of evenly spaced rows, and marked so: looking at a column never takes long.
+Statistics of large columns are computed from evenly spaced rows and marked with `~`, which bounds the run time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ HEADINGS = ("column", "dtype", "shape", "min", "max", "mean")
 """The cells of a line that are shown."""
 
 _MAX_ELEMENTS = 1 << 20
-"""Elements of a column that are looked at."""
+"""Maximum number of elements read per column."""
 _MAX_POINTS = 60
 """Points of a sparkline."""
 _MAX_TITLE = 400
 """Characters of a title that are shown."""
 _SAMPLED = "~"
-"""Marks numbers that are those of evenly spaced rows."""
+"""Prefix of statistics that were computed from evenly spaced rows."""
 IDS = frozenset({names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.UNROLL_ID, names.WEIGHTS_VERSION})
 """Columns that name things: they have a range and a number, but no mean."""
 
@@ -60,9 +60,9 @@ class Line(NamedTuple):
 
 
 def describe(columns: Mapping[str, Column]) -> list[Line]:
-    """Summarise columns: name, dtype, shape, and of numbers minimum, maximum and mean; of ids their number.
+    """Summarise columns: name, dtype and shape; minimum, maximum and mean of numbers; number of distinct ids.
 
-    NaN are left out of the statistics; their number and the first row with one stand beside the mean.
+    Statistics ignore NaN; the mean is followed by the number of NaN and the first row with NaN.
 
     >>> describe({"rewards": TensorColumn(np.array([1.0, 2.0, 6.0]))})[0][:6]
     ('rewards', 'float64', '(3,)', '1', '6', '3')
@@ -72,16 +72,16 @@ def describe(columns: Mapping[str, Column]) -> list[Line]:
     lines = []
     for name, column in columns.items():
         rows = len(column)
-        kept = column.slice(0, 0) if column.kind == "compressed" else column
+        sampled = column.slice(0, 0) if column.kind == "compressed" else column
         every = rows_to_read(rows, column.row_shape)
-        if len(every) < rows and isinstance(kept, TensorColumn | TorchColumn):
-            kept = kept.take(every)
-        lines.append(describe_column(name, kept, rows, column.nbytes))
+        if len(every) < rows and isinstance(sampled, TensorColumn | TorchColumn):
+            sampled = sampled.take(every)
+        lines.append(describe_column(name, sampled, rows, column.nbytes))
     return lines
 
 
 def rows_to_read(rows: int, row_shape: tuple[int | None, ...]) -> npt.NDArray[np.intp]:
-    """Choose the rows of a column that are looked at: all, or evenly spaced ones where that would take long.
+    """Return the rows of a column to read: all, or evenly spaced rows of a large column.
 
     >>> rows_to_read(3, (2,)), len(rows_to_read(10**9, ()))
     (array([0, 1, 2]), 1048576)
@@ -170,7 +170,7 @@ def show_bytes(nbytes: float) -> str:
 
 
 def as_text(title: str, lines: Sequence[Line], headings: Sequence[str] = HEADINGS) -> str:
-    """Lay a summary out as aligned lines under a title.
+    """Format a summary as aligned lines under a title.
 
     >>> print(as_text("batch", describe({"t": TensorColumn(np.arange(3))})))
     batch
@@ -181,7 +181,7 @@ def as_text(title: str, lines: Sequence[Line], headings: Sequence[str] = HEADING
 
 
 def aligned(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Lay a table out as text: the first cells of each row to the left, the others to the right."""
+    """Format a table as text; the first `left` columns are left-aligned, the others right-aligned."""
     table = [headings, *([for_terminal(cell) for cell in row] for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     text = [for_terminal(title, _MAX_TITLE)]
@@ -197,7 +197,7 @@ def aligned(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], 
 
 
 def as_html(title: str, lines: Sequence[Line], headings: Sequence[str] = HEADINGS) -> str:
-    """Lay a summary out as an HTML table with a caption, with a sparkline for each column of numbers.
+    """Format a summary as an HTML table with a caption and one sparkline per numeric column.
 
     >>> as_html("batch", describe({"t": TensorColumn(np.arange(3))})).startswith("<table><caption>batch</caption>")
     True
@@ -207,7 +207,7 @@ def as_html(title: str, lines: Sequence[Line], headings: Sequence[str] = HEADING
 
 
 def html_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lay a table out as HTML. The cells are HTML already, title and headings are text."""
+    """Format a table as HTML; cells are HTML, title and headings are escaped."""
     head = "".join(f"<th>{for_html(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     caption = for_html(title, _MAX_TITLE)
@@ -215,7 +215,7 @@ def html_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def sparkline(points: Sequence[float]) -> str:
-    """Draw numbers as a small line within a page: SVG that takes the colour of the text; "" if fewer than two.
+    """Return an inline SVG sparkline in the text colour; empty for fewer than two points.
 
     >>> sparkline([1.0, 3.0]).startswith("<svg")
     True
@@ -246,10 +246,10 @@ _MAX_ENDS = 200
 
 
 class Part(NamedTuple):
-    """Columns that are drawn over the same steps: those of a batch, or of one policy."""
+    """Columns of one batch or policy, plotted over the same steps."""
 
     prefix: str
-    """Stands before the columns' names."""
+    """Prefix of the columns' names."""
     columns: Mapping[str, Column]
     """Columns with a row per step."""
     ends: npt.NDArray[Any]
@@ -272,8 +272,8 @@ def draw_columns(parts: Sequence[Part], *, chosen: bool) -> Figure:
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
 
-    most = max(1, _MAX_COLUMNS // max(len(parts), 1))
-    drawn = [line for part in parts for line in _lines(part, None if chosen else most)]
+    max_columns = max(1, _MAX_COLUMNS // max(len(parts), 1))
+    drawn = [line for part in parts for line in _lines(part, None if chosen else max_columns)]
     # Not through pyplot: that keeps figures, and may open windows.
     figure = Figure(figsize=(10, 0.6 + 1.4 * max(len(drawn), 1)), layout="constrained")
     rows = figure.subplots(max(len(drawn), 1), 1, squeeze=False, sharex=True)[:, 0]
@@ -322,7 +322,7 @@ def data_frame(columns: Mapping[str, Column]) -> pd.DataFrame:
 
 
 def stacked_frame(frames: Mapping[Any, pd.DataFrame], key: str) -> pd.DataFrame:
-    """Lay data frames one under the other, with the key of each in the first column."""
+    """Concatenate data frames, with each frame's key in the first column."""
     pandas = require("pandas", "pandas")
     parts = []
     for value, frame in frames.items():

@@ -38,8 +38,8 @@ class ViewRequirement:
     space
         Space of one row, carried for the model's use.
     shift
-        Steps relative to the present one: an integer, a list of them, or a range `"from:to"` or `"from:to:step"`, both
-        ends included.
+        Steps relative to the present one: an integer, a list of integers, or a range `"from:to"` or
+        `"from:to:step"`, both ends included.
     index, batch_repeat_value
         Carried for the model's use.
     used_for_compute_actions, used_for_training
@@ -73,7 +73,7 @@ class ViewRequirement:
             match = _RANGE.fullmatch(self.shift)
             if match is None:
                 raise ValueError(
-                    f"shift must be an integer, a list of them, 'from:to' or 'from:to:step', got {self.shift!r}"
+                    f"shift must be an integer, a list of integers, 'from:to' or 'from:to:step', got {self.shift!r}"
                 )
             self.shift_from, self.shift_to, self.shift_step = (int(part or 1) for part in match.groups())
             self.shift_arr = np.arange(self.shift_from, self.shift_to + 1, self.shift_step)
@@ -82,7 +82,7 @@ class ViewRequirement:
 
     @classmethod
     def of(cls, requirement: Any) -> ViewRequirement:
-        """Return a view requirement, and make one of RLlib's own objects, or anything that has their attributes.
+        """Convert RLlib's view requirement, or an object with the same attributes; return a ViewRequirement unchanged.
 
         Raises ColumnTypeError if it has no attribute `shift`.
 
@@ -94,8 +94,8 @@ class ViewRequirement:
             return requirement
         if not hasattr(requirement, "shift"):
             raise ColumnTypeError(f"a view must be a ViewRequirement or RLlib's, got a {type(requirement).__name__}")
-        given = [own.name for own in fields(cls) if own.init and hasattr(requirement, own.name)]
-        return cls(**{name: getattr(requirement, name) for name in given})
+        names = [own.name for own in fields(cls) if own.init and hasattr(requirement, own.name)]
+        return cls(**{name: getattr(requirement, name) for name in names})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments as values that JSON can hold, spaces of Gymnasium included, as RLlib lays them out.
@@ -110,14 +110,14 @@ class ViewRequirement:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Self:
-        """Make a view requirement from the dict of `to_dict`, ours or RLlib's.
+        """Create a view requirement from the dict of this class's or RLlib's `to_dict`.
 
-        Raises FormatError if the space cannot be made.
+        Raises FormatError if the description of the space is invalid.
         """
         return cls(**{**d, "space": space_from_dict(d.get("space"))})
 
     def source(self, name: str, index: int | None, count: int) -> tuple[str, npt.NDArray[np.int64]]:
-        """Find the column and the rows of it that the view shows at a step.
+        """Return the column and rows that the view selects at a step.
 
         Raises RowIndexError if there are no steps, or the view looks beyond the last one.
 
@@ -128,14 +128,14 @@ class ViewRequirement:
         index
             The step in [0, count), or None for the step after the last.
         count
-            Steps that there are.
+            Number of steps.
 
         Returns
         -------
         column
-            The column to look at.
+            Name of the column.
         steps
-            Rows to look at, shape (k,); negative ones lie before the first step.
+            Rows of the column, shape (k,); negative rows precede the first step.
 
         Examples
         --------

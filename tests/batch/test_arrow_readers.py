@@ -53,7 +53,7 @@ def test_lengths_of_sequences_are_looked_at_in_each_table() -> None:
     assert other.schema.equals(table.schema, check_metadata=True)
     for _ in range(2):
         assert SampleBatch.from_arrow(table) == batch
-        with pytest.raises(FormatError, match="must have lists as long as 'seq_lens' says"):
+        with pytest.raises(FormatError, match="must have lists with the lengths in 'seq_lens'"):
             SampleBatch.from_arrow(other)
 
 

@@ -132,7 +132,7 @@ def test_tables_show_integers_as_strings_of_their_own(batch: MultiAgentBatch) ->
 @pytest.mark.parametrize("number", ["1", True, 1.0, None, [1]], ids=repr)
 def test_an_id_that_is_no_other_policys_integer_is_refused(batch: MultiAgentBatch, number: Any) -> None:
     table = tampered(batch.to_arrow(), lambda about: about["policies"]["walker"].update(id=number))
-    with pytest.raises(FormatError, match=r"'walker' must have an id|not whole"):
+    with pytest.raises(FormatError, match=r"'walker' must have a unique id|must be complete"):
         MultiAgentBatch.from_arrow(table)
 
 

@@ -184,8 +184,8 @@ def test_bad_tickets(raw: Any, ticket: bytes, why: str) -> None:
         (b'{"key": "k"}', "steps have no keys"),
         (b'{"priority": "high"}', "priority must be a number"),
         (b'{"priority": 1.0}', "steps have priorities in tables"),
-        (b'{"batch": "{}"}', "not that of a batch"),
-        (b'{"batch": "nonsense"}', "not that of a batch"),
+        (b'{"batch": "{}"}', "must have valid batch metadata"),
+        (b'{"batch": "nonsense"}', "must have valid batch metadata"),
         (b'{"writer": "me"}', "must have no entry 'writer'"),
     ],
 )
@@ -205,7 +205,10 @@ def test_bad_metadata_of_fragments(raw: Any, metadata: bytes, why: str) -> None:
         (FragmentEncoder().encode(SampleBatch(obs=[1, 2], infos=np.array([{1, 2}, {"a": 1}], object))), "pickle"),
         (FragmentEncoder().encode(SampleBatch(obs=[[1], [2]], priority=[1.0, 2.0])), "priorit"),
         (ROWS.replace_schema_metadata({b"samplebatch": b'{"version": 99}'}), "version 99"),
-        (ROWS.replace_schema_metadata({b"samplebatch": b'{"version": 1, "type": "MultiAgentBatch"}'}), "not whole"),
+        (
+            ROWS.replace_schema_metadata({b"samplebatch": b'{"version": 1, "type": "MultiAgentBatch"}'}),
+            "must be complete",
+        ),
     ],
 )
 def test_bad_fragments(raw: Any, rows: pa.RecordBatch, why: str) -> None:
