@@ -147,8 +147,6 @@ def as_ragged(values: Any, name: str, dtype: npt.DTypeLike | None = None) -> Var
         raise ColumnTypeError(f"column {name!r} must have rows that are arrays, got a {column.kind} column")
     if dtype is None:
         return column
-    if not isinstance(column, RaggedColumn):
-        raise ColumnMismatchError(f"column {name!r} must be of arrays to get dtype {np.dtype(dtype)}, got tensors")
     return column.cast(np.dtype(dtype), name)
 
 

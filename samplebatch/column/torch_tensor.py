@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch.column import memory
+from samplebatch.column.casting import cast_exactly
 from samplebatch.column.interface import Column, Header, Indices
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.ragged_rows import RaggedRows
@@ -230,6 +231,34 @@ class RaggedTorchColumn(RaggedRows):
         shapes = np.array([row.shape for row in rows], np.int64).reshape(len(rows), ndim)
         elements = torch.cat([row.detach().reshape(-1) for row in rows]).resolve_conj().resolve_neg()
         return cls(elements, offsets_of(shapes.prod(1)), shapes if ndim > 1 else None)
+
+    def cast(self, dtype: np.dtype[Any], name: str) -> RaggedTorchColumn:
+        """Convert the elements to a NumPy dtype, on their device; return the column itself if they have it.
+
+        Raises ColumnMismatchError if torch lacks the dtype, or it does not hold the elements without loss; names the
+        column.
+
+        >>> import torch
+        >>> RaggedTorchColumn.from_rows([torch.arange(2), torch.arange(3)], "ids").cast(np.dtype("int32"), "ids").dtype
+        torch.int32
+        """
+        import torch
+
+        target = getattr(torch, dtype.name, None)
+        if target is self.dtype:
+            return self
+        elements = self.flat.cpu()
+        # NumPy has no bfloat16.
+        values = (elements.float() if elements.dtype == torch.bfloat16 else elements).numpy()
+        exact = None
+        if isinstance(target, torch.dtype):
+            exact = cast_exactly(values, dtype) if values.size else values.astype(dtype)
+        if exact is None:
+            raise ColumnMismatchError(
+                f"column {name!r} must hold its values without loss, got {self.dtype} for {dtype}; convert them first"
+            )
+        elements = torch.from_numpy(exact).to(self.elements.device)
+        return RaggedTorchColumn(elements, *self.layout)
 
     @classmethod
     def from_tensor(cls, values: torch.Tensor) -> RaggedTorchColumn:

@@ -188,7 +188,8 @@ class RowClient:
         ArgumentError
             If a key stands twice, has one of the columns already, or exists although `update` is false.
         RowIndexError
-            If `update` is true and a key is unknown.
+            If `update` is true and a key is unknown, or `update` is None and the row of a key was evicted; `update=False`
+            creates it again.
         ColumnLengthError, ColumnTypeError, ColumnMismatchError
             If a column has another length than `keys`, Python objects, or another dtype or row shape than before.
         CapacityError
@@ -208,7 +209,7 @@ class RowClient:
             raise ArgumentError("columns must have at least one column, got none")
         count = len(next(iter(found.values()))) if listed is None else len(listed)
         for name, column in found.items():
-            check_column(name, column, count)
+            found[name] = check_column(name, column, count)
         if not count:
             return keys_array([])
         with self._put_lock:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from samplebatch.arguments import count_of
 from samplebatch.batch.concat import join
@@ -17,6 +18,7 @@ from samplebatch.batch.flags import Flags
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.convert import match_ragged
 from samplebatch.column.interface import Column
+from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.text import TextColumn
 from samplebatch.errors import (
@@ -158,7 +160,7 @@ class RowStore:
             raise ArgumentError("columns must have at least one column, got none")
         count = len(next(iter(found.values())) if listed is None else listed)
         for name, column in found.items():
-            check_column(name, column, count)
+            found[name] = column = check_column(name, column, count)
             if (name in self.facts.ragged or name == self.facts.length) and len(column.row_shape):
                 dtype = self.facts.ragged.get(name) or column.dtype
                 found[name] = match_ragged(column, dtype, len(column.row_shape), name)
@@ -575,20 +577,23 @@ def form_of(column: Column) -> tuple[Any, ...]:
     return column.kind, str(column.dtype), column.row_shape
 
 
-def check_column(name: str, column: Column, count: int) -> None:
-    """Check that a column has no objects and `count` rows.
+def check_column(name: str, column: Column, count: int) -> Column:
+    """Check that a column has no objects and `count` rows; rows that are all None become missing text.
 
     Raises
     ------
     ColumnLengthError, ColumnTypeError
         If it does not; names the column.
     """
+    if isinstance(column, ObjectColumn) and len(column) and all(row is None for row in column.values.tolist()):
+        column = TextColumn(pa.nulls(len(column), pa.large_string()))
     if column.kind == "object":
         raise ColumnTypeError(f"column {name!r} must have numbers, flags or text, got Python objects")
     if len(name.encode()) > MAX_NAME_NBYTES:
         raise CapacityError(f"names of columns must have at most {MAX_NAME_NBYTES} bytes, got {len(name.encode())}")
     if len(column) != count:
         raise ColumnLengthError(f"column {name!r} must have {count} rows, one for each key, got {len(column)}")
+    return column
 
 
 def list_keys(keys: Any) -> list[Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +14,7 @@ from samplebatch.arguments import count_of, positive, whole
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.table import new_lock
 from samplebatch.column.convert import Ragged, ragged_dtypes
-from samplebatch.errors import AbandonedError, ArgumentError, CapacityError, FormatError, SampleBatchError, near_names
+from samplebatch.errors import AbandonedError, ArgumentError, CapacityError, FormatError, RowIndexError, SampleBatchError, near_names
 from samplebatch.service.limiter import Hold, IsCancelled, WaitingRoom
 from samplebatch.service.protocol import short_text
 from samplebatch.service.row_store import UNKNOWN, Facts, Ints, RowStore, Write, keys_array, list_keys, unknown_keys
@@ -23,6 +24,9 @@ from samplebatch.storage.foreign.damage import name_damage
 
 MAX_ROWS: Final = 1 << 16
 """Rows of one request: the lock is held for that long."""
+
+MAX_EVICTED_KEYS: Final = 1 << 16
+"""Keys of evicted rows that a table remembers."""
 
 _MAX_NBYTES: Final = 1 << 34
 
@@ -229,6 +233,8 @@ class RowTable:
         self._leases: dict[str, Lease] = {}
         """Leases of readers, by reader."""
         self._inserted = self._sampled = self._evicted = 0
+        self._evicted_keys: dict[Any, None] = {}
+        """Keys of the rows that were evicted last, oldest first."""
         self._version = UNKNOWN
 
     def __len__(self) -> int:
@@ -279,7 +285,8 @@ class RowTable:
         ArgumentError
             If a key stands twice, has one of the columns already, or exists although `update` is false.
         RowIndexError
-            If `update` is true and a key is unknown.
+            If `update` is true and a key is unknown, or `update` is None and the row of a key was evicted; `update=False`
+            creates it again.
         ColumnLengthError, ColumnTypeError, ColumnMismatchError
             If a column has another length than `keys`, Python objects, or another dtype or row shape than before.
         CapacityError
@@ -302,12 +309,18 @@ class RowTable:
             self._room.admit(
                 writer,
                 "insert",
-                lambda: None if was_taken() else self._hold_put(write),
+                lambda: None if was_taken() or self._evicted_of(write, update) else self._hold_put(write),
                 _seconds(timeout_s),
                 is_cancelled,
             )
             if was_taken():
                 return keys_array(write.keys or [])
+            evicted = self._evicted_of(write, update)
+            if evicted:
+                raise RowIndexError(
+                    f"keys must be those of rows that were not evicted, {len(evicted)} of {write.count} were, first "
+                    f"{evicted[0]!r}; put the others, or pass update=False to create the rows again"
+                )
             if self._rows.nbytes + write.nbytes > 2 * self._max_nbytes:
                 raise CapacityError(
                     f"columns of existing rows must keep the table below {2 * self._max_nbytes} bytes, got "
@@ -317,12 +330,21 @@ class RowTable:
             stored = self._rows.write(write, update)
             self._written.note(writer, stream, number)
             self._inserted += created
+            if self._evicted_keys:
+                for key in write.keys or ():
+                    self._evicted_keys.pop(key, None)
             if self._rows.facts.version in write.columns:
                 versions = self._rows.fact("version")[self._rows.candidates()]
                 self._version = max(self._version, int(versions.max(initial=UNKNOWN)))
             self._evict()
             self._room.wake()
             return stored
+
+    def _evicted_of(self, write: Write, update: bool | None) -> list[Any]:
+        """Return the keys of a put whose rows were evicted; empty if `update` specifies whether rows exist."""
+        if update is not None or not self._evicted_keys:
+            return []
+        return [key for key in write.keys or () if key in self._evicted_keys]
 
     def _hold_put(self, write: Write) -> Hold | None:
         created = self._rows.new_rows(write)
@@ -348,8 +370,14 @@ class RowTable:
                 self._drop(rows.oldest(max(len(rows) // 8, 1)))
 
     def _drop(self, numbers: Ints) -> None:
+        if not len(numbers):
+            return
         self._evicted += len(numbers)
+        keys = self._rows.keys_of(numbers)
+        self._evicted_keys.update(dict.fromkeys(keys if isinstance(keys, list) else keys.tolist()))
         self._rows.remove(numbers)
+        for key in list(islice(self._evicted_keys, max(len(self._evicted_keys) - MAX_EVICTED_KEYS, 0))):
+            del self._evicted_keys[key]
 
     def reserve_keys(self, count: int) -> int:
         """Assign keys to a writer, and return the first: `count` consecutive integers that are assigned to nobody else.
@@ -770,6 +798,7 @@ class RowTable:
         with self._lock:
             self._rows.clear()
             self._leases.clear()
+            self._evicted_keys.clear()
             self._inserted = self._sampled = self._evicted = 0
             self._version = UNKNOWN
             self._room.wake()
@@ -815,6 +844,7 @@ class RowTable:
                 "size": len(self._rows),
                 "written": self._written.state(),
                 "committed": self._committed.state(),
+                "evicted_keys": list(self._evicted_keys),
                 "counts": [self._inserted, self._sampled, self._evicted],
                 "version": None if self._version == UNKNOWN else self._version,
                 "generator": generator_state(self._rng),
@@ -837,9 +867,11 @@ class RowTable:
             counts = [count_of("counts", count) for count in state["counts"]]
             version = UNKNOWN if state["version"] is None else whole("version", state["version"], None)
             rng = generator_from_state(state["generator"])
+            evicted_keys = list_keys(state.get("evicted_keys", [])) or []
             self._inserted, self._sampled, self._evicted = counts
             self._rows, self._rng, self._version = rows, rng, version
             self._written, self._committed, self._begun = written, committed, TakenNumbers.from_state(committed.state())
+            self._evicted_keys = dict.fromkeys(evicted_keys[-MAX_EVICTED_KEYS:])
             self._leases.clear()
             self._room.wake()
 

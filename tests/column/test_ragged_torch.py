@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
+from samplebatch import SampleBatch
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
 from samplebatch.column.ragged import RaggedColumn
 from samplebatch.column.torch_tensor import RaggedTorchColumn
@@ -226,3 +227,19 @@ def test_a_field_that_names_another_dtype_is_refused():
     (key,) = field.metadata
     with pytest.raises(FormatError, match="column 'x' must name the torch dtype"):
         column_from_arrow(array, field.with_metadata({key: b"int64"}), allow_pickle=False)
+
+
+def test_tensors_are_cast_to_a_declared_dtype_without_loss():
+    rows = [torch.tensor([1, 2]), torch.tensor([300])]
+    column = SampleBatch(ids=rows, ragged={"ids": "int32"}).column("ids")
+    assert column.dtype == torch.int32
+    assert [row.tolist() for row in column] == [[1, 2], [300]]
+    half = [torch.tensor([0.5, 1.5], dtype=torch.bfloat16), torch.tensor([2.0], dtype=torch.bfloat16)]
+    assert SampleBatch(x=half, ragged={"x": "float32"}).column("x").dtype == torch.float32
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    assert SampleBatch(ids=nested, ragged={"ids": "int16"})["ids"].lengths.tolist() == [2, 1]
+    for dtype, values in (("uint8", rows), ("int8", rows), ("int64", half), ("datetime64[s]", rows)):
+        with pytest.raises(ColumnMismatchError, match="without loss|column 'x'"):
+            SampleBatch(x=values, ragged={"x": dtype})
+    with pytest.raises(ColumnMismatchError, match="without loss"):
+        SampleBatch(x=[torch.tensor([-1], dtype=torch.int8)], ragged={"x": "uint8"})

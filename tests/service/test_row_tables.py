@@ -586,3 +586,37 @@ def test_groups_of_text_stay_apart_when_old_names_are_dropped():
     assert table.take(2, by_group=True)["uid"].tolist() == ["first", "first"]
     for step in (1497, 1498, 1499):
         assert table.take(2, by_group=True)["uid"].tolist() == [f"g{step}", f"g{step}"]
+
+
+def test_a_late_column_does_not_recreate_an_evicted_row():
+    table = RowTable("rows", 8, version="version", max_lag=1)
+    table.put([1, 2], {"version": [1, 1], "x": [1, 2]})
+    table.put([3], {"version": [5], "x": [3]})
+    with pytest.raises(RowIndexError, match="1 of 2 were, first 1; put the others, or pass update=False"):
+        table.put([3, 1], {"y": [3, 1]})
+    assert table.info()["size"] == 1
+    assert "y" not in table.info()["columns"]
+    table.put([3], {"y": [3]})
+    restored = RowTable("rows", 8, version="version", max_lag=1)
+    restored.load_state_dict(table.freeze())
+    for either in (table, restored):
+        with pytest.raises(RowIndexError, match="1 of 1 were, first 2"):
+            either.put([2], {"y": [2]}, timeout_s=0)
+        either.put([1], {"version": [5]}, update=False)
+        either.put([1], {"y": [1]})
+        assert either.get([1], columns=["y"])["y"].tolist() == [1]
+
+
+def test_a_full_table_rejects_columns_of_evicted_rows_without_waiting():
+    table = RowTable("rows", 1, version="version", max_lag=0)
+    table.put(["a"], {"version": [1]})
+    table.set_version(2)
+    table.put(["b"], {"version": [2]})
+    with pytest.raises(RowIndexError, match="1 of 1 were, first 'a'"):
+        table.put(["a"], {"y": [1]}, timeout_s=5)
+
+
+def test_text_of_which_all_values_are_missing_is_text(rows):
+    rows.put([1, 2], {"text": [None, None]})
+    rows.put([3], {"text": ["three"]})
+    assert rows.take(3, columns=["text"])["text"].tolist() == [None, None, "three"]
