@@ -14,6 +14,7 @@ from samplebatch.cli.terminal import FAILED, INTERRUPTED, Interruption, complain
 from samplebatch.errors import ArgumentError, SampleBatchError
 from samplebatch.service.checkpoint import Checkpoints
 from samplebatch.service.metrics import MetricsServer
+from samplebatch.service.row_table import RowTable
 from samplebatch.service.server import ReplayServer, read_pair
 from samplebatch.service.table import ReplayTable, parse_table
 from samplebatch.service.weights import PublishedWeights
@@ -70,7 +71,7 @@ def serve(options: Serving) -> int:
 
 def _make_server(
     options: Serving,
-    tables: Sequence[ReplayTable],
+    tables: Sequence[ReplayTable | RowTable],
     token: str | None,
     write: Callable[[], Any] | None,
     weights: PublishedWeights,
@@ -113,7 +114,9 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _write(checkpoints: Checkpoints, tables: Sequence[ReplayTable], weights: PublishedWeights | None = None) -> bool:
+def _write(
+    checkpoints: Checkpoints, tables: Sequence[ReplayTable | RowTable], weights: PublishedWeights | None = None
+) -> bool:
     """Write a checkpoint, or report why there is none; return whether it was written."""
     try:
         found = checkpoints.write(tables, weights)
@@ -128,5 +131,5 @@ def _write(checkpoints: Checkpoints, tables: Sequence[ReplayTable], weights: Pub
     return True
 
 
-def _sizes(tables: Sequence[ReplayTable], sizes: Mapping[str, int]) -> str:
+def _sizes(tables: Sequence[ReplayTable | RowTable], sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{sizes[table.name]} {table.unit} of {table.name!r}" for table in tables)

@@ -14,7 +14,15 @@ from samplebatch.arguments import count_of, positive, whole
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.table import new_lock
 from samplebatch.column.convert import Ragged, ragged_dtypes
-from samplebatch.errors import AbandonedError, ArgumentError, CapacityError, FormatError, RowIndexError, SampleBatchError, near_names
+from samplebatch.errors import (
+    AbandonedError,
+    ArgumentError,
+    CapacityError,
+    FormatError,
+    RowIndexError,
+    SampleBatchError,
+    near_names,
+)
 from samplebatch.service.limiter import Hold, IsCancelled, WaitingRoom
 from samplebatch.service.protocol import short_text
 from samplebatch.service.row_store import UNKNOWN, Facts, Ints, RowStore, Write, keys_array, list_keys, unknown_keys

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from samplebatch.service.protocol import text
 from samplebatch.service.selectors import REMOVERS
 from samplebatch.service.step_items import StepItems, step_options
 from samplebatch.storage.foreign.damage import name_damage
+
+if TYPE_CHECKING:
+    from samplebatch.service.row_table import RowTable
 
 MAX_STREAMS: Final = 1 << 16
 """Maximum number of streams whose last fragment a table remembers."""
@@ -589,25 +592,38 @@ def _seconds(timeout_s: float | None) -> float | None:
 
 _LIMITER_OPTIONS = ("min_size", "samples_per_insert", "error_buffer")
 _ARGUMENTS = ("items", "remover", "max_times_sampled", "streams", "seed", "columns")
+_ROW_ARGUMENTS = (
+    "consumers",
+    "max_nbytes",
+    "remover",
+    "group",
+    "group_size",
+    "version",
+    "max_lag",
+    "length",
+    "ragged",
+    "seed",
+)
 _FORM = "NAME=KIND:CAPACITY,OPTION=VALUE,..."
 
 
-def parse_table(text: str) -> ReplayTable:
-    """Make a replay table of its description in one word.
+def parse_table(text: str) -> ReplayTable | RowTable:
+    """Create a table from its description in one word.
 
     Parameters
     ----------
     text
-        `NAME=KIND:CAPACITY`, then comma-separated options `OPTION=VALUE`. The kind is one of `ReplayTable`. Options
-        are its arguments, and those of `RateLimiter`. Numbers may be written as `1e6`; several column names are
-        joined by `+`, and so are declared columns, each `NAME:DTYPE[SHAPE]` with the extents of a row joined by `x`.
+        `NAME=KIND:CAPACITY`, then comma-separated options `OPTION=VALUE`. The kind is one of `ReplayTable`, with its
+        arguments and those of `RateLimiter` as options, or `rows`, with the arguments of `RowTable`. Numbers may be
+        written as `1e6`. Several names are joined by `+`, and so are declared columns, each `NAME:DTYPE[SHAPE]` with
+        the extents of a row joined by `x`, and columns of `ragged`, each `NAME` or `NAME:DTYPE`.
 
     Raises
     ------
     ArgumentError
         If the text has another form, or an unknown kind or option; suggests near names.
     SampleBatchError
-        As `ReplayTable` and `RateLimiter` do.
+        As `ReplayTable`, `RateLimiter` and `RowTable` do.
 
     Examples
     --------
@@ -617,6 +633,8 @@ def parse_table(text: str) -> ReplayTable:
     1
     >>> parse_table("frames=uniform:1e5,columns=obs:uint8[84x84]+actions:int64").info()["columns"]
     {'obs': 'uint8[84x84]', 'actions': 'int64'}
+    >>> parse_table("rollouts=rows:4096,consumers=judge+trainer,ragged=ids:int32+mask")
+    RowTable('rollouts', 0 of 4096 rows)
     >>> parse_table("replay=unifrom:1e6")
     Traceback (most recent call last):
     samplebatch.errors.ArgumentError: table 'replay' must be of a kind that there is, got 'unifrom'; did you mean
@@ -626,11 +644,12 @@ def parse_table(text: str) -> ReplayTable:
     if match is None:
         raise ArgumentError(f"a table must be given as {_FORM}, got {text!r}")
     name, kind = match["name"], match["kind"]
-    if kind not in KINDS:
-        raise ArgumentError(f"table {name!r} must be of a kind that there is, got {kind!r}; {near_names(kind, KINDS)}")
-    arguments: dict[str, Any] = {"kind": kind, "capacity": _value(match["capacity"])}
+    kinds = (*KINDS, "rows")
+    if kind not in kinds:
+        raise ArgumentError(f"table {name!r} must be of a kind that there is, got {kind!r}; {near_names(kind, kinds)}")
+    arguments: dict[str, Any] = {"capacity": _value(match["capacity"])}
     limits: dict[str, Any] = {}
-    option_names = (*_LIMITER_OPTIONS, *_ARGUMENTS, *_options_of(kind))
+    option_names = _ROW_ARGUMENTS if kind == "rows" else (*_LIMITER_OPTIONS, *_ARGUMENTS, *_options_of(kind))
     for part in filter(None, (match["options"] or "").split(",")):
         option, equals, value = part.partition("=")
         if not equals or not value:
@@ -639,15 +658,30 @@ def parse_table(text: str) -> ReplayTable:
             raise ArgumentError(
                 f"table {name!r} of kind {kind!r} has no option {option!r}; {near_names(option, option_names)}"
             )
-        (limits if option in _LIMITER_OPTIONS else arguments)[option] = value if option == "columns" else _value(value)
+        target = limits if option in _LIMITER_OPTIONS else arguments
+        target[option] = _TEXT_OPTIONS.get(option, _value)(value)
     try:
-        return ReplayTable(name, limiter=RateLimiter(**limits), **arguments)
+        if kind == "rows":
+            from samplebatch.service.row_table import RowTable
+
+            return RowTable(name, **arguments)
+        return ReplayTable(name, kind=cast(Kind, kind), limiter=RateLimiter(**limits), **arguments)
     except ArgumentError as error:
         raise ArgumentError(f"table {name!r}: {error}") from error
 
 
 def _options_of(kind: str) -> tuple[str, ...]:
     return tuple(step_options(kind)) if kind in ("uniform", "prioritized") else ()
+
+
+def _ragged(text: str) -> dict[str, str | None]:
+    """Parse columns and the dtypes of their elements.
+
+    >>> _ragged("ids:int32+mask")
+    {'ids': 'int32', 'mask': None}
+    """
+    parts = [part.partition(":") for part in text.split("+")]
+    return {name: dtype or None for name, _, dtype in parts}
 
 
 def _value(text: str) -> Any:
@@ -663,3 +697,12 @@ def _value(text: str) -> Any:
     except ValueError:
         return text.split("+") if "+" in text else text
     return int(number) if number.is_integer() else number  # inf and NaN are not
+
+
+_TEXT_OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "columns": str,
+    "consumers": lambda text: text.split("+"),
+    "ragged": _ragged,
+    **dict.fromkeys(("group", "version", "length"), str),
+}
+"""Parsers of options that are not numbers, flags or words, by option."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from samplebatch.errors import LimitTimeoutError
-from samplebatch.service import Checkpoints, ReplayServer, RowClient, RowTable
+from samplebatch.service import ReplayServer, RowClient, RowTable
 
 PROGRAM = Path(__file__).with_name("row_processes.py")
 COLUMNS = ["ids", "text", "reward"]
@@ -104,20 +104,34 @@ def test_64_writers_of_which_48_are_killed_lose_no_row(tmp_path):
     run_kills(tmp_path, writers=64, killed=48, keys_before_kill=40)
 
 
+def serve(folder: Path, port: int = 0) -> tuple[subprocess.Popen[str], str]:
+    """Start a service with a table of rows as a command; return its process and its address."""
+    table = "rows=rows:100,ragged=ids:int64"
+    command = [sys.executable, "-m", "samplebatch.cli", "serve", "-t", table, "-p", str(port)]
+    process = subprocess.Popen([*command, "--checkpoint", str(folder)], stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if "grpc" in line:
+            return process, line.split()[-1]
+    raise AssertionError(f"the service must start, it ended with {process.wait()}")
+
+
 def test_rows_survive_a_service_that_is_killed_and_restored(tmp_path):
-    """Rows of a checkpoint are there again, and clients that wait go on with the restored service."""
-    arguments = {"ragged": {"ids": "int64"}}
-    table = RowTable("rows", 100, **arguments)
-    with Checkpoints(tmp_path / "service") as checkpoints:
-        with ReplayServer([table], checkpoint=lambda: checkpoints.write([table]).path) as server:
-            port = server.port
-            client = RowClient(server.uri, "rows", timeout_s=10.0)
-            client.put([1, 2, 3], {"ids": [[1], [2], [3]]})
+    """Rows of a checkpoint are restored after SIGKILL, and an open client continues with the restored service."""
+    process, uri = serve(tmp_path / "service")
+    try:
+        with RowClient(uri, "rows", timeout_s=10.0) as client:
+            client.put([1, 2, 3], {"ids": [[1], [2, 2], [3]]})
             assert client.take(1, columns=["ids"])["key"].tolist() == [1]
             client.checkpoint()
-        again = RowTable("rows", 100, **arguments)
-        checkpoints.restore([again])
-        with ReplayServer([again], port=port):
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+            process.stdout.close()
+            process, _ = serve(tmp_path / "service", int(uri.rsplit(":", 1)[1]))
             client.put([4], {"ids": [[4]]})
-            assert client.take(3, columns=["ids"])["key"].tolist() == [2, 3, 4]
-            client.close()
+            batch = client.take(3, columns=["ids"])
+            assert batch["key"].tolist() == [2, 3, 4]
+            assert batch["ids"].lengths.tolist() == [2, 1, 1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

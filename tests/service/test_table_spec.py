@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from samplebatch.errors import ArgumentError, PriorityError
-from samplebatch.service import ReplayTable, parse_table
+from samplebatch.service import ReplayTable, RowTable, parse_table
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,7 @@ def test_limits_are_those_of_the_description() -> None:
 
 def test_options_are_those_of_the_buffer() -> None:
     table = parse_table("r=prioritized:1e3,alpha=0.7,beta=1,stack_num=4,compress=obs+obs_next,stratified=true,seed=3")
+    assert isinstance(table, ReplayTable)
     items: Any = table._items
     assert items.buffer.options == {
         "stack_num": 4,
@@ -70,6 +71,11 @@ def test_options_are_those_of_the_buffer() -> None:
         ("r=uniform:5,seed", r"options of table 'r' must be given as OPTION=VALUE, got 'seed'"),
         ("r=uniform:5,seed=", r"options of table 'r' must be given as OPTION=VALUE, got 'seed='"),
         ("r=uniform:5,remover=lifo", r"table 'r': a table of steps writes over its oldest ones"),
+        ("r=row:5", r"did you mean 'rows'"),
+        ("r=rows:5,stack_num=1", r"kind 'rows' has no option 'stack_num'"),
+        ("r=rows:5,max_lag=1", r"table 'r': version must be given with max_lag"),
+        ("r=rows:0", r"table 'r': capacity must be a whole number from 1, got 0"),
+        ("r=rows:5,ragged=ids:what", r"table 'r': ragged must give the dtype"),
         ("r=uniform:5,min_size=6", r"table 'r': min_size must be at most the capacity"),
     ],
 )
@@ -148,3 +154,15 @@ def test_declarations_that_no_column_fits_are_refused(columns: Any, message: str
     if isinstance(columns, str):
         with pytest.raises(ArgumentError, match=message):
             parse_table(f"r=uniform:50,columns={columns}")
+
+
+def test_tables_of_rows_are_described_in_one_word() -> None:
+    text = "r=rows:1e3,consumers=judge+trainer,group=uid,group_size=8,version=v,max_lag=2,length=ids,ragged=ids:int32+m"
+    table = parse_table(f"{text},remover=fifo,max_nbytes=1e6,seed=3")
+    info = table.info()
+    assert (info["kind"], info["capacity"], info["remover"]) == ("rows", 1000, "fifo")
+    assert info["consumers"] == ["judge", "trainer"]
+    assert isinstance(table, RowTable)
+    table.put([1], {"ids": np.ones((1, 2), np.int32), "m": [[0.5, 0.5]]})
+    assert table.get([1])["m"].lengths.tolist() == [2]
+    assert parse_table("r=rows:5,consumers=judge").info()["consumers"] == ["judge"]
