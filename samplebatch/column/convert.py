@@ -26,7 +26,7 @@ from samplebatch.column.text import TextColumn
 from samplebatch.column.torch_tensor import RaggedTorchColumn, TorchColumn, has_bytes
 from samplebatch.column.types import NUMBERS, storage_of
 from samplebatch.column.varying_rows import VaryingRows, gather, offsets_of
-from samplebatch.errors import ArgumentError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
+from samplebatch.errors import ArgumentError, ColumnLengthError, ColumnTypeError
 
 _ndarray = np.ndarray
 _new = object.__new__

@@ -188,8 +188,8 @@ class RowClient:
         ArgumentError
             If a key stands twice, has one of the columns already, or exists although `update` is false.
         RowIndexError
-            If `update` is true and a key is unknown, or `update` is None and the row of a key was evicted; `update=False`
-            creates it again.
+            If `update` is true and a key is unknown, or `update` is None and the row of a key was evicted;
+            `update=False` creates it again.
         ColumnLengthError, ColumnTypeError, ColumnMismatchError
             If a column has another length than `keys`, Python objects, or another dtype or row shape than before.
         CapacityError

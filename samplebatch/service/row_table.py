@@ -24,9 +24,8 @@ from samplebatch.errors import (
     near_names,
 )
 from samplebatch.service.limiter import Hold, IsCancelled, WaitingRoom
-from samplebatch.service.protocol import short_text
+from samplebatch.service.protocol import TakenNumbers, short_text
 from samplebatch.service.row_store import UNKNOWN, Facts, Ints, RowStore, Write, keys_array, list_keys, unknown_keys
-from samplebatch.service.table import TakenNumbers
 from samplebatch.storage.buffers.state import generator_from_state, generator_state
 from samplebatch.storage.foreign.damage import name_damage
 
@@ -293,8 +292,8 @@ class RowTable:
         ArgumentError
             If a key stands twice, has one of the columns already, or exists although `update` is false.
         RowIndexError
-            If `update` is true and a key is unknown, or `update` is None and the row of a key was evicted; `update=False`
-            creates it again.
+            If `update` is true and a key is unknown, or `update` is None and the row of a key was evicted;
+            `update=False` creates it again.
         ColumnLengthError, ColumnTypeError, ColumnMismatchError
             If a column has another length than `keys`, Python objects, or another dtype or row shape than before.
         CapacityError

@@ -3,96 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 
 from samplebatch.arguments import choice, count_of, positive, whole
-from samplebatch.errors import ArgumentError, FormatError, near_names
+from samplebatch.errors import ArgumentError, near_names
 from samplebatch.service.declared_columns import DeclaredColumns
 from samplebatch.service.fragment_items import FragmentItems
 from samplebatch.service.items import InsertResult, Items, Mode, Request, Sample, take_options
 from samplebatch.service.limiter import Hold, IsCancelled, RateLimiter, WaitingRoom
-from samplebatch.service.protocol import text
+from samplebatch.service.protocol import TakenNumbers
+from samplebatch.service.row_table import RowTable
 from samplebatch.service.selectors import REMOVERS
 from samplebatch.service.step_items import StepItems, step_options
 from samplebatch.storage.foreign.damage import name_damage
-
-if TYPE_CHECKING:
-    from samplebatch.service.row_table import RowTable
-
-MAX_STREAMS: Final = 1 << 16
-"""Maximum number of streams whose last fragment a table remembers."""
-
-
-class TakenNumbers:
-    """Sequence number of the last inserted fragment of each stream, for `ReplayTable`.
-
-    Fragments of a stream arrive in the order of their numbers: one whose number is not above the last was sent again.
-
-    Examples
-    --------
-    >>> taken = TakenNumbers()
-    >>> taken.note("actor-0", "a", 1)
-    >>> taken.includes("actor-0", "a", 1), taken.includes("actor-0", "a", 2), taken.includes("actor-0", "b", 1)
-    (True, False, False)
-    """
-
-    def __init__(self) -> None:
-        self._last: OrderedDict[tuple[str, str], int] = OrderedDict()
-
-    def last(self, writer: str, stream: str) -> int:
-        """Return the number of the last inserted fragment of a stream; 0 if there is none."""
-        return self._last.get((writer, stream), 0)
-
-    def includes(self, writer: str, stream: str, number: int) -> bool:
-        """Return whether a fragment was inserted; False for fragments without a number, 0."""
-        return 0 < number <= self.last(writer, stream)
-
-    def note(self, writer: str, stream: str, number: int) -> None:
-        """Record an inserted fragment, if it has a number.
-
-        The stream that was silent for the longest time is forgotten, if there are too many.
-        """
-        if not number:
-            return
-        self._last[writer, stream] = number
-        self._last.move_to_end((writer, stream))
-        if len(self._last) > MAX_STREAMS:
-            self._last.popitem(last=False)
-
-    def state(self) -> list[list[Any]]:
-        """List the writer, the name and the number of each stream, the one that was silent for the longest time first.
-
-        Examples
-        --------
-        >>> taken = TakenNumbers.from_state([["actor-0", "a", 7]])
-        >>> taken.state()
-        [['actor-0', 'a', 7]]
-        """
-        return [[writer, stream, number] for (writer, stream), number in self._last.items()]
-
-    @classmethod
-    def from_state(cls, state: Any) -> TakenNumbers:
-        """Make the numbers that `state` returned.
-
-        Raises
-        ------
-        FormatError
-            If they are none.
-        """
-        found = cls()
-        try:
-            for writer, stream, number in state:
-                found.note(text("writer", writer), text("stream", stream), count_of("number", number))
-        except (TypeError, ValueError) as error:
-            raise FormatError("the state must list the number of each stream's last fragment, it does not") from error
-        return found
-
 
 Kind = Literal["uniform", "prioritized", "queue", "fifo", "lifo", "key"]
 Unit = Literal["steps", "fragments"]
@@ -662,8 +590,6 @@ def parse_table(text: str) -> ReplayTable | RowTable:
         target[option] = _TEXT_OPTIONS.get(option, _value)(value)
     try:
         if kind == "rows":
-            from samplebatch.service.row_table import RowTable
-
             return RowTable(name, **arguments)
         return ReplayTable(name, kind=cast(Kind, kind), limiter=RateLimiter(**limits), **arguments)
     except ArgumentError as error:

@@ -239,7 +239,7 @@ def test_tensors_are_cast_to_a_declared_dtype_without_loss():
     nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
     assert SampleBatch(ids=nested, ragged={"ids": "int16"})["ids"].lengths.tolist() == [2, 1]
     for dtype, values in (("uint8", rows), ("int8", rows), ("int64", half), ("datetime64[s]", rows)):
-        with pytest.raises(ColumnMismatchError, match="without loss|column 'x'"):
+        with pytest.raises(ColumnMismatchError, match="without loss"):
             SampleBatch(x=values, ragged={"x": dtype})
     with pytest.raises(ColumnMismatchError, match="without loss"):
         SampleBatch(x=[torch.tensor([-1], dtype=torch.int8)], ragged={"x": "uint8"})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from samplebatch.errors import CapacityError, FormatError
-from samplebatch.service import ReplayClient, table
-from samplebatch.service.table import TakenNumbers
+from samplebatch.service import ReplayClient, protocol
+from samplebatch.service.protocol import TakenNumbers
 
 
 def test_the_stream_that_was_silent_for_the_longest_time_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "MAX_STREAMS", 2)
+    monkeypatch.setattr(protocol, "MAX_STREAMS", 2)
     numbers = TakenNumbers()
     for stream, number in (("a", 1), ("b", 1), ("a", 2), ("c", 1)):
         numbers.note("actor", stream, number)
