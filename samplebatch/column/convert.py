@@ -145,7 +145,7 @@ def as_ragged(values: Any, name: str, dtype: npt.DTypeLike | None = None) -> Var
         )
     if not isinstance(column, VaryingRows):
         raise ColumnTypeError(f"column {name!r} must have rows that are arrays, got a {column.kind} column")
-    if dtype is None:
+    if dtype is None or not isinstance(column, (RaggedColumn, RaggedTorchColumn)):
         return column
     return column.cast(np.dtype(dtype), name)
 
