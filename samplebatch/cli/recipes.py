@@ -8,6 +8,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, near_names
+from samplebatch.learn.a2c import A2C
 from samplebatch.learn.algorithm import Algorithm
 from samplebatch.learn.behaviour_cloning import BehaviourCloning, ImitationPolicy
 from samplebatch.learn.cql import CQL
@@ -316,6 +317,21 @@ RECIPES: Mapping[str, Recipe] = {
             "epoch_num_steps": 10_240,
             "update_step_num_repetitions": 6,
             "ent_coef": 0.003,
+            "max_grad_norm": 0.5,
+        },
+    ),
+    "a2c": Recipe(
+        "advantage actor-critic, for any actions",
+        A2C,
+        OnPolicyTrainerParams,
+        _make_actor_critic(A2C),
+        _COMMON
+        | {
+            "lr": 1e-3,
+            "num_envs": 16,
+            "batch_size": None,
+            "epoch_num_steps": 10_240,
+            "collection_step_num_env_steps": 256,
             "max_grad_norm": 0.5,
         },
     ),

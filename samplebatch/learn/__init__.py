@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from samplebatch.exports import exports
 
 if TYPE_CHECKING:
+    from samplebatch.learn.a2c import A2C as A2C
     from samplebatch.learn.actor_critic import ActorCriticOnPolicyAlgorithm as ActorCriticOnPolicyAlgorithm
     from samplebatch.learn.algorithm import Algorithm as Algorithm
     from samplebatch.learn.algorithm import OfflineAlgorithm as OfflineAlgorithm

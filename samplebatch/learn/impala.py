@@ -11,11 +11,12 @@ from samplebatch.arguments import positive
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ColumnNotFoundError
+from samplebatch.learn.a2c import A2C
 from samplebatch.learn.actor_critic import ActorCriticOnPolicyAlgorithm, Floats
 from samplebatch.learn.algorithm import Indices
 from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
-from samplebatch.learn.ppo import PPO, ActorCriticTrainingStats, summarize_steps
+from samplebatch.learn.ppo import PPO
 from samplebatch.names import ACTION_LOGP
 from samplebatch.policy.state import state_of
 from samplebatch.returns.batches import compute_vtrace_return
@@ -47,7 +48,7 @@ def _log_ratios(algorithm: ActorCriticOnPolicyAlgorithm, batch: Batch) -> Floats
     return ratios
 
 
-class IMPALA(ActorCriticOnPolicyAlgorithm):
+class IMPALA(A2C):
     """Importance-weighted actor-learner: a policy gradient with V-trace targets (Espeholt et al., arXiv:1802.01561).
 
     Steps may come from older versions of the policy, so that workers collect while the algorithm updates
@@ -57,15 +58,11 @@ class IMPALA(ActorCriticOnPolicyAlgorithm):
     Parameters
     ----------
     policy, critic, optim, **options
-        As of `ActorCriticOnPolicyAlgorithm`.
+        As of `A2C`.
     gae_lambda
         Decay of the V-trace traces (remark 2 of the paper).
     rho_clip, c_clip, advantage_rho_clip
         Upper bounds of the importance ratios in temporal differences, traces and advantages; None for no bound.
-    advantage_normalization
-        Whether advantages are standardized in each minibatch.
-    vf_coef, ent_coef
-        Weights of the critic's loss and of the entropy in the loss.
 
     Raises
     ------
@@ -85,15 +82,11 @@ class IMPALA(ActorCriticOnPolicyAlgorithm):
         rho_clip: float | None = 1.0,
         c_clip: float | None = 1.0,
         advantage_rho_clip: float | None = 1.0,
-        advantage_normalization: bool = False,
-        vf_coef: float = 0.5,
-        ent_coef: float = 0.01,
         **options: Any,
     ) -> None:
         super().__init__(policy=policy, critic=critic, optim=optim, gae_lambda=gae_lambda, **options)
         self.rho_clip, self.c_clip = _clip("rho_clip", rho_clip), _clip("c_clip", c_clip)
         self.advantage_rho_clip = _clip("advantage_rho_clip", advantage_rho_clip)
-        self.advantage_normalization, self.vf_coef, self.ent_coef = advantage_normalization, vf_coef, ent_coef
         policy.records_log_probability = True
 
     def _estimate(
@@ -116,25 +109,6 @@ class IMPALA(ActorCriticOnPolicyAlgorithm):
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
         batch.logp_old = _behaviour_log_probabilities(batch)
         return self._add_returns_and_advantages(self._add_beginnings(batch, buffer, indices), buffer, indices)
-
-    def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> ActorCriticTrainingStats:
-        figures: list[torch.Tensor] = []
-        for _ in range(repeat):
-            for rows, dist, values in self._evaluated(batch, batch_size):
-                log_probabilities, advantages = log_probability(dist, rows.act), rows.adv
-                if self.advantage_normalization and len(advantages) > 1:
-                    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-                actor_loss = -(log_probabilities * advantages).mean()
-                vf_loss = (rows.returns - values).square().mean()
-                entropy = dist.entropy().mean()
-                loss = actor_loss + self.vf_coef * vf_loss - self.ent_coef * entropy
-                self.optim.step(loss)
-                with torch.no_grad():
-                    # The estimator k3 of http://joschu.net/blog/kl-approx.html
-                    log_ratio = log_probabilities - rows.logp_old
-                    kl = (log_ratio.exp() - 1.0 - log_ratio).mean()
-                figures.append(torch.stack([loss, actor_loss, vf_loss, entropy, kl]).detach())
-        return summarize_steps(figures)
 
 
 class APPO(PPO):

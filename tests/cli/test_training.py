@@ -91,6 +91,7 @@ def test_a_folder_with_a_training_is_not_begun_again() -> None:
 
 ENVIRONMENTS = {
     "ppo": "Pendulum-v1",
+    "a2c": "CartPole-v1",
     "impala": "CartPole-v1",
     "appo": "Pendulum-v1",
     "reinforce": "CartPole-v1",

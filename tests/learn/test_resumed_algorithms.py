@@ -19,6 +19,7 @@ from samplebatch import (
     ReplayBuffer,
 )
 from samplebatch.learn import (
+    A2C,
     CQL,
     DQN,
     MAPPO,
@@ -105,6 +106,14 @@ def independent_ppo() -> Any:
     return on_policy(MultiAgentOnPolicyAlgorithm({"agent": learner}))
 
 
+def independent_a2c() -> Any:
+    (obs, *_), (act, *_) = spaces_of(SPREAD)
+    learner = A2C(
+        policy=actor(obs, act), critic=ValueCritic(Net.for_space(obs, [8])), optim=adam(), return_scaling=True
+    )
+    return on_policy(MultiAgentOnPolicyAlgorithm({"agent": learner}))
+
+
 def mappo() -> Any:
     (obs, *_), (act, *_) = spaces_of(SPREAD)
     return on_policy(MAPPO(policies={"agent": actor(obs, act)}, critic=joint_critic(SPREAD), optim=adam()))
@@ -151,7 +160,7 @@ def offline(algorithm: Any, env: Any) -> Any:
     return algorithm, buffer, OfflineTrainerParams(buffer=buffer, epoch_num_steps=4, batch_size=10)
 
 
-ONLINE_RUNS = [prioritized_dqn, hindsight_td3, independent_dqn, independent_ppo, mappo]
+ONLINE_RUNS = [prioritized_dqn, hindsight_td3, independent_dqn, independent_ppo, independent_a2c, mappo]
 OFFLINE_RUNS = [cql, discrete_bcq, behaviour_cloning]
 
 
