@@ -328,6 +328,7 @@ RECIPES: Mapping[str, Recipe] = {
         _COMMON
         | {
             "lr": 1e-3,
+            "normalize": False,
             "num_envs": 16,
             "batch_size": None,
             "epoch_num_steps": 10_240,
