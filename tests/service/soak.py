@@ -299,7 +299,7 @@ class Soak:
         sums: Counter[str] = Counter()
         for path in self.folder.glob("writer.*"):
             number = int(path.suffix[1:])
-            counted = np.bincount(kept[kept[:, 0] == number, 1], minlength=1)
+            counted = np.bincount(kept[kept[:, 0] == number, 1])
             if number == oldest[0]:
                 # The first steps of the oldest fragment were written over.
                 counted[oldest[1] - oldest[1] % STEPS : oldest[1]] += 1

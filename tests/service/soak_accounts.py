@@ -79,6 +79,9 @@ def account(
     heard = np.full(fragments, np.inf)
     sent = np.full(fragments, np.inf)
     for moment, rows, known, _ in lines:
+        if not rows:
+            # The writer was ended before its first fragment.
+            continue
         sent[int(rows) // STEPS - 1] = min(moment, sent[int(rows) // STEPS - 1])
         heard[acknowledged : int(known) // STEPS] = moment
         acknowledged = int(known) // STEPS

@@ -91,3 +91,9 @@ def test_a_soak_finds_a_fragment_that_is_there_in_part() -> None:
     counted = np.ones(3 * STEPS, int)
     counted[2 * STEPS + 1] = 0
     assert account(LINES, counted, [], [])[0] == ["fragment 2 is there in part"]
+
+
+def test_a_writer_that_sent_nothing_has_nothing_to_account_for() -> None:
+    faults, sums = account([[1.0, 0.0, 0.0, 1.0]], np.bincount(np.empty(0, int)), [(0.5, 0.75)], [0.75])
+    assert not faults
+    assert not sums["sent"]
