@@ -841,7 +841,13 @@ def test_polars_reads_a_folder_while_another_process_appends(tmp_path: Path) -> 
         counts = []
         for _ in range(20):
             appended = int(writer.stdout.readline())
-            counts.append(pl.scan_parquet(tmp_path).select(pl.len()).collect().item())
+            try:
+                counts.append(pl.scan_parquet(tmp_path).select(pl.len()).collect().item())
+            except pl.exceptions.ComputeError as error:
+                # Polars read the size of the log before an append, and its end after it: see docs/guarantees.md.
+                if "must end with PAR1" not in str(error):
+                    raise
+                counts.append(pl.scan_parquet(tmp_path).select(pl.len()).collect().item())
             assert counts[-1] >= appended * 5_000
     finally:
         writer.kill()
