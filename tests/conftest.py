@@ -83,7 +83,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Skip tests that import a package that is not installed."""
     try:
         return (yield)
-    except (ModuleNotFoundError, UnexpectedException) as error:
+    except (ImportError, UnexpectedException) as error:
         package = missing_package(error.exc_info[1] if isinstance(error, UnexpectedException) else error)
         if package is None:
             raise

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
 import pytest
+
+from samplebatch.errors import MissingExtraError
 
 PACKAGES = frozenset(
     {
@@ -30,6 +33,8 @@ PACKAGES = frozenset(
 
 def missing_package(error: BaseException | None) -> str | None:
     """Return the package whose absence an import reports; None if it reports something else."""
+    if isinstance(error, MissingExtraError) and (named := re.match(r"'(\w+)' is not installed", str(error))):
+        return named[1] if named[1] in PACKAGES and find_spec(named[1]) is None else None
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     package = error.name.partition(".")[0]
