@@ -12,6 +12,7 @@ from samplebatch.learn.a2c import A2C
 from samplebatch.learn.algorithm import Algorithm
 from samplebatch.learn.behaviour_cloning import BehaviourCloning, ImitationPolicy
 from samplebatch.learn.cql import CQL
+from samplebatch.learn.ddpg import DDPG, ContinuousDeterministicPolicy
 from samplebatch.learn.discrete_bcq import DiscreteBCQ, DiscreteBCQPolicy
 from samplebatch.learn.dqn import DQN, DiscreteQLearningPolicy
 from samplebatch.learn.exploration import GaussianNoise
@@ -31,7 +32,7 @@ from samplebatch.learn.policy import ProbabilisticActorPolicy
 from samplebatch.learn.ppo import PPO
 from samplebatch.learn.reinforce import Reinforce
 from samplebatch.learn.sac import SAC, AutoAlpha, SACPolicy
-from samplebatch.learn.td3 import TD3, ContinuousDeterministicPolicy
+from samplebatch.learn.td3 import TD3
 from samplebatch.learn.trainer import (
     OfflineTrainerParams,
     OffPolicyTrainerParams,
@@ -253,21 +254,26 @@ def _make_dqn(obs: Space, act: Space, settings: Settings) -> DQN:
     return DQN(policy=policy, optim=_optim(settings), **_arguments(DQN, settings))
 
 
-def _make_td3(obs: Space, act: Space, settings: Settings) -> TD3:
-    _check_continuous(act, "td3")
-    policy = ContinuousDeterministicPolicy(
-        actor=ContinuousActorDeterministic.for_space(_body(obs, settings), act),
-        exploration_noise=GaussianNoise(sigma=settings["noise_sigma"]),
-        **_spaces(obs, act),
-    )
-    critics = _critics(obs, act, settings)
-    return TD3(policy=policy, policy_optim=_optim(settings), **critics, **_arguments(TD3, settings))
+def _make_deterministic(cls: Any) -> Callable[[Space, Space, Settings], Any]:
+    def make(obs: Space, act: Space, settings: Settings) -> Any:
+        _check_continuous(act, cls.__name__.lower())
+        policy = ContinuousDeterministicPolicy(
+            actor=ContinuousActorDeterministic.for_space(_body(obs, settings), act),
+            exploration_noise=GaussianNoise(sigma=settings["noise_sigma"]),
+            **_spaces(obs, act),
+        )
+        critics = _critics(obs, act, settings, 1 if cls is DDPG else 2)
+        return cls(policy=policy, policy_optim=_optim(settings), **critics, **_arguments(cls, settings))
+
+    return make
 
 
-def _critics(obs: Space, act: Space, settings: Settings) -> dict[str, Any]:
-    one, other = (ContinuousCritic.for_space(obs, act, settings["hidden_sizes"]) for _ in range(2))
-    optim = _optim(settings)
-    return {"critic": one, "critic_optim": optim, "critic2": other, "critic2_optim": optim}
+def _critics(obs: Space, act: Space, settings: Settings, count: int = 2) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    for name in ("critic", "critic2")[:count]:
+        arguments[name] = ContinuousCritic.for_space(obs, act, settings["hidden_sizes"])
+        arguments[f"{name}_optim"] = _optim(settings)
+    return arguments
 
 
 def _make_soft(cls: Any) -> Callable[[Space, Space, Settings], Any]:
@@ -382,7 +388,14 @@ RECIPES: Mapping[str, Recipe] = {
         "twin delayed deep deterministic policy gradients, for continuous actions",
         TD3,
         OffPolicyTrainerParams,
-        _make_td3,
+        _make_deterministic(TD3),
+        _OFF_POLICY | _ONE_STEP | {"lr": 1e-3, "noise_sigma": 0.1},
+    ),
+    "ddpg": Recipe(
+        "deep deterministic policy gradient, for continuous actions",
+        DDPG,
+        OffPolicyTrainerParams,
+        _make_deterministic(DDPG),
         _OFF_POLICY | _ONE_STEP | {"lr": 1e-3, "noise_sigma": 0.1},
     ),
     "sac": Recipe(

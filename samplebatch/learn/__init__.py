@@ -12,6 +12,9 @@ from samplebatch.exports import exports
 
 if TYPE_CHECKING:
     from samplebatch.learn.a2c import A2C as A2C
+    from samplebatch.learn.action_values import (
+        ContinuousPolicyWithExplorationNoise as ContinuousPolicyWithExplorationNoise,
+    )
     from samplebatch.learn.actor_critic import ActorCriticOnPolicyAlgorithm as ActorCriticOnPolicyAlgorithm
     from samplebatch.learn.algorithm import Algorithm as Algorithm
     from samplebatch.learn.algorithm import OfflineAlgorithm as OfflineAlgorithm
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from samplebatch.learn.checkpoint import load_checkpoint as load_checkpoint
     from samplebatch.learn.checkpoint import save_checkpoint as save_checkpoint
     from samplebatch.learn.cql import CQL as CQL
+    from samplebatch.learn.ddpg import DDPG as DDPG
+    from samplebatch.learn.ddpg import ContinuousDeterministicPolicy as ContinuousDeterministicPolicy
     from samplebatch.learn.discrete_bcq import DiscreteBCQ as DiscreteBCQ
     from samplebatch.learn.discrete_bcq import DiscreteBCQPolicy as DiscreteBCQPolicy
     from samplebatch.learn.dqn import DQN as DQN
@@ -75,7 +80,6 @@ if TYPE_CHECKING:
     from samplebatch.learn.sac import FixedAlpha as FixedAlpha
     from samplebatch.learn.sac import SACPolicy as SACPolicy
     from samplebatch.learn.td3 import TD3 as TD3
-    from samplebatch.learn.td3 import ContinuousDeterministicPolicy as ContinuousDeterministicPolicy
     from samplebatch.learn.trainer import EpochStats as EpochStats
     from samplebatch.learn.trainer import InfoStats as InfoStats
     from samplebatch.learn.trainer import OfflineTrainer as OfflineTrainer
@@ -88,9 +92,6 @@ if TYPE_CHECKING:
     from samplebatch.learn.trainer import TimingStats as TimingStats
     from samplebatch.learn.trainer import Trainer as Trainer
     from samplebatch.learn.trainer import TrainerParams as TrainerParams
-    from samplebatch.learn.twin_critics import (
-        ContinuousPolicyWithExplorationNoise as ContinuousPolicyWithExplorationNoise,
-    )
     from samplebatch.loggers.logger import Logger as Logger
     from samplebatch.loggers.logger import TensorboardLogger as TensorboardLogger
     from samplebatch.loggers.logger import WandbLogger as WandbLogger

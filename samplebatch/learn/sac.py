@@ -14,10 +14,10 @@ from torch.distributions import Independent, Normal
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import ArgumentError
+from samplebatch.learn.action_values import ContinuousPolicyWithExplorationNoise, TwinCritics
 from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
 from samplebatch.learn.networks import ask
 from samplebatch.learn.optimizer import OptimizerFactory, descend
-from samplebatch.learn.twin_critics import ContinuousPolicyWithExplorationNoise, TwinCritics
 
 _TINY = torch.finfo(torch.float32).eps
 """Keeps the logarithm of tanh's slope finite where an action is at its bound."""

@@ -5,57 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import torch
-from torch import nn
 
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.learn.action_values import TwinCritics
 from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
-from samplebatch.learn.networks import ask
+from samplebatch.learn.ddpg import ContinuousDeterministicPolicy
 from samplebatch.learn.optimizer import OptimizerFactory
-from samplebatch.learn.twin_critics import ContinuousPolicyWithExplorationNoise, TwinCritics
-
-
-class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
-    """A policy of the continuous actions that its network returns, for TD3.
-
-    Parameters
-    ----------
-    actor
-        From observations to actions, in [-1, 1] if they are to be scaled to the space.
-    action_space, **options
-        See `ContinuousPolicyWithExplorationNoise`.
-
-    Raises
-    ------
-    PolicySpecError
-        If the action space is not a Box.
-
-    Examples
-    --------
-    >>> policy = ContinuousDeterministicPolicy(actor=nn.Tanh(), action_space=gymnasium.spaces.Box(-2.0, 2.0, (1,)))
-    >>> policy.compute_action([100.0])
-    array([2.], dtype=float32)
-    """
-
-    def __init__(self, *, actor: nn.Module, action_space: gymnasium.Space[Any], **options: Any) -> None:
-        super().__init__(action_space=action_space, **options)
-        self.actor = actor
-
-    def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
-        """Return the actions as `act`, and the state.
-
-        Parameters
-        ----------
-        batch, state
-            See `Policy.forward`.
-        model
-            The network that is evaluated; None for the policy's own.
-        """
-        obs, _ = self.observations(batch)
-        act, state = ask(self.actor if model is None else model, obs, state)
-        return Batch(act=act, state=state)
 
 
 @dataclass(kw_only=True)

@@ -97,6 +97,7 @@ ENVIRONMENTS = {
     "reinforce": "CartPole-v1",
     "dqn": "CartPole-v1",
     "td3": "Pendulum-v1",
+    "ddpg": "Pendulum-v1",
     "sac": "Pendulum-v1",
 }
 DATA = {"bc": "CartPole-v1", "bcq": "CartPole-v1", "cql": "Pendulum-v1"}

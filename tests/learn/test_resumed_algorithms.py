@@ -21,6 +21,7 @@ from samplebatch import (
 from samplebatch.learn import (
     A2C,
     CQL,
+    DDPG,
     DQN,
     MAPPO,
     PPO,
@@ -89,6 +90,18 @@ def hindsight_td3() -> Any:
     collector = Collector(policy, [PointReaching] * 2, buffer, seed=1, exploration_noise=True)
     algorithm = TD3(policy=policy, **critics(PointReaching))
     return algorithm, buffer, OffPolicyTrainerParams(training_collector=collector, **ONLINE)
+
+
+def ddpg() -> Any:
+    policy = ContinuousDeterministicPolicy(
+        actor=ContinuousActorDeterministic.for_space(Net.for_space(Aim.observation_space, [8]), Aim.action_space),
+        action_space=Aim.action_space,
+        exploration_noise=OUNoise(),
+    )
+    one_critic = {name: part for name, part in critics(Aim).items() if name != "critic2"}
+    buffer = PrioritizedVectorReplayBuffer(60, 2, alpha=0.6, beta=0.4, random_seed=2)
+    collector = Collector(policy, [Aim] * 2, buffer, seed=1, exploration_noise=True)
+    return DDPG(policy=policy, **one_critic), buffer, OffPolicyTrainerParams(training_collector=collector, **ONLINE)
 
 
 def independent_dqn() -> Any:
@@ -160,7 +173,7 @@ def offline(algorithm: Any, env: Any) -> Any:
     return algorithm, buffer, OfflineTrainerParams(buffer=buffer, epoch_num_steps=4, batch_size=10)
 
 
-ONLINE_RUNS = [prioritized_dqn, hindsight_td3, independent_dqn, independent_ppo, independent_a2c, mappo]
+ONLINE_RUNS = [prioritized_dqn, hindsight_td3, ddpg, independent_dqn, independent_ppo, independent_a2c, mappo]
 OFFLINE_RUNS = [cql, discrete_bcq, behaviour_cloning]
 
 

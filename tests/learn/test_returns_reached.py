@@ -1,4 +1,4 @@
-"""TD3 and SAC come to act well, and so do the offline algorithms from data that a collector wrote."""
+"""DDPG, TD3 and SAC come to act well, and so do the offline algorithms from data that a collector wrote."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from samplebatch import Collector, Dataset, VectorReplayBuffer
 from samplebatch.learn import (
     CQL,
+    DDPG,
     SAC,
     TD3,
     AdamOptimizerFactory,
@@ -49,13 +50,21 @@ def soft_policy(env: Any, hidden: list[int]) -> SACPolicy:
     return SACPolicy(actor=actor, action_space=env.action_space)
 
 
-def td3(env: Any, hidden: list[int], rate: float, **options: Any) -> TD3:
-    policy = ContinuousDeterministicPolicy(
+def deterministic_policy(env: Any, hidden: list[int]) -> ContinuousDeterministicPolicy:
+    return ContinuousDeterministicPolicy(
         actor=ContinuousActorDeterministic.for_space(Net.for_space(env.observation_space, hidden), env.action_space),
         action_space=env.action_space,
         exploration_noise=GaussianNoise(sigma=0.2),
     )
-    return TD3(policy=policy, **parts(env, hidden, rate), **options)
+
+
+def td3(env: Any, hidden: list[int], rate: float, **options: Any) -> TD3:
+    return TD3(policy=deterministic_policy(env, hidden), **parts(env, hidden, rate), **options)
+
+
+def ddpg(env: Any, hidden: list[int], rate: float, **options: Any) -> DDPG:
+    one_critic = {name: part for name, part in parts(env, hidden, rate).items() if name != "critic2"}
+    return DDPG(policy=deterministic_policy(env, hidden), **one_critic, **options)
 
 
 def sac(env: Any, hidden: list[int], rate: float, **options: Any) -> SAC:
@@ -107,7 +116,7 @@ def learn_online(algorithm: Any, envs: Any, *, steps: int, start: int, batch_siz
         algorithm.run_training(params)
 
 
-@pytest.mark.parametrize("make", [pytest.param(td3, marks=pytest.mark.long), sac])
+@pytest.mark.parametrize("make", [pytest.param(td3, marks=pytest.mark.long), ddpg, sac])
 def test_measures_are_aimed_where_observations_show(make: Any) -> None:
     """A random policy gets about -9, the best one 0."""
     torch.manual_seed(0)
@@ -117,7 +126,7 @@ def test_measures_are_aimed_where_observations_show(make: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("make", [td3, sac])
+@pytest.mark.parametrize("make", [td3, ddpg, sac])
 def test_a_pendulum_is_swung_up(make: Any) -> None:
     """A random policy gets about -1200, good ones about -150."""
     import gymnasium

@@ -1,0 +1,103 @@
+"""DDPG: deep deterministic policy gradient (Lillicrap et al., arXiv:1509.02971)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import torch
+from torch import nn
+
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.learn.action_values import ActionValueLearner, ContinuousPolicyWithExplorationNoise
+from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
+from samplebatch.learn.networks import ask
+from samplebatch.learn.optimizer import OptimizerFactory
+
+
+class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
+    """A policy of the continuous actions that its network returns, for DDPG and TD3.
+
+    Parameters
+    ----------
+    actor
+        From observations to actions, in [-1, 1] if they are to be scaled to the space.
+    action_space, **options
+        See `ContinuousPolicyWithExplorationNoise`.
+
+    Raises
+    ------
+    PolicySpecError
+        If the action space is not a Box.
+
+    Examples
+    --------
+    >>> policy = ContinuousDeterministicPolicy(actor=nn.Tanh(), action_space=gymnasium.spaces.Box(-2.0, 2.0, (1,)))
+    >>> policy.compute_action([100.0])
+    array([2.], dtype=float32)
+    """
+
+    def __init__(self, *, actor: nn.Module, action_space: gymnasium.Space[Any], **options: Any) -> None:
+        super().__init__(action_space=action_space, **options)
+        self.actor = actor
+
+    def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
+        """Return the actions as `act`, and the state.
+
+        Parameters
+        ----------
+        batch, state
+            See `Policy.forward`.
+        model
+            The network that is evaluated; None for the policy's own.
+        """
+        obs, _ = self.observations(batch)
+        act, state = ask(self.actor if model is None else model, obs, state)
+        return Batch(act=act, state=state)
+
+
+@dataclass(kw_only=True)
+class DDPGTrainingStats(TrainingStats):
+    """Losses of an update of DDPG."""
+
+    actor_loss: float
+    critic_loss: float
+
+
+class DDPG(ActionValueLearner[ContinuousDeterministicPolicy], OffPolicyAlgorithm[ContinuousDeterministicPolicy]):
+    """Deep deterministic policy gradient, for continuous actions (Lillicrap et al., arXiv:1509.02971, algorithm 1).
+
+    Targets are the lagged critic's values of the lagged policy's actions. In each update the policy climbs the critic's
+    gradient by its action, and the lagged networks follow.
+
+    Parameters
+    ----------
+    policy, policy_optim, **options
+        See `ActionValueLearner`.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of range.
+    PolicySpecError
+        If the policy's action space is not a Box.
+    """
+
+    def __init__(
+        self, *, policy: ContinuousDeterministicPolicy, policy_optim: OptimizerFactory, **options: Any
+    ) -> None:
+        super().__init__(policy=policy, policy_optim=policy_optim, **options)
+        self.actor_old = self._add_lagged_network(policy.actor)
+
+    def _target_q(self, batch: Batch) -> torch.Tensor:
+        act = self.policy(Batch(obs=batch.obs_next), model=self.actor_old).act
+        values: torch.Tensor = self.critic_old(batch.obs_next, act)
+        return values.flatten()
+
+    def _update_with_batch(self, batch: Batch) -> DDPGTrainingStats:
+        (critic_loss,) = self._update_critics(batch)
+        loss = -self.critic(batch.obs, self.policy(batch).act).mean()
+        self.policy_optim.step(loss)
+        self._update_lagged_network_weights(self.tau)
+        return DDPGTrainingStats(actor_loss=loss.item(), critic_loss=critic_loss)
