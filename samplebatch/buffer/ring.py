@@ -487,6 +487,45 @@ class Rings:
         self._begin_episode(self.writes, self.cursor, self.nothing)
         return slots, np.array([total]), lengths, np.array([start])
 
+    def advance_run(self, done: Flags, rew: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], Ints, Ints]:
+        """Count successive steps of the only ring as written.
+
+        Parameters
+        ----------
+        done
+            Whether an episode ended with each step, shape (k,).
+        rew
+            Rewards, shape (k, ...).
+
+        Returns
+        -------
+        Return and length of the episode that each step ended, or 0, and the first slot of each step's episode.
+
+        Examples
+        --------
+        >>> rings = Rings([4])
+        >>> rings.advance_run(np.array([False, True, False]), np.array([1.0, 2.0, 4.0]))
+        (array([0., 3., 0.]), array([0, 2, 0]), array([0, 0, 2]))
+        >>> rings.advance(None, np.array([True]), np.array([8.0]))
+        (array([3]), array([12.]), array([2]), array([2]))
+        """
+        count, cursor, writes = len(done), self.cursor, self.writes
+        returns, lengths, firsts = _zeros(rew.shape), _zeros(count, _INTP), np.empty(count, _INTP)
+        began, first, total, start = self.began, self.ep_start, self.ep_return, 0
+        for end in done.nonzero()[0].tolist():
+            stop = end + 1
+            firsts[start:stop] = first
+            returns[end], lengths[end] = _sum_onto(total, rew[start:stop]), writes + stop - began
+            began, first, total, start = writes + stop, (cursor + stop) % self.capacity, self.nothing, stop
+        firsts[start:] = first
+        if start < count:
+            total = _sum_onto(total, rew[start:])
+        self.writes, self.cursor = writes + count, (cursor + count) % self.capacity
+        self.size = min(self.size + count, self.capacity)
+        self._slots_to_come = iter(())
+        self._begin_episode(began, first, total)
+        return returns, lengths, firsts
+
     def _begin_episode(self, began: int, start: int, total: Any) -> None:
         """Set the running episode of the only ring: its first write, its first slot, its return."""
         self.began, self.ep_start, self.ep_return = began, start, total
@@ -683,6 +722,15 @@ class Rings:
         self.cursor, self.size, self.writes = int(self.cursors[0]), int(self.sizes[0]), int(self.written[0])
         self.together = True
         self._slots_to_come = iter(())
+
+
+def _sum_onto(total: Any, rew: npt.NDArray[np.float64]) -> Any:
+    """Add rewards to a total in the order of the steps, as single steps add them."""
+    if rew.ndim == 1:
+        for reward in rew.tolist():
+            total += reward
+        return total
+    return np.add.accumulate(np.concatenate([np.reshape(total, (1, *rew.shape[1:])), rew]))[-1]
 
 
 def _next_round(written: Any, maxsizes: Any) -> Any:

@@ -167,6 +167,11 @@ class EpisodeCount:
 
     def _add_runs(self, done: Flags, rewards: Floats, envs: Rows) -> CountedSteps:
         """Count several steps of an environment, run by run."""
+        if len(self._t) == 1 and not _count(done):
+            run = np.array([len(done)])
+            counted = CountedSteps(None, _NO_RETURNS, _NO_LENS, self._eps_id, self._t, run, np.arange(len(done)))
+            self._t, self._returns = self._t + run, np.add.reduceat(rewards, [0]) + self._returns
+            return counted
         order = by_stream(envs)
         count = len(order)
         envs, done = envs[order], done[order]

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from samplebatch.buffer import writing
 from samplebatch.buffer.ring import Ints, Rings
+from samplebatch.buffer.writing import Series
 
 
 class Histories:
@@ -168,3 +170,36 @@ def test_steps_of_one_ring_are_counted_as_those_of_several(maxsize: int, steps: 
             shifted = own.repeat(3) + offset * np.arange(3)
             assert np.asarray(every).tolist() == shifted.tolist()
             assert np.asarray(some).tolist() == shifted.tolist()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 9),
+    st.lists(st.lists(st.tuples(st.booleans(), st.floats(-1e6, 1e6)), min_size=1, max_size=25), min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_steps_counted_by_episode_agree_with_steps_counted_by_sorting(
+    maxsize: int, chunks: list[list[tuple[bool, float]]], vectors: bool
+) -> None:
+    by_episode, by_sorting = Rings([maxsize]), Rings([maxsize])
+    for chunk in chunks:
+        done = np.array([end for end, _ in chunk])
+        rew = np.array([reward for _, reward in chunk])
+        if vectors:
+            rew = np.stack([rew, -rew], axis=1)
+        for rings in (by_episode, by_sorting):
+            if not rings.size:
+                rings.expect(rew.shape[1:])
+        numbers = np.zeros(len(chunk), np.intp)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(writing, "_FEW_ENDS", len(chunk))
+            added = Series(by_episode, numbers).advance(done, rew)
+            patch.setattr(writing, "_FEW_ENDS", -1)
+            others = Series(by_sorting, numbers).advance(done, rew)
+        for one, other in zip(added, others, strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
+        states = by_episode.state_dict(), by_sorting.state_dict()
+        assert states[0].keys() == states[1].keys()
+        for name in states[0]:
+            np.testing.assert_array_equal(states[0][name], states[1][name], strict=True)
+        assert type(by_episode.ep_return) is type(by_sorting.ep_return)

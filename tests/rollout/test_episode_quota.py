@@ -126,3 +126,25 @@ def test_steps_of_all_environments_are_counted_as_steps_of_some(ends: list[list[
             # Either goes on where the other way of counting left off.
             together, by_row = by_row, together
             episodes = {its: mine for mine, its in episodes.items()}
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=6))
+def test_runs_of_one_environment_are_counted_as_its_single_steps(chunks: list[list[bool]]) -> None:
+    by_run, by_step = EpisodeCount(1), EpisodeCount(1)
+    episodes: dict[int, int] = {}
+    for chunk in chunks:
+        done, rewards, env = np.array(chunk), np.arange(float(len(chunk))), np.zeros(len(chunk), np.int64)
+        ids, t = by_run.add(done, rewards, env, steps=2).number()
+        single = [by_step.add(done[i : i + 1], rewards[i : i + 1]).number() for i in range(len(chunk))]
+        assert t.tolist() == [int(other[0]) for _, other in single]
+        for eps_id, (other, _) in zip(ids.tolist(), single, strict=True):
+            assert episodes.setdefault(eps_id, int(other[0])) == int(other[0])
+        one, other_state = by_run.state_dict(), by_step.state_dict()
+        assert one["t"].tolist() == other_state["t"].tolist()
+        assert one["returns"].tolist() == other_state["returns"].tolist()
+        ended = [
+            [part.tolist() for part in np.concatenate(own["ended"], 1)] if own["ended"] else []
+            for own in (one, other_state)
+        ]
+        assert ended[0] == ended[1]
