@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from inspect import Parameter, signature
@@ -28,10 +29,10 @@ from samplebatch.learn.heads import (
 from samplebatch.learn.impala import APPO, IMPALA
 from samplebatch.learn.networks import Convolutional, Net
 from samplebatch.learn.optimizer import AdamOptimizerFactory
-from samplebatch.learn.policy import ProbabilisticActorPolicy
+from samplebatch.learn.policy import DiscreteActorPolicy, ProbabilisticActorPolicy
 from samplebatch.learn.ppo import PPO
 from samplebatch.learn.reinforce import Reinforce
-from samplebatch.learn.sac import SAC, AutoAlpha, SACPolicy
+from samplebatch.learn.sac import SAC, AutoAlpha, DiscreteSAC, SACPolicy
 from samplebatch.learn.td3 import TD3
 from samplebatch.learn.trainer import (
     OfflineTrainerParams,
@@ -290,6 +291,23 @@ def _make_soft(cls: Any) -> Callable[[Space, Space, Settings], Any]:
     return make
 
 
+def _make_discrete_sac(obs: Space, act: Space, settings: Settings) -> DiscreteSAC:
+    _check_discrete(act, "dsac")
+    alpha = settings["alpha"]
+    if settings["learn_alpha"]:
+        alpha = AutoAlpha(settings["target_entropy_ratio"] * math.log(act.n), 0.0, _optim(settings))
+    actor = DiscreteActor.for_space(_body(obs, settings), act)
+    critics = [DiscreteCritic.for_space(_body(obs, settings), act) for _ in range(2)]
+    return DiscreteSAC(
+        policy=DiscreteActorPolicy(actor=actor, deterministic_eval=True, **_spaces(obs, act)),
+        policy_optim=_optim(settings),
+        critic=critics[0],
+        critic2=critics[1],
+        critic_optim=_optim(settings),
+        **_arguments(DiscreteSAC, settings) | {"alpha": alpha},
+    )
+
+
 def _make_cloning(obs: Space, act: Space, settings: Settings) -> BehaviourCloning:
     head = DiscreteActor if _is_discrete(act) else ContinuousActorDeterministic
     actor = head.for_space(_body(obs, settings), act)
@@ -404,6 +422,22 @@ RECIPES: Mapping[str, Recipe] = {
         OffPolicyTrainerParams,
         _make_soft(SAC),
         _OFF_POLICY | _ONE_STEP | {"lr": 1e-3, "alpha": 0.2, "learn_alpha": True},
+    ),
+    "dsac": Recipe(
+        "soft actor-critic, for discrete actions",
+        DiscreteSAC,
+        OffPolicyTrainerParams,
+        _make_discrete_sac,
+        _OFF_POLICY
+        | {
+            "lr": 1e-3,
+            "hidden_sizes": [128, 128],
+            "alpha": 0.05,
+            "learn_alpha": False,
+            "target_entropy_ratio": 0.3,
+            "n_step_return_horizon": 3,
+            "update_step_num_gradient_steps_per_sample": 0.5,
+        },
     ),
     "bc": Recipe(
         "behaviour cloning, from data",

@@ -18,7 +18,7 @@ from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.learn.algorithm import OfflineAlgorithm
 from samplebatch.learn.optimizer import AdamOptimizerFactory, OptimizerFactory
-from samplebatch.learn.sac import SACPolicy, SACTrainingStats, SoftActorCritic
+from samplebatch.learn.sac import ContinuousSoftActorCritic, SACPolicy, SACTrainingStats
 from samplebatch.storage.datasets.dataset import Dataset
 
 Contrasts = list[tuple[torch.Tensor, torch.Tensor, bool]]
@@ -49,7 +49,7 @@ class LagrangeMultiplier(nn.Module):
         return self.log.exp().clamp(*self.bounds)
 
 
-class CQL(SoftActorCritic, OfflineAlgorithm[SACPolicy]):
+class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
     """Conservative Q-learning over a soft actor-critic, for continuous actions (Kumar et al. 2020, arXiv:2006.04779).
 
     The critics' loss has a penalty on actions that the data do not have: CQL(H), equation 4, with the sum over actions

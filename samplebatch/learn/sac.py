@@ -1,23 +1,26 @@
-"""SAC: soft actor-critic, a maximum-entropy policy (Haarnoja et al., arXiv:1812.05905)."""
+"""SAC: soft actor-critic, a maximum-entropy policy (Haarnoja et al., arXiv:1812.05905), for both kinds of actions."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import torch
+from gymnasium import spaces
 from torch import nn
 from torch.distributions import Independent, Normal
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import ArgumentError
-from samplebatch.learn.action_values import ContinuousPolicyWithExplorationNoise, TwinCritics
+from samplebatch.learn.action_values import ContinuousPolicyWithExplorationNoise, PolicyT, TwinCritics
 from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
 from samplebatch.learn.networks import ask
 from samplebatch.learn.optimizer import OptimizerFactory, descend
+from samplebatch.learn.policy import ProbabilisticActorPolicy
 
 _TINY = torch.finfo(torch.float32).eps
 """Keeps the logarithm of tanh's slope finite where an action is at its bound."""
@@ -179,8 +182,8 @@ class SACTrainingStats(TrainingStats):
     alpha_loss: float | None = None
 
 
-class SoftActorCritic(TwinCritics[SACPolicy]):
-    """Base of actor-critics that count entropy as a reward, for SAC and CQL.
+class SoftActorCritic(TwinCritics[PolicyT], ABC):
+    """Base of actor-critics that count entropy as a reward, for SAC, discrete SAC and CQL.
 
     Parameters
     ----------
@@ -194,15 +197,44 @@ class SoftActorCritic(TwinCritics[SACPolicy]):
     ArgumentError
         If a number is out of range.
     PolicySpecError
-        If the policy's action space is not a Box.
+        If the algorithm does not learn actions of the policy's action space.
     """
 
     def __init__(
-        self, *, policy: SACPolicy, policy_optim: OptimizerFactory, alpha: float | Alpha = 0.2, **options: Any
+        self, *, policy: PolicyT, policy_optim: OptimizerFactory, alpha: float | Alpha = 0.2, **options: Any
     ) -> None:
         super().__init__(policy=policy, policy_optim=policy_optim, **options)
         self.alpha = alpha if isinstance(alpha, Alpha) else FixedAlpha(alpha)
         self.alpha_optim = None if self.alpha.optim is None else self._create_optimizer(self.alpha, self.alpha.optim)
+
+    def _update_with_batch(self, batch: Batch) -> SACTrainingStats:
+        critic1_loss, critic2_loss = self._update_critics(batch)
+        figures = self._update_actor(batch)
+        self._update_lagged_network_weights(self.tau)
+        return SACTrainingStats(critic1_loss=critic1_loss, critic2_loss=critic2_loss, **figures)
+
+    def _update_actor(self, batch: Batch) -> dict[str, Any]:
+        """Move the policy to actions of high value and entropy, and a learned temperature to its target.
+
+        The loss of the temperature is that of equation 18.
+        """
+        loss, entropy = self._policy_loss(batch)
+        steps = [(self.policy_optim, loss)]
+        figures = {"actor_loss": loss.item()}
+        if self.alpha_optim is not None:
+            alpha_loss = self.alpha.loss(entropy.detach())
+            steps.append((self.alpha_optim, alpha_loss))
+            figures["alpha_loss"] = alpha_loss.item()
+        descend(steps)
+        return figures | {"alpha": self.alpha.value}
+
+    @abstractmethod
+    def _policy_loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of the policy, shape (), and its entropies, shape (n,)."""
+
+
+class ContinuousSoftActorCritic(SoftActorCritic[SACPolicy]):
+    """Soft actor-critic of continuous actions, for SAC and CQL; its parameters are those of `SoftActorCritic`."""
 
     def _target_q(self, batch: Batch) -> torch.Tensor:
         # Equation 3, for one action of the policy.
@@ -210,30 +242,55 @@ class SoftActorCritic(TwinCritics[SACPolicy]):
         entropy: torch.Tensor = -drawn.log_prob.flatten()
         return self._smaller_target(batch.obs_next, drawn.act) + self.alpha.value * entropy
 
-    def _update_actor(self, batch: Batch) -> dict[str, Any]:
-        """Move the policy to actions of high value and entropy, and a learned temperature to its target.
-
-        The policy's loss is that of equation 9, with the smaller of both critics; that of the temperature, equation 18.
-        """
+    def _policy_loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        # Equation 9, with the smaller of both critics.
         drawn = self.policy(batch)
         log_prob = drawn.log_prob.flatten()
         values = torch.min(self.critic(batch.obs, drawn.act), self.critic2(batch.obs, drawn.act)).flatten()
-        loss = (self.alpha.value * log_prob - values).mean()
-        steps = [(self.policy_optim, loss)]
-        found = {"actor_loss": loss.item()}
-        if self.alpha_optim is not None:
-            alpha_loss = self.alpha.loss(-log_prob.detach())
-            steps.append((self.alpha_optim, alpha_loss))
-            found["alpha_loss"] = alpha_loss.item()
-        descend(steps)
-        return found | {"alpha": self.alpha.value}
+        return (self.alpha.value * log_prob - values).mean(), -log_prob
 
 
-class SAC(SoftActorCritic, OffPolicyAlgorithm[SACPolicy]):
+class SAC(ContinuousSoftActorCritic, OffPolicyAlgorithm[SACPolicy]):
     """Soft actor-critic, for continuous actions; its parameters are those of `SoftActorCritic`."""
 
-    def _update_with_batch(self, batch: Batch) -> SACTrainingStats:
-        critic1_loss, critic2_loss = self._update_critics(batch)
-        figures = self._update_actor(batch)
-        self._update_lagged_network_weights(self.tau)
-        return SACTrainingStats(critic1_loss=critic1_loss, critic2_loss=critic2_loss, **figures)
+
+class DiscreteSAC(SoftActorCritic[ProbabilisticActorPolicy], OffPolicyAlgorithm[ProbabilisticActorPolicy]):
+    """Soft actor-critic, for discrete actions (Christodoulou, arXiv:1910.07207).
+
+    Expectations over the policy's actions are sums over all actions by their probabilities (equations 10 to 12), so
+    that no action is drawn for an update. Actions that a mask forbids have probability 0.
+
+    Parameters
+    ----------
+    policy, policy_optim, alpha, **options
+        See `SoftActorCritic`. The policy draws Discrete actions, such as a `DiscreteActorPolicy`; critics return the
+        value of each action, shape (n, actions), such as a `DiscreteCritic`.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of range.
+    PolicySpecError
+        If the policy's action space is not Discrete.
+    """
+
+    _action_spaces = spaces.Discrete
+    _action_words = "a Discrete space"
+
+    def _expected(self, obs: Any, critics: Sequence[nn.Module]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the expected value of the smaller critic's estimates, and the policy's entropies, shape (n,) each."""
+        dist: Any = self.policy.distribution(Batch(obs=obs))[0]
+        with torch.no_grad():
+            values = torch.min(*(self._values_of_choices(critic, obs) for critic in critics))
+        expected: torch.Tensor = (dist.probs * values).sum(-1)
+        return expected, dist.entropy()
+
+    def _target_q(self, batch: Batch) -> torch.Tensor:
+        # Equation 10.
+        values, entropy = self._expected(batch.obs_next, [self.critic_old, self.critic2_old])
+        return values + self.alpha.value * entropy
+
+    def _policy_loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        # Equation 12.
+        values, entropy = self._expected(batch.obs, [self.critic, self.critic2])
+        return -(values + self.alpha.value * entropy).mean(), entropy

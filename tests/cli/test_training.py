@@ -98,6 +98,7 @@ ENVIRONMENTS = {
     "dqn": "CartPole-v1",
     "td3": "Pendulum-v1",
     "ddpg": "Pendulum-v1",
+    "dsac": "CartPole-v1",
     "sac": "Pendulum-v1",
 }
 DATA = {"bc": "CartPole-v1", "bcq": "CartPole-v1", "cql": "Pendulum-v1"}

@@ -33,10 +33,12 @@ from samplebatch.learn import (
     ContinuousCritic,
     ContinuousDeterministicPolicy,
     DiscreteActor,
+    DiscreteActorPolicy,
     DiscreteBCQ,
     DiscreteBCQPolicy,
     DiscreteCritic,
     DiscreteQLearningPolicy,
+    DiscreteSAC,
     ImitationPolicy,
     LinearSchedule,
     MultiAgentOffPolicyAlgorithm,
@@ -102,6 +104,24 @@ def ddpg() -> Any:
     buffer = PrioritizedVectorReplayBuffer(60, 2, alpha=0.6, beta=0.4, random_seed=2)
     collector = Collector(policy, [Aim] * 2, buffer, seed=1, exploration_noise=True)
     return DDPG(policy=policy, **one_critic), buffer, OffPolicyTrainerParams(training_collector=collector, **ONLINE)
+
+
+def discrete_sac() -> Any:
+    networks = [
+        head.for_space(Net.for_space(Match.observation_space, [8]), Match.action_space)
+        for head in (DiscreteActor, DiscreteCritic)
+    ]
+    policy = DiscreteActorPolicy(actor=networks[0], action_space=Match.action_space)
+    algorithm = DiscreteSAC(
+        policy=policy,
+        policy_optim=adam(),
+        critic=networks[1],
+        critic_optim=adam(),
+        alpha=AutoAlpha(0.5, 0.0, adam()),
+    )
+    buffer = PrioritizedVectorReplayBuffer(60, 2, alpha=0.6, beta=0.4, random_seed=2)
+    collector = Collector(policy, [Match] * 2, buffer, seed=1)
+    return algorithm, buffer, OffPolicyTrainerParams(training_collector=collector, **ONLINE)
 
 
 def independent_dqn() -> Any:
@@ -173,7 +193,16 @@ def offline(algorithm: Any, env: Any) -> Any:
     return algorithm, buffer, OfflineTrainerParams(buffer=buffer, epoch_num_steps=4, batch_size=10)
 
 
-ONLINE_RUNS = [prioritized_dqn, hindsight_td3, ddpg, independent_dqn, independent_ppo, independent_a2c, mappo]
+ONLINE_RUNS = [
+    prioritized_dqn,
+    hindsight_td3,
+    ddpg,
+    discrete_sac,
+    independent_dqn,
+    independent_ppo,
+    independent_a2c,
+    mappo,
+]
 OFFLINE_RUNS = [cql, discrete_bcq, behaviour_cloning]
 
 
