@@ -1,4 +1,4 @@
-"""RowClient: a table of rows of a replay service, for those that write columns and those that take rows."""
+"""RowClient: client of a table of rows of a replay service."""
 
 from __future__ import annotations
 
@@ -30,56 +30,55 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MAX_WRITERS: Final = 8
-"""Streams of puts that a client keeps open, one for each set of columns."""
+"""Maximum number of open put streams of a client, one per schema."""
 _KEYS: Final = 4096
-"""Keys that a client has assigned at once."""
+"""Minimum number of keys that a client reserves at once."""
 
 
 class RowClient:
-    """A table of rows of a replay service, for those that write columns and those that take rows.
+    """Client of a table of rows of a replay service.
 
-    `put` returns once the service has stored the columns, and `take` once it has counted the rows as taken, each
-    exactly once: a client that loses the service connects again, and repeats what was not acknowledged. Rows that were
-    on their way to a client that ended are taken by another.
+    `put` returns once the service has stored the columns, `take` once the service has marked the rows as taken. Both
+    happen exactly once: after a connection loss the client reconnects and repeats unacknowledged requests. Rows in
+    transit to a client that died are returned to the table.
 
-    Rows come through shared memory where client and service share a machine; they are read-only. Threads may share a
-    client: puts and reads do not wait for each other. It is pickled to other processes, and connects there by itself; a
-    forked child cannot use it.
+    On the same machine rows arrive through shared memory and are read-only. The client is thread-safe; puts and reads
+    do not block each other. It can be pickled and connects in the receiving process; a forked child cannot use it.
 
     Parameters
     ----------
     uri
-        The service's address, such as `"grpc://127.0.0.1:5000"`.
+        Address of the service, such as `"grpc://127.0.0.1:5000"`.
     table
-        The name of a `RowTable` of the service.
+        Name of a `RowTable` of the service.
     token
-        The token that the service requires; None for none.
+        Token that the service requires; None if it requires none.
     tls_root_certs
-        Path of the certificates, in PEM, by which the service's own is checked; None for those of the system.
+        Path of the trusted certificates in PEM format; None for the system's certificates.
     writer
-        The writer's name, for `info`; by default one that no other client has. At most 256 bytes in UTF-8.
+        Name of the writer, for `info`; default: a unique name. At most 256 bytes in UTF-8.
     timeout_s
-        Seconds that a request may wait for rows or room, unless it has its own limit; None for any number.
+        Default limit in seconds of waiting for rows or room; None for no limit.
     reconnect_s
-        Seconds to retry while the service cannot be reached.
+        Seconds to retry while the service is unreachable.
     shared_memory
-        Whether to receive rows through shared memory where the service is on this machine.
+        Whether to receive rows through shared memory if the service runs on this machine.
 
     Raises
     ------
     ArgumentError
         If a number or the address is not valid.
     CapacityError
-        If the writer's name has more than 256 bytes.
+        If the writer's name exceeds 256 bytes.
     OSError
         If the certificates cannot be read.
     OwnershipError
-        If this process was forked from one that used a replay service.
+        If a parent process used a replay service before this process was forked.
 
     Attributes
     ----------
     uri, table, writer
-        As given.
+        The arguments.
 
     Examples
     --------
@@ -118,14 +117,14 @@ class RowClient:
         self._put_link, self._read_link = self._connection._new_link(), self._connection._new_link()
         self._put_lock, self._read_lock = threading.RLock(), threading.RLock()
         self._writers: dict[bytes, FragmentWriter] = {}
-        """Streams of puts by the schema of their columns."""
+        """Put streams by column schema."""
         self._keys = range(0)
-        """Keys that were assigned to this client and not used."""
+        """Reserved keys that are not used yet."""
         self._shared_memory = shared_memory
         self._session: _Session | None = None
         self._reader = new_name()
         self._number = 0
-        """Number of the last take."""
+        """Number of the latest take."""
 
     def __enter__(self) -> Self:
         return self
@@ -140,7 +139,7 @@ class RowClient:
         return _restore, (self.uri, self.table, self._pickled)
 
     def close(self) -> None:
-        """Close the connection; another thread that waits gets ServiceError. Closing again does nothing."""
+        """Close the connection; requests waiting in other threads raise ServiceError. Idempotent."""
         if self._connection._is_forked:
             return
         self._connection.close()
@@ -166,18 +165,18 @@ class RowClient:
         update: bool | None = None,
         timeout_s: float | None = None,
     ) -> Ints | list[str]:
-        """Store columns of rows; rows whose keys are unknown are created. All of it is stored, or nothing.
+        """Store columns of rows and create rows with unknown keys. A put is atomic.
 
         Parameters
         ----------
         keys
-            Integers or text, one per row, n of them; None to have new integers assigned.
+            Integers or text, one per row, n keys; None to assign new integers.
         columns
             Arrays, lists, text or columns by name, or a `SampleBatch`, n rows each; no Python objects.
         update
             True if all keys must exist, False if none must; None for either.
         timeout_s
-            Seconds to wait for room; None for the client's own limit.
+            Seconds to wait for room; None for the client's limit.
 
         Returns
         -------
@@ -186,42 +185,42 @@ class RowClient:
         Raises
         ------
         ArgumentError
-            If a key stands twice, has one of the columns already, or exists although `update` is false.
+            If a key is repeated, already has one of the columns, or exists although `update` is false.
         RowIndexError
-            If `update` is true and a key is unknown, or `update` is None and the row of a key was evicted;
-            `update=False` creates it again.
+            If `update` is true and a key is unknown, or `update` is None and a key's row was evicted; pass
+            `update=False` to create the row again.
         ColumnLengthError, ColumnTypeError, ColumnMismatchError
-            If a column has another length than `keys`, Python objects, or another dtype or row shape than before.
+            If a column's length differs from `keys`, it contains Python objects, or its dtype or row shape has changed.
         CapacityError
-            If there are more rows than the table or a request may have, or too many bytes.
+            If the rows exceed the table's capacity or the limits of a request.
         LimitTimeoutError
-            If the table is still full then; nothing is stored.
+            If the table is still full at the deadline; nothing is stored.
         ServiceError
-            If the service cannot be reached for `reconnect_s` seconds. The put may have been stored.
+            If the service is unreachable for `reconnect_s` seconds. The put may have been stored.
         """
         self._connection.check_open()
         batch = columns if isinstance(columns, SampleBatch) else SampleBatch(dict(columns))
-        listed = list_keys(keys)
-        found = dict(batch._all())
-        if KEY in found:
-            raise ArgumentError(f"columns must not have the name {KEY!r}, which the keys have")
-        if not found:
-            raise ArgumentError("columns must have at least one column, got none")
-        count = len(next(iter(found.values()))) if listed is None else len(listed)
-        for name, column in found.items():
-            found[name] = check_column(name, column, count)
+        key_list = list_keys(keys)
+        data = dict(batch._all())
+        if KEY in data:
+            raise ArgumentError(f"columns must not contain {KEY!r}, which is reserved for the keys")
+        if not data:
+            raise ArgumentError("columns must contain at least one column, got none")
+        count = len(next(iter(data.values()))) if key_list is None else len(key_list)
+        for name, column in data.items():
+            data[name] = check_column(name, column, count)
         if not count:
             return keys_array([])
         with self._put_lock:
-            if listed is None:
-                listed = list(self._assign_keys(count))
-            columns_of_keys = SampleBatch({KEY: listed})._all()
-            rows = as_record_batch(SampleBatch._of({**columns_of_keys, **found}, {}, Flags()).to_arrow())
+            if key_list is None:
+                key_list = list(self._assign_keys(count))
+            columns_of_keys = SampleBatch({KEY: key_list})._all()
+            rows = as_record_batch(SampleBatch._of({**columns_of_keys, **data}, {}, Flags()).to_arrow())
             self._put(rows, Fragment(timeout_s=self._limit(timeout_s), update=update))
-        return keys_array(listed)
+        return keys_array(key_list)
 
     def _put(self, rows: pa.RecordBatch, fragment: Fragment) -> None:
-        """Send rows by the stream of their schema, and wait until they are acknowledged."""
+        """Send rows through their schema's stream and wait for the acknowledgement."""
         schema = rows.schema.remove_metadata().serialize().to_pybytes()
         writer = self._writers.get(schema)
         if writer is None:
@@ -236,7 +235,7 @@ class RowClient:
             raise
 
     def _assign_keys(self, count: int) -> range:
-        """Return keys that no other client has."""
+        """Return keys reserved for this client."""
         if len(self._keys) < count:
             size = max(count, _KEYS)
             with self._read_lock:
@@ -255,20 +254,20 @@ class RowClient:
         Parameters
         ----------
         keys_or_count
-            Keys of rows, which need not exist yet, or how many rows, whichever they are.
+            Keys of rows, which need not exist yet, or a number of arbitrary rows.
         columns
-            Columns that the rows must have; None for all that the table has by then.
+            Columns that the rows must have; None for all columns of the table at that time.
         timeout_s
-            Seconds to wait; None for the client's own limit.
+            Seconds to wait; None for the client's limit.
 
         Returns
         -------
-        The keys of the rows: those given, or of the oldest that are complete.
+        The given keys, or the keys of the oldest complete rows.
 
         Raises
         ------
         LimitTimeoutError
-            If the rows are not complete then; names the columns and how many rows lack each.
+            If rows are incomplete at the deadline; names the missing columns with the number of rows per column.
         ServiceError
             If the service cannot be reached.
         SampleBatchError
@@ -295,40 +294,40 @@ class RowClient:
         max_tokens: int | None = None,
         max_lag: int | None = None,
     ) -> SampleBatch[Any]:
-        """Take complete rows, the oldest first; no other `take` of this consumer returns them, in any process.
+        """Take the oldest complete rows; no other `take` by this consumer returns them, in any process.
 
         Parameters
         ----------
         n
-            How many.
+            Maximum number of rows.
         columns
-            Columns that the rows must have, which are returned; None for all that the table has by then.
+            Columns to return, which the rows must have; None for all columns of the table at that time.
         consumer
-            Who takes them, one of the table's consumers.
+            One of the table's consumers.
         timeout_s
-            Seconds to wait; None for the client's own limit.
+            Seconds to wait; None for the client's limit.
         at_least
-            Rows from which fewer than n will do; by default n.
+            Minimum number of rows; default: n.
         by_group
-            Whether to take all rows of a group or none.
+            Whether to select only entire groups.
         max_tokens
-            Tokens that the rows may have together; there are fewer than n rows if the next would not fit.
+            Maximum total number of tokens; fewer than n rows are returned if the next row does not fit.
         max_lag
-            Versions that a row may be behind the newest weights.
+            Maximum number of versions between a row and the newest weights.
 
         Returns
         -------
         SampleBatch
-            The columns, and the keys as the column `key`.
+            The columns, and the keys as column `key`.
 
         Raises
         ------
         LimitTimeoutError
-            If there are not enough rows then; names the columns and how many rows lack each.
+            If there are not enough rows at the deadline; names the missing columns with the number of rows per column.
         CapacityError
-            If the oldest row or group alone has more rows or tokens than permitted.
+            If the oldest row or group alone exceeds a limit.
         ServiceError
-            If the service cannot be reached.
+            If the service is unreachable.
         SampleBatchError
             If the service rejects an argument.
         """
@@ -343,7 +342,7 @@ class RowClient:
         def attempt() -> SampleBatch[Any]:
             nonlocal received
             if received is not None:
-                # The answer to a commit was lost.
+                # The acknowledgement of a commit was lost.
                 settle = {"ask": "settle", "reader": self._reader, "number": self._number}
                 if self._open_session().ask(settle)[0].get("committed") is True:
                     return received
@@ -371,46 +370,46 @@ class RowClient:
         max_lag: int | None = None,
         seed: int | None = None,
     ) -> SampleBatch[Any]:
-        """Sample complete rows or groups uniformly without replacement; they stay for others.
+        """Sample complete rows or groups uniformly without replacement; the rows remain in the table.
 
         Parameters
         ----------
         n, columns, timeout_s, at_least, by_group, max_tokens, max_lag
-            As of `take`.
+            As in `take`.
         seed
-            Seed of a generator for this sample alone; None for the table's own.
+            Seed of a generator for this sample only; None for the table's generator.
 
         Raises
         ------
         SampleBatchError
-            As `take` does.
+            As in `take`.
         """
         request = _request("sample", n, columns, at_least, by_group, max_tokens, max_lag)
         return _rows(self._ask({**request, "seed": seed, "timeout_s": self._limit(timeout_s)})[1])
 
     def get(self, keys: Any, *, columns: Sequence[str] | None = None) -> SampleBatch[Any]:
-        """Return columns of rows by their keys, in that order, without waiting; the rows stay.
+        """Return columns of rows by key, in the order of the keys, without waiting; the rows remain.
 
         Raises
         ------
         RowIndexError
             If a key is unknown.
         ArgumentError
-            If a row lacks a column; names it.
+            If a row lacks a column; names the column.
         ServiceError
-            If the service cannot be reached.
+            If the service is unreachable.
         """
         return _rows(self._ask({"ask": "get", "columns": _names(columns)}, list_keys(keys))[1])
 
     def remove(self, keys: Any) -> int:
-        """Remove rows by their keys, and return how many existed; raises ServiceError as `get` does."""
+        """Remove rows by key and return how many existed; raises ServiceError as `get` does."""
         return whole("removed", self._ask({"ask": "remove"}, list_keys(keys))[0].get("removed"))
 
     def _limit(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s and positive("timeout_s", timeout_s)
 
     def _ask(self, request: Mapping[str, Any], keys: list[Any] | None = None) -> tuple[dict[str, Any], Any]:
-        """Send a request that may be repeated, and return its answer and rows."""
+        """Send an idempotent request and return its answer and rows."""
         with self._read_lock:
             return self._retry(lambda: self._open_session().ask(request, keys))
 
@@ -433,11 +432,11 @@ class RowClient:
     # Weights and the table
 
     def publish(self, weights: Mapping[str, Any], name: str = "") -> int:
-        """Publish weights for all clients of the service, and return their version; as `ReplayClient.publish`."""
+        """Publish weights for all clients of the service and return their version; as `ReplayClient.publish`."""
         return self._connection.publish(weights, name)
 
     def latest(self, newer_than: int = 0, name: str = "") -> Publication | None:
-        """Return the newest weights, None if none are newer than a version; as `ReplayClient.latest`."""
+        """Return the newest weights, or None if none are newer than a version; as `ReplayClient.latest`."""
         return self._connection.latest(newer_than, name)
 
     def __len__(self) -> int:
@@ -452,12 +451,12 @@ class RowClient:
         self._connection.reset()
 
     def checkpoint(self) -> str:
-        """Let the service write all of its tables to its disk, and return where."""
+        """Write all tables of the service to its disk and return the checkpoint's path."""
         return self._connection.checkpoint()
 
 
 class _Session:
-    """Stream of requests and answers of a client; requests are answered one by one."""
+    """Stream of a client's sequential requests and answers."""
 
     def __init__(self, link: Link, table: str, nonce: str | None) -> None:
         self._link = link
@@ -466,12 +465,12 @@ class _Session:
         self._is_cancelled = False
 
     def ask(self, request: Mapping[str, Any], keys: list[Any] | None = None) -> tuple[dict[str, Any], Any]:
-        """Send a request, and return its answer, and its rows if it has any.
+        """Send a request and return its answer and its rows, if any.
 
         Raises
         ------
         LostError
-            If the connection is gone.
+            If the connection is lost.
         SampleBatchError
             If the service rejects the request.
         """
@@ -485,17 +484,17 @@ class _Session:
                     self._writer.begin(rows.schema)
                     self._schema = rows.schema
                 elif not have_same_columns(rows.schema, self._schema):
-                    raise LostError("keys of another type need another stream")
+                    raise LostError("keys of another type require another stream")
                 self._writer.write_with_metadata(rows, metadata)
         head, streams = cut_inline(self._receive())
-        told = read_json(head, "an answer")
-        if "error" in told:
-            raise read_error(told)
-        if "at" in told:
-            return told, _read_rows(take(told["at"]))
-        if "streams" in told:
-            return told, _read_rows(split_inline(streams, told["streams"])[0])
-        return told, None
+        answer = read_json(head, "an answer")
+        if "error" in answer:
+            raise read_error(answer)
+        if "at" in answer:
+            return answer, _read_rows(take(answer["at"]))
+        if "streams" in answer:
+            return answer, _read_rows(split_inline(streams, answer["streams"])[0])
+        return answer, None
 
     def _receive(self) -> Any:
         try:
@@ -510,18 +509,17 @@ class _Session:
         return b"" if chunk.app_metadata is None else chunk.app_metadata
 
     def cancel(self) -> None:
-        """End a request that another thread waits for."""
+        """Cancel a request that another thread waits for."""
         self._is_cancelled = True
         self._reader.cancel()
 
     def close(self) -> None:
-        """End the stream."""
         self._reader.cancel()
         close_quietly(self._writer)
 
 
 def _read_rows(stream: Any) -> SampleBatch[Any]:
-    """View the rows of an Arrow stream, which stay where they lie."""
+    """View the rows of an Arrow stream without copying, unless it is not aligned."""
     if stream.ctypes.data % memory.ALIGNMENT:
         stream = memory.copy_of(stream)
         stream.flags.writeable = False
@@ -530,21 +528,21 @@ def _read_rows(stream: Any) -> SampleBatch[Any]:
 
 def _rows(batch: Any) -> SampleBatch[Any]:
     if not isinstance(batch, SampleBatch) or KEY not in batch:
-        raise FormatError(f"an answer must have rows with a column {KEY!r}, it has none")
+        raise FormatError(f"an answer must have rows with a column {KEY!r}, got none")
     return batch
 
 
 def _names(columns: Any) -> list[str] | None:
-    found = check_columns(None if columns is None or isinstance(columns, str) else list(columns))
+    names = check_columns(None if columns is None or isinstance(columns, str) else list(columns))
     if isinstance(columns, str):
         raise ArgumentError(f"columns must be a list of names, got {columns!r}")
-    return None if found is None else list(found)
+    return None if names is None else list(names)
 
 
 def _request(
     ask: str, n: Any, columns: Any, at_least: Any, by_group: Any, max_tokens: Any, max_lag: Any
 ) -> dict[str, Any]:
-    """Write a request for rows; the service checks its values."""
+    """Build a request for rows."""
     options = {"at_least": at_least, "by_group": by_group, "max_tokens": max_tokens, "max_lag": max_lag}
     checked = Selection.of(n, {"columns": _names(columns), **options})
     return {
@@ -559,7 +557,7 @@ def _request(
 
 
 def _read_nonce(link: Link) -> str | None:
-    """Return the secret of a service on this machine; None if it is on another."""
+    """Return the attach secret of a service on this machine; None for a remote service."""
     (raw,) = link.act("attach")
     return read_secret(read_json(raw, "an answer"))
 

@@ -1,4 +1,4 @@
-"""RowSession: the requests of one client to a table of rows, on the side of the service."""
+"""RowSession: server side of one client's requests to a table of rows."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _OPTIONS: Final = ("columns", "at_least", "by_group", "max_tokens", "max_lag")
 
 
 class RowSession:
-    """The requests of one client to a table of rows, answered in their order.
+    """Requests of one client to a table of rows, answered in order.
 
-    Rows that a client takes are leased until it confirms that it has received them, and returned if it does not.
+    Taken rows are leased until the client confirms receipt, and returned otherwise.
 
     Parameters
     ----------
     service, table
         The service and its table.
     writer
-        The stream of answers.
+        Stream of answers.
     memory
-        Shared memory for rows; None to send them.
+        Shared memory for rows; None to send them inline.
     context
-        Flight's context of the call.
+        Flight's call context.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RowSession:
             self._memory.close()
 
     def answer(self, chunk: Any) -> None:
-        """Answer one request. An error is an answer, too; the session continues after it."""
+        """Answer one request. An error is sent as an answer, and the session continues."""
         try:
             request = read_request(chunk.app_metadata or b"", "the request")
             keys = None if chunk.data is None else self._read_keys(chunk.data)
@@ -81,24 +81,24 @@ class RowSession:
             raise
         except (SampleBatchError, pa.ArrowInvalid) as error:
             ours = error if isinstance(error, SampleBatchError) else FormatError(f"keys must be Arrow data: {error}")
-            self._tell(describe_error(ours))
+            self._write_answer(describe_error(ours))
 
     def _read_keys(self, rows: pa.RecordBatch) -> Any:
-        """Return the keys beside a request.
+        """Return the keys attached to a request.
 
         Raises
         ------
         SampleBatchError
-            If they are none, or too many bytes.
+            If the data are not keys or exceed the size limit.
         pyarrow.ArrowInvalid
             If the buffers do not fit the schema.
         """
         self._service.check_nbytes("keys", rows.nbytes)
         rows.validate()
-        found = read_fragment(rows)
-        if isinstance(found, MultiAgentBatch) or list(found.column_names) != [KEY]:
+        batch = read_fragment(rows)
+        if isinstance(batch, MultiAgentBatch) or list(batch.column_names) != [KEY]:
             raise FormatError(f"keys must be one column {KEY!r}, got others")
-        return list_keys(found._all()[KEY])
+        return list_keys(batch._all()[KEY])
 
     # Requests
 
@@ -107,7 +107,7 @@ class RowSession:
         self._drop_lease()
         number = request.get("number")
         if not isinstance(number, int) or number < 1:
-            raise FormatError("the request must have a number from 1, got another")
+            raise FormatError("the request must have a number of at least 1, got another")
         lease = self._table.lease(
             Selection.of(request.get("n"), request),
             short_text("consumer", request.get("consumer")),
@@ -132,18 +132,18 @@ class RowSession:
     def _commit(self, request: dict[str, Any], _: Any) -> None:
         check_names(request, (), "the request")
         lease, self._lease = self._lease, None
-        self._tell({"committed": lease is not None and self._table.commit(lease)})
+        self._write_answer({"committed": lease is not None and self._table.commit(lease)})
 
     def _settle(self, request: dict[str, Any], _: Any) -> None:
         check_names(request, ("reader", "number"), "the request")
         number = request.get("number")
         if not isinstance(number, int):
             raise FormatError("the request must have a number, got none")
-        self._tell({"committed": self._table.settle(short_text("reader", request.get("reader")), number)})
+        self._write_answer({"committed": self._table.settle(short_text("reader", request.get("reader")), number)})
 
     def _wait(self, request: dict[str, Any], keys: Any) -> None:
         check_names(request, ("count", "reader", "columns", "timeout_s"), "the request")
-        found = self._table.wait(
+        ready_keys = self._table.wait(
             request.get("count", 0) if keys is None else keys,
             columns=request.get("columns"),
             timeout_s=_seconds(request),
@@ -151,9 +151,9 @@ class RowSession:
             is_cancelled=self._context.is_cancelled,
         )
         if keys is None:
-            self._send(SampleBatch({KEY: found}))
+            self._send(SampleBatch({KEY: ready_keys}))
         else:
-            self._tell({"ready": len(found)})
+            self._write_answer({"ready": len(ready_keys)})
 
     def _sample(self, request: dict[str, Any], _: Any) -> None:
         check_names(request, ("n", "reader", "seed", "timeout_s", *_OPTIONS), "the request")
@@ -171,29 +171,29 @@ class RowSession:
     def _get(self, request: dict[str, Any], keys: Any) -> None:
         check_names(request, ("columns",), "the request")
         nbytes = self._service.bounds.message_nbytes
-        self._send(self._table.get(_given(keys), columns=request.get("columns"), max_nbytes=nbytes))
+        self._send(self._table.get(_require_keys(keys), columns=request.get("columns"), max_nbytes=nbytes))
 
     def _remove(self, request: dict[str, Any], keys: Any) -> None:
         check_names(request, (), "the request")
-        self._tell({"removed": self._table.remove(_given(keys))})
+        self._write_answer({"removed": self._table.remove(_require_keys(keys))})
 
     def _reserve(self, request: dict[str, Any], _: Any) -> None:
         check_names(request, ("count",), "the request")
-        self._tell({"first": self._table.reserve_keys(request.get("count", 0))})
+        self._write_answer({"first": self._table.reserve_keys(request.get("count", 0))})
 
     # Answers
 
     def _send(self, batch: SampleBatch[Any]) -> None:
-        """Answer by where rows lie in shared memory, or by their stream."""
+        """Send the shared-memory address of the rows, or the rows inline."""
         stream = RowsStream(as_record_batch(batch.to_arrow()))
         self._service.check_nbytes("rows", stream.nbytes)
-        place = None if self._memory is None else self._memory.put(stream)
-        if place is not None:
-            self._tell({"at": place})
+        address = None if self._memory is None else self._memory.put(stream)
+        if address is not None:
+            self._write_answer({"at": address})
         else:
             self._writer.write_metadata(pa.py_buffer(inline([stream])))
 
-    def _tell(self, answer: Mapping[str, Any]) -> None:
+    def _write_answer(self, answer: Mapping[str, Any]) -> None:
         self._writer.write_metadata(pa.py_buffer(write_json(answer)))
 
 
@@ -204,7 +204,7 @@ def _seconds(request: Mapping[str, Any]) -> float | None:
     return None if value is None or np.isinf(value) else value
 
 
-def _given(keys: Any) -> Any:
+def _require_keys(keys: Any) -> Any:
     if keys is None:
         raise FormatError("the request must have keys, got none")
     return keys

@@ -1,4 +1,4 @@
-"""RowStore: rows of any columns with keys, whose columns arrive in blocks."""
+"""RowStore: keyed rows whose columns arrive in blocks."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from samplebatch.errors import (
 from samplebatch.service.protocol import MAX_NAME_NBYTES
 
 KEY: Final = "key"
-"""Column of the keys in messages and results."""
+"""Column that contains the keys in messages and results."""
 
 MAX_COLUMNS: Final = 1024
-"""Columns of a table: each name costs memory for every row."""
+"""Maximum number of columns per table: each column requires memory for every row."""
 
 UNKNOWN: Final = np.iinfo(np.int64).min
 """Version, length or group of a row whose column has not been written."""
 
 _FIRST_ROOM: Final = 1024
 _PORTION: Final = 4096
-"""Rows of a checkpoint that are gathered at once."""
+"""Rows gathered at once for a checkpoint."""
 _FREE, _LEASED, _TAKEN = 0, 1, 2
 
 Ints = npt.NDArray[np.int64]
@@ -52,7 +52,7 @@ Key = int | str
 
 @dataclass(eq=False)
 class _Block:
-    """Columns of one write, kept until no row refers to them."""
+    """Columns of one write, stored until no row references them."""
 
     columns: dict[str, Column]
     nbytes: int
@@ -61,18 +61,18 @@ class _Block:
 
 @dataclass(frozen=True)
 class Facts:
-    """Columns by which rows are selected, for `RowTable`; None for those that the table has not.
+    """Columns used for row selection by `RowTable`; None if the table has no such column.
 
     Attributes
     ----------
     group
-        Integers or text: rows of one value belong together.
+        Integers or text: rows with equal values form a group.
     version
-        Integers: the version of the weights that generated a row.
+        Integers: version of the weights that generated a row.
     length
-        The tokens of a row: the elements of a ragged column, or an integer.
+        Number of tokens per row: elements of a ragged column, or an integer.
     ragged
-        Columns whose rows vary in shape even where those of a write do not, and the dtypes of their elements.
+        Dtypes of columns that are ragged even if all rows of a write have one shape.
     """
 
     group: str | None = None
@@ -83,7 +83,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Write:
-    """A checked write, ready for `RowStore.write`."""
+    """A validated write, the input of `RowStore.write`."""
 
     keys: list[Any] | None
     columns: dict[str, Column]
@@ -92,17 +92,17 @@ class Write:
 
 
 class RowStore:
-    """Rows of any columns with keys, in the order of their insertion; all methods are called with a lock held.
+    """Keyed rows of any columns in insertion order; all methods except `prepare` require the caller's lock.
 
-    A write keeps its columns where they lie, as a block. Each column has, for each row, the number of its block and the
-    row in the block, so that columns of a row may come from several writes.
+    A write stores its columns as one block without copying. Each row stores a block number and a row within the block
+    per column, so that columns of a row may originate from different writes.
 
     Parameters
     ----------
     consumers
-        Those that take rows, whose marks each row has.
+        Consumers, each with one mark per row.
     facts
-        Columns by which rows are selected.
+        Columns used for row selection.
     """
 
     def __init__(self, consumers: Sequence[str], facts: Facts) -> None:
@@ -114,7 +114,7 @@ class RowStore:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all rows and columns; numbers and assigned keys are not used again."""
+        """Remove all rows and columns; row numbers and assigned keys are not reused."""
         self._used = 0
         self._count = 0
         self._arrays: dict[Any, npt.NDArray[Any]] = {
@@ -126,9 +126,9 @@ class RowStore:
         self._empty: dict[Any, Any] = {"group": UNKNOWN, "version": UNKNOWN, "length": UNKNOWN}
         self._keys = np.zeros(0, object)
         self._numbers: dict[Any, int] = {}
-        """Number of each row by its key."""
+        """Row number by key."""
         self._groups: dict[Any, int] = {}
-        """Code of each group that is text."""
+        """Code of each text group."""
         self._blocks: dict[int, _Block] = {}
         self.forms: dict[str, tuple[Any, ...]] = {}
         """Kind, dtype and row shape of each column."""
@@ -140,57 +140,57 @@ class RowStore:
     # Writing
 
     def prepare(self, keys: Any, columns: Mapping[str, Any]) -> Write:
-        """Check keys and columns by themselves; the lock is free.
+        """Validate keys and columns; does not require the lock.
 
         Raises
         ------
         ArgumentError
-            If there are no columns, or keys are neither integers nor text, or one stands twice.
+            If there are no columns, or keys are neither integers nor text, or a key is repeated.
         ColumnLengthError
-            If a column has other rows than there are keys.
+            If a column's length differs from the number of keys.
         ColumnTypeError
-            If a column has Python objects.
+            If a column contains Python objects.
         """
         batch = columns if isinstance(columns, SampleBatch) else SampleBatch(dict(columns))
-        found = dict(batch._all())
-        if keys is not None and KEY in found:
-            raise ArgumentError(f"columns must not have the name {KEY!r}, which the keys have")
-        listed = list_keys(keys if keys is not None else found.pop(KEY, None))
-        if not found:
-            raise ArgumentError("columns must have at least one column, got none")
-        count = len(next(iter(found.values())) if listed is None else listed)
-        for name, column in found.items():
-            found[name] = column = check_column(name, column, count)
+        data = dict(batch._all())
+        if keys is not None and KEY in data:
+            raise ArgumentError(f"columns must not contain {KEY!r}, which is reserved for the keys")
+        listed = list_keys(keys if keys is not None else data.pop(KEY, None))
+        if not data:
+            raise ArgumentError("columns must contain at least one column, got none")
+        count = len(next(iter(data.values())) if listed is None else listed)
+        for name, column in data.items():
+            data[name] = column = check_column(name, column, count)
             if (name in self.facts.ragged or name == self.facts.length) and len(column.row_shape):
                 dtype = self.facts.ragged.get(name) or column.dtype
-                found[name] = match_ragged(column, dtype, len(column.row_shape), name)
+                data[name] = match_ragged(column, dtype, len(column.row_shape), name)
         if listed is not None and len(set(listed)) < count:
-            raise ArgumentError(f"keys must be different, {count - len(set(listed))} of {count} stand twice")
-        return Write(listed, found, count, sum(column.nbytes for column in found.values()))
+            raise ArgumentError(f"keys must be unique, got {count - len(set(listed))} repeated of {count}")
+        return Write(listed, data, count, sum(column.nbytes for column in data.values()))
 
     def find(self, keys: Sequence[Any]) -> Ints:
-        """Return the number of each row by its key, shape (n,); -1 for unknown keys."""
+        """Return row numbers by key, shape (n,); -1 for unknown keys."""
         return np.fromiter((self._numbers.get(key, -1) for key in keys), np.int64, len(keys))
 
     def new_rows(self, write: Write) -> int:
-        """Count the rows of a write that do not exist yet."""
+        """Count the rows of a write that do not exist."""
         if write.keys is None:
             return write.count
         return write.count - sum(map(self._numbers.__contains__, write.keys))
 
     def write(self, write: Write, update: bool | None = None) -> Ints | list[str]:
-        """Store a write, and return the keys of its rows; nothing is stored if it is refused.
+        """Store a write and return the keys of its rows; a rejected write stores nothing.
 
         Raises
         ------
         ArgumentError
-            If a row has one of the columns already, or keys exist and `update` is false.
+            If a row already has one of the columns, or keys exist and `update` is false.
         RowIndexError
             If keys are unknown and `update` is true.
         ColumnMismatchError
-            If a column has another kind, dtype or row shape than before; names it.
+            If a column's kind, dtype or row shape has changed; names the column.
         CapacityError
-            If there would be too many columns.
+            If the table would exceed its maximum number of columns.
         """
         columns = {name: self._match(name, column) for name, column in write.columns.items()}
         if len(self.forms.keys() | columns.keys()) > MAX_COLUMNS:
@@ -222,33 +222,35 @@ class RowStore:
         return keys_array(keys)
 
     def _match(self, name: str, column: Column) -> Column:
-        """Give a column the kind of the rows before, and check that it has their dtype and row shape."""
-        known = self.forms.get(name)
-        if known is None or form_of(column) == known:
+        """Convert a column to its stored kind and check dtype and row shape."""
+        stored = self.forms.get(name)
+        if stored is None or form_of(column) == stored:
             return column
-        if known[0] == "ragged":
-            column = match_ragged(column, np.dtype(known[1]), len(known[2]), name)
-        if form_of(column) != known:
+        if stored[0] == "ragged":
+            column = match_ragged(column, np.dtype(stored[1]), len(stored[2]), name)
+        if form_of(column) != stored:
             kind, dtype, shape = form_of(column)
             hint = ""
-            if known[0] in ("tensor", "torch") and len(known[2]) == len(shape) > 0 and known[1] == dtype:
+            if stored[0] in ("tensor", "torch") and len(stored[2]) == len(shape) > 0 and stored[1] == dtype:
                 hint = f"; declare rows of varying shape at the table: ragged=[{name!r}]"
             raise ColumnMismatchError(
-                f"column {name!r} must be {known[0]} of {known[1]} with rows of shape {known[2]}, as before, "
+                f"column {name!r} must be {stored[0]} of {stored[1]} with row shape {stored[2]}, as before, "
                 f"got {kind} of {dtype} with {shape}{hint}"
             )
         return column
 
     def _check_keys(self, keys: Any, numbers: Ints, columns: Mapping[str, Column], update: bool | None) -> None:
         exists = numbers >= 0
-        known = int(exists.sum())
+        known_count = int(exists.sum())
         if self._numbers and isinstance(keys[0], str) != isinstance(next(iter(self._numbers)), str):
             raise ArgumentError("keys of a table must be all integers or all text, got both")
-        if update is True and known < len(numbers):
+        if update is True and known_count < len(numbers):
             raise unknown_keys(keys, exists)
-        if update is False and known:
-            raise ArgumentError(f"keys must be new, {known} of {len(numbers)} exist, first {_nth(keys, exists)!r}")
-        if not known:
+        if update is False and known_count:
+            raise ArgumentError(
+                f"keys must be new, got {known_count} of {len(numbers)} known, first {_nth(keys, exists)!r}"
+            )
+        if not known_count:
             return
         positions = self._positions(numbers[exists])
         for name in columns:
@@ -256,50 +258,50 @@ class RowStore:
             if written.any():
                 first = list(compress(keys, exists.tolist()))[int(written.argmax())]
                 raise ArgumentError(
-                    f"column {name!r} must be written once for each key, {int(written.sum())} of {len(numbers)} keys "
-                    f"have it, first {first!r}"
+                    f"column {name!r} must be written once per key, got {int(written.sum())} of {len(numbers)} keys "
+                    f"with it, first {first!r}"
                 )
 
     def _read_facts(self, columns: Mapping[str, Column]) -> dict[str, Ints]:
-        """Return the groups, versions and lengths of the rows of a write.
+        """Return groups, versions and lengths of the rows of a write.
 
         Raises
         ------
         ColumnTypeError
-            If a column cannot be one of these.
+            If a column cannot be a group, version or length.
         """
-        found: dict[str, Ints] = {}
+        facts: dict[str, Ints] = {}
         group, version, length = self.facts.group, self.facts.version, self.facts.length
         if version is not None and version in columns:
-            found["version"] = _integers(columns[version], version)
+            facts["version"] = _integers(columns[version], version)
         if length is not None and length in columns:
             column: Any = columns[length]
             is_ragged = column.kind in ("ragged", "ragged_torch")
             lengths = np.asarray(column.lengths) if is_ragged else _integers(column, length)
             if lengths.ndim != 1 or (lengths < 0).any():
-                raise ColumnTypeError(f"column {length!r} must have lengths from 0, got others")
-            found["length"] = lengths.astype(np.int64)
+                raise ColumnTypeError(f"column {length!r} must have lengths of at least 0, got others")
+            facts["length"] = lengths.astype(np.int64)
         if group is not None and group in columns:
             column = columns[group]
             if column.kind == "text":
                 self._drop_groups()
                 codes = self._groups
                 values = column.to_objects().tolist()
-                found["group"] = np.fromiter(
+                facts["group"] = np.fromiter(
                     (codes.setdefault(value, len(codes)) for value in values), np.int64, len(values)
                 )
             else:
-                found["group"] = _integers(column, group)
-        return found
+                facts["group"] = _integers(column, group)
+        return facts
 
     def _drop_groups(self) -> None:
-        """Forget the groups that have no rows any more, once they are many."""
+        """Discard codes of groups without rows once they are numerous."""
         if len(self._groups) <= 2 * self._count + _FIRST_ROOM:
             return
         codes = self._arrays["group"][: self._used]
         is_used = np.zeros(max(self._groups.values()) + 1, np.bool_)
         is_used[codes[self._arrays["alive"][: self._used] & (codes != UNKNOWN)]] = True
-        new = {code: place for place, code in enumerate(np.flatnonzero(is_used).tolist())}
+        new = {code: rank for rank, code in enumerate(np.flatnonzero(is_used).tolist())}
         table = np.full(len(is_used), UNKNOWN)
         table[is_used] = np.arange(len(new))
         has_code = codes != UNKNOWN
@@ -307,7 +309,7 @@ class RowStore:
         self._groups = {value: new[code] for value, code in self._groups.items() if code in new}
 
     def _append(self, keys: list[Any]) -> Ints:
-        """Append rows without columns, and return their numbers."""
+        """Append rows without columns and return their numbers."""
         count = len(keys)
         self._make_room(count)
         numbers = np.arange(self._next_number, self._next_number + count)
@@ -326,7 +328,7 @@ class RowStore:
         return numbers
 
     def _make_room(self, count: int) -> None:
-        """Make room for rows at the end: close the gaps of removed rows, or allocate more."""
+        """Create room at the end: compact removed rows, or allocate."""
         room = len(self._keys)
         if self._used + count <= room:
             return
@@ -348,50 +350,50 @@ class RowStore:
             self._arrays["block", name] = np.full(len(self._keys), -1, np.int64)
             self._arrays["row", name] = np.zeros(len(self._keys), np.int32)
 
-    # Looking
+    # Queries
 
     def _positions(self, numbers: Ints) -> Ints:
-        """Return the positions of rows that exist."""
+        """Return the positions of existing rows."""
         return np.searchsorted(self._arrays["number"][: self._used], numbers)
 
     def _has(self, name: str) -> npt.NDArray[np.bool_]:
-        """Return which positions have a column."""
+        """Return a mask of positions that have a column."""
         blocks = self._arrays.get(("block", name))
         return np.zeros(self._used, np.bool_) if blocks is None else blocks[: self._used] >= 0
 
     def candidates(self, consumer: str | None = None) -> npt.NDArray[np.bool_]:
-        """Return which positions have a row, that a consumer has neither taken nor leased."""
+        """Return a mask of positions with rows, excluding those that a consumer has taken or leased."""
         alive = self._arrays["alive"][: self._used]
         return alive.copy() if consumer is None else alive & (self._arrays["mark", consumer][: self._used] == _FREE)
 
     def complete(self, rows: npt.NDArray[np.bool_], columns: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Return which of some rows, as a mask over positions, have all columns."""
+        """Restrict a mask of positions to rows that have all columns."""
         for name in columns:
             rows = rows & self._has(name)
         return rows
 
     def fact(self, fact: str) -> Ints:
-        """Return the group, version or length of each position; UNKNOWN where the column is not written."""
+        """Return the group, version or length of each position; UNKNOWN if the column is not written."""
         return self._arrays[fact][: self._used]
 
     def lacking(self, rows: npt.NDArray[np.bool_], columns: Sequence[str]) -> dict[str, int]:
-        """Count how many of some rows lack each column, without columns that all have."""
-        found = {name: int((rows & ~self._has(name)).sum()) for name in columns}
-        return {name: count for name, count in found.items() if count}
+        """Count the masked rows that lack each column; columns without gaps are omitted."""
+        counts = {name: int((rows & ~self._has(name)).sum()) for name in columns}
+        return {name: count for name, count in counts.items() if count}
 
     def mask_of(self, numbers: Ints) -> npt.NDArray[np.bool_]:
-        """Return a mask over positions of rows by their numbers."""
+        """Return a mask over positions from row numbers."""
         mask = np.zeros(self._used, np.bool_)
         mask[self._positions(numbers)] = True
         return mask
 
     def numbers_at(self, positions: Ints) -> Ints:
-        """Return the numbers of rows."""
+        """Return row numbers by position."""
         numbers: Ints = self._arrays["number"][positions]
         return numbers
 
-    def there(self, numbers: Ints) -> Ints:
-        """Return those of some numbers whose rows still exist."""
+    def existing(self, numbers: Ints) -> Ints:
+        """Return the row numbers that still exist."""
         positions = self._positions(numbers)
         inside = positions < self._used
         numbers, positions = numbers[inside], positions[inside]
@@ -400,34 +402,34 @@ class RowStore:
         return existing
 
     def keys_of(self, numbers: Ints) -> Ints | list[str]:
-        """Return the keys of rows."""
+        """Return the keys of rows by number."""
         return keys_array(self._keys[self._positions(numbers)].tolist())
 
     def view(self, numbers: Ints, columns: Sequence[str]) -> Callable[[], SampleBatch[Any]]:
-        """Refer to columns of rows, and return a function that gathers them without the lock."""
+        """Return a function that gathers columns of rows without the lock."""
         positions = self._positions(numbers)
         keys = self._keys[positions].tolist()
         units: list[tuple[Ints, Any, list[str], dict[int, _Block]]] = []
         for name in columns:
             blocks, rows = self._arrays["block", name][positions], self._arrays["row", name][positions]
-            for own_blocks, own_rows, names, _ in units:
-                if np.array_equal(own_blocks, blocks) and np.array_equal(own_rows, rows):
+            for unit_blocks, unit_rows, names, _ in units:
+                if np.array_equal(unit_blocks, blocks) and np.array_equal(unit_rows, rows):
                     names.append(name)
                     break
             else:
-                held = {number: self._blocks[number] for number in np.unique(blocks).tolist()}
-                units.append((blocks, rows, [name], held))
+                block_map = {number: self._blocks[number] for number in np.unique(blocks).tolist()}
+                units.append((blocks, rows, [name], block_map))
 
         def gather() -> SampleBatch[Any]:
-            found: dict[str, Column] = {KEY: _key_column(keys)}
-            for blocks, rows, names, held in units:
-                found.update(_gather(blocks, rows, names, held))
-            return SampleBatch._of({name: found[name] for name in (KEY, *columns)}, {}, Flags())
+            gathered: dict[str, Column] = {KEY: _key_column(keys)}
+            for blocks, rows, names, block_map in units:
+                gathered.update(_gather(blocks, rows, names, block_map))
+            return SampleBatch._of({name: gathered[name] for name in (KEY, *columns)}, {}, Flags())
 
         return gather
 
     def nbytes_of(self, numbers: Ints, columns: Sequence[str]) -> int:
-        """Estimate the bytes of columns of rows: the mean of their blocks for each."""
+        """Estimate the bytes of columns of rows from the mean row size of their blocks."""
         positions = self._positions(numbers)
         total = 8.0 * len(numbers)
         for name in columns:
@@ -440,13 +442,13 @@ class RowStore:
     # Checkpoints
 
     def freeze(self) -> dict[str, Any]:
-        """Return the rows as plain values and `fragments`, an iterator that gathers columns without the lock.
+        """Return rows as plain values, and `fragments`, an iterator that gathers columns without the lock.
 
-        A fragment has rows that have the same columns; `numbers` and `marks` list theirs in the order of the fragments.
+        All rows of a fragment have the same columns; `numbers` and `marks` are in the order of the fragments.
         """
         rows = np.flatnonzero(self._arrays["alive"][: self._used])
         names = sorted(self.forms)
-        # Rows that have the same columns have the same code.
+        # Rows with the same columns have the same code.
         codes = np.zeros(len(rows), np.int64)
         for name in names:
             codes = np.unique(codes * 2 + self._has(name)[rows], return_inverse=True)[1]
@@ -454,10 +456,10 @@ class RowStore:
         bounds = np.flatnonzero(np.diff(codes[order], prepend=-1, append=-1)).tolist() if len(rows) else [0]
         views = []
         for start, stop in pairwise(bounds):
-            own = [name for name in names if self._has(name)[rows[order[start]]]]
+            columns = [name for name in names if self._has(name)[rows[order[start]]]]
             for first in range(start, stop, _PORTION):
                 part = rows[order[first : min(first + _PORTION, stop)]]
-                views.append(self.view(self.numbers_at(part), own))
+                views.append(self.view(self.numbers_at(part), columns))
         ordered = rows[order]
         return {
             "fragments": (view() for view in views),
@@ -469,29 +471,29 @@ class RowStore:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Store the rows of a state in a store that has none.
+        """Store the rows of a state in an empty store.
 
         Raises
         ------
         FormatError, SampleBatchError
-            If the parts do not agree, or are no rows of this store.
+            If the parts are inconsistent or do not match this store.
         """
         batches: list[Any] = list(state["fragments"])
         for batch in batches:
             if KEY not in batch.column_names:
-                raise FormatError(f"fragments of rows must have a column {KEY!r}, one has none")
+                raise FormatError(f"every fragment of rows must have a column {KEY!r}, got one without")
         writes = [self.prepare(None, batch) for batch in batches]
         keys = [key for write in writes for key in write.keys or []]
         numbers = np.array([count_of("a number", number) for number in state["numbers"]], np.int64)
         marks = state["marks"]
         sizes = {len(numbers), *map(len, marks.values()), len(keys)}
         if len(sizes) > 1 or len(set(keys)) < len(keys) or len(np.unique(numbers)) < len(numbers):
-            raise FormatError("the rows of a table must have one key, number and mark each, got others")
+            raise FormatError("the rows of a table must have one unique key and number and one mark each")
         for consumer in marks:
             if consumer not in self.consumers:
-                raise ColumnMismatchError(f"consumers must include {consumer!r}, as the state does, got others")
+                raise ColumnMismatchError(f"consumers must include {consumer!r}, got {list(self.consumers)}")
         order = np.argsort(numbers)
-        self._append([keys[place] for place in order.tolist()])
+        self._append([keys[position] for position in order.tolist()])
         for consumer, taken in marks.items():
             self._arrays["mark", consumer][: len(keys)] = np.where(np.array(taken, np.bool_)[order], _TAKEN, _FREE)
         for write in writes:
@@ -501,29 +503,29 @@ class RowStore:
     # Marks and removal
 
     def lease(self, consumer: str, numbers: Ints) -> None:
-        """Keep rows for a consumer until `commit` or `release`."""
+        """Lease rows to a consumer until `commit` or `release`."""
         self._arrays["mark", consumer][self._positions(numbers)] = _LEASED
 
     def release(self, consumer: str, numbers: Ints) -> None:
         """Return leased rows that still exist."""
-        self._arrays["mark", consumer][self._positions(self.there(numbers))] = _FREE
+        self._arrays["mark", consumer][self._positions(self.existing(numbers))] = _FREE
 
     def commit(self, consumer: str, numbers: Ints) -> None:
-        """Mark leased rows as taken, and remove those that all consumers have taken."""
-        numbers = self.there(numbers)
+        """Mark leased rows as taken; remove rows that all consumers have taken."""
+        numbers = self.existing(numbers)
         positions = self._positions(numbers)
         self._arrays["mark", consumer][positions] = _TAKEN
-        taken = np.ones(len(numbers), np.bool_)
+        is_taken = np.ones(len(numbers), np.bool_)
         for other in self.consumers:
-            taken &= self._arrays["mark", other][positions] == _TAKEN
-        self.remove(numbers[taken])
+            is_taken &= self._arrays["mark", other][positions] == _TAKEN
+        self.remove(numbers[is_taken])
 
     def oldest(self, count: int) -> Ints:
         """Return the numbers of the oldest rows."""
         return self.numbers_at(np.flatnonzero(self._arrays["alive"][: self._used])[:count])
 
     def remove(self, numbers: Ints) -> None:
-        """Remove rows that exist; blocks without rows are freed."""
+        """Remove existing rows; blocks without rows are freed."""
         if not len(numbers):
             return
         positions = self._positions(numbers)
@@ -543,9 +545,9 @@ class RowStore:
 
 
 def _gather(
-    blocks: Ints, rows: npt.NDArray[np.int32], names: list[str], held: Mapping[int, _Block]
+    blocks: Ints, rows: npt.NDArray[np.int32], names: list[str], block_map: Mapping[int, _Block]
 ) -> dict[str, Column]:
-    """Gather columns of rows that lie in the same places of the same blocks: one copy, in the order of the rows."""
+    """Gather columns whose rows share block positions, in row order, with at most one copy."""
     order = None
     if (np.diff(blocks) < 0).any():
         order = np.argsort(blocks, kind="stable")
@@ -553,46 +555,48 @@ def _gather(
     starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
     parts = []
     for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
-        columns, own = held[int(blocks[start])].columns, rows[start:stop].astype(np.intp)
-        first, last = int(own[0]), int(own[-1])
-        is_range = last - first == len(own) - 1 and bool((np.diff(own) == 1).all())
+        columns, indices = block_map[int(blocks[start])].columns, rows[start:stop].astype(np.intp)
+        first, last = int(indices[0]), int(indices[-1])
+        is_range = last - first == len(indices) - 1 and bool((np.diff(indices) == 1).all())
         parts.append(
-            {name: columns[name].slice(first, last + 1) if is_range else columns[name].take(own) for name in names}
+            {name: columns[name].slice(first, last + 1) if is_range else columns[name].take(indices) for name in names}
         )
     if len(parts) > 1:
         parts = [dict(join([SampleBatch._of(part, {}, Flags()) for part in parts])._all())]
-    found = parts[0]
+    gathered = parts[0]
     if order is None:
-        return found
-    back = np.empty(len(order), np.intp)
-    back[order] = np.arange(len(order))
-    return {name: column.take(back) for name, column in found.items()}
+        return gathered
+    inverse = np.empty(len(order), np.intp)
+    inverse[order] = np.arange(len(order))
+    return {name: column.take(inverse) for name, column in gathered.items()}
 
 
 def form_of(column: Column) -> tuple[Any, ...]:
-    """Return what all rows of a column must share: kind, dtype and row shape."""
+    """Return what all rows of a column share: kind, dtype and row shape."""
     if isinstance(column, TextColumn):
-        # Its dtype depends on whether rows are missing.
+        # The dtype depends on whether rows are missing.
         return column.kind, column.content, ()
     return column.kind, str(column.dtype), column.row_shape
 
 
 def check_column(name: str, column: Column, count: int) -> Column:
-    """Check that a column has no objects and `count` rows; rows that are all None become missing text.
+    """Check that a column has `count` rows and no objects; a column of None only becomes missing text.
 
     Raises
     ------
     ColumnLengthError, ColumnTypeError
-        If it does not; names the column.
+        If a condition is not met; names the column.
+    CapacityError
+        If the column's name is too long.
     """
     if isinstance(column, ObjectColumn) and len(column) and all(row is None for row in column.values.tolist()):
         column = TextColumn(pa.nulls(len(column), pa.large_string()))
     if column.kind == "object":
-        raise ColumnTypeError(f"column {name!r} must have numbers, flags or text, got Python objects")
+        raise ColumnTypeError(f"column {name!r} must contain numbers, flags or text, got Python objects")
     if len(name.encode()) > MAX_NAME_NBYTES:
         raise CapacityError(f"names of columns must have at most {MAX_NAME_NBYTES} bytes, got {len(name.encode())}")
     if len(column) != count:
-        raise ColumnLengthError(f"column {name!r} must have {count} rows, one for each key, got {len(column)}")
+        raise ColumnLengthError(f"column {name!r} must have {count} rows, one per key, got {len(column)}")
     return column
 
 
@@ -602,9 +606,9 @@ def list_keys(keys: Any) -> list[Any] | None:
     Raises
     ------
     ArgumentError
-        If they are neither integers of 64 bits nor text.
+        If keys are neither 64-bit integers nor text.
     CapacityError
-        If a text is too long.
+        If a text key is too long.
 
     Examples
     --------
@@ -631,35 +635,35 @@ def list_keys(keys: Any) -> list[Any] | None:
         if max(map(len, texts)) > MAX_NAME_NBYTES:
             raise CapacityError(f"keys must have at most {MAX_NAME_NBYTES} characters, got {max(map(len, texts))}")
         return texts
-    found = np.asarray(values)
-    if found.ndim != 1 or found.dtype.kind not in "iu" or found.dtype == np.uint64:
-        what = found.dtype if found.ndim == 1 else f"shape {found.shape}"
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype == np.uint64:
+        what = array.dtype if array.ndim == 1 else f"shape {array.shape}"
         raise ArgumentError(f"keys must be integers or text, got {what}")
-    listed: list[Any] = found.tolist()
+    listed: list[Any] = array.tolist()
     return listed
 
 
 def keys_array(keys: Any) -> Ints | list[str]:
-    """Return keys as users get them: integers as an array, shape (n,), text as a list."""
+    """Return keys as an array of integers, shape (n,), or as a list of text."""
     listed = list(keys)
     return listed if listed and isinstance(listed[0], str) else np.array(listed, np.int64)
 
 
 def _key_column(keys: list[Any]) -> Column:
-    found = TextColumn.from_rows(keys) if keys and isinstance(keys[0], str) else None
-    return TensorColumn(np.array(keys, np.int64)) if found is None else found
+    text = TextColumn.from_rows(keys) if keys and isinstance(keys[0], str) else None
+    return TensorColumn(np.array(keys, np.int64)) if text is None else text
 
 
 def unknown_keys(keys: Any, exists: npt.NDArray[np.bool_]) -> RowIndexError:
-    """Word the error for keys that no row has."""
+    """Create the error for unknown keys."""
     count = int((~exists).sum())
     return RowIndexError(
-        f"keys must be those of rows of the table, {count} of {len(exists)} are unknown, first {_nth(keys, ~exists)!r}"
+        f"keys must exist in the table, got {count} of {len(exists)} unknown, first {_nth(keys, ~exists)!r}"
     )
 
 
 def _nth(keys: Any, mask: npt.NDArray[np.bool_]) -> Any:
-    """Return the first key that a mask selects."""
+    """Return the first key selected by a mask."""
     return list(keys)[int(mask.argmax())]
 
 

@@ -1,4 +1,4 @@
-"""RowTable: rows of any columns that writers complete in any order, and consumers take once each."""
+"""RowTable: keyed rows that writers complete column by column and consumers take once."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from samplebatch.storage.buffers.state import generator_from_state, generator_st
 from samplebatch.storage.foreign.damage import name_damage
 
 MAX_ROWS: Final = 1 << 16
-"""Rows of one request: the lock is held for that long."""
+"""Maximum number of rows per request, which bounds the time the lock is held."""
 
 MAX_EVICTED_KEYS: Final = 1 << 16
-"""Keys of evicted rows that a table remembers."""
+"""Maximum number of evicted keys that a table remembers."""
 
 _MAX_NBYTES: Final = 1 << 34
 
@@ -45,17 +45,17 @@ class Selection:
     Attributes
     ----------
     n
-        Rows that are wanted.
+        Maximum number of rows.
     columns
-        Columns that the rows must have; None for all columns that the table has by then.
+        Columns that the rows must have; None for all columns of the table at that time.
     at_least
-        Rows from which fewer than n will do.
+        Minimum number of rows; None for n.
     by_group
-        Whether to select all rows of a group or none.
+        Whether to select only entire groups.
     max_tokens
-        Tokens that all rows may have together; None for any number.
+        Maximum total number of tokens; None for no limit.
     max_lag
-        Versions that a row may be behind the newest weights; None for any number.
+        Maximum number of versions between a row and the newest weights; None for no limit.
     """
 
     n: int
@@ -67,64 +67,64 @@ class Selection:
 
     @classmethod
     def of(cls, n: Any, options: Mapping[str, Any]) -> Selection:
-        """Check a request.
+        """Validate a request.
 
         Raises
         ------
         ArgumentError
-            If a number is out of its range, or columns are no names.
+            If a number is out of range, or columns are not names.
         CapacityError
-            If there are more rows than a request may have.
+            If n exceeds the limit of a request.
         """
         count = whole("n", n, 1)
         if count > MAX_ROWS:
             raise CapacityError(f"n must be at most {MAX_ROWS} rows, got {count}")
-        found: dict[str, Any] = {"columns": check_columns(options.get("columns"))}
+        arguments: dict[str, Any] = {"columns": check_columns(options.get("columns"))}
         for name in ("at_least", "max_tokens", "max_lag"):
             value = options.get(name)
-            found[name] = None if value is None else whole(name, value, 0 if name == "max_lag" else 1)
-        if (found["at_least"] or 0) > count:
-            raise ArgumentError(f"at_least must be at most n, {count}, got {found['at_least']}")
+            arguments[name] = None if value is None else whole(name, value, 0 if name == "max_lag" else 1)
+        if (arguments["at_least"] or 0) > count:
+            raise ArgumentError(f"at_least must be at most n, {count}, got {arguments['at_least']}")
         by_group = options.get("by_group", False)
         if not isinstance(by_group, bool):
             raise ArgumentError(f"by_group must be true or false, got a {type(by_group).__name__}")
-        return cls(count, by_group=by_group, **found)
+        return cls(count, by_group=by_group, **arguments)
 
 
 def check_columns(columns: Any) -> tuple[str, ...] | None:
-    """Return names of columns; None stays None.
+    """Return column names as a tuple; None stays None.
 
     Raises
     ------
     ArgumentError
-        If they are no list of different names.
+        If the columns are not a list of different names.
     """
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, list | tuple):
         raise ArgumentError(f"columns must be a list of names, got a {type(columns).__name__}")
-    found = tuple(short_text("a column", name) for name in columns)
-    if len(set(found)) < len(found) or not found:
-        raise ArgumentError(f"columns must be different names, at least one, got {len(found)}")
-    return found
+    names = tuple(short_text("a column", name) for name in columns)
+    if len(set(names)) < len(names) or not names:
+        raise ArgumentError(f"columns must be different names, at least one, got {len(names)}")
+    return names
 
 
 @dataclass(eq=False)
 class Lease:
-    """Rows that a consumer is about to take, for `RowTable.lease`.
+    """Rows reserved for a consumer by `RowTable.lease`.
 
     Attributes
     ----------
     consumer
-        Who takes them.
+        Consumer that requested the rows.
     reader, number
-        The client's name and the number of its request; "" and 0 in this process.
+        Name of the client and number of its request; "" and 0 in this process.
     numbers
-        The rows.
+        Row numbers.
     gather
-        Copies their columns; the lock is free.
+        Function that copies the columns without the lock.
     held_s
-        Seconds that the request waited.
+        Seconds for which the request waited.
     """
 
     consumer: str
@@ -136,50 +136,50 @@ class Lease:
 
 
 class RowTable:
-    """Table of rows of any columns, with keys: writers add columns at any time, and each consumer takes each row once.
+    """Table of keyed rows: writers add columns at any time, and each consumer takes each row once.
 
-    A row is complete for a consumer once it has all columns that the consumer asks for. Rows are removed once all
-    consumers have taken them. Threads may share a table; `ReplayServer` serves it, and `RowClient` uses it there.
+    A row is complete for a consumer once it has all columns that the consumer requests. Rows are removed once all
+    consumers have taken them. The table is thread-safe; `ReplayServer` serves it to `RowClient`.
 
     Parameters
     ----------
     name
-        Its name.
+        Name of the table.
     capacity
-        Rows that it may have. Puts of new rows wait while it is full.
+        Maximum number of rows. Puts of new rows wait while the table is full.
     consumers
-        Those that take rows. Empty for rows that stay until they are removed.
+        Names of the consumers. Empty for rows that remain until they are removed.
     max_nbytes
-        Bytes from which puts of new rows wait. Further columns of existing rows do not wait, and are rejected beyond
-        twice as many.
+        Size in bytes at which puts of new rows wait. Further columns of existing rows do not wait, and are rejected
+        beyond twice this size.
     remover
-        `"none"`: puts wait while the table is full; `"fifo"`: the oldest rows are evicted, whether taken or not.
+        `"none"`: puts wait while the table is full; `"fifo"`: the oldest rows are evicted, even if not taken.
     group
-        Column of integers or text: rows of one value are a group, for `by_group`.
+        Column of integers or text; rows with equal values form a group, for `by_group`.
     group_size
-        Rows from which a group is complete; None if those that exist are all.
+        Number of rows of a complete group; None if the existing rows of a group are complete.
     version
-        Column of integers: the version of the weights that generated a row, for `max_lag`.
+        Column of integers with the version of the weights that generated a row, for `max_lag`.
     max_lag
-        Rows whose version is further behind the newest one are evicted. The newest is the highest of the column and of
-        the weights that the service publishes.
+        Maximum number of versions between a row and the newest version; older rows are evicted. The newest version is
+        the highest of the column and of the published weights.
     length
-        Column whose tokens `max_tokens` counts: elements of a ragged column, or an integer per row.
+        Column that determines the number of tokens for `max_tokens`: a ragged column, or an integer per row.
     ragged
-        Columns whose rows vary in shape, by name, or names and the dtypes of their elements. They are ragged although
-        the rows of a put have one shape; the column of `length` always is.
+        Names of ragged columns, or a mapping of names to element dtypes. They are ragged even if all rows of a put have
+        one shape; the column of `length` is always ragged unless it has integers.
     seed
-        Seed of the generator that `sample` draws by; None for a random one.
+        Seed of the generator of `sample`; None for a random seed.
 
     Raises
     ------
     ArgumentError
-        If a number or a word is not of its values.
+        If a number is out of range or an option is invalid.
 
     Attributes
     ----------
     name, kind, unit, remover, capacity
-        As given; kind and unit are `"rows"`.
+        The arguments; kind and unit are `"rows"`.
 
     Examples
     --------
@@ -234,14 +234,14 @@ class RowTable:
         self._room = WaitingRoom(name, self._lock)
         self._written = TakenNumbers()
         self._committed = TakenNumbers()
-        """Number of the last take of each reader that was committed."""
-        self._begun = TakenNumbers()
-        """Number of the last take of each reader that got rows, or will not get any."""
+        """Number of the latest committed take per reader."""
+        self._started = TakenNumbers()
+        """Number of the latest take per reader that got rows or is void."""
         self._leases: dict[str, Lease] = {}
-        """Leases of readers, by reader."""
+        """Current lease per reader."""
         self._inserted = self._sampled = self._evicted = 0
         self._evicted_keys: dict[Any, None] = {}
-        """Keys of the rows that were evicted last, oldest first."""
+        """Keys of the latest evicted rows, oldest first."""
         self._version = UNKNOWN
 
     def __len__(self) -> int:
@@ -265,23 +265,22 @@ class RowTable:
         timeout_s: float | None = None,
         is_cancelled: IsCancelled | None = None,
     ) -> Ints | list[str]:
-        """Store columns of rows; rows whose keys are unknown are created. All of it is stored, or nothing.
+        """Store columns of rows and create rows with unknown keys. A put is atomic.
 
         Parameters
         ----------
         keys
-            Integers or text, one per row, n of them; None to have new integers assigned.
+            Integers or text, one per row, n keys; None to assign new integers.
         columns
-            Arrays, lists, text or columns by name, or a `SampleBatch`, n rows each. They must not be written to
-            afterwards.
+            Arrays, lists, text or columns by name, or a `SampleBatch`, n rows each. Do not modify them afterwards.
         update
             True if all keys must exist, False if none must; None for either.
         writer, stream, number
-            The writer, its stream, and the number of this put: one that is not above the last was stored already.
+            Writer, stream and sequence number of this put; a put whose number is not above the latest is a duplicate.
         timeout_s
-            Seconds to wait for room; None for any number, 0 for none.
+            Seconds to wait for room; None for no limit, 0 to not wait.
         is_cancelled
-            Returns whether nobody waits for the answer any more; AbandonedError is raised then.
+            Predicate that returns whether the caller has gone; AbandonedError is then raised.
 
         Returns
         -------
@@ -290,16 +289,16 @@ class RowTable:
         Raises
         ------
         ArgumentError
-            If a key stands twice, has one of the columns already, or exists although `update` is false.
+            If a key is repeated, already has one of the columns, or exists although `update` is false.
         RowIndexError
-            If `update` is true and a key is unknown, or `update` is None and the row of a key was evicted;
-            `update=False` creates it again.
+            If `update` is true and a key is unknown, or `update` is None and a key's row was evicted; pass
+            `update=False` to create the row again.
         ColumnLengthError, ColumnTypeError, ColumnMismatchError
-            If a column has another length than `keys`, Python objects, or another dtype or row shape than before.
+            If a column's length differs from `keys`, it contains Python objects, or its dtype or row shape has changed.
         CapacityError
-            If there are more rows than the table or a request may have, or too many bytes.
+            If the rows exceed the table's capacity or the limits of a request.
         LimitTimeoutError
-            If the table is still full then.
+            If the table is still full at the deadline.
         TableClosedError
             If the table is closed.
         """
@@ -325,7 +324,7 @@ class RowTable:
             evicted = self._evicted_of(write, update)
             if evicted:
                 raise RowIndexError(
-                    f"keys must be those of rows that were not evicted, {len(evicted)} of {write.count} were, first "
+                    f"keys must not be keys of evicted rows, got {len(evicted)} of {write.count} evicted, first "
                     f"{evicted[0]!r}; put the others, or pass update=False to create the rows again"
                 )
             if self._rows.nbytes + write.nbytes > 2 * self._max_nbytes:
@@ -348,7 +347,7 @@ class RowTable:
             return stored
 
     def _evicted_of(self, write: Write, update: bool | None) -> list[Any]:
-        """Return the keys of a put whose rows were evicted; empty if `update` specifies whether rows exist."""
+        """Return the keys of evicted rows in a put; empty if `update` is not None."""
         if update is not None or not self._evicted_keys:
             return []
         return [key for key in write.keys or () if key in self._evicted_keys]
@@ -359,13 +358,13 @@ class RowTable:
             return None
         size = len(self._rows)
         if size + created > self.capacity:
-            return Hold(f"it has {size} of {self.capacity} rows, and {created} more have no room", needs_room=True)
+            return Hold(f"it has {size} of {self.capacity} rows, no room for {created} more", needs_room=True)
         if size and self._rows.nbytes + write.nbytes > self._max_nbytes:
             return Hold(f"it has {self._rows.nbytes} of {self._max_nbytes} bytes", needs_room=True)
         return None
 
     def _evict(self) -> None:
-        """Remove rows that are too old, and with remover `"fifo"` the oldest of too many."""
+        """Remove rows older than `max_lag`, and with remover `"fifo"` the oldest rows above the limits."""
         rows = self._rows
         if self._max_lag is not None and self._version != UNKNOWN:
             versions = rows.fact("version")
@@ -387,12 +386,12 @@ class RowTable:
             del self._evicted_keys[key]
 
     def reserve_keys(self, count: int) -> int:
-        """Assign keys to a writer, and return the first: `count` consecutive integers that are assigned to nobody else.
+        """Reserve `count` consecutive integer keys for a writer and return the first.
 
         Raises
         ------
         ArgumentError, CapacityError
-            If `count` is no number of rows of a put.
+            If `count` is not an integer from 1 to the limit of a put.
         """
         if whole("count", count, 1) > MAX_ROWS:
             raise CapacityError(f"count must be at most {MAX_ROWS} keys, got {count}")
@@ -402,12 +401,12 @@ class RowTable:
             return first
 
     def taken(self, writer: str, stream: str = "") -> int:
-        """Return the number of the last put that was stored from a stream of a writer; 0 if there is none."""
+        """Return the number of the latest stored put of a writer's stream; 0 if there is none."""
         with self._lock:
             return self._written.last(writer, stream)
 
     def set_version(self, version: int) -> None:
-        """Announce the version of the newest weights: rows that are too far behind are evicted."""
+        """Set the version of the newest weights and evict rows that exceed `max_lag`."""
         with self._lock:
             self._version = max(self._version, version)
             self._evict()
@@ -429,24 +428,24 @@ class RowTable:
         Parameters
         ----------
         keys_or_count
-            Keys of rows, which need not exist yet, or how many rows, whichever they are.
+            Keys of rows, which need not exist yet, or a number of arbitrary rows.
         columns
-            Columns that the rows must have; None for all that the table has by then.
+            Columns that the rows must have; None for all columns of the table at that time.
         timeout_s
-            Seconds to wait; None for any number, 0 for none.
+            Seconds to wait; None for no limit, 0 to not wait.
         reader, is_cancelled
-            As of `take`.
+            As in `lease`.
 
         Returns
         -------
-        The keys of the rows: those given, or of the oldest that are complete.
+        The given keys, or the keys of the oldest complete rows.
 
         Raises
         ------
         LimitTimeoutError
-            If the rows are not complete then; names the columns and how many rows lack each.
+            If rows are incomplete at the deadline; names the missing columns with the number of rows per column.
         ArgumentError, CapacityError, TableClosedError
-            As `take` does.
+            As in `take`.
         """
         names = check_columns(columns)
         keys: list[Any] | None = None
@@ -457,32 +456,36 @@ class RowTable:
             count = len(keys)
         if count > MAX_ROWS:
             raise CapacityError(f"wait must be for at most {MAX_ROWS} rows, got {count}")
-        found: list[Ints] = []
+        selected: list[Ints] = []
         with self._lock:
             self._room.admit(
-                reader, "sample", lambda: self._hold_wait(keys, count, names, found), _seconds(timeout_s), is_cancelled
+                reader,
+                "sample",
+                lambda: self._hold_wait(keys, count, names, selected),
+                _seconds(timeout_s),
+                is_cancelled,
             )
-            return keys_array(keys) if keys is not None else self._rows.keys_of(found[-1])
+            return keys_array(keys) if keys is not None else self._rows.keys_of(selected[-1])
 
     def _hold_wait(
-        self, keys: list[Any] | None, count: int, names: tuple[str, ...] | None, found: list[Ints]
+        self, keys: list[Any] | None, count: int, names: tuple[str, ...] | None, selected: list[Ints]
     ) -> Hold | None:
         rows = self._rows
         columns = tuple(rows.forms) if names is None else names
         if keys is None:
-            there = rows.candidates()
-            complete = np.flatnonzero(rows.complete(there, columns))[:count]
-            found[:] = [rows.numbers_at(complete)]
+            exists = rows.candidates()
+            complete = np.flatnonzero(rows.complete(exists, columns))[:count]
+            selected[:] = [rows.numbers_at(complete)]
             ready = len(complete)
-            unknown = max(count - int(there.sum()), 0)
+            unknown = max(count - int(exists.sum()), 0)
         else:
             numbers = rows.find(keys)
-            there = rows.mask_of(numbers[numbers >= 0])
-            ready = int(rows.complete(there, columns).sum())
+            exists = rows.mask_of(numbers[numbers >= 0])
+            ready = int(rows.complete(exists, columns).sum())
             unknown = int((numbers < 0).sum())
         if ready >= count:
             return None
-        return Hold(_why(count, ready, rows.lacking(there, columns), unknown), needs_items=True)
+        return Hold(_why(count, ready, rows.lacking(exists, columns), unknown), needs_items=True)
 
     def take(
         self,
@@ -493,37 +496,34 @@ class RowTable:
         timeout_s: float | None = None,
         **options: Any,
     ) -> SampleBatch[Any]:
-        """Take complete rows, the oldest first; no other `take` of this consumer returns them.
+        """Take the oldest complete rows; no other `take` by this consumer returns them.
 
         Parameters
         ----------
         n
-            How many.
+            Maximum number of rows.
         columns
-            Columns that the rows must have, which are returned; None for all that the table has by then.
+            Columns to return, which the rows must have; None for all columns of the table at that time.
         consumer
-            Who takes them, one of the table's consumers.
+            One of the table's consumers.
         timeout_s
-            Seconds to wait; None for any number, 0 for none.
+            Seconds to wait; None for no limit, 0 to not wait.
         **options
-            `at_least`, rows from which fewer than n will do; `by_group`, to take all rows of a group or none;
-            `max_tokens`, tokens that the rows may have together; `max_lag`, versions that a row may be behind the
-            newest weights.
+            Further fields of a request, as in `RowClient.take`: `at_least`, `by_group`, `max_tokens`, `max_lag`.
 
         Returns
         -------
         SampleBatch
-            The columns, and the keys as the column `key`. With `by_group` or `max_tokens` there are fewer rows if the
-            next would not fit.
+            The columns, and the keys as column `key`.
 
         Raises
         ------
         LimitTimeoutError
-            If there are not enough rows then; names the columns and how many rows lack each.
+            If there are not enough rows at the deadline; names the missing columns with the number of rows per column.
         ArgumentError
-            If an argument is out of its range, or the table has no such consumer or no column for an option.
+            If an argument is out of range, or the table lacks the consumer or the column of an option.
         CapacityError
-            If the oldest row or group alone has more rows or tokens than permitted.
+            If the oldest row or group alone exceeds a limit.
         TableClosedError
             If the table is closed.
         """
@@ -543,39 +543,39 @@ class RowTable:
         is_cancelled: IsCancelled | None = None,
         max_nbytes: int | None = None,
     ) -> Lease:
-        """Select rows as `take` does, and keep them for the consumer until `commit` or `release`.
+        """Reserve rows for the consumer until `commit` or `release`.
 
         Parameters
         ----------
         selection, consumer, timeout_s
-            As of `take`.
+            As in `take`.
         reader, number
-            The client's name and the number of its request, which increases; 0 for none.
+            Name of the client and increasing number of its request; 0 for none.
         is_cancelled
-            As of `put`.
+            As in `put`.
         max_nbytes
-            Bytes that the rows may have; None for any number.
+            Maximum number of bytes of the rows; None for no limit.
 
         Raises
         ------
         AbandonedError
-            If the reader has asked for something else since.
+            If the reader has sent another request in the meantime.
         SampleBatchError
-            As `take` does.
+            As in `take`.
         """
         if consumer not in self._rows.consumers:
             raise ArgumentError(
                 f"consumer must be one of table {self.name!r}, got {consumer!r}; "
                 f"{near_names(consumer, self._rows.consumers)}"
             )
-        found: list[Ints | SampleBatchError] = []
+        result: list[Ints | SampleBatchError] = []
         with self._lock:
-            self._begin(reader, number)
-            hold = partial(self._hold_selection, selection, consumer, found, None)
+            self._start_take(reader, number)
+            hold = partial(self._hold_selection, selection, consumer, result, None)
             held_s = self._room.admit(reader, "sample", hold, _seconds(timeout_s), is_cancelled)
-            if number and self._begun.last(reader, "") != number:
-                raise AbandonedError(f"table {self.name!r} selected rows for a request that was sent again")
-            numbers = _selected(found)
+            if number and self._started.last(reader, "") != number:
+                raise AbandonedError(f"table {self.name!r} selected rows for a repeated request")
+            numbers = _selected(result)
             gather = self._view(numbers, selection, max_nbytes)
             self._rows.lease(consumer, numbers)
             lease = Lease(consumer, reader, number, numbers, gather, held_s)
@@ -583,19 +583,19 @@ class RowTable:
                 self._leases[reader] = lease
             return lease
 
-    def _begin(self, reader: str, number: int) -> None:
-        """Note a take of a reader; rows of an earlier one that was not committed are returned."""
+    def _start_take(self, reader: str, number: int) -> None:
+        """Record a take of a reader; rows of its uncommitted lease are returned."""
         if not number:
             return
-        if self._begun.includes(reader, "", number):
-            raise AbandonedError(f"table {self.name!r} got a request that was sent again")
-        self._begun.note(reader, "", number)
+        if self._started.includes(reader, "", number):
+            raise AbandonedError(f"table {self.name!r} received a repeated request")
+        self._started.note(reader, "", number)
         earlier = self._leases.get(reader)
         if earlier is not None:
             self._return(earlier)
 
     def commit(self, lease: Lease) -> bool:
-        """Count leased rows as taken, and return whether they were leased still."""
+        """Mark leased rows as taken; return whether the lease was still valid."""
         with self._lock:
             if lease.number and self._leases.pop(lease.reader, None) is not lease:
                 return False
@@ -606,7 +606,7 @@ class RowTable:
             return True
 
     def release(self, lease: Lease) -> None:
-        """Return leased rows that were not committed, for another `take`."""
+        """Return rows of an uncommitted lease to the table."""
         with self._lock:
             if not lease.number or self._leases.get(lease.reader) is lease:
                 self._return(lease)
@@ -617,15 +617,15 @@ class RowTable:
         self._room.wake()
 
     def settle(self, reader: str, number: int) -> bool:
-        """Return whether a take of a reader was committed; if not, it will not be."""
+        """Return whether a take of a reader was committed; otherwise void it."""
         with self._lock:
             if self._committed.last(reader, "") >= number:
                 return True
             lease = self._leases.get(reader)
             if lease is not None and lease.number <= number:
                 self._return(lease)
-            if self._begun.last(reader, "") < number:
-                self._begun.note(reader, "", number)
+            if self._started.last(reader, "") < number:
+                self._started.note(reader, "", number)
             return False
 
     def sample(
@@ -640,29 +640,29 @@ class RowTable:
         max_nbytes: int | None = None,
         **options: Any,
     ) -> SampleBatch[Any]:
-        """Sample complete rows or groups uniformly without replacement; they stay for others.
+        """Sample complete rows or groups uniformly without replacement; the rows remain in the table.
 
         Parameters
         ----------
         n, columns, timeout_s, **options
-            As of `take`.
+            As in `take`.
         seed
-            Seed of a generator for this sample alone; None for the table's own.
+            Seed of a generator for this sample only; None for the table's generator.
         reader, is_cancelled, max_nbytes
-            As of `lease`.
+            As in `lease`.
 
         Raises
         ------
         SampleBatchError
-            As `take` does.
+            As in `take`.
         """
         selection = Selection.of(n, {"columns": columns, **options})
         rng = self._rng if seed is None else np.random.default_rng(whole("seed", seed))
-        found: list[Ints | SampleBatchError] = []
+        result: list[Ints | SampleBatchError] = []
         with self._lock:
-            hold = partial(self._hold_selection, selection, None, found, rng)
+            hold = partial(self._hold_selection, selection, None, result, rng)
             self._room.admit(reader, "sample", hold, _seconds(timeout_s), is_cancelled)
-            numbers = _selected(found)
+            numbers = _selected(result)
             gather = self._view(numbers, selection, max_nbytes)
             self._sampled += len(numbers)
         batch: SampleBatch[Any] = gather()
@@ -671,14 +671,14 @@ class RowTable:
     def get(
         self, keys: Any, *, columns: Sequence[str] | None = None, max_nbytes: int | None = None
     ) -> SampleBatch[Any]:
-        """Return columns of rows by their keys, in that order, without waiting; the rows stay.
+        """Return columns of rows by key, in the order of the keys, without waiting; the rows remain.
 
         Raises
         ------
         RowIndexError
             If a key is unknown.
         ArgumentError
-            If a row lacks a column; names it.
+            If a row lacks a column; names the column.
         """
         names, listed = check_columns(columns), _some_keys(keys)
         if len(listed) > MAX_ROWS:
@@ -690,13 +690,13 @@ class RowTable:
             columns = tuple(self._rows.forms) if names is None else names
             lacking = self._rows.lacking(self._rows.mask_of(numbers), columns)
             if lacking:
-                raise ArgumentError(f"rows must have the columns that are asked for, {_lacks(lacking)}")
+                raise ArgumentError(f"rows must have the requested columns, {_lacks(lacking)}")
             gather = self._view(numbers, Selection(len(listed), columns), max_nbytes)
         batch: SampleBatch[Any] = gather()
         return batch
 
     def remove(self, keys: Any) -> int:
-        """Remove rows by their keys, and return how many existed."""
+        """Remove rows by key, and return how many existed."""
         listed = _some_keys(keys)
         with self._lock:
             numbers = np.unique(self._rows.find(listed))
@@ -710,36 +710,36 @@ class RowTable:
         if max_nbytes is not None:
             nbytes = self._rows.nbytes_of(numbers, columns)
             if nbytes > max_nbytes:
-                raise CapacityError(f"rows must have at most {max_nbytes} bytes, got about {nbytes}; take fewer")
+                raise CapacityError(f"rows must have at most {max_nbytes} bytes, got about {nbytes}; request fewer")
         return self._rows.view(numbers, columns)
 
     def _hold_selection(
         self,
         selection: Selection,
         consumer: str | None,
-        found: list[Ints | SampleBatchError],
+        result: list[Ints | SampleBatchError],
         rng: np.random.Generator | None,
     ) -> Hold | None:
-        """Select rows into `found`, or the error in their place, or return why there are not enough."""
+        """Store the selected rows or an error in `result`, or return why there are not enough rows."""
         try:
             positions, why = self._find_rows(selection, consumer, rng)
         except SampleBatchError as error:
-            # Raised by the request itself: `info` asks for the reasons of all.
-            found[:] = [error]
+            # Raised by the request, because `info` evaluates the reasons of all waiting requests.
+            result[:] = [error]
             return None
         if why:
             return Hold(why, needs_items=True)
-        found[:] = [self._rows.numbers_at(positions)]
+        result[:] = [self._rows.numbers_at(positions)]
         return None
 
     def _find_rows(
         self, selection: Selection, consumer: str | None, rng: np.random.Generator | None
     ) -> tuple[Ints, str]:
-        """Return the positions of the rows of a selection, and why they are not enough; "" if they are."""
+        """Return the positions of selected rows, and why they are not enough, or ""."""
         rows = self._rows
         columns = tuple(rows.forms) if selection.columns is None else selection.columns
-        there = rows.candidates(consumer)
-        complete = rows.complete(there, columns)
+        available = rows.candidates(consumer)
+        complete = rows.complete(available, columns)
         for option, fact in (("max_tokens", "length"), ("max_lag", "version"), ("by_group", "group")):
             value = getattr(selection, option)
             if value is None or value is False:
@@ -749,59 +749,59 @@ class RowTable:
             complete &= rows.fact(fact) != UNKNOWN
         if selection.max_lag is not None and self._version != UNKNOWN:
             complete &= rows.fact("version") >= self._version - selection.max_lag
-        positions, is_full = self._select(there, np.flatnonzero(complete), selection, rng)
+        positions, is_full = self._select(available, np.flatnonzero(complete), selection, rng)
         enough = selection.n if selection.at_least is None else selection.at_least
         if len(positions) >= enough or is_full:
             return positions, ""
-        unknown = max(enough - int(there.sum()), 0)
-        return positions, _why(enough, len(positions), rows.lacking(there, columns), unknown)
+        unknown = max(enough - int(available.sum()), 0)
+        return positions, _why(enough, len(positions), rows.lacking(available, columns), unknown)
 
     def _select(
-        self, there: Any, ready: Ints, selection: Selection, rng: np.random.Generator | None
+        self, available: Any, ready: Ints, selection: Selection, rng: np.random.Generator | None
     ) -> tuple[Ints, bool]:
-        """Return the positions of rows or groups that fit, in order, and whether the next one does not fit."""
+        """Return positions of rows or groups that fit, in order, and whether the next one exceeds a limit."""
         rows = self._rows
         if not len(ready):
             return ready, False
         if selection.by_group:
             groups = rows.fact("group")
-            codes, firsts, places, counts = np.unique(
+            codes, firsts, group_ranks, counts = np.unique(
                 groups[ready], return_index=True, return_inverse=True, return_counts=True
             )
-            all_codes, totals = np.unique(groups[there & (groups != UNKNOWN)], return_counts=True)
+            all_codes, totals = np.unique(groups[available & (groups != UNKNOWN)], return_counts=True)
             expected = np.maximum(totals[np.searchsorted(all_codes, codes)], self._group_size or 1)
             order = np.argsort(firsts) if rng is None else rng.permutation(len(codes))
             order = order[counts[order] == expected[order]]
         else:
             if selection.max_tokens is None:
                 return _pick(ready, selection.n, rng), False
-            places, counts = np.arange(len(ready)), np.ones(len(ready), np.int64)
-            order = places if rng is None else rng.permutation(len(ready))
+            group_ranks, counts = np.arange(len(ready)), np.ones(len(ready), np.int64)
+            order = group_ranks if rng is None else rng.permutation(len(ready))
         if not len(order):
             return ready[:0], False
         sizes = counts[order]
         fits = np.cumsum(sizes) <= selection.n
         if selection.max_tokens is not None:
-            tokens = np.bincount(places, rows.fact("length")[ready], len(counts))[order]
+            tokens = np.bincount(group_ranks, rows.fact("length")[ready], len(counts))[order]
             fits &= np.cumsum(tokens) <= selection.max_tokens
         chosen = int(fits.argmin()) if not fits.all() else len(fits)
         if not chosen:
-            what = "a group" if selection.by_group else "a row"
+            unit = "a group" if selection.by_group else "a row"
             if sizes[0] > selection.n:
-                raise CapacityError(f"{what} must have at most n = {selection.n} rows, the next has {sizes[0]}")
+                raise CapacityError(f"{unit} must have at most n = {selection.n} rows, got {sizes[0]} in the next")
             raise CapacityError(
-                f"{what} must have at most max_tokens = {selection.max_tokens} tokens, the next has {int(tokens[0])}"
+                f"{unit} must have at most max_tokens = {selection.max_tokens} tokens, got {int(tokens[0])} in the next"
             )
         rank = np.full(len(counts), len(order))
         rank[order[:chosen]] = np.arange(chosen)
-        ranks = rank[places]
+        ranks = rank[group_ranks]
         positions = ready[np.argsort(ranks, kind="stable")][: int(sizes[:chosen].sum())]
         return positions, chosen < len(order)
 
     # The table
 
     def reset(self) -> None:
-        """Remove all rows and columns, and count from 0."""
+        """Remove all rows and columns and set all counters to 0."""
         with self._lock:
             self._rows.clear()
             self._leases.clear()
@@ -816,8 +816,8 @@ class RowTable:
         Returns
         -------
         dict
-            As of `ReplayTable.info`; and `consumers`, `evicted` rows, the `version` of the newest weights, None if it
-            is unknown, and `columns`, dtype and row shape by name.
+            As in `ReplayTable.info`; in addition `consumers`, the number of `evicted` rows, the `version` of the newest
+            weights or None, and `columns` with dtype and row shape by name.
         """
         with self._lock:
             rows = self._rows
@@ -842,9 +842,9 @@ class RowTable:
             }
 
     def freeze(self) -> dict[str, Any]:
-        """Return the state of this moment for `Checkpoints`, which gathers the columns without the lock.
+        """Return a snapshot for `Checkpoints`, which gathers the columns without the lock.
 
-        Rows that are leased count as not taken.
+        Leased rows count as not taken.
         """
         with self._lock:
             return self._rows.freeze() | {
@@ -858,12 +858,12 @@ class RowTable:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of a table of the same arguments; leases of before are void.
+        """Restore the state of a table with the same arguments; existing leases become void.
 
         Raises
         ------
         ColumnMismatchError, FormatError
-            If the state is of a table with other consumers or columns, or incomplete. The table is unchanged then.
+            If consumers or columns of the state differ, or it is incomplete. The table is then unchanged.
         """
         with self._lock, name_damage("the state of a table"):
             rows = RowStore(self._rows.consumers, self._rows.facts)
@@ -877,7 +877,11 @@ class RowTable:
             evicted_keys = list_keys(state.get("evicted_keys", [])) or []
             self._inserted, self._sampled, self._evicted = counts
             self._rows, self._rng, self._version = rows, rng, version
-            self._written, self._committed, self._begun = written, committed, TakenNumbers.from_state(committed.state())
+            self._written, self._committed, self._started = (
+                written,
+                committed,
+                TakenNumbers.from_state(committed.state()),
+            )
             self._evicted_keys = dict.fromkeys(evicted_keys[-MAX_EVICTED_KEYS:])
             self._leases.clear()
             self._room.wake()
@@ -888,41 +892,41 @@ class RowTable:
         return self._room.closed
 
     def close(self) -> None:
-        """Reject all requests from now on, and end those that wait with TableClosedError."""
+        """Close the table: waiting and later requests raise TableClosedError."""
         with self._lock:
             self._room.close()
 
 
-def _selected(found: list[Ints | SampleBatchError]) -> Ints:
-    """Return the rows of a selection; raises the error that stands in their place."""
-    selected = found[-1]
+def _selected(result: list[Ints | SampleBatchError]) -> Ints:
+    """Return the selected rows, or raise the stored error."""
+    selected = result[-1]
     if isinstance(selected, SampleBatchError):
         raise selected
     return selected
 
 
 def _pick(ready: Ints, n: int, rng: np.random.Generator | None) -> Ints:
-    """Return the first rows, or random ones."""
+    """Return the first n rows, or n random rows."""
     if rng is None:
         return ready[:n]
     return rng.choice(ready, min(n, len(ready)), replace=False)
 
 
 def _some_keys(keys: Any) -> list[Any]:
-    listed = list_keys(keys)
-    if not listed:
-        raise ArgumentError("keys must be at least one, got none")
-    return listed
+    key_list = list_keys(keys)
+    if not key_list:
+        raise ArgumentError("keys must contain at least one key, got none")
+    return key_list
 
 
 def _why(count: int, ready: int, lacking: Mapping[str, int], unknown: int) -> str:
-    """Word why rows are not complete: the columns that are missing, and how many rows lack each."""
-    found = [f"{count} rows are asked for, and {ready} are complete"]
+    """Explain why rows are not complete: the missing columns with the number of rows per column."""
+    reasons = [f"{count} rows are requested, and {ready} are complete"]
     if lacking:
-        found.append(_lacks(lacking))
+        reasons.append(_lacks(lacking))
     if unknown:
-        found.append(f"{unknown} rows do not exist yet")
-    return "; ".join(found)
+        reasons.append(f"{unknown} rows do not exist yet")
+    return "; ".join(reasons)
 
 
 def _lacks(lacking: Mapping[str, int]) -> str:

@@ -1,6 +1,6 @@
 """Batches of token rollouts: packing, balancing, minibatches by tokens, groups of rows.
 
-The functions stand behind the methods of `SampleBatch` of the same names. They take any batch with ragged columns.
+The functions implement the `SampleBatch` methods of the same names. They accept any batch with ragged columns.
 """
 
 from __future__ import annotations

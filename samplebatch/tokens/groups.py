@@ -1,4 +1,4 @@
-"""Groups of rows with equal keys, such as the completions of one prompt, and figures of each group."""
+"""Groups of rows with equal keys, such as the completions of one prompt, and statistics per group."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class Groups(Generic[B]):
     batch
         The batch, n rows.
     keys
-        The key of each group.
+        Key of each group.
     ids
-        The group of each row, shape (n,), each from 0 to g.
+        Group of each row, shape (n,), from 0 to g - 1.
 
     Attributes
     ----------
     keys
-        The key of each group, shape (g,), in the order in which they first appear.
+        Key of each group, shape (g,), in the order of first appearance.
     ids
-        The group of each row, shape (n,).
+        Group of each row, shape (n,).
     counts
-        The rows of each group, shape (g,).
+        Number of rows per group, shape (g,).
 
     Examples
     --------
@@ -73,11 +73,11 @@ class Groups(Generic[B]):
             yield key, self._batch.take(self.rows(group))
 
     def rows(self, group: int) -> npt.NDArray[np.intp]:
-        """Return the rows of one group, by its number."""
+        """Return the rows of one group, by group number."""
         return self._order[self._offsets[group] : self._offsets[group + 1]]
 
     def sum(self, values: Any) -> Numbers:
-        """Add up the values of each group."""
+        """Sum the values of each group."""
         return np.asarray(self._grouped(values).sum())
 
     def mean(self, values: Any) -> Numbers:
@@ -93,15 +93,15 @@ class Groups(Generic[B]):
         return np.asarray(self._grouped(values).max())
 
     def std(self, values: Any, ddof: int = 0) -> Numbers:
-        """Return the standard deviation of each group, `ddof` as NumPy has it; NaN for groups of too few rows."""
+        """Return the standard deviation per group, `ddof` as in NumPy; NaN for groups with too few rows."""
         grouped = self._floats(values)
         squares = (grouped - grouped.mean()) ** 2
         with np.errstate(invalid="ignore", divide="ignore"):
-            left = np.maximum(self.counts - whole("ddof", ddof), 0)
-            return np.asarray(np.sqrt(squares.sum() / left))
+            degrees = np.maximum(self.counts - whole("ddof", ddof), 0)
+            return np.asarray(np.sqrt(squares.sum() / degrees))
 
     def rank(self, values: Any, *, descending: bool = False) -> npt.NDArray[np.intp]:
-        """Count for each row the rows of its group with smaller values, or larger ones; equal values rank by row."""
+        """Rank each row within its group by ascending or descending value, from 0; equal values rank by row."""
         numbers = self._values(values)
         order = np.lexsort((-numbers.astype(np.float64) if descending else numbers, self.ids))
         ranks = np.empty(len(order), np.intp)
@@ -109,18 +109,18 @@ class Groups(Generic[B]):
         return ranks
 
     def normalize(self, values: Any, *, scale: bool = True, epsilon: float = 1e-6, ddof: int = 0) -> Numbers:
-        """Subtract the mean of its group from each value, shape (n,), as GRPO's advantages are made.
+        """Subtract the group's mean from each value, shape (n,), as in GRPO advantages.
 
         Parameters
         ----------
         values
             A column or an array.
         scale
-            Whether to divide by the standard deviation of the group plus `epsilon`, too.
+            Whether to also divide by the group's standard deviation plus `epsilon`.
         epsilon
             Added to the standard deviation.
         ddof
-            As in `std`. Groups without a deviation keep the difference undivided by it.
+            As in `std`. Groups without a standard deviation are divided by 1 plus `epsilon`.
         """
         numbers = self._values(values)
         centred = numbers - self.spread(self.mean(numbers))
@@ -131,17 +131,17 @@ class Groups(Generic[B]):
             return np.asarray(np.where(centred == 0, 0.0, centred / (self.spread(deviation) + epsilon)))
 
     def spread(self, values: npt.ArrayLike) -> Numbers:
-        """Return the value of its group for each row, shape (n, ...), of one value per group.
+        """Broadcast one value per group to the group's rows, shape (n, ...).
 
         Raises
         ------
         ColumnLengthError
             If there is not one value per group.
         """
-        figures = np.asarray(values)
-        if not figures.ndim or len(figures) != len(self):
-            raise ColumnLengthError(f"values must have {len(self)} rows, one per group, got shape {figures.shape}")
-        return np.asarray(figures[self.ids])
+        group_values = np.asarray(values)
+        if not group_values.ndim or len(group_values) != len(self):
+            raise ColumnLengthError(f"values must have {len(self)} rows, one per group, got shape {group_values.shape}")
+        return np.asarray(group_values[self.ids])
 
     def _values(self, values: Any) -> Numbers:
         name = values if isinstance(values, str) else "values"
@@ -152,7 +152,7 @@ class Groups(Generic[B]):
                 f"{name!r} must have one number for each of {len(self.ids)} rows, got {numbers.shape}"
             )
         if numbers.dtype.kind not in "biuf":
-            raise ColumnTypeError(f"{name!r} must hold numbers, got dtype {numbers.dtype}")
+            raise ColumnTypeError(f"{name!r} must be numeric, got dtype {numbers.dtype}")
         return numbers
 
     def _grouped(self, values: Any) -> RaggedColumn:
@@ -171,18 +171,18 @@ def group_by(batch: B, key: str | npt.ArrayLike) -> Groups[B]:
     batch
         The batch.
     key
-        The name of a column, or one key for each row.
+        Name of a column, or one key per row.
 
     Raises
     ------
     ColumnNotFoundError
-        If there is no such column.
+        If the column does not exist.
     ColumnTypeError
-        If keys are no single numbers or strings.
+        If keys are not single numbers or strings.
     ColumnLengthError
-        If there is not one key per row.
+        If the number of keys differs from the number of rows.
     ArgumentError
-        If keys are missing.
+        If a key is missing.
 
     Examples
     --------
@@ -204,7 +204,7 @@ def group_by(batch: B, key: str | npt.ArrayLike) -> Groups[B]:
         try:
             keys = pa.array(values.tolist() if values.dtype.kind in "UOT" else values)
         except pa.ArrowException as error:
-            raise ColumnTypeError(f"{name!r} must have keys of one type, got others: {error}") from error
+            raise ColumnTypeError(f"{name!r} must have keys of one type, got several: {error}") from error
     else:
         raise ColumnTypeError(f"{name!r} must have one number or string per row, got a {column.kind} column")
     if keys.null_count:

@@ -1,4 +1,4 @@
-"""RowLengths of rows: how many tokens each row of a batch has."""
+"""Number of tokens per row of a batch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def ragged_columns(batch: SampleBatch[Any]) -> dict[str, RaggedRows]:
 
 
 def tokens_of(batch: SampleBatch[Any], lengths: RowLengths) -> npt.NDArray[np.int64]:
-    """Return the number of tokens of each row, shape (n,).
+    """Return the number of tokens per row, shape (n,).
 
     Raises
     ------
     ArgumentError
-        If the ragged columns do not determine the lengths, or lengths are no whole numbers from 0.
+        If the ragged columns do not determine the lengths, or lengths are not integers of at least 0.
     ColumnLengthError
-        If there is not one length per row.
+        If the number of lengths differs from the number of rows.
 
     Examples
     --------
@@ -35,12 +35,12 @@ def tokens_of(batch: SampleBatch[Any], lengths: RowLengths) -> npt.NDArray[np.in
     """
     counts = weights_of(batch, lengths, "lengths")
     if counts.dtype.kind not in "iu":
-        raise ArgumentError(f"lengths must be whole numbers, got dtype {counts.dtype}")
+        raise ArgumentError(f"lengths must be integers, got dtype {counts.dtype}")
     return counts.astype(np.int64, copy=False)
 
 
 def weights_of(batch: SampleBatch[Any], weights: RowLengths, argument: str) -> npt.NDArray[Any]:
-    """Return a number for each row that is finite and not negative: its tokens, or another cost; see `tokens_of`."""
+    """Return a finite, non-negative number per row, such as its token count; see `tokens_of`."""
     if weights is None:
         return _common_lengths(batch, argument)
     if isinstance(weights, str):
@@ -57,17 +57,17 @@ def weights_of(batch: SampleBatch[Any], weights: RowLengths, argument: str) -> n
     if not len(numbers):
         return np.zeros(0, np.int64)
     if numbers.dtype.kind not in "biuf":
-        raise ColumnTypeError(f"{argument} must be numbers, got dtype {numbers.dtype}")
+        raise ColumnTypeError(f"{argument} must be numeric, got dtype {numbers.dtype}")
     if not (np.isfinite(numbers).all() and numbers.min() >= 0):
         row = int(np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))[0])
-        raise ArgumentError(f"{argument} must be finite numbers from 0, got {numbers[row]} in row {row}")
+        raise ArgumentError(f"{argument} must be finite and at least 0, got {numbers[row]} in row {row}")
     return np.asarray(numbers)
 
 
 def _common_lengths(batch: SampleBatch[Any], argument: str) -> npt.NDArray[np.int64]:
     columns = ragged_columns(batch)
     if not columns:
-        raise ArgumentError(f"{argument} must be given, got none in a batch without ragged columns")
+        raise ArgumentError(f"{argument} must be passed for a batch without ragged columns, got None")
     first, *others = columns.items()
     for name, column in others:
         if not np.array_equal(column.seq_lens, first[1].seq_lens):

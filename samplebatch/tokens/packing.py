@@ -1,4 +1,4 @@
-"""Packing: rows put together in bins of a bounded number of tokens."""
+"""Sequence packing: rows concatenated into bins with a token limit."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ SEGMENT_IDS = "segment_ids"
 
 
 class PackedBatch(Generic[B]):
-    """Rows of a batch in bins, one after the other; see `pack`.
+    """Rows of a batch concatenated into bins; see `pack`.
 
     Parameters
     ----------
     batch
-        A batch with a row for each bin.
+        A batch with one row per bin.
     rows
-        The rows in each bin.
+        Rows in each bin.
     lengths
-        The tokens of each row that was packed, shape (n,).
+        Number of tokens of each packed row, shape (n,).
     max_tokens
-        The most tokens in a bin.
+        Maximum number of tokens per bin.
 
     Attributes
     ----------
     batch
-        A batch with a row for each bin: ragged columns with the tokens of its rows one after the other; columns of
-        one value per row with the values of its rows; `position_ids`, which count the tokens of each row from 0; and
-        `segment_ids`, which count the rows of each bin from 0.
+        A batch with one row per bin. Ragged columns contain the concatenated tokens of the bin's rows; columns with one
+        value per row contain the values of the bin's rows. `position_ids` counts the tokens of each row from 0, and
+        `segment_ids` counts the rows of each bin from 0.
     rows
-        The rows in each bin, a ragged column.
+        Rows in each bin, as a ragged column.
     lengths, max_tokens
-        As given.
+        The arguments.
 
     Examples
     --------
@@ -78,23 +78,23 @@ class PackedBatch(Generic[B]):
 
     @property
     def fill(self) -> float:
-        """The part of the bins' room that tokens take, from 0 to 1."""
+        """Fraction of the bins' capacity that contains tokens, from 0 to 1."""
         room = len(self) * self.max_tokens
         return float(self.lengths.sum() / room) if room else 1.0
 
     @property
     def segments(self) -> RaggedColumn:
-        """The tokens of each row in each bin, a ragged column."""
+        """Number of tokens of each row in each bin, as a ragged column."""
         return RaggedColumn(self.lengths[self.rows.flat], self.rows.layout[0])
 
     @property
     def max_seqlens(self) -> Counts:
-        """The tokens of the longest row in each bin, shape (bins,)."""
+        """Number of tokens of the longest row in each bin, shape (bins,)."""
         return np.asarray(self.segments.max())
 
     @property
     def cu_seqlens(self) -> RaggedColumn:
-        """Where rows begin and end in each bin, int32, as FlashAttention takes them: a ragged column."""
+        """Cumulative sequence lengths of each bin, int32, as FlashAttention expects: a ragged column."""
         segments = self.segments
         offsets = segments.offsets + np.arange(len(self) + 1)
         bounds = np.zeros(int(offsets[-1]), np.int32)
@@ -104,17 +104,17 @@ class PackedBatch(Generic[B]):
         return RaggedColumn(bounds, offsets)
 
     def unpack(self, values: Any) -> Any:
-        """Return values of the packed tokens as a ragged column with the batch's rows, in their order.
+        """Unpack values of the packed tokens into a ragged column with one row per row of the batch.
 
         Parameters
         ----------
         values
-            A ragged column with the tokens of each bin, or an array or tensor of all tokens, shape (m, ...).
+            A ragged column with one row per bin, or an array or tensor of all tokens, shape (m, ...).
 
         Raises
         ------
         ColumnLengthError
-            If there is not one value per token.
+            If the number of values differs from the number of tokens.
         """
         counts = self.lengths[self.rows.flat]
         flat = values
@@ -127,33 +127,33 @@ class PackedBatch(Generic[B]):
         kind = RaggedColumn if isinstance(flat, np.ndarray) else RaggedTorchColumn
         if len(flat) != counts.sum():
             raise ColumnLengthError(f"values must have one element for each of {counts.sum()} tokens, got {len(flat)}")
-        places = np.empty(len(counts), np.intp)
-        places[self.rows.flat] = np.arange(len(counts))
-        return kind.from_lengths(flat, counts).take(places)
+        positions = np.empty(len(counts), np.intp)
+        positions[self.rows.flat] = np.arange(len(counts))
+        return kind.from_lengths(flat, counts).take(positions)
 
 
 def pack(batch: B, max_tokens: int, lengths: RowLengths = None) -> PackedBatch[B]:
-    """Pack rows into as few bins of at most `max_tokens` tokens as first-fit decreasing finds.
+    """Pack rows into bins of at most `max_tokens` tokens by first-fit decreasing.
 
-    Ragged columns and columns of numbers are packed. Text and objects are left out: `batch.take(packed.rows.flat)` has
-    them in the order of the bins.
+    Ragged and numeric columns are packed. Text and objects are omitted: `batch.take(packed.rows.flat)` returns them in
+    the order of the bins.
 
     Parameters
     ----------
     batch
         The batch.
     max_tokens
-        The most tokens in a bin.
+        Maximum number of tokens per bin.
     lengths
-        The name of a column with or of tokens, or a number for each row; by default the lengths of the ragged columns.
+        Name of a column of tokens or of their counts, or one number per row; default: lengths of the ragged columns.
 
     Raises
     ------
     ArgumentError
-        If a row has more tokens than a bin, `max_tokens` is no whole number from 1, or ragged columns of different
-        lengths leave open what the tokens are.
+        If a row has more tokens than a bin, `max_tokens` is not an integer of at least 1, or ragged columns have
+        different lengths and `lengths` is None.
     ColumnMismatchError
-        If the batch has a column `position_ids` or `segment_ids`, or rows of a column cannot be put together.
+        If the batch has a column `position_ids` or `segment_ids`, or rows of a column cannot be concatenated.
     SequenceError
         If the batch has `seq_lens`.
 
@@ -165,11 +165,11 @@ def pack(batch: B, max_tokens: int, lengths: RowLengths = None) -> PackedBatch[B
     (PackedBatch(3 rows in 2 bins, 75.0% full), array([0, 0, 0, 1]), array([0, 1, 2, 0]))
     """
     if "seq_lens" in batch:
-        raise SequenceError("a batch must have a row per step to be packed, got one with 'seq_lens'; drop the column")
+        raise SequenceError("a batch must have one row per step to be packed, got 'seq_lens'; drop the column")
     for name in (POSITION_IDS, SEGMENT_IDS):
         if name in batch:
             raise ColumnMismatchError(
-                f"column {name!r} must not exist to be added by packing, got one; drop or rename it"
+                f"column {name!r} must not exist, because packing adds it, got one; drop or rename it"
             )
     counts = tokens_of(batch, lengths)
     bins, used = first_fit(counts, np.argsort(-counts, kind="stable"), max_tokens)
@@ -187,15 +187,15 @@ def pack(batch: B, max_tokens: int, lengths: RowLengths = None) -> PackedBatch[B
             columns[name] = RaggedTorchColumn.from_lengths(column.take(order).values, sizes)
     segments = np.arange(len(order)) - np.repeat(offsets_of(sizes)[:-1], sizes)
     tokens = RaggedColumn(np.repeat(segments, counts[order]), offsets_of(counts[order]))
-    places = RaggedColumn(places_of(tokens), tokens.offsets)
-    added: dict[str, Column] = {POSITION_IDS: places.merge(sizes), SEGMENT_IDS: tokens.merge(sizes)}
+    positions = RaggedColumn(places_of(tokens), tokens.offsets)
+    added: dict[str, Column] = {POSITION_IDS: positions.merge(sizes), SEGMENT_IDS: tokens.merge(sizes)}
     columns |= _beside(batch, added)
     packed = type(batch)(columns)
     return PackedBatch(packed, RaggedColumn(order, offsets_of(sizes)), counts, whole("max_tokens", max_tokens))
 
 
 def _beside(batch: SampleBatch[Any], columns: dict[str, Column]) -> dict[str, Column]:
-    """Move columns to the device of the batch's ragged columns, if they are tensors."""
+    """Move columns to the device of the batch's ragged tensors, if it has any."""
     tensors = [column for column in ragged_columns(batch).values() if isinstance(column, RaggedTorchColumn)]
     if not tensors:
         return columns
@@ -204,7 +204,7 @@ def _beside(batch: SampleBatch[Any], columns: dict[str, Column]) -> dict[str, Co
 
 
 def first_fit(counts: Counts, order: npt.NDArray[np.intp], max_tokens: int) -> tuple[npt.NDArray[np.intp], int]:
-    """Assign rows, in an order, to the first bin with room; return the bin of each row, and the number of bins.
+    """Assign rows, in the given order, to the first bin with room; return each row's bin and the number of bins.
 
     Raises
     ------
@@ -240,12 +240,12 @@ def token_minibatches(
     shuffle: bool = True,
     rng: np.random.Generator | int | None = None,
 ) -> Iterator[B]:
-    """Yield the batch in parts of at most `max_tokens` tokens, every row once per epoch.
+    """Yield minibatches of at most `max_tokens` tokens, every row once per epoch.
 
     Parameters
     ----------
     batch, max_tokens, lengths
-        As `pack` takes them.
+        As in `pack`.
     epochs
         Passes over the batch.
     shuffle
@@ -257,7 +257,7 @@ def token_minibatches(
     Raises
     ------
     ArgumentError
-        As `pack` does.
+        As in `pack`.
 
     Examples
     --------
@@ -267,7 +267,7 @@ def token_minibatches(
     """
     counts = tokens_of(batch, lengths)
     rounds, generator = whole("epochs", epochs), np.random.default_rng(rng)
-    # So that wrong arguments are refused here, not when the first part is asked for.
+    # Reject invalid arguments here, not when the first minibatch is requested.
     first_fit(counts[:0], np.arange(0), max_tokens)
     if counts.max(initial=0) > max_tokens:
         first_fit(counts, np.arange(len(counts)), max_tokens)

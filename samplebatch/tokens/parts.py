@@ -1,4 +1,4 @@
-"""Batches in parts for several learners, and the way back."""
+"""Batches split into parts for several learners, and joined again."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ Indices = npt.NDArray[np.intp]
 
 
 class Parts(list[B], Generic[B]):
-    """Parts of one batch: a list of batches that knows where their rows came from.
+    """List of parts of one batch that records the source row of each row.
 
     Parameters
     ----------
     parts
         The parts.
     rows
-        The rows of the batch that each part has.
+        Row indices of the batch for each part.
     totals
-        The weight of each part, such as its tokens.
+        Total weight of each part, such as its tokens.
     count
-        The rows of the batch.
+        Number of rows of the batch.
 
     Attributes
     ----------
     rows
-        As given.
+        Row indices of the batch for each part.
     totals
-        As given, shape (k,).
+        Total weight of each part, shape (k,).
 
     Examples
     --------
@@ -58,36 +58,36 @@ class Parts(list[B], Generic[B]):
 
     @property
     def imbalance(self) -> float:
-        """The weight of the heaviest part over the mean; 1 for parts without weight."""
+        """Largest weight divided by the mean weight; 1 for parts without weight."""
         mean = float(self.totals.mean()) if len(self.totals) else 0.0
         return float(self.totals.max()) / mean if mean else 1.0
 
     @property
     def inverse(self) -> Indices:
-        """The place of each row of the batch among the rows of all parts, shape (n,): the inverse permutation."""
-        places = np.empty(self._count, np.intp)
+        """Inverse permutation: position of each row of the batch among the rows of all parts, shape (n,)."""
+        positions = np.empty(self._count, np.intp)
         order = np.concatenate([*self.rows, np.empty(0, np.intp)])
-        # Rows that pad the parts come after the row that they repeat.
-        places[order[::-1]] = np.arange(len(order))[::-1]
-        return places
+        # Padding rows follow the rows that they repeat.
+        positions[order[::-1]] = np.arange(len(order))[::-1]
+        return positions
 
     def join(self, parts: Sequence[Any] | None = None) -> Any:
-        """Join results of the parts in the order of the batch's rows, without padding.
+        """Join results of the parts in the row order of the batch, without padding.
 
         Parameters
         ----------
         parts
-            Batches, ragged columns, arrays or tensors with as many rows as each part; the parts themselves if None.
+            Batches, ragged columns, arrays or tensors with as many rows as the parts; the parts themselves if None.
 
         Raises
         ------
         ColumnLengthError
-            If there are more or fewer parts, or one has another number of rows.
+            If the number of parts or the number of rows of a part differs.
         """
         results = list(self if parts is None else parts)
-        sizes, found = [len(rows) for rows in self.rows], [len(part) for part in results]
-        if sizes != found:
-            raise ColumnLengthError(f"parts must have {sizes} rows, got {found}")
+        sizes, actual = [len(rows) for rows in self.rows], [len(part) for part in results]
+        if sizes != actual:
+            raise ColumnLengthError(f"parts must have {sizes} rows, got {actual}")
         first = results[0] if results else None
         inverse = self.inverse
         if isinstance(first, SampleBatch):
@@ -103,26 +103,26 @@ class Parts(list[B], Generic[B]):
 
 
 def chunk(batch: B, n: int, *, pad_to_divisor: bool = False) -> Parts[B]:
-    """Split a batch into `n` consecutive parts, as equal as possible.
+    """Split a batch into `n` consecutive parts of nearly equal size.
 
     Parameters
     ----------
     batch
         The batch.
     n
-        The number of parts; some are empty if the batch has fewer rows.
+        Number of parts; some are empty if the batch has fewer rows.
     pad_to_divisor
-        Whether to repeat rows from the first on until all parts have equal size. `Parts.join` drops them.
+        Whether to repeat rows, starting with the first, until all parts have equal size. `Parts.join` removes them.
 
     Returns
     -------
     Parts
-        The parts: views, unless rows are repeated.
+        Parts of the batch: views, unless rows are repeated.
 
     Raises
     ------
     ArgumentError
-        If `n` is no whole number from 1, or rows must be repeated and there are none.
+        If `n` is not an integer of at least 1, or a batch without rows must be padded.
 
     Examples
     --------
@@ -139,33 +139,33 @@ def chunk(batch: B, n: int, *, pad_to_divisor: bool = False) -> Parts[B]:
         raise ArgumentError("a batch must have rows to be padded, got none")
     rows = np.arange(-(-count // n) * n) % count
     chunks = np.split(rows, n)
-    return Parts([batch.take(own) for own in chunks], chunks, np.full(n, len(rows) // n), count)
+    return Parts([batch.take(indices) for indices in chunks], chunks, np.full(n, len(rows) // n), count)
 
 
 def balance(batch: B, k: int, weights: RowLengths = None, *, equal_size: bool = False) -> Parts[B]:
     """Distribute rows over `k` parts of nearly equal weight, such as tokens.
 
-    The heaviest rows come first, each to the lightest part; then rows of the heaviest and the lightest part are
-    exchanged as long as that evens them. `Parts.imbalance` is the largest weight over the mean.
+    Rows are assigned by descending weight, each to the lightest part. Rows of the heaviest and the lightest part are
+    then swapped as long as that reduces their difference. `Parts.imbalance` is the largest weight divided by the mean.
 
     Parameters
     ----------
     batch
         The batch.
     k
-        The number of parts.
+        Number of parts.
     weights
-        The name of a column, or a number for each row; by default the lengths of the ragged columns.
+        Name of a column, or one number per row; default: lengths of the ragged columns.
     equal_size
-        Whether all parts get the same number of rows, or as near to it as the number of rows allows.
+        Whether part sizes differ by at most one row.
 
     Raises
     ------
     ArgumentError
-        If `k` is no whole number from 1, weights are negative or not finite, or ragged columns of different lengths
-        leave open what the weights are.
+        If `k` is not an integer of at least 1, weights are negative or not finite, or ragged columns have different
+        lengths and `weights` is None.
     ColumnLengthError
-        If there is not one weight per row.
+        If the number of weights differs from the number of rows.
 
     Examples
     --------
@@ -183,4 +183,4 @@ def balance(batch: B, k: int, weights: RowLengths = None, *, equal_size: bool = 
     kernels.balance(costs, np.argsort(-costs, kind="stable"), largest, equal_size, ranks, totals)
     order = np.argsort(ranks, kind="stable")
     rows = np.split(order, np.cumsum(np.bincount(ranks, minlength=k))[:-1])
-    return Parts([batch.take(own) for own in rows], rows, np.bincount(ranks, costs, minlength=k), count)
+    return Parts([batch.take(indices) for indices in rows], rows, np.bincount(ranks, costs, minlength=k), count)

@@ -1,4 +1,4 @@
-"""Batches with other rows or columns: repeated rows, and columns of several batches side by side."""
+"""Repeated rows, and columns of several batches joined side by side."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ B = TypeVar("B", bound=SampleBatch[Any])
 
 
 def repeat(batch: B, k: int, *, interleave: bool = True) -> B:
-    """Repeat every row, as for several completions of one prompt.
+    """Repeat every row, for example for several completions of one prompt.
 
     Parameters
     ----------
     batch
         The batch, n rows.
     k
-        How many times each row is there.
+        Number of copies of each row.
     interleave
-        Whether the copies of a row follow each other. If not, all rows are repeated in blocks of n.
+        Whether the copies of a row are adjacent. If not, the entire batch is repeated.
 
     Raises
     ------
     ArgumentError
-        If `k` is no whole number from 0.
+        If `k` is not an integer of at least 0.
 
     Examples
     --------
@@ -42,21 +42,21 @@ def repeat(batch: B, k: int, *, interleave: bool = True) -> B:
 
 
 def union(batch: B, other: SampleBatch[Any] | Mapping[str, Any]) -> B:
-    """Return a batch with the columns of both, over the same memory.
+    """Return a batch with the columns of both, sharing memory.
 
     Parameters
     ----------
     batch
         The batch.
     other
-        A batch, or columns by name, with as many rows. Columns that both have must be equal.
+        A batch, or columns by name, with the same number of rows. Columns that exist in both must be equal.
 
     Raises
     ------
     ColumnLengthError
         If `other` has another number of rows.
     ColumnMismatchError
-        If a column of both differs; names it.
+        If a column exists in both and differs; names the column.
 
     Examples
     --------
@@ -76,12 +76,12 @@ def union(batch: B, other: SampleBatch[Any] | Mapping[str, Any]) -> B:
 
 
 def assign(batch: B, **columns: Any) -> B:
-    """Return a batch with more or other columns, over the same memory; the batch itself keeps its columns.
+    """Return a batch with added or replaced columns, sharing memory; the original batch is unchanged.
 
     Raises
     ------
     ColumnLengthError
-        If a column has another number of rows; names it.
+        If a column has another number of rows; names the column.
 
     Examples
     --------

@@ -99,7 +99,7 @@ def test_keys_may_be_text(rows):
 
 def test_keys_are_of_one_type_per_table(rows):
     rows.put(["b"], {"x": [1]})
-    with pytest.raises(RowIndexError, match=r"keys must be those of rows of the table, 1 of 1 are unknown, first 1"):
+    with pytest.raises(RowIndexError, match=r"keys must exist in the table, got 1 of 1 unknown, first 1"):
         rows.get([1], columns=["x"])
     with pytest.raises(ArgumentError, match="all integers or all text"):
         rows.put([1], {"x": [1]})
@@ -113,7 +113,7 @@ def test_each_consumer_takes_each_row_once():
     table.put([0, 1], {"value": [0.5, 0.6]})
     assert table.take(1, columns=["x", "value"])["value"].tolist() == [0.5]
     assert len(table) == 1
-    with pytest.raises(LimitTimeoutError, match="1 rows are asked for, and 0 are complete"):
+    with pytest.raises(LimitTimeoutError, match="1 rows are requested, and 0 are complete"):
         table.take(1, columns=["x"], consumer="critic", timeout_s=0)
     with pytest.raises(ArgumentError, match="consumer must be one of table 'rows', got 'critc'; did you mean 'critic'"):
         table.take(1, columns=["x"], consumer="critc")
@@ -212,10 +212,10 @@ def test_a_timeout_names_the_missing_columns_and_how_many_rows_lack_them(rows):
     with pytest.raises(LimitTimeoutError) as error:
         rows.take(4, columns=["x", "reward", "advantage"], timeout_s=0.05)
     assert (
-        "4 rows are asked for, and 0 are complete; 3 lack 'advantage', 2 lack 'reward'; 1 rows do not exist yet"
+        "4 rows are requested, and 0 are complete; 3 lack 'advantage', 2 lack 'reward'; 1 rows do not exist yet"
         in str(error.value)
     )
-    with pytest.raises(LimitTimeoutError, match="2 rows are asked for, and 1 are complete; 1 rows do not exist yet"):
+    with pytest.raises(LimitTimeoutError, match="2 rows are requested, and 1 are complete; 1 rows do not exist yet"):
         rows.wait([3, 9], columns=["x"], timeout_s=0.05)
     assert rows.take(3, columns=["x"])["x"].tolist() == [1, 2, 3]
 
@@ -223,7 +223,7 @@ def test_a_timeout_names_the_missing_columns_and_how_many_rows_lack_them(rows):
 def test_a_full_table_holds_new_rows_back_but_not_further_columns():
     table = RowTable("rows", 2)
     table.put([1, 2], {"x": [1, 2]})
-    with pytest.raises(LimitTimeoutError, match="2 of 2 rows, and 1 more have no room"):
+    with pytest.raises(LimitTimeoutError, match="2 of 2 rows, no room for 1 more"):
         table.put([3], {"x": [3]}, timeout_s=0.01)
     table.put([1], {"y": [1]})
     table.take(1, columns=["x", "y"])
@@ -237,17 +237,17 @@ def test_a_full_table_holds_new_rows_back_but_not_further_columns():
 @pytest.mark.parametrize(
     ("keys", "columns", "kind", "message"),
     [
-        ([1, 5], {"x": [1, 2]}, ArgumentError, "column 'x' must be written once for each key, 1 of 2 keys have it"),
-        ([5, 5], {"x": [1, 2]}, ArgumentError, "keys must be different, 1 of 2 stand twice"),
+        ([1, 5], {"x": [1, 2]}, ArgumentError, "column 'x' must be written once per key, got 1 of 2 keys with it"),
+        ([5, 5], {"x": [1, 2]}, ArgumentError, "keys must be unique, got 1 repeated of 2"),
         ([5, 6], {"x": [1, 2, 3]}, ColumnLengthError, "'x' must have 2 rows"),
         ([5, 6], {"x": [1, 2], "y": [1]}, ColumnLengthError, "'y'"),
         ([5], {"x": [1.5]}, ColumnMismatchError, "column 'x' must be tensor of int64"),
-        ([5], {"new": [object()]}, ColumnTypeError, "column 'new' must have numbers, flags or text"),
-        ([5], {}, ArgumentError, "columns must have at least one column, got none"),
+        ([5], {"new": [object()]}, ColumnTypeError, "column 'new' must contain numbers, flags or text"),
+        ([5], {}, ArgumentError, "columns must contain at least one column, got none"),
         ([0.5], {"x": [1]}, ArgumentError, "keys must be integers or text, got float64"),
         ([2**64], {"x": [1]}, ArgumentError, "keys must be integers or text"),
         ("ab", {"x": [1, 2]}, ArgumentError, "keys must be a list of integers or text, got a str"),
-        ([5], {"key": [1]}, ArgumentError, "columns must not have the name 'key'"),
+        ([5], {"key": [1]}, ArgumentError, "columns must not contain 'key'"),
         (range(65), {"x": np.arange(65)}, CapacityError, "a put must have at most 64 rows, got 65"),
         (["k" * 300], {"x": [1]}, CapacityError, "keys must have at most 256"),
         ([5], {"uid": [0.5]}, ColumnTypeError, "column 'uid' must have one integer per row"),
@@ -265,9 +265,9 @@ def test_a_put_that_is_rejected_stores_nothing(rows, keys, columns, kind, messag
 
 def test_an_update_needs_keys_that_exist_or_that_do_not(rows):
     rows.put([1], {"x": [1]}, update=False)
-    with pytest.raises(RowIndexError, match="1 of 2 are unknown, first 2"):
+    with pytest.raises(RowIndexError, match="got 1 of 2 unknown, first 2"):
         rows.put([1, 2], {"y": [1, 2]}, update=True)
-    with pytest.raises(ArgumentError, match="keys must be new, 1 of 2 exist, first 1"):
+    with pytest.raises(ArgumentError, match="keys must be new, got 1 of 2 known, first 1"):
         rows.put([2, 1], {"y": [1, 2]}, update=False)
     assert len(rows) == 1
     assert "y" not in rows.info()["columns"]
@@ -303,7 +303,7 @@ def test_selecting_needs_the_columns_that_the_table_selects_by():
 def test_reading_rows_that_are_unknown_or_incomplete_is_rejected(rows):
     rows.put([1, 2], {"x": [1, 2]})
     rows.put([1], {"y": [1]})
-    with pytest.raises(RowIndexError, match="1 of 2 are unknown, first 7"):
+    with pytest.raises(RowIndexError, match="got 1 of 2 unknown, first 7"):
         rows.get([1, 7], columns=["x"])
     with pytest.raises(ArgumentError, match="1 lack 'y'"):
         rows.get([1, 2], columns=["x", "y"])
@@ -336,11 +336,11 @@ def test_a_group_waits_for_its_size():
 
 def test_a_group_larger_than_the_budget_is_named(rows):
     rows.put([0, 1, 2], {"uid": [4, 4, 4], "ids": [[1, 2], [3, 4], [5, 6]]})
-    with pytest.raises(CapacityError, match="a group must have at most n = 2 rows, the next has 3"):
+    with pytest.raises(CapacityError, match="a group must have at most n = 2 rows, got 3 in the next"):
         rows.take(2, columns=["ids"], by_group=True)
-    with pytest.raises(CapacityError, match="a group must have at most max_tokens = 5 tokens, the next has 6"):
+    with pytest.raises(CapacityError, match="a group must have at most max_tokens = 5 tokens, got 6 in the next"):
         rows.take(3, columns=["ids"], by_group=True, max_tokens=5)
-    with pytest.raises(CapacityError, match="a row must have at most max_tokens = 1 tokens, the next has 2"):
+    with pytest.raises(CapacityError, match="a row must have at most max_tokens = 1 tokens, got 2 in the next"):
         rows.take(3, columns=["ids"], max_tokens=1)
     assert len(rows) == 3
     assert rows.info()["held_back"] == []
@@ -592,7 +592,7 @@ def test_a_late_column_does_not_recreate_an_evicted_row():
     table = RowTable("rows", 8, version="version", max_lag=1)
     table.put([1, 2], {"version": [1, 1], "x": [1, 2]})
     table.put([3], {"version": [5], "x": [3]})
-    with pytest.raises(RowIndexError, match="1 of 2 were, first 1; put the others, or pass update=False"):
+    with pytest.raises(RowIndexError, match="got 1 of 2 evicted, first 1; put the others, or pass update=False"):
         table.put([3, 1], {"y": [3, 1]})
     assert table.info()["size"] == 1
     assert "y" not in table.info()["columns"]
@@ -600,7 +600,7 @@ def test_a_late_column_does_not_recreate_an_evicted_row():
     restored = RowTable("rows", 8, version="version", max_lag=1)
     restored.load_state_dict(table.freeze())
     for either in (table, restored):
-        with pytest.raises(RowIndexError, match="1 of 1 were, first 2"):
+        with pytest.raises(RowIndexError, match="got 1 of 1 evicted, first 2"):
             either.put([2], {"y": [2]}, timeout_s=0)
         either.put([1], {"version": [5]}, update=False)
         either.put([1], {"y": [1]})
@@ -612,7 +612,7 @@ def test_a_full_table_rejects_columns_of_evicted_rows_without_waiting():
     table.put(["a"], {"version": [1]})
     table.set_version(2)
     table.put(["b"], {"version": [2]})
-    with pytest.raises(RowIndexError, match="1 of 1 were, first 'a'"):
+    with pytest.raises(RowIndexError, match="got 1 of 1 evicted, first 'a'"):
         table.put(["a"], {"y": [1]}, timeout_s=5)
 
 
