@@ -24,6 +24,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
+WITH_PROMPTS = [page for page in PAGES if page.parent.name != "tutorials"]  # tests/test_tutorials.py runs the others
+
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -51,7 +53,7 @@ def installed(above: str) -> bool:
     return needed is None or all(find_spec(package) for package in needed[1].split(", "))
 
 
-@each_page
+@pytest.mark.parametrize("page", WITH_PROMPTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
