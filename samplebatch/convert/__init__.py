@@ -1,7 +1,7 @@
-"""Experience in the forms of other libraries, and back: one module for each of them, imported when it is used.
+"""Conversion of experience from and to other libraries; each module is imported on first use.
 
-A function `to_x` takes a batch, a buffer, columns by name or an iterable of fragments; a function `from_x` makes a
-`SampleBatch`. Each imports its library, or names the extra to be installed.
+A function `to_x` accepts a batch, a buffer, columns by name or an iterable of fragments; a function `from_x` returns a
+`SampleBatch`. Each function imports its library, or names the extra to install.
 """
 
 from __future__ import annotations

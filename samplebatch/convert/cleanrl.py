@@ -51,15 +51,15 @@ class TransitionSamples(NamedTuple):
 class CleanRLReplayBuffer:
     """Replay buffer for CleanRL's scripts: `add` steps of all environments, `sample` transitions as tensors.
 
-    It replaces the `ReplayBuffer` that CleanRL's scripts import. Uniform draws come from NumPy's global generator by
-    the same calls as there, so a seeded script samples the same transitions. Rows are stored in `buffer`, one ring per
-    environment. If an observation differs from the next observation of the step before, an episode that was not
-    reported as ended is truncated, so that no n-step return and no shared observation crosses an environment's reset.
+    It replaces the `ReplayBuffer` that CleanRL's scripts import. Uniform draws make the same calls to NumPy's global
+    generator, so a seeded script samples the same transitions. Rows are stored in `buffer`, one ring per environment.
+    If an observation differs from the previous step's next observation, an episode that was not reported as ended is
+    truncated, so that no n-step return and no shared observation crosses an environment's reset.
 
     Parameters
     ----------
     buffer_size
-        Capacity in steps, of all environments together; each environment gets `buffer_size // n_envs` slots.
+        Total capacity in steps; each environment gets `buffer_size // n_envs` slots.
     observation_space, action_space
         Spaces of a single environment. A Dict space makes observations dicts.
     device
@@ -152,14 +152,14 @@ class CleanRLReplayBuffer:
         Parameters
         ----------
         obs, next_obs
-            Observations before and after the step, shape (n_envs, ...), dicts of them for a Dict space. They are cast
+            Observations before and after the step, shape (n_envs, ...); dicts of arrays for a Dict space. They are cast
             to the dtype of the space. After the last step of an episode, `next_obs` is the final observation.
         action
             Actions, shape (n_envs, ...).
         reward, done
             Rewards and ends of episodes, shape (n_envs,).
         infos
-            One dict per environment, as Stable-Baselines3 has them, or Gymnasium's dict of a vector environment.
+            One dict per environment, as in Stable-Baselines3, or the infos dict of a Gymnasium vector environment.
             Read only for truncations.
 
         Raises
@@ -216,7 +216,7 @@ class CleanRLReplayBuffer:
         Raises
         ------
         ArgumentError
-            If `batch_size` is not a whole number of at least 1.
+            If `batch_size` is not an integer of at least 1.
         EmptyBufferError
             If the buffer is empty.
         """
@@ -226,7 +226,7 @@ class CleanRLReplayBuffer:
     def _draw(self, batch_size: int) -> Ints:
         buffer = self.buffer
         if not len(buffer):
-            raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
+            raise EmptyBufferError("a buffer must have rows to draw from, got none; add steps first")
         if isinstance(buffer, PrioritizedVectorReplayBuffer):
             return buffer.sample_indices(batch_size)
         sizes = buffer._table.rings.sizes_of_all()
@@ -279,7 +279,7 @@ class CleanRLReplayBuffer:
         return rewards
 
     def _deliver(self, value: Any) -> Any:
-        """Convert arrays that nobody else holds to tensors, without a copy on the CPU."""
+        """Convert newly allocated arrays to tensors, without a copy on the CPU."""
         import torch
 
         parts = values_of(value)
@@ -300,7 +300,7 @@ class CleanRLReplayBuffer:
         priorities
             Shape (n,) or (n, 1), an array or a tensor.
         generation
-            `generation` of the sample; priorities of rows that have been overwritten since are then dropped.
+            `generation` of the sample; if given, priorities of rows that have been overwritten are ignored.
 
         Raises
         ------
@@ -310,7 +310,7 @@ class CleanRLReplayBuffer:
             As `PrioritizedReplayBuffer.update_weight`.
         """
         if not isinstance(self.buffer, PrioritizedVectorReplayBuffer):
-            raise PriorityError("priorities must go to a buffer with alpha and beta, this one draws uniformly")
+            raise PriorityError("a buffer must have alpha and beta to update priorities, got a uniform buffer")
         self.buffer.update_weight(as_array(indices), as_array(priorities).reshape(-1), generation=generation)
 
     # State
@@ -341,7 +341,7 @@ class CleanRLReplayBuffer:
         return done.reshape(self.n_envs, self.buffer_size).T.copy()
 
     def __copy__(self) -> Self:
-        raise TypeError(f"a {type(self).__name__} shares its rows with a shallow copy; use copy.deepcopy")
+        raise TypeError(f"copy.deepcopy must be used for a {type(self).__name__}, got copy.copy")
 
 
 def fit_observation(name: str, value: Any, space: Any, n_envs: int) -> Any:
@@ -357,7 +357,7 @@ def fit_observation(name: str, value: Any, space: Any, n_envs: int) -> Any:
 
 
 def fit_rows(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Cast rows to a dtype and reshape them; raises ColumnMismatchError for another number of elements."""
+    """Cast rows to a dtype and reshape them; raises ColumnMismatchError if the number of elements differs."""
     array = as_array(value)
     if array.size != int(np.prod(shape, dtype=int)):
         raise ColumnMismatchError(f"{name} must have shape {shape}, got {array.shape}")

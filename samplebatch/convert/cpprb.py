@@ -21,24 +21,24 @@ _TO_FLAT = {theirs: name for name, theirs in _NAMES.items()}
 
 
 def from_cpprb(buffer: cpprb.ReplayBuffer) -> SampleBatch:
-    """Return the steps of a buffer of cpprb's in insertion order.
+    """Return the steps of a cpprb buffer in insertion order.
 
-    `obs`, `act`, `rew`, `next_obs` and `done` become `obs`, `actions`, `rewards`, `new_obs` and `terminateds`; others
-    keep their names. Rewards, flags and integers of shape (n, 1) become those of shape (n,).
+    `obs`, `act`, `rew`, `next_obs` and `done` become `obs`, `actions`, `rewards`, `new_obs` and `terminateds`; other
+    columns keep their names. Rewards, flags and integers of shape (n, 1) are reshaped to (n,).
 
     Raises
     ------
     EmptyBufferError
-        If it has no steps.
+        If the buffer has no steps.
     ColumnMismatchError
-        If `done` holds other numbers than 0 and 1.
+        If `done` contains a value other than 0 and 1.
     """
     if not buffer.get_stored_size():
-        raise EmptyBufferError("a buffer of cpprb must have steps to be converted, it has none")
-    found = buffer.get_all_transitions()
+        raise EmptyBufferError("a cpprb buffer must have steps to be converted, got none")
+    transitions = buffer.get_all_transitions()
     first = buffer.get_next_index() if buffer.get_stored_size() == buffer.get_buffer_size() else 0
     columns: dict[str, Any] = {}
-    for name, values in found.items():
+    for name, values in transitions.items():
         single = values.ndim == 2 and values.shape[1] == 1 and (name in ("rew", "done") or values.dtype.kind in "biu")
         rows = values.reshape(-1) if single else values
         columns[_TO_FLAT.get(name, name)] = np.roll(rows, -first, axis=0) if first else rows
@@ -49,16 +49,16 @@ def from_cpprb(buffer: cpprb.ReplayBuffer) -> SampleBatch:
 
 
 def to_cpprb(source: Source, *, capacity: int | None = None) -> cpprb.ReplayBuffer:
-    """Copy steps into a buffer of cpprb's, with a column for each of theirs.
+    """Copy steps into a new cpprb buffer with the same columns.
 
-    `done` are terminations alone, by which cpprb's users leave out the value of the next state.
+    `done` is true for terminations only, because users of cpprb do not bootstrap where it is true.
 
     Parameters
     ----------
     source
         A batch, a buffer, or an iterable of fragments.
     capacity
-        Steps that the buffer holds; as many as there are if None.
+        Maximum number of steps; None for the number of steps in `source`.
 
     Raises
     ------
@@ -78,10 +78,10 @@ def to_cpprb(source: Source, *, capacity: int | None = None) -> cpprb.ReplayBuff
     columns[names.TERMINATEDS] = flags_of(batch)[0]
     for name, values in columns.items():
         if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
-            raise ColumnTypeError(f"column {name!r} must be one array of numbers to be in a buffer of cpprb; drop it")
+            raise ColumnTypeError(f"column {name!r} must be one array of numbers for a cpprb buffer; drop it")
     room = batch.count if capacity is None else whole("capacity", capacity, 1)
     if room < batch.count:
-        raise CapacityError(f"a buffer of {room} steps must be larger to take {batch.count}; pass a larger capacity")
+        raise CapacityError(f"capacity must be at least the number of steps, {batch.count}, got {room}")
     rows = {_NAMES.get(name, name): values for name, values in columns.items()}
     about = {name: {"shape": values.shape[1:] or 1, "dtype": values.dtype} for name, values in rows.items()}
     buffer: cpprb.ReplayBuffer = module.ReplayBuffer(room, about)

@@ -1,4 +1,4 @@
-"""D4RL's HDF5 files: steps under each other, episodes told apart by `terminals` and `timeouts`."""
+"""D4RL's HDF5 files: concatenated steps, with episode ends in `terminals` and `timeouts`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _FLAGS = (names.TERMINATEDS, names.TRUNCATEDS)
 def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) -> SampleBatch:
     """Read the steps of a file in D4RL's layout.
 
-    `terminals` are terminations and `timeouts` truncations; both number the episodes (`eps_id`, `t`). A file without
-    `next_observations` gives no `new_obs`, since the observation after a timeout is not in it. Values under `infos/`
-    become nested `infos`, those under `metadata/` are left out, other datasets keep their names.
+    `terminals` are terminations and `timeouts` truncations; both number the episodes (`eps_id`, `t`). Without
+    `next_observations` there is no `new_obs`, because the file lacks the observation after a timeout. Values under
+    `infos/` become nested `infos`, values under `metadata/` are ignored, other datasets keep their names.
 
     Parameters
     ----------
@@ -40,17 +40,17 @@ def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) ->
     Raises
     ------
     FormatError
-        If it is no HDF5 file, is damaged, or leads to other files.
+        If the file is not HDF5, is damaged, or links to other files.
     ColumnNotFoundError
-        If it has no observations, actions, rewards or terminals; names the dataset.
+        If observations, actions, rewards or terminals are missing; names the dataset.
     ColumnLengthError, ColumnMismatchError, ColumnTypeError
-        If datasets differ in length, flags are other numbers than 0 and 1, or values are no numbers; names it.
+        If datasets differ in length, flags are not 0 or 1, or values are not numeric; names the dataset.
     CapacityError
         If more memory than `max_nbytes` would be allocated; names the dataset.
     MissingExtraError
         If h5py is not installed.
     OSError
-        If it cannot be read.
+        If the file cannot be read.
     """
     with hdf5_file(path) as file:
         reader = Hdf5Reader(bound_of(file, max_nbytes))
@@ -58,7 +58,7 @@ def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) ->
         for name in (names.OBS, names.ACTIONS, names.REWARDS, names.TERMINATEDS):
             if _NAMES[name] not in children:
                 raise ColumnNotFoundError(
-                    f"a file of D4RL must have dataset {_NAMES[name]!r}; {near_names(_NAMES[name], children)}"
+                    f"a D4RL file must have dataset {_NAMES[name]!r}; {near_names(_NAMES[name], children)}"
                 )
         columns = {
             _TO_FLAT.get(name, name): _read(reader, child) for name, child in children.items() if name != _METADATA
@@ -85,13 +85,13 @@ def _read(reader: Hdf5Reader, child: Any) -> Any:
 def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
     """Write steps as a file in D4RL's layout, atomically.
 
-    The last step of an unfinished episode counts as a timeout. Columns that D4RL has no name for keep theirs; ids and
-    times of episodes are left out, since flags tell them.
+    The last step of an unfinished episode counts as a timeout. Columns without a D4RL name keep theirs; `eps_id` and
+    `t` are omitted, because the flags delimit the episodes.
 
     Parameters
     ----------
     source
-        A batch, a buffer, or an iterable of fragments. Observations and actions are one array each.
+        A batch, a buffer, or an iterable of fragments. Observations and actions must be one array each.
     path
         The file, which should end in `.hdf5`.
 
@@ -100,11 +100,11 @@ def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
     ColumnNotFoundError
         If observations, actions or rewards are missing, or no column separates episodes.
     ColumnTypeError
-        If a column is nested, varies in shape, or holds no numbers; names it.
+        If a column is nested, varies in shape, or is not numeric; names it.
     SequenceError, EmptyBufferError
         If steps of an episode are missing, or there are none.
     FormatError
-        If the file's name has the ending of another format.
+        If the file name has the suffix of another format.
     MissingExtraError
         If h5py is not installed.
     OSError
@@ -125,7 +125,7 @@ def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
     columns |= {names.TERMINATEDS: terminated, names.TRUNCATEDS: truncated}
     for name, values in columns.items():
         if name != names.INFOS and not isinstance(values, np.ndarray):
-            raise ColumnTypeError(f"column {name!r} must be one array in a file of D4RL, it is nested")
+            raise ColumnTypeError(f"column {name!r} must be one array in a D4RL file, got nested columns")
         experience.map_leaves(_check_numbers, values, name)
     with hdf5_writer(path) as file:
         for name, values in columns.items():
@@ -138,4 +138,4 @@ def _write(file: Any, path: str, values: Any) -> None:
 
 def _check_numbers(path: str, values: Any) -> None:
     if values.dtype.kind not in "biufc":
-        raise ColumnTypeError(f"column {path!r} must hold numbers in a file of D4RL, got {values.dtype}; drop it")
+        raise ColumnTypeError(f"column {path!r} must be numeric in a D4RL file, got {values.dtype}; drop it")

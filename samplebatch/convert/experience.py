@@ -1,4 +1,4 @@
-"""Steps of any source, episode by episode: the form between the library's types and those of other libraries.
+"""Experience from any source as steps in episode order: the intermediate form of all conversions.
 
 Sources are batches, buffers and fragments, or paths of datasets and of Parquet files.
 """
@@ -50,7 +50,7 @@ Source = SampleBatch | MultiAgentBatch | Batch | ReplayBuffer | Mapping[str, Any
 
 
 class Steps(NamedTuple):
-    """Steps for a conversion, episode by episode, each in time order.
+    """Steps to convert, episode by episode, each in time order.
 
     An episode is a trajectory of one agent: steps with the same `eps_id`, `env_id` and `agent_index`.
 
@@ -59,7 +59,7 @@ class Steps(NamedTuple):
     batch
         The rows, under RLlib's names.
     bounds
-        Where each episode begins, and the number of rows, shape (k + 1,).
+        First row of each episode, followed by the number of rows, shape (k + 1,).
     """
 
     batch: SampleBatch
@@ -75,22 +75,22 @@ class Steps(NamedTuple):
         return np.repeat(np.arange(len(self.bounds) - 1), np.diff(self.bounds))
 
     def times(self) -> npt.NDArray[np.int64]:
-        """Return the place of each row in its episode, shape (n,)."""
+        """Return the offset of each row in its episode, shape (n,)."""
         return np.arange(self.batch.count) - np.repeat(self.bounds[:-1], np.diff(self.bounds))
 
 
 def as_steps(source: Source) -> Steps:
     """Return the steps of a source, episode by episode, without sequences and padding, in environment units.
 
-    Rows that lie so already are not copied; actions that a policy maps to the environment's are mapped. Without ids of
-    episodes, flags that end one tell them apart.
+    Rows that are already in this order are not copied. Actions in the policy's unit are mapped to the environment's.
+    Without `eps_id`, flags delimit the episodes.
 
     Raises
     ------
     ColumnNotFoundError
         If no column separates episodes: neither `eps_id` nor flags.
     ColumnTypeError
-        If a MultiAgentBatch has several policies, or the source is no experience.
+        If a MultiAgentBatch has several policies, or the source has an unsupported type.
     ColumnMismatchError
         If actions were mapped by a function, which is not recorded.
     SequenceError
@@ -103,7 +103,7 @@ def as_steps(source: Source) -> Steps:
 
 
 def steps_as_recorded(source: Source) -> Steps:
-    """Return steps as `as_steps` does, with the actions of a policy as they were recorded."""
+    """Return steps like `as_steps`, with actions as recorded."""
     batch = _flat(source)
     streams = [np.asarray(batch[name]) for name in (names.ENV_ID, names.AGENT_INDEX) if name in batch]
     if names.EPS_ID in batch:
@@ -120,7 +120,7 @@ def steps_as_recorded(source: Source) -> Steps:
         order = by_stream(number, t=t)
         batch, number, t = batch.take(order), number[order], None if t is None else t[order]
     if t is not None and np.any((number[1:] == number[:-1]) & (t[1:] != t[:-1] + 1)):
-        raise SequenceError(f"column {names.T!r} must count the steps of each episode one by one, some are missing")
+        raise SequenceError(f"column {names.T!r} must count the steps of each episode one by one, got gaps")
     return Steps(batch, np.append(run_starts(number), batch.count))
 
 
@@ -129,9 +129,9 @@ def _number_in_order(keys: list[npt.NDArray[Any]]) -> npt.NDArray[np.intp]:
     starts = run_starts(*keys)
     code = np.zeros(len(starts), np.intp)
     for key in keys:
-        own = np.unique(key[starts], return_inverse=True)[1].reshape(-1)
+        key_code = np.unique(key[starts], return_inverse=True)[1].reshape(-1)
         # Numbered again after each key, so that codes stay below the square of the number of runs.
-        code = np.unique(code * len(starts) + own, return_inverse=True)[1].reshape(-1)
+        code = np.unique(code * len(starts) + key_code, return_inverse=True)[1].reshape(-1)
     first, run = np.unique(code, return_index=True, return_inverse=True)[1:]
     rank = np.empty(len(first), np.intp)
     rank[np.argsort(first)] = np.arange(len(first))
@@ -139,17 +139,17 @@ def _number_in_order(keys: list[npt.NDArray[Any]]) -> npt.NDArray[np.intp]:
 
 
 def _steps_in(buffer: ReplayBuffer) -> SampleBatch:
-    """Return the steps of a buffer in time order, with the number of their episode and of their ring."""
+    """Return the steps of a buffer in time order, with episode and ring numbers."""
     table = buffer._table
     with table.lock:
         if not len(buffer):
             return SampleBatch()
-        found = find_episodes(table.rings, table.done, buffer._ring)
-        slots, bounds = found.slots(table.rings, np.arange(len(found.first)))
+        episodes = find_episodes(table.rings, table.done, buffer._ring)
+        slots, bounds = episodes.slots(table.rings, np.arange(len(episodes.first)))
         rows = drop_empty(rows_at(table, slots, 1))
     batch = node(Batch, rows).as_sample_batch("rllib")
     batch.action_unit = buffer.action_unit
-    batch[names.EPS_ID] = np.repeat(np.arange(len(found.first)), np.diff(bounds))
+    batch[names.EPS_ID] = np.repeat(np.arange(len(episodes.first)), np.diff(bounds))
     if table.rings.n > 1 and names.ENV_ID not in batch:
         batch[names.ENV_ID] = table.rings.ring_of(slots)
     return batch
@@ -158,16 +158,15 @@ def _steps_in(buffer: ReplayBuffer) -> SampleBatch:
 def as_flat(source: Source) -> SampleBatch:
     """Return the steps of a source in stored order, under RLlib's names, without sequences.
 
-    Actions are the environment's; raises as `as_steps` does.
+    Actions are in environment units; raises as `as_steps`.
     """
     return _flat(source).to_environment_actions()
 
 
 def _flat(source: Source) -> SampleBatch:
-    """Return the steps of a source in stored order, with recorded actions."""
     batch = _without_sequences(_steps_in(source) if isinstance(source, ReplayBuffer) else _join(source))
     if not batch.count:
-        raise EmptyBufferError("experience must have steps to be converted, it has none")
+        raise EmptyBufferError("experience must have steps to be converted, got none")
     return batch
 
 
@@ -211,18 +210,18 @@ def _without_sequences(batch: SampleBatch) -> SampleBatch:
 
 def flags_of(batch: SampleBatch) -> tuple[Flags, Flags]:
     """Return which steps end their episode by termination, and which by truncation, shape (n,) each."""
-    given = names.TERMINATEDS if names.TERMINATEDS in batch else names.DONES
-    require_columns(batch, names.TERMINATEDS if given not in batch else given)
+    end_flags = names.TERMINATEDS if names.TERMINATEDS in batch else names.DONES
+    require_columns(batch, names.TERMINATEDS if end_flags not in batch else end_flags)
     truncated = np.asarray(batch[names.TRUNCATEDS]) if names.TRUNCATEDS in batch else np.zeros(batch.count, np.bool_)
-    return as_flags(np.asarray(batch[given]), given), as_flags(truncated, names.TRUNCATEDS)
+    return as_flags(np.asarray(batch[end_flags]), end_flags), as_flags(truncated, names.TRUNCATEDS)
 
 
-def require_columns(batch: SampleBatch, *wanted: str) -> None:
+def require_columns(batch: SampleBatch, *required: str) -> None:
     """Raise ColumnNotFoundError with near names if a column is missing."""
-    for name in wanted:
+    for name in required:
         if name not in batch:
             raise ColumnNotFoundError(
-                f"column {name!r} must be there to be converted; {near_names(name, batch.column_names)}"
+                f"column {name!r} must exist to be converted; {near_names(name, batch.column_names)}"
             )
 
 
@@ -234,14 +233,14 @@ def arrays_of(batch: SampleBatch, name: str) -> Any:
 def _array_of(batch: SampleBatch, path: str) -> npt.NDArray[Any]:
     column = batch.column(path)
     if isinstance(column, VaryingRows):
-        raise ColumnTypeError(f"column {path!r} must have rows of one shape to be converted, they vary; pad it first")
+        raise ColumnTypeError(f"column {path!r} must have rows of equal shape to be converted; pad it first")
     return column.to_numpy()
 
 
 def observations_of(episode: SampleBatch) -> Any:
-    """Return the observations of an episode, and the final one: arrays of shape (n + 1, ...).
+    """Return the observations of an episode followed by the final one: arrays of shape (n + 1, ...).
 
-    They are copied once, unless `obs` and `new_obs` are views of the same ones, as `make_episode` lays them.
+    Copies once, unless `obs` and `new_obs` are views of one array, as in the result of `make_episode`.
     """
     require_columns(episode, names.OBS, names.NEXT_OBS)
     return map_leaves(
@@ -254,7 +253,7 @@ def observations_of(episode: SampleBatch) -> Any:
 def _with_final(obs: npt.NDArray[Any], following: npt.NDArray[Any]) -> npt.NDArray[Any]:
     alike = obs.dtype == following.dtype and obs.strides == following.strides and obs.dtype.kind != "O"
     if alike and obs.shape == following.shape and following.ctypes.data == obs.ctypes.data + obs.strides[0]:
-        # The last row of the one is the row behind the last of the other.
+        # Both are views of one array, offset by one row.
         return np.lib.stride_tricks.as_strided(obs, (len(obs) + 1, *obs.shape[1:]), obs.strides)
     return np.concatenate([obs, following[-1:]])
 
@@ -273,15 +272,15 @@ def make_episode(
     Parameters
     ----------
     number
-        Its `eps_id`.
+        `eps_id` of the episode.
     observations
-        Arrays of shape (n + 1, ...), which may be nested: the final one included.
+        Arrays of shape (n + 1, ...), or a tree of arrays, including the final observation.
     columns
-        The other columns of its n steps.
+        Other columns of the n steps.
     terminated, truncated
-        How its last step ends it.
+        Whether the last step terminates or truncates the episode.
     action_unit
-        The unit of its actions.
+        Unit of the actions.
 
     Raises
     ------
@@ -303,7 +302,7 @@ def make_episode(
 
 
 def number_episodes(done: Flags) -> dict[str, npt.NDArray[np.int64]]:
-    """Number the steps of episodes by `eps_id` and `t`, shape (n,) each, where flags tell the last step of each.
+    """Number steps by `eps_id` and `t`, shape (n,) each; flags mark the last step of each episode.
 
     >>> number_episodes(np.array([False, True, False]))
     {'eps_id': array([0, 0, 1]), 't': array([0, 1, 0])}
@@ -321,14 +320,14 @@ def join_episodes(episodes: list[SampleBatch]) -> SampleBatch:
 
 
 def stack_steps(steps: list[Any], path: str) -> Any:
-    """Stack values of steps, each of which may be a tree, into one array or a tree of arrays.
+    """Stack one value or tree per step into one array or a tree of arrays.
 
     Raises
     ------
     ColumnMismatchError
-        If they are nested in different ways; names the column.
+        If steps differ in structure; names the column.
     ColumnTypeError
-        If they vary in shape; names the column.
+        If steps differ in shape; names the column.
 
     >>> stack_steps([{"x": 1.0, "arm": (2, 3)}, {"x": 4.0, "arm": (5, 6)}], "obs")
     {'x': array([1., 4.]), 'arm': (array([2, 5]), array([3, 6]))}
@@ -340,7 +339,7 @@ def _stack_leaf(path: str, rows: list[Any]) -> npt.NDArray[Any]:
     try:
         return np.asarray(rows)
     except ValueError as error:
-        raise ColumnTypeError(f"column {path!r} must have rows of one shape to be converted, they vary") from error
+        raise ColumnTypeError(f"column {path!r} must have rows of equal shape to be converted") from error
 
 
 def gather_leaves(steps: list[Any], path: str) -> Any:
@@ -358,7 +357,7 @@ def gather_leaves(steps: list[Any], path: str) -> Any:
             return tuple(gather_leaves([step[i] for step in steps], f"{path}.{i}") for i in range(len(first)))
     else:
         return steps
-    raise ColumnMismatchError(f"column {path!r} must be nested in the same way in all rows, and is not")
+    raise ColumnMismatchError(f"column {path!r} must have the same structure in all rows")
 
 
 def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any:
@@ -375,24 +374,24 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any
 
 
 def open_source(source: Any) -> Any:
-    """Open the rows that a path names; others are returned as they are.
+    """Open a path as a dataset or buffer; other sources are returned unchanged.
 
     Parameters
     ----------
     source
-        The path of a dataset's folder; or of Parquet files that another library wrote, under the names of RLlib or
-        Tianshou, whose rows a replay buffer then takes. A replay buffer, `Dataset` or `MixedSampler`.
+        Path of a dataset folder, or of Parquet files of another library with RLlib's or Tianshou's column names, which
+        are loaded into a replay buffer. A replay buffer, `Dataset` or `MixedSampler` is returned unchanged.
 
     Raises
     ------
     ArgumentError
-        If it is neither a path nor a thing with `sample`.
+        If the source is neither a path nor an object with `sample`.
     FormatError
         If a folder has no Parquet files, or one is damaged.
     SampleBatchError
         As `ReplayBuffer.extend` does.
     OSError
-        If there is no such path, or a file cannot be read.
+        If the path does not exist, or a file cannot be read.
 
     Examples
     --------
@@ -405,9 +404,7 @@ def open_source(source: Any) -> Any:
     """
     if not isinstance(source, str | os.PathLike):
         if not callable(getattr(source, "sample", None)):
-            raise ArgumentError(
-                f"rows to learn from must be in a buffer, a dataset or files, got {type(source).__name__}"
-            )
+            raise ArgumentError(f"source must be a buffer, a dataset or a path, got {type(source).__name__}")
         return source
     if CommitLog(Path(source)).path is not None:
         return Dataset(source)
@@ -419,28 +416,28 @@ def open_source(source: Any) -> Any:
 
 
 def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> Iterator[tuple[pa.Table, MemoryBound]]:
-    """Read a Parquet file, or those of a folder and the folders in it by name, with the bound of each."""
-    for place in files_in(path, ".parquet"):
-        file, bound = open_parquet(place, max_nbytes=max_nbytes)
+    """Read a Parquet file, or all below a folder in order of name, each with its memory bound."""
+    for file_path in files_in(path, ".parquet"):
+        file, bound = open_parquet(file_path, max_nbytes=max_nbytes)
         names = file.schema.names
-        again = next((name for name in names if names.count(name) > 1), None)
-        if again is not None:
-            raise FormatError(f"{str(place)!r} must have column {again!r} once, it is there again")
+        duplicate = next((name for name in names if names.count(name) > 1), None)
+        if duplicate is not None:
+            raise FormatError(f"{str(file_path)!r} must have column {duplicate!r} once, got a duplicate")
         table = file.read(range(file.num_groups), names, bound)
         try:
             table.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise FormatError(f"{str(place)!r} must hold valid values, it is damaged: {error}") from error
+            raise FormatError(f"{str(file_path)!r} must contain valid values: {error}") from error
         yield table, bound
 
 
 def files_in(path: str | os.PathLike[str], suffix: str) -> list[Path]:
-    """List a file, or all files with a suffix below a folder, by name; raises FormatError if there are none."""
-    place = Path(path)
-    if not place.is_dir():
-        place.stat()
-        return [place]
-    found = sorted(file for file in place.rglob(f"*{suffix}") if file.is_file())
-    if not found:
-        raise FormatError(f"{str(place)!r} must be a folder with {suffix} files, it has none")
-    return found
+    """Return a file, or all files with a suffix below a folder, sorted; raises FormatError if there are none."""
+    root = Path(path)
+    if not root.is_dir():
+        root.stat()
+        return [root]
+    files = sorted(file for file in root.rglob(f"*{suffix}") if file.is_file())
+    if not files:
+        raise FormatError(f"{str(root)!r} must be a folder with {suffix} files, got none")
+    return files

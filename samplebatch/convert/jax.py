@@ -1,4 +1,4 @@
-"""JAX: `SampleBatch` as a pytree, so that whole batches go through `jit`, `grad`, `vmap` and `jax.tree`."""
+"""JAX: `SampleBatch` as a pytree, for `jit`, `grad`, `vmap` and `jax.tree`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import require
 
 _Structure = tuple[tuple[str, ...], str, Flags]
-"""Dotted names, structures of nested columns as JSON, and flags: the part of a batch that JAX compiles for."""
+"""Dotted names, structures of nested columns as JSON, and flags: the static part of a batch under `jit`."""
 
 _registered: list[Any] = []
 
 
 def register_with_jax() -> None:
-    """Register `SampleBatch` as a pytree with JAX; calling it again does nothing.
+    """Register `SampleBatch` as a pytree with JAX; repeated calls have no effect.
 
-    The leaves are the columns, in order, under their dotted names. Within a function that JAX traces, and after it,
-    they are JAX's arrays: `batch["obs"]` is one, slices cut them, and what keeps or joins batches copies them to the
-    host.
+    The leaves are the columns, in order, under their dotted names. In traced functions and their results, columns are
+    JAX arrays: `batch["obs"]` returns one and slicing a batch slices it. Operations that store or join batches copy
+    the arrays to the host.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def _flatten(batch: SampleBatch) -> tuple[list[Any], _Structure]:
 
 
 def _unflatten(structure: _Structure, leaves: Iterable[Any]) -> SampleBatch:
-    """Create a batch from leaves of any type: JAX also builds trees of markers."""
+    """Create a batch from leaves of any type, since JAX also builds trees of placeholders."""
     paths, nested, flags = structure
     batch = SampleBatch.__new__(SampleBatch)
     batch._columns = {path: _column_of(leaf, path) for path, leaf in zip(paths, leaves, strict=True)}
@@ -80,7 +80,7 @@ def _column_of(leaf: Any, path: str) -> Column:
 
 
 class _LeafColumn(Column):
-    """Rows in an array of JAX's, for batches that JAX makes; to be joined or kept they are copied to the host."""
+    """Column over a JAX array; storing or joining it copies the array to the host."""
 
     __slots__ = ("_leaf",)
     kind = "tensor"
@@ -141,7 +141,7 @@ class _LeafColumn(Column):
 
     @classmethod
     def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> Column:
-        # Its header is a tensor column's, which loads it.
+        # `dump` writes the header of a tensor column.
         return TensorColumn.load(header, buffers, allow_pickle=allow_pickle)
 
     def _on_host(self) -> Column:

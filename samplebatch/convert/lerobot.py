@@ -1,7 +1,7 @@
-"""LeRobot's datasets, version 3 of their layout: a folder of Parquet files, a row a frame, described in JSON.
+"""LeRobot datasets, layout version 3: a folder of Parquet files with one row per frame, and JSON metadata.
 
-Nothing in the folder is trusted: the description is validated, its paths lead into the folder alone, and rows are held
-against it.
+The folder is untrusted: metadata is validated, data paths may not leave the folder, and rows are checked against the
+metadata.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ EPISODES = "meta/episodes"
 PLACE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 DATA = f"data/{PLACE}"
 STATE = f"{NAMES[names.OBS]}.state"
-"""The feature that observations are which are one array."""
+"""Feature name of observations that are a single array."""
 
 EPISODE, FRAME = NAMES[names.EPS_ID], NAMES[names.T]
 TIMESTAMP, INDEX, TASK = "timestamp", "index", "task_index"
@@ -64,14 +64,14 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Feature(NamedTuple):
-    """A column as `info.json` describes it.
+    """Column description in `info.json`.
 
     Attributes
     ----------
     dtype
         A NumPy dtype's name, `"string"`, `"image"` or `"video"`.
     shape
-        Of a row; () for one number.
+        Shape of a row; () for a scalar.
     """
 
     dtype: str
@@ -79,12 +79,12 @@ class Feature(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """Where the rows of episodes lie, a row an episode, in order.
+    """Location of each episode's rows, in episode order.
 
     Attributes
     ----------
     number, length, chunk, file
-        The number of each episode, its frames, and the chunk and the file that they lie in, shape (k,) each.
+        Episode number, frame count, chunk index and file index of each episode, shape (k,) each.
     """
 
     number: Numbers
@@ -93,12 +93,12 @@ class Episodes(NamedTuple):
     file: Numbers
 
     def at(self, which: npt.NDArray[Any]) -> Episodes:
-        """Return some of the episodes."""
+        """Select episodes by index or mask."""
         return Episodes(*(values[which] for values in self))
 
 
 class Layout:
-    """The description of a dataset, read from its folder and validated; held by the reader.
+    """Validated metadata of a dataset folder.
 
     Attributes
     ----------
@@ -125,50 +125,50 @@ class Layout:
     def data_path(self, chunk: int, file: int) -> Path:
         """Return the path of a data file."""
         numbers = {"chunk_index": chunk, "file_index": file}
-        filled = _FIELD.sub(lambda found: f"{numbers[found[1]]:0{found[2] or 1}d}", self._template)
+        filled = _FIELD.sub(lambda match: f"{numbers[match[1]]:0{match[2] or 1}d}", self._template)
         return self._folder / filled
 
     def episodes(self, max_nbytes: int | None) -> Episodes:
-        """Read and validate where episodes lie."""
-        place = self._folder / EPISODES
-        parts = [_episodes_in(path, max_nbytes) for path in experience.files_in(place, ".parquet")]
-        found = Episodes(*map(np.concatenate, zip(*parts, strict=True)))
-        if not len(found.number):
-            raise FormatError(f"{str(place)!r} must have episodes, it has none")
-        found = found.at(np.argsort(found.number, kind="stable"))
-        if np.any(found.number[1:] == found.number[:-1]):
-            raise FormatError(f"{str(place)!r} must have each episode once, some are there twice")
-        return found
+        """Read and validate the locations of all episodes."""
+        folder = self._folder / EPISODES
+        parts = [_episodes_in(path, max_nbytes) for path in experience.files_in(folder, ".parquet")]
+        episodes = Episodes(*map(np.concatenate, zip(*parts, strict=True)))
+        if not len(episodes.number):
+            raise FormatError(f"{str(folder)!r} must have episodes, got none")
+        episodes = episodes.at(np.argsort(episodes.number, kind="stable"))
+        if np.any(episodes.number[1:] == episodes.number[:-1]):
+            raise FormatError(f"{str(folder)!r} must list each episode once, got duplicates")
+        return episodes
 
     def _load(self) -> dict[str, Any]:
         try:
             info = json.loads(Path(self._name).read_bytes())
         except (ValueError, RecursionError) as error:
-            raise self._fault("must be JSON, and it is not") from error
+            raise self._fault("must be JSON") from error
         if not isinstance(info, dict):
-            raise self._fault("must be an object of JSON")
+            raise self._fault("must be a JSON object")
         return info
 
     def _feature(self, name: str, about: Any) -> Feature:
-        found = about if isinstance(about, Mapping) else {}
-        dtype, shape = found.get("dtype"), found.get("shape")
+        fields = about if isinstance(about, Mapping) else {}
+        dtype, shape = fields.get("dtype"), fields.get("shape")
         if not isinstance(dtype, str) or not isinstance(shape, list) or not all(map(_is_size, shape)):
-            raise self._fault(f"must give feature {name!r} a dtype and a shape of numbers from 1")
-        if shape == [1] and found.get("names") is None:
+            raise self._fault(f"must give feature {name!r} a dtype and a shape of positive integers")
+        if shape == [1] and fields.get("names") is None:
             shape = []
         return Feature(dtype, tuple(shape))
 
-    def _path_template(self, given: Any) -> str:
-        """Check that a template has the places of two numbers alone, and leads nowhere but into the folder.
+    def _path_template(self, template: Any) -> str:
+        """Check that a path template has only the two index fields and cannot leave the folder.
 
-        Links are followed: the cache of downloads keeps files as links to its own.
+        Links are followed, because the download cache stores files as links to its blobs.
         """
-        if isinstance(given, str):
-            plain = _FIELD.sub("0", given)
+        if isinstance(template, str):
+            plain = _FIELD.sub("0", template)
             path = PurePosixPath(plain)
             inside = not path.is_absolute() and ".." not in path.parts
             if inside and not set(plain) & set("{}\\:\0") and plain.endswith(".parquet"):
-                return given
+                return template
         raise self._fault("must have a 'data_path' of Parquet files in its folder, with chunk_index and file_index")
 
     def _fault(self, must: str) -> FormatError:
@@ -184,23 +184,23 @@ def _episodes_in(path: Path, max_nbytes: int | None) -> Episodes:
     for name in _WHERE:
         if name not in file.schema.names:
             raise FormatError(f"{file.name!r} must have column {name!r}; {near_names(name, file.schema.names)}")
-    # In their order in the file, as the reader takes them; the statistics beside them may be large.
+    # In file order, as the reader requires; the statistics columns may be large and are not read.
     table = file.read(range(file.num_groups), [name for name in file.schema.names if name in _WHERE], bound)
     return Episodes(*(_numbers_in(table[name], name, file.name) for name in _WHERE))
 
 
 def _numbers_in(column: pa.ChunkedArray, name: str, path: str) -> Numbers:
-    least = int(name == LENGTH)
+    minimum = int(name == LENGTH)
     if pa.types.is_integer(column.type) and not column.null_count:
         numbers: Numbers = column.to_numpy().astype(np.int64)
-        if np.all(numbers >= least):
+        if np.all(numbers >= minimum):
             return numbers
-    raise FormatError(f"column {name!r} of {path!r} must have whole numbers from {least} alone")
+    raise FormatError(f"column {name!r} of {path!r} must contain only integers of at least {minimum}")
 
 
 _TO_FLAT = {theirs: name for name, theirs in NAMES.items()}
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Pillow's modes by the channels of an image."""
+"""Pillow's modes by number of image channels."""
 
 
 def read_lerobot(
@@ -212,34 +212,33 @@ def read_lerobot(
 ) -> SampleBatch:
     """Read the frames of a dataset in LeRobot's layout, episode by episode, as steps.
 
-    `observation.*` become nested `obs`; where `observation.state` is the only one that is read, it is `obs` itself.
-    `action`, `next.reward`, `episode_index` and `frame_index` become `actions`, `rewards`, `eps_id` and `t`;
-    `next.done` is `dones`, or `terminateds` and `truncateds` if there is `next.truncated`, too. `index`, the number of
-    the row, is left out, and other features keep their names. There is no `new_obs`: the layout has no observation
-    after the last action. A feature of shape (1,) without names is a number a step. Images become arrays of shape
-    (height, width, channels).
+    `observation.*` become nested `obs`; if only `observation.state` is read, it becomes `obs` itself. `action`,
+    `next.reward`, `episode_index` and `frame_index` become `actions`, `rewards`, `eps_id` and `t`. `next.done` becomes
+    `dones`, or `terminateds` and `truncateds` if `next.truncated` exists. The row number `index` is omitted; other
+    features keep their names. There is no `new_obs`: the layout has no observation after the last action. A feature of
+    shape (1,) without names is one number per step. Images become arrays of shape (height, width, channels).
 
     Parameters
     ----------
     folder
-        The dataset, on the disk.
+        Folder of the dataset.
     columns
-        Features to be read, by LeRobot's names, beside the numbers of episode and frame; all if None. Videos are not
-        read: a dataset with some is read by the names of others.
+        Features to read, by LeRobot's names; None for all. Episode and frame numbers are always read. Videos cannot be
+        read: for a dataset with videos, name the other features.
     episodes
-        Numbers of the episodes to be read; all if None.
+        Numbers of the episodes to read; None for all.
     max_nbytes
         Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
 
     Raises
     ------
     FormatError
-        If the description is not as LeRobot writes it, leads out of the folder, or rows are others than it says; or if
-        a file is damaged. Names file or column.
+        If metadata is invalid or refers outside the folder, rows contradict the metadata, or a file is damaged; names
+        the file or column.
     ColumnNotFoundError
         If there is no such feature.
     ColumnTypeError
-        If a feature is a video, or of a dtype that no column can hold; names it.
+        If a feature is a video, or has an unsupported dtype; names it.
     RowIndexError
         If there is no such episode.
     CapacityError
@@ -250,16 +249,16 @@ def read_lerobot(
         If a file cannot be read.
     """
     layout = Layout(folder)
-    wanted = _choose_features(layout.features, columns)
-    found = layout.episodes(max_nbytes)
-    chosen = _choose_episodes(found, episodes)
+    features = _choose_features(layout.features, columns)
+    available = layout.episodes(max_nbytes)
+    chosen = _choose_episodes(available, episodes)
     parts = []
-    for key in np.unique(np.stack([found.chunk, found.file]), axis=1).T.tolist():
-        here = (found.chunk == key[0]) & (found.file == key[1])
-        if np.any(chosen[here]):
+    for key in np.unique(np.stack([available.chunk, available.file]), axis=1).T.tolist():
+        in_file = (available.chunk == key[0]) & (available.file == key[1])
+        if np.any(chosen[in_file]):
             path = os.fspath(layout.data_path(*key))
-            parts.append(_read_file(path, wanted, found.at(here), chosen[here], max_nbytes))
-    return SampleBatch(_as_columns(experience.join_episodes(parts), wanted), _action_unit=ENVIRONMENT)
+            parts.append(_read_file(path, features, available.at(in_file), chosen[in_file], max_nbytes))
+    return SampleBatch(_as_columns(experience.join_episodes(parts), features), _action_unit=ENVIRONMENT)
 
 
 def _choose_features(features: Mapping[str, Feature], columns: Sequence[str] | None) -> dict[str, Feature]:
@@ -268,14 +267,14 @@ def _choose_features(features: Mapping[str, Feature], columns: Sequence[str] | N
     for name in listed:
         if name not in features:
             raise no_such_column(name, features)
-    wanted = {name: features[name] for name in dict.fromkeys((*listed, EPISODE, FRAME))}
-    for name, feature in wanted.items():
+    selected = {name: features[name] for name in dict.fromkeys((*listed, EPISODE, FRAME))}
+    for name, feature in selected.items():
         if feature.dtype == "video":
-            raise ColumnTypeError(f"column {name!r} must not be a video to be read; name the others with columns=")
+            raise ColumnTypeError(f"column {name!r} must not be a video; name the other features in columns=")
         if feature.dtype not in ("image", "string") and not _holds_numbers(feature.dtype):
-            raise ColumnTypeError(f"column {name!r} must hold numbers, strings or images, got {feature.dtype!r}")
-    _check_places(wanted)
-    return wanted
+            raise ColumnTypeError(f"column {name!r} must contain numbers, strings or images, got {feature.dtype!r}")
+    _check_places(selected)
+    return selected
 
 
 def _holds_numbers(dtype: str) -> bool:
@@ -285,71 +284,75 @@ def _holds_numbers(dtype: str) -> bool:
         return False
 
 
-def _check_places(wanted: Iterable[str]) -> None:
+def _check_places(features: Iterable[str]) -> None:
     """Check that no two features become one column, and none is nested in another."""
-    places: dict[str, str] = {}
-    for name in wanted:
-        place = _place(name)
-        if place in places:
-            raise FormatError(f"column {name!r} must not stand for the same as {places[place]!r}; leave one out")
-        places[place] = name
-    for place, name in places.items():
-        parts = place.split(".")
+    features_by_column: dict[str, str] = {}
+    for name in features:
+        column = _place(name)
+        if column in features_by_column:
+            raise FormatError(
+                f"column {name!r} must not map to the same column as {features_by_column[column]!r}; read only one"
+            )
+        features_by_column[column] = name
+    for column, name in features_by_column.items():
+        parts = column.split(".")
         for outer in (".".join(parts[:i]) for i in range(1, len(parts))):
-            if outer in places:
-                raise FormatError(f"column {name!r} must not be nested in {places[outer]!r}, which is a column itself")
+            if outer in features_by_column:
+                raise FormatError(
+                    f"column {name!r} must not be nested in {features_by_column[outer]!r}, which is a column"
+                )
 
 
 def _place(name: str) -> str:
-    """Return the dotted name in a batch of a feature's."""
+    """Return the dotted column name of a feature in a batch."""
     if name in _TO_FLAT:
         return _TO_FLAT[name]
-    first, dot, rest = name.partition(".")
-    return _TO_FLAT.get(first, first) + dot + rest
+    first, dot, suffix = name.partition(".")
+    return _TO_FLAT.get(first, first) + dot + suffix
 
 
-def _choose_episodes(found: Episodes, episodes: Iterable[int] | None) -> npt.NDArray[np.bool_]:
+def _choose_episodes(available: Episodes, episodes: Iterable[int] | None) -> npt.NDArray[np.bool_]:
     if episodes is None:
-        return np.ones(len(found.number), np.bool_)
-    wanted = list(episodes)
-    known = set(found.number.tolist())
-    for number in wanted:
-        if number not in known:
-            raise RowIndexError(f"episode {number!r} must be one of the dataset, which has {len(known)}")
-    if not wanted:
-        raise RowIndexError("episodes must name an episode at least, got none")
-    return np.isin(found.number, wanted)
+        return np.ones(len(available.number), np.bool_)
+    requested = list(episodes)
+    numbers = set(available.number.tolist())
+    for number in requested:
+        if number not in numbers:
+            raise RowIndexError(f"episode {number!r} must be one of the dataset's {len(numbers)} episodes")
+    if not requested:
+        raise RowIndexError("episodes must contain at least one episode, got none")
+    return np.isin(available.number, requested)
 
 
 def _read_file(
     path: str,
-    wanted: Mapping[str, Feature],
+    features: Mapping[str, Feature],
     episodes: Episodes,
     chosen: npt.NDArray[np.bool_],
     max_nbytes: int | None,
 ) -> SampleBatch:
-    """Read a data file, and hold its rows against the episodes that it should have."""
+    """Read a data file and check its rows against the expected episodes."""
     file, bound = open_parquet(path, max_nbytes=max_nbytes)
-    for name in wanted:
+    for name in features:
         if name not in file.schema.names:
-            raise FormatError(f"{path!r} must have column {name!r}, as meta/info.json says")
-    # In their order in the file, as the reader takes them.
-    listed = [name for name in file.schema.names if name in wanted]
+            raise FormatError(f"{path!r} must have column {name!r}, which meta/info.json lists")
+    # In file order, as the reader requires.
+    listed = [name for name in file.schema.names if name in features]
     table = file.read(range(file.num_groups), listed, bound)
-    # Each alone first, as their sum may be beyond the largest number.
+    # Compare each length first, because the sum may overflow.
     if np.any(episodes.length > table.num_rows) or int(episodes.length.sum()) != table.num_rows:
-        raise FormatError(f"{path!r} must have the rows of its episodes, it has {table.num_rows}")
+        raise FormatError(f"{path!r} must have the rows of its episodes, got {table.num_rows} rows")
     expected = {
         EPISODE: np.repeat(episodes.number, episodes.length),
         FRAME: np.arange(table.num_rows) - np.repeat(np.cumsum(episodes.length) - episodes.length, episodes.length),
     }
     for name, numbers in expected.items():
-        if not np.array_equal(_values(table[name], name, wanted[name], bound), numbers):
+        if not np.array_equal(_values(table[name], name, features[name], bound), numbers):
             raise FormatError(f"column {name!r} of {path!r} must number its episodes' frames in order")
     if not chosen.all():
         table = table.filter(pa.array(np.repeat(chosen, episodes.length)))
     return SampleBatch(
-        {str(i): _values(table[name], name, feature, bound) for i, (name, feature) in enumerate(wanted.items())}
+        {str(i): _values(table[name], name, feature, bound) for i, (name, feature) in enumerate(features.items())}
     )
 
 
@@ -363,7 +366,7 @@ def _values(column: pa.ChunkedArray, name: str, feature: Feature, bound: MemoryB
     sizes = feature.shape or (1,)
     for size in sizes if _is_list(array.type) or feature.shape not in ((), (1,)) else ():
         if not _is_list(array.type) or array.null_count or not _has_lists_of(array, size):
-            raise FormatError(f"column {name!r} must have rows of shape {feature.shape}, as meta/info.json says")
+            raise FormatError(f"column {name!r} must have rows of shape {feature.shape}, the shape in meta/info.json")
         array = array.flatten()
     if array.null_count or _is_list(array.type):
         raise FormatError(f"column {name!r} must have no nulls, and rows of shape {feature.shape}")
@@ -377,26 +380,26 @@ def _decode_images(array: pa.Array, name: str, shape: tuple[int, ...], bound: Me
     except MissingExtraError as error:
         raise MissingExtraError(f"column {name!r} has images: {error}") from error
     if not pa.types.is_struct(array.type) or array.type.get_field_index("bytes") < 0 or array.null_count:
-        raise FormatError(f"column {name!r} must have images embedded in it, as bytes")
+        raise FormatError(f"column {name!r} must contain embedded images, as bytes")
     if len(shape) != 3:
-        raise FormatError(f"column {name!r} must have images of three dimensions, meta/info.json says {shape}")
+        raise FormatError(f"column {name!r} must have images of three dimensions, got {shape} in meta/info.json")
     height, width, channels = shape if shape[2] in _MODES else (*shape[1:], shape[0])
     mode = _MODES.get(channels)
     if mode is None:
-        raise FormatError(f"column {name!r} must have images of 1, 3 or 4 channels, meta/info.json says {shape}")
+        raise FormatError(f"column {name!r} must have images of 1, 3 or 4 channels, got {shape} in meta/info.json")
     data = array.field("bytes")
     bound.take(len(data) * height * width * channels, f"column {name!r}")
     images = np.empty((len(data), height, width, channels), np.uint8)
     for row, encoded in enumerate(data):
         try:
-            # The size stands in the first bytes: nothing is decoded before it is known to be as described.
+            # The image header contains the size: it is checked before any pixel is decoded.
             with image.open(io.BytesIO(encoded.as_py()), formats=("PNG", "JPEG")) as opened:
                 fits: bool = opened.size == (width, height)
                 if fits:
                     images[row] = np.asarray(opened.convert(mode)).reshape(height, width, channels)
-        # Pillow words damage in many ways, and warns of sizes that it takes for an attack.
+        # Pillow raises many types for damaged images, and warns about suspiciously large ones.
         except (OSError, ValueError, SyntaxError, TypeError, image.DecompressionBombError, Warning) as error:
-            raise FormatError(f"row {row} of column {name!r} must be an embedded PNG or JPEG, and it is not") from error
+            raise FormatError(f"row {row} of column {name!r} must be an embedded PNG or JPEG") from error
         if not fits:
             raise FormatError(f"row {row} of column {name!r} must be an image of {width} by {height}")
     return images
@@ -413,23 +416,23 @@ def _has_lists_of(array: pa.Array, size: int) -> bool:
 def _cast(array: pa.Array, name: str, feature: Feature, bound: MemoryBound) -> npt.NDArray[Any]:
     text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
     if text != (feature.dtype == "string"):
-        raise FormatError(f"column {name!r} must hold {feature.dtype}, as meta/info.json says, got {array.type}")
+        raise FormatError(f"column {name!r} must contain {feature.dtype} as in meta/info.json, got {array.type}")
     if text:
         rows: list[str] = array.to_pylist()
-        # Each takes as much as the longest, 4 bytes a letter.
+        # Each row occupies the bytes of the longest one, 4 per character.
         bound.take(4 * len(rows) * max(map(len, rows), default=0), f"column {name!r}")
         return np.array(rows, np.str_)
     values = array.to_numpy(zero_copy_only=False)
-    wanted = np.dtype(feature.dtype)
-    if not np.can_cast(values.dtype, wanted, "same_kind"):
-        raise FormatError(f"column {name!r} must hold {feature.dtype}, as meta/info.json says, got {array.type}")
-    cast: npt.NDArray[Any] = values.astype(wanted, copy=False)
+    dtype = np.dtype(feature.dtype)
+    if not np.can_cast(values.dtype, dtype, "same_kind"):
+        raise FormatError(f"column {name!r} must contain {feature.dtype} as in meta/info.json, got {array.type}")
+    cast: npt.NDArray[Any] = values.astype(dtype, copy=False)
     return cast
 
 
-def _as_columns(flat: SampleBatch, wanted: Mapping[str, Feature]) -> dict[str, Any]:
-    """Translate column names; dots become nesting."""
-    named = dict(zip(wanted, (flat[str(i)] for i in range(len(wanted))), strict=True))
+def _as_columns(flat: SampleBatch, features: Mapping[str, Feature]) -> dict[str, Any]:
+    """Rename columns to the library's names; dots become nesting."""
+    named = dict(zip(features, (flat[str(i)] for i in range(len(features))), strict=True))
     observations = [name for name in named if name.split(".")[0] == NAMES[names.OBS]]
     columns: dict[str, Any] = {}
     if observations == [STATE]:
@@ -471,45 +474,43 @@ def write_lerobot(
 ) -> None:
     """Write steps as a dataset in LeRobot's layout: a new folder, atomically.
 
-    Observations of one array are `observation.state`, those of a dict `observation.*`. `actions`, `rewards` and the
-    flags are `action`, `next.reward`, `next.done` and `next.truncated`; the last step of an unfinished episode counts
-    as truncated. Other columns keep their names. Next observations and infos without values are left out, as the
-    layout has no place for them,
-    and episodes are numbered from 0. Frames lie `1 / fps` seconds apart.
+    Observations of one array become `observation.state`, a dict of observations `observation.*`. `actions`, `rewards`
+    and the flags become `action`, `next.reward`, `next.done` and `next.truncated`; the last step of an unfinished
+    episode counts as truncated. Other columns keep their names. Next observations and empty infos are omitted, because
+    the layout cannot represent them. Episodes are numbered from 0. Timestamps are `1 / fps` seconds apart.
 
     Parameters
     ----------
     source
         A batch, a buffer, or an iterable of fragments.
     folder
-        The folder, which must not be there yet, or be empty. The one that it is in must exist.
+        Folder to create; it must be missing or empty, and its parent must exist.
     fps
-        Frames a second.
+        Frames per second.
     task
-        The task of all steps in words, or those that column `task_index` counts.
+        Description of the task of all steps, or a list of descriptions that column `task_index` indexes.
     robot
-        The type of the robot, if any.
+        Robot type, if any.
 
     Raises
     ------
     ArgumentError
-        If `fps` is not above 0, or there is no task.
+        If `fps` is not positive, or there is no task.
     ColumnNotFoundError
         If observations or actions are missing, or no column separates episodes.
     ColumnTypeError
-        If a column varies in shape, has more than 5 dimensions a row, or holds no numbers; names it.
+        If a column varies in shape, has more than 5 dimensions per row, or is not numeric; names it.
     ColumnMismatchError
-        If two columns have one name there, `task_index` counts other tasks than are given, or flags are other numbers
-        than 0 and 1.
+        If two columns map to one name, `task_index` is not an index of `task`, or flags are not 0 or 1.
     SequenceError, EmptyBufferError
         If steps of an episode are missing, or there are none.
     StorageError
-        If the folder has files.
+        If the folder is not empty.
     OSError
-        If it cannot be written.
+        If the folder cannot be written.
     """
     if isinstance(fps, bool) or not (math.isfinite(fps) and fps > 0):
-        raise ArgumentError(f"fps must be above 0, got {fps!r}")
+        raise ArgumentError(f"fps must be positive, got {fps!r}")
     steps = experience.as_steps(source)
     experience.require_columns(steps.batch, names.OBS, names.ACTIONS)
     tasks = [task] if isinstance(task, str) else list(task)
@@ -517,21 +518,24 @@ def write_lerobot(
     for name, values in _counters(steps, fps, _task_numbers(steps.batch, tasks, single=isinstance(task, str))).items():
         _add(columns, name, values)
     features = {name: _feature(name, values) for name, values in columns.items()}
-    with _new_folder(folder) as place:
+    with _new_folder(folder) as temporary:
         statistics = {name: [_statistics(rows) for rows in _cut(values, steps)] for name, values in columns.items()}
-        _write(place, steps, columns, statistics, tasks)
+        _write(temporary, steps, columns, statistics, tasks)
         joined = {name: _join_statistics(rows) for name, rows in statistics.items()}
-        _write_json(place / STATS, {name: {k: v.tolist() for k, v in found.items()} for name, found in joined.items()})
-        _write_json(place / INFO, _info(steps, features, fps, len(tasks), robot))
+        _write_json(
+            temporary / STATS,
+            {name: {k: v.tolist() for k, v in statistic.items()} for name, statistic in joined.items()},
+        )
+        _write_json(temporary / INFO, _info(steps, features, fps, len(tasks), robot))
 
 
 def _is_empty_infos(name: str, batch: SampleBatch) -> bool:
-    """Return whether a column is infos without values, as collectors record them."""
+    """Return whether a column contains empty infos only, which collectors record."""
     return name == names.INFOS and batch[name].dtype == object and not any(batch[name].tolist())
 
 
 def _columns_of(steps: experience.Steps) -> Columns:
-    """Return the columns of a dataset by LeRobot's names, but for its counters."""
+    """Return columns by LeRobot's names, without counters such as `index`."""
     columns: Columns = {}
     for name in steps.batch:
         if name not in _LEFT_OUT and not _is_empty_infos(name, steps.batch):
@@ -549,15 +553,15 @@ def _columns_of(steps: experience.Steps) -> Columns:
 
 def _add(columns: Columns, name: str, values: npt.NDArray[Any]) -> None:
     if name in columns:
-        raise ColumnMismatchError(f"column {name!r} must be there once in a dataset of LeRobot; rename or drop one")
+        raise ColumnMismatchError(f"column {name!r} must be unique in a LeRobot dataset; rename or drop one")
     columns[name] = values
 
 
 def _task_numbers(batch: SampleBatch, tasks: list[str], *, single: bool) -> npt.NDArray[np.int64]:
     if not tasks:
-        raise ArgumentError("task must name a task at least, got none")
+        raise ArgumentError("task must contain at least one task, got none")
     if len(set(tasks)) < len(tasks):
-        raise ArgumentError("task must name each task once, some are there twice")
+        raise ArgumentError("task must contain each task once, got duplicates")
     if single:
         return np.zeros(batch.count, np.int64)
     experience.require_columns(batch, TASK)
@@ -567,7 +571,7 @@ def _task_numbers(batch: SampleBatch, tasks: list[str], *, single: bool) -> npt.
         or numbers.dtype.kind not in "iu"
         or not np.all((numbers >= 0) & (numbers < len(tasks)))
     ):
-        raise ColumnMismatchError(f"column {TASK!r} must count the {len(tasks)} tasks that are given")
+        raise ColumnMismatchError(f"column {TASK!r} must be an index of the {len(tasks)} tasks in task=")
     return numbers.astype(np.int64)
 
 
@@ -583,14 +587,14 @@ def _counters(steps: experience.Steps, fps: float, tasks: npt.NDArray[np.int64])
 
 
 def _feature(name: str, values: npt.NDArray[Any]) -> dict[str, Any]:
-    """Describe a column; the names of a vector distinguish one of length 1 from a number."""
+    """Describe a column; a vector has names, which distinguish length 1 from a scalar."""
     if "/" in name:
-        raise ColumnTypeError(f"column {name!r} must have no '/' in its name in a dataset of LeRobot; rename it")
+        raise ColumnTypeError(f"column {name!r} must have no '/' in its name in a LeRobot dataset; rename it")
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
-        raise ColumnTypeError(f"column {name!r} must hold numbers in a dataset of LeRobot, got {values.dtype}; drop it")
+        raise ColumnTypeError(f"column {name!r} must be numeric in a LeRobot dataset, got {values.dtype}; drop it")
     shape = values.shape[1:]
     if len(shape) > _MAX_DIMENSIONS or 0 in shape:
-        raise ColumnTypeError(f"column {name!r} must have rows of 1 to 5 dimensions, none of them 0, got {shape}")
+        raise ColumnTypeError(f"column {name!r} must have rows of at most 5 dimensions, all positive, got {shape}")
     last = name.rsplit(".", 1)[-1]
     named = [f"{last}_{i}" for i in range(shape[0])] if len(shape) == 1 else None
     return {"dtype": values.dtype.name, "shape": list(shape or (1,)), "names": named}
@@ -607,7 +611,7 @@ def _info(steps: experience.Steps, features: Mapping[str, Any], fps: float, task
         "chunks_size": _CHUNK_FILES,
         "data_files_size_in_mb": _FILE_MIB,
         "video_files_size_in_mb": _VIDEO_MIB,
-        # Readers count with whole numbers where they can.
+        # Readers expect an integer if the value is one.
         "fps": int(fps) if fps == int(fps) else float(fps),
         "splits": {"train": f"0:{episodes}"},
         "data_path": DATA,
@@ -624,14 +628,14 @@ def _new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Create a temporary folder that replaces the target on success and is removed on failure."""
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise StorageError(f"{str(target)!r} must be a new folder or an empty one, and it is not")
-    place = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    place.mkdir()
+        raise StorageError(f"{str(target)!r} must be a new or empty folder")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    temporary.mkdir()
     try:
-        yield place
-        place.replace(target)
+        yield temporary
+        temporary.replace(target)
     except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
@@ -640,7 +644,11 @@ def _cut(values: npt.NDArray[Any], steps: experience.Steps) -> list[npt.NDArray[
 
 
 def _write(
-    place: Path, steps: experience.Steps, columns: Columns, statistics: Mapping[str, list[Statistics]], tasks: list[str]
+    folder: Path,
+    steps: experience.Steps,
+    columns: Columns,
+    statistics: Mapping[str, list[Statistics]],
+    tasks: list[str],
 ) -> None:
     table = pa.table({name: _arrow(values) for name, values in columns.items()})
     numbers = _file_numbers(steps, table.nbytes)
@@ -648,22 +656,22 @@ def _write(
         first, last = np.searchsorted(numbers, [number, number + 1])
         start, stop = int(steps.bounds[first]), int(steps.bounds[last])
         chunk, file = divmod(number, _CHUNK_FILES)
-        _write_table(place / DATA.format(chunk_index=chunk, file_index=file), table.slice(start, stop - start))
+        _write_table(folder / DATA.format(chunk_index=chunk, file_index=file), table.slice(start, stop - start))
     named = [[tasks[i] for i in np.unique(rows)] for rows in _cut(columns[TASK], steps)]
     first_file = PLACE.format(chunk_index=0, file_index=0)
-    _write_table(place / EPISODES / first_file, _episodes_table(steps, numbers, named, statistics))
-    _write_table(place / TASKS, _tasks_table(tasks))
+    _write_table(folder / EPISODES / first_file, _episodes_table(steps, numbers, named, statistics))
+    _write_table(folder / TASKS, _tasks_table(tasks))
 
 
 def _file_numbers(steps: experience.Steps, nbytes: int) -> npt.NDArray[np.intp]:
-    """Number the file of each episode, shape (k,): an episode that exceeds the size of a file starts the next."""
+    """Assign a file number to each episode, shape (k,); an episode that exceeds the file size starts a new file."""
     beyond = steps.bounds[:-1] * (nbytes / steps.batch.count) // (_FILE_MIB << 20)
     numbers: npt.NDArray[np.intp] = np.unique(beyond, return_inverse=True)[1].reshape(-1)
     return numbers
 
 
 def _arrow(values: npt.NDArray[Any]) -> pa.Array:
-    """Convert an array to nested lists; a vector to a list of fixed length, as LeRobot does."""
+    """Convert an array to nested lists, and vectors to fixed-size lists, as LeRobot does."""
     values = np.ascontiguousarray(values)
     array = pa.array(values.reshape(-1))
     shape = values.shape[1:]
@@ -686,7 +694,7 @@ def _episodes_table(
 ) -> pa.Table:
     starts, stops = steps.bounds[:-1], steps.bounds[1:]
     zeros = np.zeros(len(starts), np.int64)
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         EPISODE: np.arange(len(starts)),
         "tasks": tasks,
         LENGTH: stops - starts,
@@ -698,20 +706,20 @@ def _episodes_table(
         "meta/episodes/file_index": zeros,
     }
     for name, rows in statistics.items():
-        found |= {f"stats/{name}/{key}": [row[key] for row in rows] for key in rows[0]}
-    return pa.table(found)
+        columns |= {f"stats/{name}/{key}": [row[key] for row in rows] for key in rows[0]}
+    return pa.table(columns)
 
 
 def _statistics(values: npt.NDArray[Any]) -> Statistics:
-    """Describe the numbers of rows by their last dimension, as LeRobot does; a number is a row of one."""
+    """Compute statistics over all but the last dimension, as LeRobot does; a scalar has length 1."""
     width = values.shape[-1] if values.ndim > 1 else 1
     rows: npt.NDArray[Any] = values.reshape(-1, width).astype(np.float64)
-    # Infinite numbers have no mean.
+    # Infinite values have no mean.
     with np.errstate(invalid="ignore"):
-        found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+        results = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
         quantiles = np.quantile(rows, _QUANTILES, axis=0)
-    found |= {f"q{int(100 * q):02d}": values for q, values in zip(_QUANTILES, quantiles, strict=True)}
-    return {"count": np.array([len(values)])} | found
+    results |= {f"q{int(100 * q):02d}": values for q, values in zip(_QUANTILES, quantiles, strict=True)}
+    return {"count": np.array([len(values)])} | results
 
 
 def _join_statistics(rows: list[Statistics]) -> Statistics:
@@ -719,10 +727,10 @@ def _join_statistics(rows: list[Statistics]) -> Statistics:
     stacked = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
     count = stacked.pop("count")
     with np.errstate(invalid="ignore"):
-        found = {key: (values * count).sum(0) / count.sum() for key, values in stacked.items()}
-        spread = stacked["std"] ** 2 + (stacked["mean"] - found["mean"]) ** 2
+        means = {key: (values * count).sum(0) / count.sum() for key, values in stacked.items()}
+        spread = stacked["std"] ** 2 + (stacked["mean"] - means["mean"]) ** 2
         deviation = np.sqrt((spread * count).sum(0) / count.sum())
-    return found | {
+    return means | {
         "min": stacked["min"].min(0),
         "max": stacked["max"].max(0),
         "std": deviation,
@@ -731,7 +739,7 @@ def _join_statistics(rows: list[Statistics]) -> Statistics:
 
 
 def _tasks_table(tasks: list[str]) -> pa.Table:
-    """Return tasks as the table that pandas writes for a frame indexed by task, which readers require."""
+    """Create the table that pandas writes for a data frame indexed by task, which readers require."""
     column = {"name": TASK, "field_name": TASK, "pandas_type": "int64", "numpy_type": "int64", "metadata": None}
     index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     about = {"index_columns": ["task"], "column_indexes": [], "columns": [column, index], "pandas_version": "2.2.0"}

@@ -1,4 +1,4 @@
-"""Minari: datasets of offline episodes, read and written."""
+"""Minari: reading and writing datasets of episodes."""
 
 from __future__ import annotations
 
@@ -35,31 +35,33 @@ def from_minari(dataset: minari.MinariDataset, *, episodes: Iterable[int] | None
 def episodes_from_minari(
     dataset: minari.MinariDataset, *, episodes: Iterable[int] | None = None
 ) -> Iterator[SampleBatch]:
-    """Read the episodes of a Minari dataset in succession, over the arrays that Minari reads.
+    """Iterate over the episodes of a Minari dataset, without copying Minari's arrays.
 
     Parameters
     ----------
     dataset
         The dataset.
     episodes
-        Numbers of the wanted episodes; None for those that the dataset has.
+        Numbers of the episodes to read; None for all.
 
     Yields
     ------
     SampleBatch
-        An episode: `obs` and `new_obs` are views of the same observations, `infos` is that of the steps, without the
-        one of the reset. `eps_id` is Minari's number of the episode.
+        An episode: `obs` and `new_obs` are views of the same observations, `infos` omits the reset's info, and `eps_id`
+        is Minari's episode number.
     """
     for episode in dataset.iterate_episodes(episodes):
-        found = {name: getattr(episode, theirs) for name, theirs in _NAMES.items()}
-        observations, infos = found.pop(names.OBS), found.pop(names.INFOS)
-        terminated, truncated = found.pop(names.TERMINATEDS), found.pop(names.TRUNCATEDS)
+        columns = {name: getattr(episode, theirs) for name, theirs in _NAMES.items()}
+        observations, infos = columns.pop(names.OBS), columns.pop(names.INFOS)
+        terminated, truncated = columns.pop(names.TERMINATEDS), columns.pop(names.TRUNCATEDS)
         if infos:
-            found[names.INFOS] = experience.map_leaves(partial(_without_reset, len(found[names.REWARDS])), infos, "")
+            columns[names.INFOS] = experience.map_leaves(
+                partial(_without_reset, len(columns[names.REWARDS])), infos, ""
+            )
         yield experience.make_episode(
             int(episode.id),
             observations,
-            found,
+            columns,
             terminated=bool(terminated[-1:].any()),
             truncated=bool(truncated[-1:].any()),
             action_unit=ENVIRONMENT,
@@ -78,9 +80,8 @@ def to_minari(
 ) -> minari.MinariDataset:
     """Write experience as a new Minari dataset.
 
-    Actions are written as the environment takes them, whatever unit they are in. Minari keeps observations, actions,
-    rewards, flags and infos; other columns are left out. An episode that has not
-    ended is written as truncated, as Minari's own collector writes it.
+    Actions are written in environment units. Minari stores observations, actions, rewards, flags and infos; other
+    columns are omitted. An unfinished episode is written as truncated, as by Minari's own collector.
 
     Parameters
     ----------
@@ -89,11 +90,11 @@ def to_minari(
     dataset_id
         Name of the dataset, such as `"pole/expert-v0"`.
     env
-        The environment: itself, its name or its spec; tells the spaces.
+        Environment, its name or its spec, which defines the spaces.
     observation_space, action_space
-        The spaces, where no environment is given.
+        Spaces, if `env` is None.
     jpeg_encoding
-        Whether images lose some of their values to be smaller.
+        Whether to compress images with JPEG, which is lossy.
     **about
         Further arguments of `minari.create_dataset_from_buffers`: `algorithm_name`, `author`, `description`, ...
 
@@ -104,7 +105,7 @@ def to_minari(
     ColumnNotFoundError
         If a column is missing; names it.
     ColumnTypeError
-        If rows vary in shape, or infos are no numbers; names the column.
+        If rows vary in shape, or infos are not numeric; names the column.
     SequenceError
         If steps of an episode are missing.
     EmptyBufferError
@@ -114,7 +115,7 @@ def to_minari(
     """
     minari = require("minari", "minari")
     if env is None and (observation_space is None or action_space is None):
-        raise ArgumentError("env, or observation_space and action_space, must be given, as Minari keeps the spaces")
+        raise ArgumentError("env, or observation_space and action_space, must be given, as Minari stores the spaces")
     steps = experience.as_steps(source)
     experience.require_columns(steps.batch, names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS)
     episode_buffer = require("minari.data_collector", "minari").EpisodeBuffer
@@ -157,7 +158,7 @@ def _infos_of(episode: SampleBatch) -> Any:
         if not any(rows):
             return None
         if len({tuple(row) for row in rows}) > 1:
-            raise ColumnTypeError(f"column {names.INFOS!r} must have the same names in all steps, they vary; drop it")
+            raise ColumnTypeError(f"column {names.INFOS!r} must have the same names in all steps; drop it")
         infos = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
     return experience.map_leaves(_with_reset, infos, names.INFOS)
 
@@ -165,5 +166,5 @@ def _infos_of(episode: SampleBatch) -> Any:
 def _with_reset(path: str, leaf: Any) -> Any:
     array = np.asarray(leaf)
     if array.dtype.kind not in "biufc":
-        raise ColumnTypeError(f"column {path!r} must hold numbers to be kept by Minari, got {array.dtype}; drop it")
+        raise ColumnTypeError(f"column {path!r} must be numeric to be stored by Minari, got {array.dtype}; drop it")
     return np.concatenate([np.zeros_like(array[:1]), array])

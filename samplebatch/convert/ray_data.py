@@ -1,4 +1,4 @@
-"""Ray Data: datasets of steps in blocks that are Arrow tables."""
+"""Ray Data: datasets whose blocks are Arrow tables of steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def to_ray_dataset(source: Source) -> Dataset:
-    """Return steps as a dataset of Ray Data, a block for each fragment; columns keep their Arrow types.
+    """Create a Ray Data dataset with one block per fragment; columns keep their Arrow types.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def to_ray_dataset(source: Source) -> Dataset:
     Raises
     ------
     ColumnTypeError, SequenceError, EmptyBufferError
-        If the source is no steps of one policy.
+        If the source does not consist of steps of one policy.
     MissingExtraError
         If Ray is not installed.
     """
@@ -38,28 +38,28 @@ def to_ray_dataset(source: Source) -> Dataset:
 
 
 def from_ray_dataset(dataset: Dataset, *, allow_pickle: bool = False, max_nbytes: int | None = None) -> SampleBatch:
-    """Read a dataset of Ray Data into one batch; one block is not copied.
+    """Read a Ray Data dataset into one batch; a single block is not copied.
 
-    Tensors of Ray's own types become arrays, too. Names with dots are nested columns again as long as the dataset has
-    the schema that `to_ray_dataset` gave it.
+    Ray's tensor types become arrays. Dotted names become nested columns if the dataset still has the schema that
+    `to_ray_dataset` wrote.
 
     Parameters
     ----------
     dataset
-        The dataset. Take less of it with `limit` where not all of it fits into memory.
+        The dataset, which must fit into memory; use `dataset.limit` otherwise.
     allow_pickle
-        Whether columns of Python objects that Arrow could not hold may be unpickled. Only for data that you trust.
+        Whether to unpickle columns of Python objects that Arrow cannot represent. Only for data that you trust.
     max_nbytes
         Maximum bytes of Python objects; None for the larger of 256 MiB and 1024 times the table's size.
 
     Raises
     ------
     ColumnTypeError
-        If a column has nulls or a type that no column can hold; names it.
+        If a column has nulls or an unsupported type; names it.
     ColumnMismatchError
         If blocks differ in their columns.
     UntrustedPickleError, CapacityError
-        As `SampleBatch.from_arrow` does.
+        As `SampleBatch.from_arrow`.
     EmptyBufferError
         If there are no steps.
     MissingExtraError
@@ -68,13 +68,11 @@ def from_ray_dataset(dataset: Dataset, *, allow_pickle: bool = False, max_nbytes
     ray = require("ray", "ray")
     blocks: list[Any] = [block for block in ray.get(dataset.to_arrow_refs()) if block.num_rows]
     if not blocks:
-        raise EmptyBufferError("a dataset of Ray must have steps to be converted, it has none")
+        raise EmptyBufferError("a Ray dataset must have steps to be converted, got none")
     try:
         table = pa.concat_tables(map(without_ray_types, blocks), promote_options="permissive")
     except pa.ArrowException as error:
-        raise ColumnMismatchError(
-            f"blocks of a dataset of Ray must have the same columns, they differ: {error}"
-        ) from error
+        raise ColumnMismatchError(f"blocks of a Ray dataset must have the same columns: {error}") from error
     return SampleBatch.from_arrow(table, allow_pickle=allow_pickle, max_nbytes=max_nbytes)
 
 
@@ -82,17 +80,17 @@ _FIXED = frozenset(("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2"))
 _VARIABLE = "ray.data.arrow_variable_shaped_tensor"
 
 _MAX_DIMENSIONS = 63
-"""Dimensions that a row may have: NumPy's arrays have one more, for the rows."""
+"""Maximum dimensions of a row; NumPy adds one for the rows."""
 
 
 def without_ray_types(table: pa.Table) -> pa.Table:
-    """Turn tensors of Ray Data's types into lists of fixed size, or of varying size; all other columns are kept.
+    """Convert Ray Data's tensor types to fixed-size or variable-size lists; other columns are unchanged.
 
     Raises
     ------
     FormatError
-        If a tensor is stored in another way than Ray's, has not as many elements as its shape says, or has rows that
-        vary in shape; names the column.
+        If a tensor is not stored as Ray stores it, contradicts its declared shape, or has rows that vary in shape;
+        names the column.
     """
     fields, columns = [], []
     for field, column in zip(table.schema, table.columns, strict=True):
@@ -110,10 +108,10 @@ def without_ray_types(table: pa.Table) -> pa.Table:
 
 
 def _extension(field: pa.Field) -> tuple[str, bytes]:
-    """Return name and metadata of a field's extension type: of itself, or of its metadata where Ray is not loaded."""
+    """Return name and metadata of a field's extension type, registered or (without Ray) unregistered."""
     if isinstance(field.type, pa.BaseExtensionType):
-        own = field.type.extension_name
-        return own, field.type.__arrow_ext_serialize__() if own in _FIXED else b""
+        extension = field.type.extension_name
+        return extension, field.type.__arrow_ext_serialize__() if extension in _FIXED else b""
     metadata = field.metadata or {}
     name = metadata.get(b"ARROW:extension:name", b"").decode("utf-8", "replace")
     return name, metadata.get(b"ARROW:extension:metadata", b"")
@@ -125,9 +123,9 @@ def _shape(field: pa.Field, metadata: bytes) -> tuple[int, ...]:
         try:
             shape = json.loads(metadata)
         except (ValueError, RecursionError) as error:
-            raise FormatError(f"column {field.name!r} must tell the shape of its tensors, it does not") from error
+            raise FormatError(f"column {field.name!r} must declare the shape of its tensors in its metadata") from error
     if not isinstance(shape, list | tuple) or not all(type(n) is int and n >= 0 for n in shape):
-        raise FormatError(f"column {field.name!r} must tell the shape of its tensors, it does not")
+        raise FormatError(f"column {field.name!r} must declare the shape of its tensors in its metadata")
     if len(shape) > _MAX_DIMENSIONS:
         raise FormatError(f"column {field.name!r} must have tensors of at most {_MAX_DIMENSIONS} dimensions")
     return tuple(shape)
@@ -137,7 +135,7 @@ def _tensor(chunk: pa.Array, shape: tuple[int, ...], name: str) -> pa.Array:
     storage = _storage_of(chunk)
     size = prod(shape)
     if not size or not _is_list(storage.type) or storage.null_count or not np.all(_lengths(storage) == size):
-        raise FormatError(f"column {name!r} must have {size} elements in each row, as its shape {shape} says")
+        raise FormatError(f"column {name!r} must have {size} elements per row, the product of its shape {shape}")
     rows = storage.flatten()
     for extent in reversed(shape):
         rows = pa.FixedSizeListArray.from_arrays(rows, extent)
@@ -147,12 +145,12 @@ def _tensor(chunk: pa.Array, shape: tuple[int, ...], name: str) -> pa.Array:
 def _lists(chunk: pa.Array, name: str) -> pa.Array:
     storage = _storage_of(chunk)
     kind = storage.type
-    places = [kind.get_field_index(part) for part in ("data", "shape")] if pa.types.is_struct(kind) else [-1]
-    if min(places) < 0 or storage.null_count:
-        raise FormatError(f"column {name!r} must have data and shape of each of its tensors, it has not")
-    data, shapes = map(storage.field, places)
+    field_indices = [kind.get_field_index(part) for part in ("data", "shape")] if pa.types.is_struct(kind) else [-1]
+    if min(field_indices) < 0 or storage.null_count:
+        raise FormatError(f"column {name!r} must have fields 'data' and 'shape' for each tensor")
+    data, shapes = map(storage.field, field_indices)
     if not _is_list(shapes.type) or shapes.null_count or not np.all(_lengths(shapes) <= 1):
-        raise FormatError(f"column {name!r} must have tensors of one shape, or of one dimension, they vary in more")
+        raise FormatError(f"column {name!r} must have tensors of equal shape, or of one dimension")
     return data
 
 

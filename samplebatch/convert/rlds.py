@@ -1,4 +1,4 @@
-"""RLDS: episodes as dicts of steps, of which the last has the final observation alone."""
+"""RLDS: episodes as dicts of steps, whose last step has only the final observation."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _REQUIRED = (_NAMES[names.OBS], _NAMES[names.ACTIONS], _LAST, _TERMINAL)
 
 
 def from_rlds(episodes: Iterable[Mapping[str, Any]]) -> SampleBatch:
-    """Return the steps of RLDS episodes; a single one of arrays is not copied.
+    """Return the steps of RLDS episodes; a single episode of arrays is not copied.
 
-    RLDS has n + 1 steps for n transitions: of the last one, all but the observation means nothing and is left out.
+    RLDS has n + 1 steps for n transitions. All entries of the last step except the observation are ignored.
 
     Parameters
     ----------
     episodes
         Dicts whose `"steps"` are dicts of steps, or one dict of arrays, with `observation`, `action`, `is_last` and
-        `is_terminal`; `reward`, `discount` and others are taken along.
+        `is_terminal`; `reward`, `discount` and others are also read.
 
     Raises
     ------
     ColumnNotFoundError
         If an entry is missing; names it.
     ColumnTypeError
-        If there is no episode, one is no dict with steps, or values of an entry vary in shape.
+        If there is no episode, an episode is not a dict with steps, or values of an entry vary in shape.
     ColumnLengthError
         If an episode has no steps, or its entries differ in length.
     ColumnMismatchError
@@ -49,10 +49,10 @@ def from_rlds(episodes: Iterable[Mapping[str, Any]]) -> SampleBatch:
     >>> batch["new_obs"].tolist(), batch["terminateds"].tolist()
     ([1.0, 2.0], [False, True])
     """
-    made = [_episode_of(number, episode) for number, episode in enumerate(episodes)]
-    if not made:
-        raise ColumnTypeError("RLDS must have an episode at least to be converted, it has none")
-    return experience.join_episodes(made)
+    batches = [_episode_of(number, episode) for number, episode in enumerate(episodes)]
+    if not batches:
+        raise ColumnTypeError("episodes must contain at least one RLDS episode, got none")
+    return experience.join_episodes(batches)
 
 
 def _episode_of(number: int, episode: Any) -> SampleBatch:
@@ -69,7 +69,7 @@ def _episode_of(number: int, episode: Any) -> SampleBatch:
             raise ColumnNotFoundError(f"episode {number} of RLDS must have {name!r}; {near_names(name, steps)}")
     n = len(steps[_LAST])
     if not n:
-        raise ColumnLengthError(f"episode {number} of RLDS must have steps, it has none")
+        raise ColumnLengthError(f"episode {number} of RLDS must have steps, got none")
     terminal, last = bool(steps[_TERMINAL][-1]), bool(steps[_LAST][-1])
     columns = {
         _TO_FLAT.get(name, name): experience.map_leaves(lambda _, leaf: leaf[:-1], values, name)
@@ -82,10 +82,10 @@ def _episode_of(number: int, episode: Any) -> SampleBatch:
 
 
 def to_rlds(source: experience.Source) -> Iterator[dict[str, Any]]:
-    """Yield episodes as RLDS has them: dicts with `"steps"`, a dict of arrays with one step more than transitions.
+    """Yield episodes in RLDS form: dicts with `"steps"`, a dict of arrays with one more step than transitions.
 
-    `tf.data.Dataset.from_tensor_slices(episode["steps"])` makes steps of them. The last one has zeros but for the
-    observation and the flags. An unfinished episode ends with a last step, too, which is not terminal.
+    Convert the steps with `tf.data.Dataset.from_tensor_slices(episode["steps"])`. The last step is zero except for the
+    observation and the flags. An unfinished episode also ends with a last step, which is not terminal.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ _LEFT_OUT = frozenset(
 
 def _steps_of(episode: SampleBatch) -> dict[str, Any]:
     terminated, _ = experience.flags_of(episode)
-    place = np.arange(episode.count + 1)
+    step_index = np.arange(episode.count + 1)
     columns = {
         _NAMES.get(name, name): experience.map_leaves(_with_zeros, experience.arrays_of(episode, name), name)
         for name in episode
@@ -122,9 +122,9 @@ def _steps_of(episode: SampleBatch) -> dict[str, Any]:
         _NAMES[names.OBS]: experience.observations_of(episode),
         **columns,
         _NAMES[names.DISCOUNT]: columns.get(_NAMES[names.DISCOUNT], _with_zeros("", (~terminated).astype(np.float32))),
-        _FIRST: place == 0,
-        _LAST: place == episode.count,
-        _TERMINAL: (place == episode.count) & bool(terminated[-1]),
+        _FIRST: step_index == 0,
+        _LAST: step_index == episode.count,
+        _TERMINAL: (step_index == episode.count) & bool(terminated[-1]),
     }
 
 

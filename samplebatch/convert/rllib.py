@@ -43,11 +43,11 @@ _OWN = frozenset(
         names.WEIGHTS_VERSION, AGENT_ID, MODULE_ID,
     )
 )  # fmt: skip
-"""Columns that an episode has in other places than its extra model outputs, or not at all."""
+"""Columns that are not extra model outputs of an episode."""
 
 
 class EpisodeParts(NamedTuple):
-    """Parts of an episode of one agent, as lists of steps or arrays; the lookback before its first step is cut."""
+    """Parts of a single-agent episode, as lists of steps or arrays, without the lookback."""
 
     id: str
     observations: Any
@@ -79,28 +79,28 @@ class EpisodeParts(NamedTuple):
 def from_rllib_episodes(
     episodes: Iterable[SingleAgentEpisode] | Iterable[MultiAgentEpisode],
 ) -> SampleBatch | MultiAgentBatch:
-    """Return the steps of RLlib's episodes.
+    """Convert RLlib episodes to a batch of steps.
 
-    The id of an episode is `eps_id`; what stands before its first step (its lookback) is left out. Extra model outputs
-    are columns of their own names.
+    The id of an episode becomes `eps_id`. The lookback before its first step is omitted. Extra model outputs become
+    columns with the same names.
 
     Parameters
     ----------
     episodes
-        Episodes of one kind, converted to NumPy or not. A single one that is converted is not copied.
+        Episodes of one class, converted to NumPy or not. A single converted episode is not copied.
 
     Returns
     -------
     SampleBatch or MultiAgentBatch
-        Of episodes of several agents, a batch for each module, in which `agent_id` and `t`, the environment's time,
-        tell the rows. An action whose outcome no agent has seen yet is left out.
+        For multi-agent episodes, one batch per module, whose columns `agent_id` and `t` (environment time) identify
+        the rows. An action whose outcome no agent has observed yet is omitted.
 
     Raises
     ------
     ColumnTypeError
-        If there is no episode, one of another kind, or values of a column vary in shape.
+        If there is no episode, episodes differ in class, or values of a column vary in shape.
     ColumnMismatchError
-        If episodes differ in their columns, or steps in how they are nested.
+        If episodes differ in their columns, or steps in their structure.
 
     Examples
     --------
@@ -111,16 +111,16 @@ def from_rllib_episodes(
     >>> batch["new_obs"].tolist(), batch["terminateds"].tolist()
     ([1.0, 2.0], [False, True])
     """
-    given = list(episodes)
-    if given and all(hasattr(episode, "agent_episodes") for episode in given):
-        return _from_several_agents(given)
-    if not given or not all(hasattr(episode, "extra_model_outputs") for episode in given):
-        raise ColumnTypeError("episodes of RLlib must be of one kind, and one at least, to be converted")
-    return experience.join_episodes([parts_of(episode).to_batch() for episode in given])
+    listed = list(episodes)
+    if listed and all(hasattr(episode, "agent_episodes") for episode in listed):
+        return _from_several_agents(listed)
+    if not listed or not all(hasattr(episode, "extra_model_outputs") for episode in listed):
+        raise ColumnTypeError("episodes must be at least one RLlib episode, all of one class")
+    return experience.join_episodes([parts_of(episode).to_batch() for episode in listed])
 
 
 def parts_of(episode: Any) -> EpisodeParts:
-    """Take an episode of one agent apart."""
+    """Split a single-agent episode into its parts."""
 
     def cut(buffer: Any) -> Any:
         return trim(buffer.data, buffer.lookback)
@@ -139,36 +139,37 @@ def parts_of(episode: Any) -> EpisodeParts:
 
 
 def trim(data: Any, lookback: int) -> Any:
-    """Cut the first rows off a list of steps, or off each array of a tree."""
+    """Remove the first rows of a list of steps, or of each array of a tree."""
     if isinstance(data, list):
         return data[lookback:]
     return experience.map_leaves(lambda _, leaf: leaf[lookback:], data, "")
 
 
 def _stack(steps: Any, path: str) -> Any:
-    """Stack a list of arrays or trees; arrays are returned unchanged."""
     return experience.stack_steps(steps, path) if isinstance(steps, list) else steps
 
 
 def _from_several_agents(episodes: list[Any]) -> MultiAgentBatch:
     by_module: dict[str, list[SampleBatch]] = {}
     for episode in episodes:
-        for index, (agent, own) in enumerate(sorted(episode.agent_episodes.items(), key=lambda item: str(item[0]))):
-            batch = parts_of(own).to_batch()
+        for index, (agent, agent_episode) in enumerate(
+            sorted(episode.agent_episodes.items(), key=lambda item: str(item[0]))
+        ):
+            batch = parts_of(agent_episode).to_batch()
             if not batch.count:
                 continue
             batch[names.EPS_ID] = np.full(batch.count, str(episode.id_))
             batch[AGENT_ID] = np.full(batch.count, str(agent))
             batch[names.AGENT_INDEX] = np.full(batch.count, index)
             batch[names.T] = _env_times(episode, agent)[: batch.count]
-            module = own.module_id if own.module_id is not None else episode.module_for(agent)
+            module = agent_episode.module_id if agent_episode.module_id is not None else episode.module_for(agent)
             by_module.setdefault(str(module), []).append(batch)
     policies = {module: experience.join_episodes(batches) for module, batches in by_module.items()}
     return MultiAgentBatch(policies, sum(map(len, episodes)))
 
 
 def _env_times(episode: Any, agent: Any) -> npt.NDArray[np.int64]:
-    """Return the environment's times at which an agent observed, from the episode's first step on."""
+    """Return the environment times at which an agent observed, without the lookback."""
     steps = episode.env_t_to_agent_t[agent]
     data = list(steps.data)[steps.lookback :]
     observed = [i for i, t in enumerate(data) if t != episode.SKIP_ENV_TS_TAG]
@@ -181,19 +182,19 @@ def _env_times(episode: Any, agent: Any) -> npt.NDArray[np.int64]:
 def to_rllib_episodes(
     source: experience.Source, *, observation_space: Any = None, action_space: Any = None
 ) -> list[SingleAgentEpisode] | list[MultiAgentEpisode]:
-    """Return steps as RLlib's episodes, already converted to NumPy.
+    """Convert steps to RLlib episodes in NumPy form.
 
-    Columns that RLlib has no place for (`action_logp`, `vf_preds`, ...) become extra model outputs; the `state_in` of
-    one agent's steps becomes the `state_out` of those before them, which learners of recurrent modules look for.
-    Observations are shared where `obs` and `new_obs` are views of the same ones, as `from_rllib_episodes` gives them.
+    Columns unknown to RLlib (`action_logp`, `vf_preds`, ...) become extra model outputs. `state_in` of each step
+    becomes `state_out` of the previous step, which learners of recurrent modules read. Observations are not copied if
+    `obs` and `new_obs` are views of one array, as in the result of `from_rllib_episodes`.
 
     Parameters
     ----------
     source
-        A batch, a buffer, or an iterable of fragments. A MultiAgentBatch gives episodes of several agents, which are
-        called by `agent_id`, or by `agent_index` if there is none; it must have `eps_id` and `t`.
+        A batch, a buffer, or an iterable of fragments. A MultiAgentBatch is converted to multi-agent episodes, whose
+        agents are named by `agent_id`, or else by `agent_index`; it must have `eps_id` and `t`.
     observation_space, action_space
-        The spaces that the episodes are to know; of several agents, by agent.
+        Spaces to store in the episodes; for several agents, dicts by agent.
 
     Raises
     ------
@@ -210,7 +211,7 @@ def to_rllib_episodes(
         return _to_several_agents(source, observation_space, action_space)
     module = require("ray.rllib.env.single_agent_episode", "rllib")
     lookback = require("ray.rllib.env.utils.infinite_lookback_buffer", "rllib").InfiniteLookbackBuffer
-    made = []
+    converted = []
     for episode in _episodes(source):
         terminated, truncated = (bool(flags[-1]) for flags in experience.flags_of(episode))
         parts = {
@@ -218,7 +219,7 @@ def to_rllib_episodes(
             "actions": experience.arrays_of(episode, names.ACTIONS),
             "rewards": experience.arrays_of(episode, names.REWARDS),
         }
-        made.append(
+        converted.append(
             module.SingleAgentEpisode(
                 str(episode[names.EPS_ID][0]) if names.EPS_ID in episode else None,
                 **{name: lookback(values) for name, values in parts.items()},
@@ -232,27 +233,27 @@ def to_rllib_episodes(
                 action_space=action_space,
             )
         )
-    return made
+    return converted
 
 
 def _model_outputs(episode: SampleBatch, lookback: Any) -> dict[str, Any]:
-    """Return the further columns of an episode; of recurrent states those after each step, as RLlib keeps them.
+    """Return the other columns of an episode; recurrent states are shifted to the state after each step.
 
-    The state that the first step began with looks back on the episode. That after the last one is not recorded, and
-    learners do not look at it: the state before it stands there.
+    The initial state becomes the lookback. The state after the last step is not recorded and learners do not read it:
+    the state before the last step replaces it.
     """
     extras = [name for name in episode if name not in _OWN and name != names.STATE_IN]
-    made = {name: lookback(experience.arrays_of(episode, name)) for name in extras}
+    outputs = {name: lookback(experience.arrays_of(episode, name)) for name in extras}
     if names.STATE_IN in episode and names.STATE_OUT not in episode:
-        places = np.append(np.arange(episode.count), episode.count - 1)
-        made[names.STATE_OUT] = lookback(_take(experience.arrays_of(episode, names.STATE_IN), places), lookback=1)
-    return made
+        rows = np.append(np.arange(episode.count), episode.count - 1)
+        outputs[names.STATE_OUT] = lookback(_take(experience.arrays_of(episode, names.STATE_IN), rows), lookback=1)
+    return outputs
 
 
-def _take(values: Any, places: Any) -> Any:
+def _take(values: Any, rows: Any) -> Any:
     if isinstance(values, dict):
-        return {name: _take(value, places) for name, value in values.items()}
-    return values[places]
+        return {name: _take(value, rows) for name, value in values.items()}
+    return values[rows]
 
 
 def _episodes(source: experience.Source) -> Iterator[SampleBatch]:
@@ -264,12 +265,12 @@ def _episodes(source: experience.Source) -> Iterator[SampleBatch]:
 def _infos(episode: SampleBatch) -> list[Any]:
     if names.INFOS not in episode:
         return [{} for _ in range(episode.count)]
-    # Infos alone count no steps.
+    # Rewards are selected too, because infos alone define no rows.
     return [row[names.INFOS] or {} for row in episode.select(names.INFOS, names.REWARDS).rows()]
 
 
 class _AgentSteps(NamedTuple):
-    """The steps of an agent in an episode, row by row."""
+    """Steps of one agent in an episode, as rows."""
 
     agent: Any
     module: str
@@ -285,8 +286,8 @@ def _to_several_agents(source: MultiAgentBatch, observation_space: Any, action_s
     for policy, batch in source.policy_batches.items():
         experience.require_columns(batch, names.EPS_ID, names.T, *_TRANSITION)
         for part in _trajectories(batch):
-            own = _agent_steps(policy, part)
-            by_episode.setdefault(part[names.EPS_ID][0], []).append(own)
+            agent_steps = _agent_steps(policy, part)
+            by_episode.setdefault(part[names.EPS_ID][0], []).append(agent_steps)
     return [
         _episode_of_agents(module.MultiAgentEpisode, str(episode), agents, observation_space, action_space)
         for episode, agents in by_episode.items()
@@ -294,7 +295,7 @@ def _to_several_agents(source: MultiAgentBatch, observation_space: Any, action_s
 
 
 def _trajectories(batch: SampleBatch) -> Iterator[SampleBatch]:
-    """Yield the steps of each agent in each episode; the environment's time leaves out those in which it waits."""
+    """Yield the steps of each agent in each episode; environment time skips the steps in which the agent waits."""
     if names.AGENT_INDEX not in batch and AGENT_ID in batch:
         batch = batch.copy(shallow=True)
         batch[names.AGENT_INDEX] = np.unique(np.asarray(batch[AGENT_ID]), return_inverse=True)[1].reshape(-1)
@@ -314,27 +315,27 @@ def _episode_of_agents(
     cls: Any, name: str, agents: list[_AgentSteps], observation_space: Any, action_space: Any
 ) -> MultiAgentEpisode:
     """Order the steps of all agents by environment time, for RLlib's constructor."""
-    start = min(own.times[0] for own in agents)
-    length = max(own.times[-1] for own in agents) - start + 1
+    start = min(steps.times[0] for steps in agents)
+    length = max(steps.times[-1] for steps in agents) - start + 1
     columns: dict[str, list[dict[Any, Any]]] = {
         key: [{} for _ in range(length + 1)] for key in ("observations", "infos", "actions", "rewards", "extras")
     }
-    for own in agents:
-        places = [t - start for t in own.times]
-        # The observation after an agent's last step is that of the end, for RLlib takes any before as its termination.
-        after = [*places[1:], places[-1] + 1 if own.terminated or own.truncated else length]
-        for row, place, following in zip(own.rows, places, after, strict=True):
-            columns["observations"][place][own.agent] = row[names.OBS]
-            columns["observations"][following][own.agent] = row[names.NEXT_OBS]
-            columns["infos"][following][own.agent] = row.get(names.INFOS) or {}
-            columns["actions"][place][own.agent] = row[names.ACTIONS]
-            columns["rewards"][place][own.agent] = row[names.REWARDS]
-            columns["extras"][place][own.agent] = {key: row[key] for key in row if key not in _OWN and key != _ENV_T}
-    terminateds: dict[Any, bool] = {own.agent: own.terminated for own in agents}
-    truncateds: dict[Any, bool] = {own.agent: own.truncated for own in agents}
+    for steps in agents:
+        indices = [t - start for t in steps.times]
+        # A running agent's last observation is stored at the end; RLlib would treat an earlier one as termination.
+        after = [*indices[1:], indices[-1] + 1 if steps.terminated or steps.truncated else length]
+        for row, index, following in zip(steps.rows, indices, after, strict=True):
+            columns["observations"][index][steps.agent] = row[names.OBS]
+            columns["observations"][following][steps.agent] = row[names.NEXT_OBS]
+            columns["infos"][following][steps.agent] = row.get(names.INFOS) or {}
+            columns["actions"][index][steps.agent] = row[names.ACTIONS]
+            columns["rewards"][index][steps.agent] = row[names.REWARDS]
+            columns["extras"][index][steps.agent] = {key: row[key] for key in row if key not in _OWN and key != _ENV_T}
+    terminateds: dict[Any, bool] = {steps.agent: steps.terminated for steps in agents}
+    truncateds: dict[Any, bool] = {steps.agent: steps.truncated for steps in agents}
     terminateds["__all__"] = all(terminateds.values())
-    truncateds["__all__"] = not terminateds["__all__"] and all(own.terminated or own.truncated for own in agents)
-    made: MultiAgentEpisode = cls(
+    truncateds["__all__"] = not terminateds["__all__"] and all(steps.terminated or steps.truncated for steps in agents)
+    episode: MultiAgentEpisode = cls(
         name,
         observations=columns["observations"],
         infos=columns["infos"],
@@ -345,23 +346,23 @@ def _episode_of_agents(
         truncateds=truncateds,
         env_t_started=start,
         len_lookback_buffer=0,
-        agent_module_ids={own.agent: own.module for own in agents},
+        agent_module_ids={steps.agent: steps.module for steps in agents},
         observation_space=observation_space,
         action_space=action_space,
     )
-    return made.to_numpy()
+    return episode.to_numpy()
 
 
 _EPISODE = "item"
-"""The column in which Ray Data keeps items that are no dicts."""
+"""Column in which Ray Data stores items that are not dicts."""
 
 _COMPRESSED = (names.OBS, names.NEXT_OBS)
 _GROWTH = 32
-"""Bytes of memory that a character of JSON may become: two make a number in a list, or an empty list."""
+"""Maximum bytes of memory per character of JSON: two characters may encode a list item or an empty list."""
 
 
 def pack(value: Any) -> str:
-    """Pack a value as RLlib's `pack` does: a pickle, compressed with LZ4, in base64.
+    """Pack a value like RLlib's `pack`: a pickle, compressed with LZ4, in base64.
 
     >>> pack([1, 2])[:5]
     'BCJNG'
@@ -377,9 +378,9 @@ def pack(value: Any) -> str:
 def read_rllib_json(
     path: str | os.PathLike[str], *, allow_pickle: bool = False, max_nbytes: int | None = None
 ) -> SampleBatch | MultiAgentBatch:
-    """Read the batches of RLlib's JSON files, and join them.
+    """Read and join the batches of RLlib's JSON files.
 
-    Packed columns are pickles; those of arrays and plain values are read as data, without running them.
+    Packed columns are pickles. Pickled arrays and plain values are decoded as data, without unpickling.
 
     Parameters
     ----------
@@ -391,7 +392,7 @@ def read_rllib_json(
     max_nbytes
         Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
 
-    Raises
+        If a line is not a batch in RLlib's format; names file, line and column.
     ------
     FormatError
         If a line is no batch as RLlib writes it; names file, line and column.
@@ -413,23 +414,23 @@ def read_rllib_json(
                     if line.strip():
                         batches.append(_read_line(line, f"line {number} of {str(file)!r}", bound, allow_pickle))
             except UnicodeDecodeError as error:
-                raise FormatError(f"{str(file)!r} must be text, and it is not: {error}") from error
+                raise FormatError(f"{str(file)!r} must be UTF-8 text: {error}") from error
     if not batches:
-        raise FormatError(f"{os.fspath(path)!r} must have batches of RLlib, it has none")
+        raise FormatError(f"{os.fspath(path)!r} must have batches of RLlib, got none")
     return concat_samples(batches)
 
 
 def _read_line(line: str, where: str, bound: MemoryBound, allow_pickle: bool) -> SampleBatch | MultiAgentBatch:
     bound.take(_GROWTH * len(line), where)
     try:
-        found = json.loads(line)
+        document = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where} must be JSON, and it is not: {error}") from error
-    kind = found.pop("type", None) if isinstance(found, dict) else None
+        raise FormatError(f"{where} must be JSON: {error}") from error
+    kind = document.pop("type", None) if isinstance(document, dict) else None
 
     def batch_of(columns: Any) -> SampleBatch:
         if not isinstance(columns, dict):
-            raise FormatError(f"{where} must have columns by name, it has not")
+            raise FormatError(f"{where} must have columns by name, got a {type(columns).__name__}")
         return SampleBatch({name: unpacked(value, name) for name, value in columns.items()})
 
     def unpacked(value: Any, name: str) -> Any:
@@ -437,20 +438,20 @@ def _read_line(line: str, where: str, bound: MemoryBound, allow_pickle: bool) ->
         return unpack(value, subject, bound, allow_pickle=allow_pickle) if isinstance(value, str) else value
 
     if kind == "SampleBatch":
-        return batch_of(found)
-    policies = found.get("policy_batches") if isinstance(found, dict) else None
+        return batch_of(document)
+    policies = document.get("policy_batches") if isinstance(document, dict) else None
     if kind != "MultiAgentBatch" or not isinstance(policies, dict):
-        raise FormatError(f"{where} must be a SampleBatch or MultiAgentBatch of RLlib, it is neither")
-    count = found.get("count")
+        raise FormatError(f"{where} must be a SampleBatch or MultiAgentBatch of RLlib, got type {kind!r}")
+    count = document.get("count")
     if type(count) is not int or count < 0:
-        raise FormatError(f"{where} must have a count of environment steps, it has not")
+        raise FormatError(f"{where} must have a count of environment steps, got {count!r}")
     return MultiAgentBatch({policy: batch_of(columns) for policy, columns in policies.items()}, count)
 
 
 def write_rllib_json(
     source: experience.Source, path: str | os.PathLike[str], *, compress_columns: Iterable[str] = _COMPRESSED
 ) -> None:
-    """Write experience as RLlib's offline data: a line for each fragment, atomically.
+    """Write experience as RLlib's offline JSON data, one line per fragment, atomically.
 
     Parameters
     ----------
@@ -459,13 +460,13 @@ def write_rllib_json(
     path
         The file; RLlib looks for names that end in `.json`.
     compress_columns
-        Columns to pack as RLlib does, which keeps their dtypes; all others become numbers in lists. Nested ones are
-        packed in any case.
+        Columns to pack as RLlib does, which preserves their dtypes; other columns become lists of numbers. Nested
+        columns are always packed.
 
     Raises
     ------
     ColumnTypeError
-        If rows vary in shape, or hold objects that JSON has no form for; names the column.
+        If rows vary in shape, or contain objects that JSON cannot represent; names the column.
     EmptyBufferError, SequenceError
         If there are no steps, or they are time-major.
     OSError
@@ -497,7 +498,7 @@ def _columns(batch: SampleBatch, packed: frozenset[str]) -> dict[str, Any]:
     columns = {}
     for name in batch:
         values = experience.arrays_of(batch, name)
-        # RLlib reads nested columns only if they are packed.
+        # RLlib can read nested columns only if they are packed.
         columns[name] = pack(values) if name in packed or not isinstance(values, np.ndarray) else _as_json(name, values)
     return columns
 
@@ -509,7 +510,9 @@ def _as_json(path: str, values: npt.NDArray[Any]) -> Any:
     try:
         json.dumps(rows)
     except (TypeError, ValueError) as error:
-        raise ColumnTypeError(f"column {path!r} must hold what JSON has a form for, got {values.dtype}") from error
+        raise ColumnTypeError(
+            f"column {path!r} must contain values that JSON can represent, got {values.dtype}"
+        ) from error
     return rows
 
 
@@ -519,14 +522,14 @@ def _as_json(path: str, values: npt.NDArray[Any]) -> Any:
 def read_rllib_parquet(
     path: str | os.PathLike[str], *, allow_pickle: bool = False, max_nbytes: int | None = None
 ) -> SampleBatch:
-    """Read the steps or episodes that RLlib's new API stack has recorded in Parquet files.
+    """Read the steps or episodes that RLlib's new API stack has written to Parquet files.
 
-    Packed values are pickles; those of arrays and plain values are read as data, without running them.
+    Packed values are pickles. Pickled arrays and plain values are decoded as data, without unpickling.
 
     Parameters
     ----------
     path
-        A file, or a folder of files that end in `.parquet`, in folders of their own or not.
+        A file, or a folder that is searched recursively for files that end in `.parquet`.
     allow_pickle
         Whether to unpickle other objects. Only for files whose writer you trust: a pickle can run any code.
     max_nbytes
@@ -535,15 +538,15 @@ def read_rllib_parquet(
     Raises
     ------
     FormatError
-        If a file is damaged, or a value in it is not as RLlib writes it; names file and column.
+        If a file is damaged, or a value is not in RLlib's format; names file and column.
     UntrustedPickleError
         If a value is a packed object, and `allow_pickle` is false; names the column.
     CapacityError
         If more memory than `max_nbytes` would be allocated; names the column.
     ColumnMismatchError
-        If files differ in their columns, or packed values of one in how they are nested.
+        If files differ in their columns, or packed values of a column in their structure.
     MissingExtraError
-        If msgpack is not installed and there are episodes in it.
+        If a file contains episodes and msgpack is not installed.
     OSError
         If a file cannot be read.
     """
@@ -562,7 +565,7 @@ def _read_steps(table: pa.Table, bound: MemoryBound, allow_pickle: bool) -> Samp
     for name, column in zip(table.column_names, table.columns, strict=True):
         if column.null_count == len(column):
             continue
-        # Columns of ids are strings, too, but are not packed.
+        # Columns of ids are also strings, but are not packed.
         text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
         if text and name not in (names.EPS_ID, AGENT_ID, MODULE_ID) and looks_packed(column[0].as_py()):
             subject = f"column {name!r}"
@@ -587,8 +590,8 @@ def _read_episodes(column: pa.ChunkedArray, bound: MemoryBound, allow_pickle: bo
             raise FormatError(f"{subject} must be bytes of msgpack, got a {type(data).__name__}")
         bound.take(16 * len(data), subject)
 
-        def decode(found: dict[Any, Any], subject: str = subject) -> Any:
-            return _decode(found, subject, allow_pickle)
+        def decode(encoded: dict[Any, Any], subject: str = subject) -> Any:
+            return _decode(encoded, subject, allow_pickle)
 
         try:
             state = msgpack.unpackb(data, object_hook=decode, strict_map_key=False)
@@ -596,12 +599,12 @@ def _read_episodes(column: pa.ChunkedArray, bound: MemoryBound, allow_pickle: bo
         except SampleBatchError:
             raise
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            raise FormatError(f"{subject} must be an episode of RLlib in msgpack, and it is not: {error}") from error
+            raise FormatError(f"{subject} must be an RLlib episode in msgpack: {error}") from error
     return batches
 
 
 def _parts_in(state: dict[str, Any]) -> EpisodeParts:
-    """Split the state of an episode from `SingleAgentEpisode.get_state`."""
+    """Split the result of `SingleAgentEpisode.get_state` into parts."""
 
     def cut(name: str, of: Any = state) -> Any:
         return trim(of[name]["data"], int(of[name]["lookback"]))
@@ -620,24 +623,24 @@ def _parts_in(state: dict[str, Any]) -> EpisodeParts:
     )
 
 
-def _decode(found: dict[Any, Any], subject: str, allow_pickle: bool) -> Any:
-    """Create an array or a number of the dict by which `msgpack_numpy` describes it."""
-    if found.get(b"complex") is True:
-        return complex(found[b"data"])
-    if b"nd" not in found:
-        return found
-    if found.get(b"kind") == b"O":
-        return unpickle([found[b"data"]], subject, allow_pickle=allow_pickle)[0]
-    if found.get(b"kind") == b"V" or not isinstance(found[b"type"], str):
-        raise FormatError(f"{subject} must have arrays of numbers, it has others")
-    values = np.frombuffer(found[b"data"], named_dtype(found[b"type"]))
-    return values.reshape(found[b"shape"]) if found[b"nd"] is True else values[0]
+def _decode(encoded: dict[Any, Any], subject: str, allow_pickle: bool) -> Any:
+    """Decode an array or number that `msgpack_numpy` has encoded as a dict."""
+    if encoded.get(b"complex") is True:
+        return complex(encoded[b"data"])
+    if b"nd" not in encoded:
+        return encoded
+    if encoded.get(b"kind") == b"O":
+        return unpickle([encoded[b"data"]], subject, allow_pickle=allow_pickle)[0]
+    if encoded.get(b"kind") == b"V" or not isinstance(encoded[b"type"], str):
+        raise FormatError(f"{subject} must have arrays of numbers, got other dtypes")
+    values = np.frombuffer(encoded[b"data"], named_dtype(encoded[b"type"]))
+    return values.reshape(encoded[b"shape"]) if encoded[b"nd"] is True else values[0]
 
 
 def write_rllib_parquet(
     source: experience.Source, path: str | os.PathLike[str], *, compress_columns: Iterable[str] = _COMPRESSED
 ) -> None:
-    """Write steps as a Parquet file of rows, as RLlib's offline stack reads them (`input_read_method="read_parquet"`).
+    """Write steps as a Parquet file of rows for RLlib's offline stack (`input_read_method="read_parquet"`).
 
     Parameters
     ----------
@@ -646,7 +649,7 @@ def write_rllib_parquet(
     path
         The file.
     compress_columns
-        Columns to pack row by row as RLlib does, which keeps shapes of two dimensions and more; nested ones have to be.
+        Columns to pack row by row, as RLlib does; required for rows of two or more dimensions and nested columns.
 
     Raises
     ------
@@ -655,7 +658,7 @@ def write_rllib_parquet(
     ColumnTypeError
         If a column that is not packed is nested, or has rows that vary in shape; names it.
     EmptyBufferError, SequenceError
-        If there are no steps, or some of an episode are missing.
+        If there are no steps, or steps of an episode are missing.
     OSError
         If the file cannot be written.
     """
@@ -682,17 +685,17 @@ def _packed_rows(batch: SampleBatch, name: str) -> pa.Array:
 def _plain_rows(batch: SampleBatch, name: str) -> pa.Array:
     values = experience.arrays_of(batch, name)
     if not isinstance(values, np.ndarray):
-        raise ColumnTypeError(f"column {name!r} is nested and must be packed; name it in compress_columns")
+        raise ColumnTypeError(f"column {name!r} must be packed, got nested columns; add it to compress_columns")
     return pa.array(list(values) if values.ndim == 2 else values.tolist() if values.ndim > 2 else values)
 
 
 def write_rllib_episodes(source: experience.Source, path: str | os.PathLike[str]) -> None:
-    """Write episodes as a Parquet file of msgpack, as RLlib's offline stack reads them (`input_read_episodes=True`).
+    """Write episodes as a Parquet file of msgpack for RLlib's offline stack (`input_read_episodes=True`).
 
     Raises
     ------
     ColumnNotFoundError, ColumnTypeError, EmptyBufferError, SequenceError
-        As `to_rllib_episodes` does.
+        As `to_rllib_episodes`.
     MissingExtraError
         If RLlib or msgpack is not installed.
     OSError
@@ -708,11 +711,11 @@ def write_rllib_episodes(source: experience.Source, path: str | os.PathLike[str]
 
 
 def _encode(value: Any) -> Any:
-    """Describe an array or a number as `msgpack_numpy` does."""
+    """Encode an array or number like `msgpack_numpy`."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "O":
         return value.tolist()
     if isinstance(value, np.ndarray):
         return {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": value.shape, b"data": value.tobytes()}
     if isinstance(value, np.generic):
         return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
-    raise TypeError(f"an episode must have values that msgpack has a form for, got a {type(value).__name__}")
+    raise TypeError(f"an episode must have values that msgpack can represent, got a {type(value).__name__}")

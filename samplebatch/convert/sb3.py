@@ -1,4 +1,4 @@
-"""Stable-Baselines3: replay buffers and rollout buffers, of arrays and of dicts of them."""
+"""Stable-Baselines3: replay buffers and rollout buffers, of arrays and of dicts of arrays."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _ESTIMATES = (names.VF_PREDS, names.ACTION_LOGP, names.ADVANTAGES, names.VALUE_T
 
 
 def from_sb3(buffer: BaseBuffer) -> SampleBatch:
-    """Return the steps of a buffer of Stable-Baselines3, environment by environment, each in time order.
+    """Return the steps of a Stable-Baselines3 buffer, environment by environment, each in time order.
 
-    Actions of a replay buffer that lie in [-1, 1] are of the unit that off-policy algorithms keep: scaled to the bounds
-    of a Box. Where it has one environment and has not wrapped around, columns are views of its arrays. `env_id` numbers
-    its environments, `eps_id` the episodes.
+    Actions of a replay buffer within [-1, 1] are in the unit of off-policy algorithms: scaled to the bounds of a Box.
+    For one environment and a ring that has not wrapped around, columns are views of the buffer's arrays. `env_id` is
+    the number of the environment, `eps_id` the number of the episode.
 
     Parameters
     ----------
     buffer
-        A `ReplayBuffer`, a `RolloutBuffer`, or one of dicts. A rollout buffer tells `dones`, but neither whether they
-        are terminations nor next observations; it has `vf_preds`, `action_logp`, `advantages` and `value_targets`.
+        A `ReplayBuffer`, a `RolloutBuffer`, or a dict variant. A rollout buffer has `dones`, `vf_preds`,
+        `action_logp`, `advantages` and `value_targets`, but neither terminations nor next observations.
 
     Raises
     ------
     ColumnTypeError
-        If it is another buffer.
+        If the buffer is of another class.
 
     Examples
     --------
@@ -59,13 +59,13 @@ def from_sb3(buffer: BaseBuffer) -> SampleBatch:
         columns = _replay_columns(buffer)
     else:
         raise ColumnTypeError(
-            f"a buffer of Stable-Baselines3 must be a replay or rollout buffer, got a {type(buffer).__name__}"
+            f"buffer must be a replay or rollout buffer of Stable-Baselines3, got a {type(buffer).__name__}"
         )
     n, envs = len(columns[names.REWARDS]), buffer.n_envs
     env_id = np.repeat(np.arange(envs), n // envs)
     done = columns.get(names.DONES)
     done = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS] if done is None else done
-    # The last step of an environment is the last of its episode that is there.
+    # The last step of an environment is the last stored step of its episode.
     done = done | np.append(env_id[1:] != env_id[:-1], True)
     batch = SampleBatch({**columns, names.ENV_ID: env_id, names.EPS_ID: np.cumsum(done) - done})
     unit = _unit_of(buffer.action_space)
@@ -77,19 +77,19 @@ def from_sb3(buffer: BaseBuffer) -> SampleBatch:
 def _replay_columns(buffer: Any) -> dict[str, Any]:
     size, pos = buffer.buffer_size, buffer.pos
     shared = buffer.optimize_memory_usage
-    # With one array for both observations, the newest one stands where the oldest step was.
-    places = slice(0, pos) if not buffer.full else (np.arange(pos + bool(shared), pos + size) % size)
+    # With one array for both observations, the newest observation has overwritten the oldest step's.
+    positions = slice(0, pos) if not buffer.full else (np.arange(pos + bool(shared), pos + size) % size)
     if buffer.full and pos == 0 and not shared:
-        places = slice(0, size)
+        positions = slice(0, size)
     obs, following = buffer.observations, buffer.observations if shared else buffer.next_observations
-    after = (np.arange(size)[places] + 1) % size if shared else places
-    dones = as_flags(_rows(buffer.dones, places), names.DONES)
-    truncated = as_flags(_rows(buffer.timeouts, places), names.TRUNCATEDS) & dones
+    after = (np.arange(size)[positions] + 1) % size if shared else positions
+    dones = as_flags(_rows(buffer.dones, positions), names.DONES)
+    truncated = as_flags(_rows(buffer.timeouts, positions), names.TRUNCATEDS) & dones
     return {
-        names.OBS: _spaced(obs, places, buffer.observation_space),
+        names.OBS: _spaced(obs, positions, buffer.observation_space),
         names.NEXT_OBS: _spaced(following, after, buffer.observation_space),
-        names.ACTIONS: _spaced(buffer.actions, places, buffer.action_space),
-        names.REWARDS: _rows(buffer.rewards, places),
+        names.ACTIONS: _spaced(buffer.actions, positions, buffer.action_space),
+        names.REWARDS: _rows(buffer.rewards, positions),
         names.TERMINATEDS: dones & ~truncated,
         names.TRUNCATEDS: truncated,
     }
@@ -97,32 +97,32 @@ def _replay_columns(buffer: Any) -> dict[str, Any]:
 
 def _rollout_columns(buffer: Any) -> dict[str, Any]:
     steps = buffer.buffer_size if buffer.full else buffer.pos
-    places = slice(0, steps)
+    positions = slice(0, steps)
     starts = np.vstack([buffer.episode_starts[1:steps], np.zeros((1, buffer.n_envs), np.float32)])
-    # `get` lays these out environment by environment, once.
+    # `get` flattens these environment by environment, once.
     flat = bool(buffer.generator_ready)
     columns = {
-        names.OBS: _spaced(buffer.observations, places, buffer.observation_space, flat=flat),
-        names.ACTIONS: _spaced(buffer.actions, places, buffer.action_space, flat=flat),
-        names.REWARDS: _rows(buffer.rewards, places),
+        names.OBS: _spaced(buffer.observations, positions, buffer.observation_space, flat=flat),
+        names.ACTIONS: _spaced(buffer.actions, positions, buffer.action_space, flat=flat),
+        names.REWARDS: _rows(buffer.rewards, positions),
         names.DONES: as_flags(_rows(starts, slice(None)), "episode_starts"),
     }
-    return columns | {name: _rows(getattr(buffer, _NAMES[name]), places, flat=flat) for name in _ESTIMATES}
+    return columns | {name: _rows(getattr(buffer, _NAMES[name]), positions, flat=flat) for name in _ESTIMATES}
 
 
-def _spaced(values: Any, places: Any, space: Any, *, flat: bool = False) -> Any:
-    """Return rows in the shape of their space: Stable-Baselines3 gives single numbers an axis of length 1."""
+def _spaced(values: Any, positions: Any, space: Any, *, flat: bool = False) -> Any:
+    """Return rows in the shape of their space: Stable-Baselines3 adds an axis of length 1 to scalars."""
     if isinstance(values, dict):
-        return {name: _spaced(value, places, space[name], flat=flat) for name, value in values.items()}
-    return _rows(values, places, space.shape, flat=flat)
+        return {name: _spaced(value, positions, space[name], flat=flat) for name, value in values.items()}
+    return _rows(values, positions, space.shape, flat=flat)
 
 
-def _rows(values: Any, places: Any, shape: tuple[int, ...] = (), *, flat: bool = False) -> npt.NDArray[Any]:
-    """Return rows environment by environment, shape (T * n, ...), of an array of shape (size, n, ...)."""
+def _rows(values: Any, positions: Any, shape: tuple[int, ...] = (), *, flat: bool = False) -> npt.NDArray[Any]:
+    """Flatten an array of shape (size, n, ...) environment by environment to shape (T * n, ...)."""
     if not flat:
-        values = values[places].swapaxes(0, 1)
-    found: npt.NDArray[Any] = values.reshape(-1, *shape)
-    return found
+        values = values[positions].swapaxes(0, 1)
+    flattened: npt.NDArray[Any] = values.reshape(-1, *shape)
+    return flattened
 
 
 # Writing
@@ -137,29 +137,29 @@ def to_sb3_replay(
     n_envs: int = 1,
     device: Any = "auto",
 ) -> ReplayBuffer:
-    """Copy steps into a replay buffer of Stable-Baselines3, for an off-policy algorithm to start from.
+    """Copy steps into a replay buffer of Stable-Baselines3, to start an off-policy algorithm with.
 
-    Actions of a Box are scaled to [-1, 1], as off-policy algorithms keep them, if their unit is known; others are
-    written as they are. It has 32-bit floats for rewards and for actions, and the dtypes of the spaces for
-    observations: floats are rounded to those. Other columns than those of a transition are left out.
+    Actions of a Box are scaled to [-1, 1], the unit of off-policy algorithms, if their unit is known; other actions
+    are copied unchanged. The buffer stores rewards and actions as 32-bit floats and observations in the dtype of their
+    space; floats are rounded. Columns that are not part of a transition are omitted.
 
     Parameters
     ----------
     source
         A batch, a buffer, or an iterable of fragments.
     observation_space, action_space
-        The environment's; a Dict space makes a `DictReplayBuffer`.
+        Spaces of the environment; a Dict space creates a `DictReplayBuffer`.
     capacity
-        Steps that the buffer holds, of all environments; as many as there are if None.
+        Total capacity in steps; None for the number of steps in `source`.
     n_envs
-        How many environments will add to it; the steps are shared out among them in time order.
+        Number of environments that will add steps; existing steps are split evenly, in time order.
     device
-        Where its samples go.
+        Device of samples.
 
     Raises
     ------
     ArgumentError
-        If the steps cannot be shared out evenly.
+        If the steps cannot be split evenly.
     CapacityError
         If there are more steps than `capacity`.
     ColumnNotFoundError, ColumnMismatchError, ColumnTypeError
@@ -174,15 +174,15 @@ def to_sb3_replay(
     length = _share(n, n_envs)
     size = n if capacity is None else whole("capacity", capacity, 1)
     if size // n_envs < length:
-        raise CapacityError(f"a buffer of {size} steps must be larger to take {n}; pass a larger capacity")
+        raise CapacityError(f"capacity must be at least the number of steps, {n}, got {size}")
     kind = buffers.DictReplayBuffer if hasattr(observation_space, "spaces") else buffers.ReplayBuffer
     buffer: ReplayBuffer = kind(size, observation_space, action_space, device, n_envs)
     terminated, truncated = flags_of(steps.batch)
     for name, theirs in ((names.OBS, buffer.observations), (names.NEXT_OBS, buffer.next_observations)):
         _fill(theirs, arrays_of(steps.batch, name), name, length)
-    actions, unit, own = arrays_of(steps.batch, names.ACTIONS), steps.batch.action_unit, _unit_of(action_space)
-    if unit is not None and own is not None and unit != own:
-        actions = own.from_environment(unit.to_environment(actions))
+    actions, unit, target_unit = arrays_of(steps.batch, names.ACTIONS), steps.batch.action_unit, _unit_of(action_space)
+    if unit is not None and target_unit is not None and unit != target_unit:
+        actions = target_unit.from_environment(unit.to_environment(actions))
     _fill(buffer.actions, actions, names.ACTIONS, length)
     _fill(buffer.rewards, arrays_of(steps.batch, names.REWARDS), names.REWARDS, length)
     _fill(buffer.dones, terminated | truncated, names.DONES, length)
@@ -203,26 +203,26 @@ def to_sb3_rollout(
 ) -> RolloutBuffer:
     """Copy steps into a full rollout buffer of Stable-Baselines3, for PPO or A2C to train on.
 
-    Actions are written as they were recorded, since their log-probabilities are of these.
+    Actions are copied as recorded, because `action_logp` refers to recorded actions.
 
     Parameters
     ----------
     source
-        A batch, a buffer, or an iterable of fragments, with `vf_preds` and `action_logp`; `advantages` and
-        `value_targets` are taken if they are there, else call `compute_returns_and_advantage`.
+        A batch, a buffer, or an iterable of fragments, with `vf_preds` and `action_logp`. Without `advantages` and
+        `value_targets`, call `compute_returns_and_advantage` on the result.
     observation_space, action_space
-        The environment's; a Dict space makes a `DictRolloutBuffer`.
+        Spaces of the environment; a Dict space creates a `DictRolloutBuffer`.
     n_envs
-        How many environments it has; the steps are shared out among them in time order.
+        Number of environments; the steps are split evenly, in time order.
     gamma, gae_lambda
-        Of the advantages that it computes.
+        Discount and lambda with which the buffer computes advantages.
     device
-        Where its samples go.
+        Device of samples.
 
     Raises
     ------
     ArgumentError
-        If the steps cannot be shared out evenly.
+        If the steps cannot be split evenly.
     ColumnNotFoundError, ColumnMismatchError, ColumnTypeError
         If a column is missing, or does not fit its space; names it.
     MissingExtraError
@@ -253,22 +253,22 @@ def _unit_of(space: Any) -> ActionUnit | None:
 
 
 def _share(n: int, n_envs: int) -> int:
-    """Return the steps of each environment."""
+    """Return the number of steps per environment."""
     if n % whole("n_envs", n_envs, 1):
         raise ArgumentError(f"n_envs must divide the number of steps, which is {n}, got {n_envs}; drop {n % n_envs}")
     return n // n_envs
 
 
 def _fill(theirs: Any, values: Any, name: str, length: int) -> None:
-    """Write rows into the first places of arrays of shape (size, n_envs, ...), environment by environment."""
+    """Copy rows to the start of arrays of shape (size, n_envs, ...), environment by environment."""
     if isinstance(theirs, dict):
         if not isinstance(values, dict) or values.keys() != theirs.keys():
-            raise ColumnMismatchError(f"column {name!r} must have the parts of its space: {', '.join(theirs)}")
+            raise ColumnMismatchError(f"column {name!r} must have the parts of its space, {', '.join(theirs)}")
         for part, inner in theirs.items():
             _fill(inner, values[part], f"{name}.{part}", length)
         return
     if isinstance(values, dict | tuple):
-        raise ColumnMismatchError(f"column {name!r} must be one array for a space that is no Dict, it is nested")
+        raise ColumnMismatchError(f"column {name!r} must be one array for a space other than Dict, got nested columns")
     n, size = len(values), int(np.prod(theirs.shape[2:], dtype=int))
     if values[0].size != size:
         raise ColumnMismatchError(

@@ -1,4 +1,4 @@
-"""Stable-Baselines3: a replay buffer with goals, in the place of its `HerReplayBuffer`."""
+"""Stable-Baselines3: a hindsight replay buffer that replaces its `HerReplayBuffer`."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _STRATEGIES = ("future", "final", "episode")
 class SB3HerReplayBuffer(SB3ReplayBuffer):
     """Replay buffer with hindsight goals for `replay_buffer_class` of Stable-Baselines3 (arXiv:1707.01495).
 
-    It takes the arguments of `HerReplayBuffer`, which algorithms pass with their environment. Only finished episodes
-    whose steps are all stored are sampled. With one environment and until the ring is full, draws follow
+    Accepts the arguments of `HerReplayBuffer`; algorithms also pass their environment. Only finished episodes whose
+    steps are all stored are sampled. With one environment and a ring that is not yet full, draws are the same as
     Stable-Baselines3's; otherwise they have the same distribution.
 
     Parameters
     ----------
     buffer_size, observation_space, action_space
-        As for `SB3ReplayBuffer`; the observations have `observation`, `achieved_goal` and `desired_goal`.
+        As for `SB3ReplayBuffer`; the observation space has `observation`, `achieved_goal` and `desired_goal`.
     env
-        Environment whose `compute_reward(achieved, desired, infos)` gives the rewards of new goals; the infos are
-        empty dicts. It is not pickled.
+        Environment whose `compute_reward(achieved, desired, infos)` returns the rewards of new goals; `infos` are
+        empty dicts. The environment is not pickled.
     n_sampled_goal
         Relabelled transitions per transition with its own goal.
     goal_selection_strategy
-        `"future"`: achieved with this step or a later one; `"final"`: with the last step; `"episode"`: with any.
+        Step whose achieved goal is used: `"future"`, this one or a later one; `"final"`, the last; `"episode"`, any.
     **kwargs
         As for `SB3ReplayBuffer`, without `n_steps`, `alpha` and `beta`.
 
     Raises
     ------
     ArgumentError
-        If a number is out of range, the strategy has another name, or `n_steps` or `alpha` is given.
+        If a number is out of range, the strategy is unknown, or `n_steps` or `alpha` is given.
     MissingExtraError
         If Stable-Baselines3 is not installed.
 
@@ -97,10 +97,10 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         Raises
         ------
         ArgumentError
-            If the buffer has an environment.
+            If the buffer already has an environment.
         """
         if self.env is not None:
-            raise ArgumentError("a buffer's environment must be set once, this one has an environment")
+            raise ArgumentError("env must be set only once, got a second environment")
         self.env = env
 
     def truncate_last_trajectory(self) -> None:
@@ -111,19 +111,19 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
             self._is_running[:] = False
 
     def sample(self, batch_size: int, env: Any = None) -> TransitionSamples:
-        """Draw transitions with replacement: those with their own goal first, relabelled ones after them.
+        """Draw transitions with replacement: original goals first, relabelled transitions last.
 
         Parameters
         ----------
         batch_size
-            Number of transitions, of which `n_sampled_goal / (n_sampled_goal + 1)` are relabelled, rounded down.
+            Number of transitions; `n_sampled_goal / (n_sampled_goal + 1)` of the number, rounded down, are relabelled.
         env
             A `VecNormalize` that normalizes observations and rewards; None returns them as stored.
 
         Raises
         ------
         ArgumentError
-            If `batch_size` is not a whole number of at least 1, or no environment is set.
+            If `batch_size` is not an integer of at least 1, or no environment is set.
         EmptyBufferError
             If there is no finished episode.
         """
@@ -139,7 +139,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         candidates = np.flatnonzero(episodes.whole & episodes.finished)
         if not len(candidates):
             raise EmptyBufferError(
-                "a buffer with goals must have a finished episode to draw from, it has none; choose learning_starts "
+                "a buffer with goals must have a finished episode to draw from, got none; set learning_starts "
                 "above the length of an episode"
             )
         first, length = episodes.first[candidates], episodes.length[candidates]
@@ -156,7 +156,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         return shift_slots(rings, first[episode], offset)[order]
 
     def _draw_goals(self, offset: Ints, length: Ints) -> Ints:
-        """Draw the steps of episodes whose achieved goals replace the desired ones; offsets in the episode."""
+        """Draw the steps whose achieved goals replace the desired goals, as offsets in their episodes."""
         if self.goal_selection_strategy == "final" or not len(offset):
             return length - 1
         low = offset if self.goal_selection_strategy == "future" else 0
@@ -184,5 +184,5 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
 
 
 with suppress(MissingExtraError):
-    # Algorithms hand their environment to the subclasses of HerReplayBuffer, before they make a buffer.
+    # Algorithms pass their environment to subclasses of HerReplayBuffer when they create a buffer.
     SB3HerReplayBuffer._register()

@@ -16,15 +16,15 @@ from samplebatch.errors import require
 class SB3ReplayBuffer(CleanRLReplayBuffer):
     """Replay buffer for `replay_buffer_class` of Stable-Baselines3's DQN, SAC, TD3 and DDPG.
 
-    `n_steps`, `alpha`, `beta`, `compress` and the other options go to `replay_buffer_kwargs`. Uniform draws follow
-    Stable-Baselines3's, so an algorithm with the same seed learns the same parameters. Its algorithms apply n-step
-    returns; importance weights and `update_priorities` are for a `train` method of your own. Goals need
+    Pass `n_steps`, `alpha`, `beta`, `compress` and other options in `replay_buffer_kwargs`. Uniform draws are the same
+    as Stable-Baselines3's, so an algorithm with the same seed learns the same parameters. Its algorithms apply n-step
+    returns, but importance weights and `update_priorities` require your own `train` method. For goals, use
     `SB3HerReplayBuffer`.
 
     Parameters
     ----------
     *args, **kwargs
-        As for `CleanRLReplayBuffer`. With `optimize_memory_usage`, truncations stay truncations.
+        As for `CleanRLReplayBuffer`. With `optimize_memory_usage`, truncations are not treated as terminations.
 
     Raises
     ------
@@ -56,7 +56,7 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
 
     @classmethod
     def _register(cls) -> None:
-        """Make instances pass Stable-Baselines3's `isinstance` checks of replay buffers."""
+        """Register the class as a virtual subclass of Stable-Baselines3's replay buffer, for `isinstance` checks."""
         require("stable_baselines3.common.buffers", "sb3").ReplayBuffer.register(SB3ReplayBuffer)
 
     def sample(self, batch_size: int, env: Any = None) -> TransitionSamples:
@@ -72,7 +72,7 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
         Raises
         ------
         ArgumentError
-            If `batch_size` is not a whole number of at least 1.
+            If `batch_size` is not an integer of at least 1.
         EmptyBufferError
             If the buffer is empty.
         """

@@ -40,8 +40,8 @@ class RolloutSamples(NamedTuple):
 class SB3RolloutBuffer:
     """Rollout buffer for `rollout_buffer_class` of Stable-Baselines3's PPO and A2C.
 
-    Advantages are computed by the compiled `samplebatch.returns.gae`. Minibatches follow the draws of
-    Stable-Baselines3. `to_sample_batch` returns the rollout over the same memory.
+    Advantages are computed by the compiled `samplebatch.returns.gae`. Minibatches are drawn in the same order as
+    Stable-Baselines3's. `to_sample_batch` returns the rollout over the same memory.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class SB3RolloutBuffer:
     def reset(self) -> None:
         """Remove all steps; batches of earlier rollouts keep their memory."""
         self.pos = 0
-        # Rows are stored environment by environment, so that a rollout is flattened without a copy.
+        # Rows are stored environment by environment, so that flattening a rollout needs no copy.
         self._columns: dict[str, Any] = {names.OBS: self._allocate(self.observation_space)}
         self._columns[names.ACTIONS] = self._zeros((self._action_dim,), self.action_space.dtype)
         for name in (names.REWARDS, names.VF_PREDS, names.ACTION_LOGP, names.ADVANTAGES, names.VALUE_TARGETS):
@@ -114,7 +114,7 @@ class SB3RolloutBuffer:
         Parameters
         ----------
         obs
-            Observations, shape (n_envs, ...), a dict of them for a Dict space.
+            Observations, shape (n_envs, ...); a dict of arrays for a Dict space.
         action
             Actions, shape (n_envs, ...).
         reward, episode_start, value, log_prob

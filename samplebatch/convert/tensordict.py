@@ -20,15 +20,16 @@ _NAMES = names.PEERS["torchrl"]
 _TO_FLAT = {theirs: name for name, theirs in _NAMES.items()}
 _FLAGS = frozenset(("done", "terminated", "truncated"))
 _SINGLE = frozenset((names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS, names.DONES))
-"""Columns of one number a step, for which TorchRL has an axis of length 1."""
+"""Columns of one number per step, to which TorchRL adds an axis of length 1."""
 
 
 def to_tensordict(source: Source) -> TensorDict:
-    """Return steps as a TensorDict under TorchRL's names, over the same memory wherever torch can use it.
+    """Return steps as a TensorDict under TorchRL's names, over the same memory if torch supports the layout.
 
-    `obs` becomes `observation` and `new_obs` `("next", "observation")`; of nested observations each part is an entry of
-    the root and of `"next"`, as TorchRL's environments have them. Rewards and flags have shape (n, 1), and `done` is
-    there. `eps_id` becomes `("collector", "traj_ids")`. Other columns keep their names; objects become non-tensor data.
+    `obs` becomes `observation` and `new_obs` becomes `("next", "observation")`. Each part of nested observations is an
+    entry of the root and of `"next"`, as in TorchRL's environments. Rewards and flags have shape (n, 1), and `done` is
+    added. `eps_id` becomes `("collector", "traj_ids")`. Other columns keep their names; objects become non-tensor
+    data.
 
     Parameters
     ----------
@@ -38,9 +39,9 @@ def to_tensordict(source: Source) -> TensorDict:
     Raises
     ------
     ColumnMismatchError
-        If a part of the observations has the name of another entry; names it.
+        If a part of the observations has the same name as another entry; names it.
     ColumnTypeError, SequenceError, EmptyBufferError
-        If the source is no steps of one policy.
+        If the source does not consist of steps of one policy.
     MissingExtraError
         If tensordict is not installed.
 
@@ -72,9 +73,9 @@ def to_tensordict(source: Source) -> TensorDict:
 
 
 def _entry(batch: SampleBatch, path: str, value: Any) -> Any:
-    """Convert a column to a tensor, a tree of tensors, or non-tensor data if torch has no such dtype."""
+    """Convert a column to a tensor, a tree of tensors, or non-tensor data if torch lacks the dtype."""
     if isinstance(value, tuple):
-        value = {str(place): item for place, item in enumerate(value)}
+        value = {str(index): item for index, item in enumerate(value)}
     if isinstance(value, Mapping):
         return {key: _entry(batch, f"{path}.{key}", item) for key, item in value.items()}
     column = batch.column(path)
@@ -87,30 +88,30 @@ def _entry(batch: SampleBatch, path: str, value: Any) -> Any:
 
 
 def _put(entries: dict[str, Any], path: tuple[str, ...], value: Any, column: str) -> None:
-    *parents, own = path
+    *parents, key = path
     for parent in parents:
         entries = entries.setdefault(parent, {})
-    if own in entries:
-        raise ColumnMismatchError(f"column {column!r} must have a name of its own in a TensorDict, got {own!r} twice")
-    entries[own] = value
+    if key in entries:
+        raise ColumnMismatchError(f"column {column!r} must have a unique name in a TensorDict, got {key!r} twice")
+    entries[key] = value
 
 
 def from_tensordict(td: TensorDict) -> SampleBatch:
-    """Return the steps of a TensorDict under RLlib's names; columns are its tensors.
+    """Return the steps of a TensorDict under RLlib's names; columns share memory with its tensors.
 
-    Entries that stand in the root and in `"next"` are observations: `observation` alone becomes `obs` and `new_obs`,
-    others become nested ones. Rewards and flags are those of `"next"`, of shape (n,). Of several batch dimensions the
-    last is time, as TorchRL has it; then the rows of the others are numbered by `env_id`.
+    Entries in both the root and `"next"` are observations: `observation` alone becomes `obs` and `new_obs`, several
+    become nested columns. Rewards and flags are read from `"next"` and reshaped to (n,). The last batch dimension is
+    time; rows of the other batch dimensions are numbered by `env_id`.
 
     Parameters
     ----------
     td
-        A TensorDict with at least one batch dimension, such as a rollout of TorchRL's, or a sample of its buffers.
+        A TensorDict with at least one batch dimension, such as a TorchRL rollout or a sample of a TorchRL buffer.
 
     Raises
     ------
     ColumnTypeError
-        If it has no batch dimension.
+        If `td` has no batch dimension.
     MissingExtraError
         If tensordict is not installed.
 
@@ -124,7 +125,7 @@ def from_tensordict(td: TensorDict) -> SampleBatch:
     """
     require("tensordict", "tensordict")
     if not td.batch_dims:
-        raise ColumnTypeError("a TensorDict must have a batch dimension to be steps, it has none; use unsqueeze(0)")
+        raise ColumnTypeError("td must have a batch dimension, got none; use unsqueeze(0)")
     rows = td if td.batch_dims == 1 else td.reshape(-1)
     root: dict[Any, Any] = {key: _value(rows.get(key)) for key in rows.keys()}  # noqa: SIM118 - iteration goes over rows
     following = root.pop("next", {})
@@ -156,8 +157,8 @@ def _observations(root: dict[str, Any], following: dict[str, Any]) -> dict[str, 
     """Pop the observations and next observations from the entries."""
     keys = [key for key in root if key in following and key not in _FLAGS and key != "reward"]
     if keys in ([], ["observation"]):
-        found = {names.OBS: root.pop("observation", None), names.NEXT_OBS: following.pop("observation", None)}
-        return {name: value for name, value in found.items() if value is not None}
+        columns = {names.OBS: root.pop("observation", None), names.NEXT_OBS: following.pop("observation", None)}
+        return {name: value for name, value in columns.items() if value is not None}
     return {
         names.OBS: {key: root.pop(key) for key in keys},
         names.NEXT_OBS: {key: following.pop(key) for key in keys},

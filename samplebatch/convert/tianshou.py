@@ -1,4 +1,4 @@
-"""Tianshou: its batches and its replay buffers, with their rows, cursors and priorities."""
+"""Tianshou: batches, and replay buffers with their rows, cursors and priorities."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ _REWARD_FUNCTION = "compute_reward_fn"
 
 
 def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> Any:
-    """Return a batch or a replay buffer of Tianshou's as the library's own, over the same memory.
+    """Convert a Tianshou batch or replay buffer to the library's class, over the same memory.
 
-    A buffer has the same class, rows, cursors, open episodes and priorities, and continues from there; its random
-    generator is another. Use only one of the two: added steps overwrite rows of both.
+    A buffer keeps its class, rows, cursors, open episodes and priorities, but not its random generator. Use only one
+    of the two buffers afterwards: added steps overwrite rows of both.
 
     Parameters
     ----------
     thing
-        A `Batch`, or a buffer of any class of Tianshou's.
+        A `Batch`, or a replay buffer of any Tianshou class.
 
     Returns
     -------
     Batch or ReplayBuffer
-        The library's object of the same name.
+        Object of the library's class with the same name.
 
     Raises
     ------
     ColumnTypeError
-        If it is neither, or a value is one that no column can hold; names it.
+        If `thing` is neither, or a value has an unsupported type; names the column.
 
     Examples
     --------
@@ -66,13 +66,13 @@ def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> An
     if hasattr(thing, "maxsize") and hasattr(thing, "_meta"):
         return _buffer_of(thing)
     if values_of(thing) is None:
-        raise ColumnTypeError(f"a Batch or a buffer of Tianshou's must be given, got a {type(thing).__name__}")
+        raise ColumnTypeError(f"thing must be a Batch or a buffer of Tianshou, got a {type(thing).__name__}")
     batch: Any = thing
     return Batch(batch)
 
 
 class _Attributes:
-    """Reader of a buffer's attributes in memory, with the interface of the readers of files."""
+    """Reader of a buffer's in-memory attributes, with the interface of file readers."""
 
     allow_pickle = True
 
@@ -93,23 +93,23 @@ class _Attributes:
 
 
 def _buffer_of(theirs: Any) -> ReplayBuffer:
-    found = {name: value for name, value in vars(theirs).items() if name != "_meta"}
+    attributes = {name: value for name, value in vars(theirs).items() if name != "_meta"}
     reader = _Attributes()
-    about = description_in(ReplayBuffer, found, found, reader)
+    about = description_in(ReplayBuffer, attributes, attributes, reader)
     rings = rings_in(about)
-    table = table_in(about, found, rings, dict(values_of(Batch(theirs._meta)) or {}))
-    sampler = sampler_in(about, found, found, table, reader)
-    first = theirs.buffers[0] if "buffers" in found else theirs
+    table = table_in(about, attributes, rings, dict(values_of(Batch(theirs._meta)) or {}))
+    sampler = sampler_in(about, attributes, attributes, table, reader)
+    first = theirs.buffers[0] if "buffers" in attributes else theirs
     missing = {_REWARD_FUNCTION: vars(first)[_REWARD_FUNCTION]} if _REWARD_FUNCTION in vars(first) else {}
     buffer: ReplayBuffer = make_buffer(ReplayBuffer, about, table, sampler, missing)
     return buffer
 
 
 def to_tianshou(source: Any) -> Any:
-    """Return a batch or a buffer as Tianshou's: a batch over the same arrays, a buffer with a copy of the rows.
+    """Convert a batch or a buffer to Tianshou's class: a batch over the same arrays, or a copy of a buffer.
 
-    A buffer has the same class, rows, cursors, open episodes and priorities. Tianshou has no place for final
-    observations where next ones are not stored, nor for compressed rows, which become arrays.
+    A buffer keeps its class, rows, cursors, open episodes and priorities. Final observations of buffers without next
+    observations are omitted and compressed rows are decompressed, because Tianshou cannot store them.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def to_tianshou(source: Any) -> Any:
     Raises
     ------
     ColumnTypeError
-        If it is neither.
+        If `source` is neither a batch nor a buffer.
     MissingExtraError
         If Tianshou is not installed.
     """
@@ -130,7 +130,7 @@ def to_tianshou(source: Any) -> Any:
         source = source.as_batch(convention="tianshou")
     values = values_of(source)
     if values is None:
-        raise ColumnTypeError(f"a batch or a buffer must be given, got a {type(source).__name__}")
+        raise ColumnTypeError(f"source must be a batch or a buffer, got a {type(source).__name__}")
     return _their_batch(values, data.Batch)
 
 
@@ -144,30 +144,30 @@ def _their_batch(values: Any, cls: Any) -> Any:
 
 def _their_buffer(ours: Any, data: Any) -> Any:
     with ours._table.lock:
-        made: dict[int, tuple[Standing, Any]] = {}
-        state = {name: _realize(value, made) for name, value in attributes_for(ours).items()}
+        realized: dict[int, tuple[Standing, Any]] = {}
+        state = {name: _realize(value, realized) for name, value in attributes_for(ours).items()}
         rows = rows_for(ours._table.columns.tree, np.arange(ours._start, ours._start + ours.maxsize))
     buffer = object.__new__(getattr(data, type(ours).__name__))
-    buffer.__setstate__(state | {"_meta": _realize(rows, made)})
+    buffer.__setstate__(state | {"_meta": _realize(rows, realized)})
     if "buffer_num" in state:
-        # Each ring's own buffer looks at its part of the rows.
+        # The buffer of each ring views its slice of the rows.
         buffer._set_batch_for_children()
     return buffer
 
 
-def _realize(value: Any, made: dict[int, tuple[Standing, Any]]) -> Any:
-    """Create each of Tianshou's objects from its stand-in, once."""
+def _realize(value: Any, objects: dict[int, tuple[Standing, Any]]) -> Any:
+    """Create the Tianshou object of each placeholder once; `objects` caches them by id."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         realized = np.empty(value.shape, object)
-        realized[...] = [_realize(item, made) for item in value]
+        realized[...] = [_realize(item, objects) for item in value]
         return realized
     if not isinstance(value, Standing):
         return value
-    if id(value) not in made:
+    if id(value) not in objects:
         module, name = value.kind
         thing = object.__new__(getattr(import_module(module), name))
-        # The stand-in as well, lest another gets its id.
-        made[id(value)] = value, thing
-        state = {key: _realize(item, made) for key, item in value.state.items()}
+        # Keep the placeholder alive, so that its id is not reused.
+        objects[id(value)] = value, thing
+        state = {key: _realize(item, objects) for key, item in value.state.items()}
         getattr(thing, "__setstate__", vars(thing).update)(state)
-    return made[id(value)][1]
+    return objects[id(value)][1]

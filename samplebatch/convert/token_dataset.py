@@ -18,24 +18,24 @@ from samplebatch.errors import ColumnMismatchError, ColumnTypeError, require
 
 
 def from_token_dataset(dataset: Any, columns: Sequence[str] | None = None) -> SampleBatch:
-    """View the rows of a Hugging Face dataset, such as TRL's trainers tokenize, as a batch.
+    """View the rows of a Hugging Face dataset, such as the output of TRL's tokenization, as a batch.
 
-    Lists of numbers become ragged columns, over the dataset's memory where it has one chunk and no selection of rows.
-    Strings become text; lists of messages become objects.
+    Lists of numbers become ragged columns, without a copy if the dataset has one chunk and no row selection. Strings
+    become text; lists of messages become objects.
 
     Parameters
     ----------
     dataset
         A `datasets.Dataset`, or an Arrow table.
     columns
-        The names of the columns to read; None for all.
+        Names of the columns to read; None for all.
 
     Raises
     ------
     ColumnTypeError
-        If it is another object, such as a stream, or a column has missing numbers.
+        If `dataset` is another object, such as a streaming dataset, or a column has missing numbers.
     ColumnNotFoundError
-        If a column is not there.
+        If a column is missing; names it.
 
     Examples
     --------
@@ -57,14 +57,14 @@ def from_token_dataset(dataset: Any, columns: Sequence[str] | None = None) -> Sa
 
 
 def to_token_dataset(batch: SampleBatch[Any]) -> Any:
-    """Return a batch as a Hugging Face dataset, over the same memory where the layout permits.
+    """Return a batch as a Hugging Face dataset, over the same memory if the layout permits.
 
     Ragged columns become lists, which TRL's trainers and collators read. Nested columns keep their dotted names.
 
     Raises
     ------
     ColumnTypeError
-        If a column is compressed, or of a dtype that NumPy has not.
+        If a column is compressed, or its dtype is not supported by NumPy.
     MissingExtraError
         If datasets is not installed.
     """
@@ -87,28 +87,28 @@ def to_token_dataset(batch: SampleBatch[Any]) -> Any:
 
 
 def _short_lists(lists: pa.Array) -> pa.Array:
-    """Return lists with 32-bit offsets if they fit: the kind that other libraries expect."""
+    """Cast lists to 32-bit offsets, which other libraries expect, if they fit."""
     if not pa.types.is_large_list(lists.type) or len(lists.values) > np.iinfo(np.int32).max:
         return lists
     return lists.cast(pa.list_(lists.type.value_type))
 
 
 def from_dicts(rows: Iterable[Mapping[str, Any]], ragged: Ragged = ()) -> SampleBatch:
-    """Return rows that are dicts, such as the results of rollouts, as a batch.
+    """Create a batch from one dict per row, such as rollout results.
 
-    Lists and arrays of numbers become ragged columns, whether or not their lengths differ.
+    Lists and arrays of numbers become ragged columns, even if their lengths are equal.
 
     Parameters
     ----------
     rows
         Dicts with the same keys.
     ragged
-        Columns that are ragged, and the dtypes of their elements, as `SampleBatch` takes them.
+        Ragged columns and the dtypes of their elements, as for `SampleBatch`.
 
     Raises
     ------
     ColumnTypeError
-        If a row is no dict, or a column cannot be made of its values.
+        If a row is not a dict, or the values of a column have an unsupported type.
     ColumnMismatchError
         If a row has other keys than the first; names the row and the keys.
 
@@ -134,7 +134,7 @@ def from_dicts(rows: Iterable[Mapping[str, Any]], ragged: Ragged = ()) -> Sample
 
 
 def to_dicts(batch: SampleBatch[Any]) -> list[dict[str, Any]]:
-    """Return each row as a dict of Python's numbers, strings, lists and objects.
+    """Return each row as a dict of Python numbers, strings, lists and objects.
 
     Examples
     --------
@@ -146,7 +146,7 @@ def to_dicts(batch: SampleBatch[Any]) -> list[dict[str, Any]]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _plain(own) for name, own in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     return value.tolist() if hasattr(value, "tolist") else value

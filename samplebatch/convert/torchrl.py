@@ -1,4 +1,4 @@
-"""TorchRL: a replay buffer that takes a collector's TensorDicts and samples them for loss modules."""
+"""TorchRL: a replay buffer that stores TensorDicts of collectors and samples TensorDicts for loss modules."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class TorchRLReplayBuffer:
-    """Replay buffer for TorchRL's training loops, over one of the library's buffers.
+    """Replay buffer for TorchRL's training loops, backed by one of the library's buffers.
 
-    `extend` takes the TensorDicts of a collector, `sample` returns TensorDicts for loss modules. Tensors are passed
-    without a copy in both directions; each row is copied once into the ring, and once out of it.
+    `extend` accepts the TensorDicts of a collector, `sample` returns TensorDicts for loss modules. Tensors are passed
+    without a copy in both directions; each row is copied once into the ring, and once when sampled.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class TorchRLReplayBuffer:
     ArgumentError
         If a number is out of range.
     ColumnTypeError
-        If `buffer` is no buffer.
+        If `buffer` is not a `ReplayBuffer`.
     MissingExtraError
         If tensordict is not installed.
 
@@ -89,14 +89,14 @@ class TorchRLReplayBuffer:
         Parameters
         ----------
         td
-            Steps with at least one batch dimension, the last of which is time.
+            Steps with at least one batch dimension; the last batch dimension is time.
 
         Raises
         ------
         ArgumentError
             If several environments have neither one ring each nor `("collector", "traj_ids")`.
         ColumnTypeError, ColumnNotFoundError, ColumnMismatchError
-            If it has no batch dimension, or a required entry is missing or does not fit; names it.
+            If `td` has no batch dimension, or a required entry is missing or does not fit; names the entry.
         """
         import torch
 
@@ -124,7 +124,7 @@ class TorchRLReplayBuffer:
         Raises
         ------
         ArgumentError
-            If there is no default, or it is not a whole number of at least 1.
+            If there is no default, or it is not an integer of at least 1.
         EmptyBufferError
             If the buffer is empty.
         """
@@ -158,9 +158,9 @@ class TorchRLReplayBuffer:
         return td if self.device is None else td.to(self.device)
 
     def update_tensordict_priority(self, td: TensorDict) -> None:
-        """Set priorities from the entry `td_error` of a sample that went through a loss module.
+        """Set priorities from the entry `td_error` that a loss module has written to a sample.
 
-        Rows that were overwritten since they were sampled keep theirs.
+        Priorities of rows that were overwritten since they were sampled are not updated.
 
         Raises
         ------
@@ -171,11 +171,11 @@ class TorchRLReplayBuffer:
         """
         for name in ("td_error", "index"):
             if name not in td.keys():  # noqa: SIM118 - iteration goes over rows
-                raise ColumnNotFoundError(f"a sample must have the entry {name!r} to set priorities")
+                raise ColumnNotFoundError(f"td must have the entry {name!r} to set priorities")
         self.update_priority(td["index"], td["td_error"], td.get("generation", None))
 
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
-        """Set priorities of rows, both shape (n,), as `PrioritizedReplayBuffer.update_weight` does.
+        """Set priorities of rows, both shape (n,), as `PrioritizedReplayBuffer.update_weight`.
 
         Raises
         ------
@@ -183,7 +183,7 @@ class TorchRLReplayBuffer:
             If the buffer is not prioritized, or a priority is NaN or too large.
         """
         if not isinstance(self.buffer, PrioritizedReplayBuffer):
-            raise PriorityError(f"priorities must go to a prioritized buffer, got a {type(self.buffer).__name__}")
+            raise PriorityError(f"buffer must be prioritized to update priorities, got a {type(self.buffer).__name__}")
         self.buffer.update_weight(as_array(index), as_array(priority).reshape(-1), generation=generation)
 
     def empty(self) -> None:

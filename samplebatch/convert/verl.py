@@ -18,28 +18,28 @@ from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
 
 _TOKENS: Final = ("input_ids", "prompts", "responses")
-"""Columns that are padded with the token of padding; others are padded with 0."""
+"""Columns that are padded with `pad_token_id`; others are padded with 0."""
 
 
 def from_verl(data: Any, *, padded: bool = False) -> SampleBatch:
-    """Return the rows of a `DataProto` with ragged columns in place of padded ones.
+    """Return the rows of a `DataProto`, with padded tensors as ragged columns.
 
-    Tensors as wide as `attention_mask`, `prompts` or `responses` lose their padding; the mask itself is left out, as
-    lengths replace it. Other tensors and non-tensor columns stay as they are. `data.meta_info` is not a column.
+    Padding is removed from tensors as wide as `attention_mask`, `prompts` or `responses`. The mask is omitted, because
+    row lengths replace it. Other tensors and non-tensor columns are unchanged. `data.meta_info` is ignored.
 
     Parameters
     ----------
     data
-        A `DataProto`, or any object with its attributes `batch` and `non_tensor_batch`.
+        A `DataProto`, or any object with attributes `batch` and `non_tensor_batch`.
     padded
-        Whether to keep all tensors as they are, over the same memory, with the mask.
+        Whether to return all tensors padded, over the same memory, with the mask.
 
     Raises
     ------
     ColumnTypeError
         If `data` lacks the attributes.
     ColumnMismatchError
-        If `responses` are wider than `attention_mask`, or a name is of a tensor and a non-tensor column.
+        If `responses` are wider than `attention_mask`, or a tensor and a non-tensor column have the same name.
 
     Examples
     --------
@@ -58,22 +58,22 @@ def from_verl(data: Any, *, padded: bool = False) -> SampleBatch:
     tensors = dict(data.batch.items()) if data.batch is not None else {}
     others = dict(data.non_tensor_batch or {})
     for name in tensors.keys() & others.keys():
-        raise ColumnMismatchError(f"column {name!r} must be one of tensors or another one, got both")
+        raise ColumnMismatchError(f"column {name!r} must be either a tensor or a non-tensor column, got both")
     mask = tensors.get("attention_mask")
     if mask is None or padded:
         return SampleBatch(tensors | others)
     del tensors["attention_mask"]
-    kept = mask.bool().cpu().numpy()
-    width = kept.shape[1]
+    is_token = mask.bool().cpu().numpy()
+    width = is_token.shape[1]
     answer = tensors["responses"].shape[1] if "responses" in tensors else width
     if answer > width:
         raise ColumnMismatchError(f"'responses' must be no wider than 'attention_mask', {width}, got {answer}")
-    masks = {width - answer: kept[:, : width - answer], answer: kept[:, width - answer :], width: kept}
+    masks = {width - answer: is_token[:, : width - answer], answer: is_token[:, width - answer :], width: is_token}
     columns: dict[str, Any] = {}
     for name, tensor in tensors.items():
         is_sequence = tensor.ndim == 2 and not tensor.is_nested and tensor.shape[1] in masks
         if name == "prompts":
-            columns[name] = unpad(tensor, mask=kept[:, : tensor.shape[1]])
+            columns[name] = unpad(tensor, mask=is_token[:, : tensor.shape[1]])
         else:
             columns[name] = unpad(tensor, mask=masks[tensor.shape[1]]) if is_sequence and tensor.shape[1] else tensor
     return SampleBatch(columns | others)
@@ -88,31 +88,31 @@ def to_verl(
     prompt_length: int | None = None,
     response_length: int | None = None,
 ) -> Any:
-    """Return a batch as a `DataProto`, with ragged columns padded as verl has them.
+    """Convert a batch to a `DataProto`, with ragged columns padded by verl's conventions.
 
-    Prompts are padded on the left, responses on the right, and columns as long as both together on both sides.
-    `attention_mask` and `position_ids` are added, and `input_ids` if there are prompts and responses. Columns of
-    strings and objects become non-tensor columns.
+    Prompts are padded on the left, responses on the right, and columns that span both on both sides. `attention_mask`
+    and `position_ids` are added, and `input_ids` if there are prompts and responses. Columns of strings and objects
+    become non-tensor columns.
 
     Parameters
     ----------
     batch
-        A batch with the ragged columns `prompts` and `responses`, or with others of one length, which are padded on the
-        right.
+        A batch with ragged columns `prompts` and `responses`, or with other ragged columns of equal lengths, which are
+        padded on the right.
     data_proto
-        The class `verl.DataProto`; any class with its method `from_dict`.
+        The class `verl.DataProto`, or any class with the same method `from_dict`.
     meta_info
-        What the `DataProto` knows beside its columns.
+        Metadata of the `DataProto`.
     pad_token_id
-        The token of padding; columns of other values than tokens are padded with 0.
+        Padding token; columns that are not tokens are padded with 0.
     prompt_length, response_length
-        The padded widths; by default those of the longest rows.
+        Padded widths; None for the longest row.
 
     Raises
     ------
     ColumnLengthError
-        If a ragged column is neither as long as the prompts, the responses nor both together; names it. If a row is
-        longer than a width that is given.
+        If a ragged column is as long as neither the prompts, the responses nor both together; names it. If a row is
+        longer than `prompt_length` or `response_length`.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def to_verl(
 
     moved = batch.to_torch()
     columns = {name: moved.column(name) for name in moved.column_names}
-    ragged: dict[str, Any] = {name: own for name, own in columns.items() if isinstance(own, RaggedRows)}
+    ragged: dict[str, Any] = {name: item for name, item in columns.items() if isinstance(item, RaggedRows)}
     prompts, responses = ragged.get("prompts"), ragged.get("responses")
     if responses is None and ragged:
         responses = ragged.get("input_ids", next(iter(ragged.values())))
@@ -152,7 +152,7 @@ def to_verl(
             tensors[name] = column.pad(value, side="left", length=left)
         else:
             raise ColumnLengthError(
-                f"column {name!r} must have rows as long as the prompts, the responses or both together, got others"
+                f"column {name!r} must have rows as long as the prompts, the responses or both together"
             )
     if responses is not None:
         masks = [] if prompts is None else [prompts.mask(side="left", length=left)]

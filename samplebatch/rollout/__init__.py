@@ -1,7 +1,4 @@
-"""Environments to batches: collecting, in one process or in many.
-
-Every public name of environments, policies, collectors and workers, loaded when it is first used.
-"""
+"""Public API of environments, policies, collectors and workers, imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aggregator: joins fragments into train batches."""
+"""Aggregator that joins fragments into train batches."""
 
 from __future__ import annotations
 
@@ -24,47 +24,46 @@ from samplebatch.names import PolicyID
 from samplebatch.rollout.statistics import finished_episodes, policies_of
 
 _MODES = ("env_steps", "agent_steps")
-"""Units of a size, in the order of a view's counts."""
+"""Units of batch sizes, in the order of the columns of `FragmentView.counts`."""
 _NOTHING = np.zeros(3, np.int64)
 
 
 class Aggregator:
-    """Join fragments from any source into train batches, one copy of every byte.
+    """Join fragments from any source into train batches; every value is copied once.
 
-    Fragments are kept as they are, and cut without being copied where a train batch is full: what does not fit goes
-    into the next one. Every step that goes in comes out once. Memory that fragments lie in, such as a channel's
-    blocks, is held until the last of their steps has been joined. Train batches that lie within one fragment are copied
-    out of it together, and share the memory of that copy.
+    Fragments are queued without a copy and split at train batch boundaries: remaining steps start the next batch.
+    Every step is returned exactly once. Memory that a fragment references, such as a block of a channel, is released
+    when the last of its steps has been joined. Train batches within one fragment are copied together and share memory.
 
-    A train batch is a `SampleBatch` if all that is in it came as such, else a `MultiAgentBatch`.
+    A train batch is a `SampleBatch` if all its fragments are `SampleBatch`es, otherwise a `MultiAgentBatch`.
 
     Parameters
     ----------
     train_batch_size
-        Steps in a train batch: as many whole environment steps as fit, at least one. None for no batches but the one
-        that `build_and_reset` makes of everything.
+        Maximum steps per train batch; a batch contains complete environment steps, at least one. None yields no
+        batches until `build_and_reset` joins everything.
     mode
-        The steps that count: `"agent_steps"`, those of all agents, or `"env_steps"`. All agents' rows of an environment
-        step, a pair of `eps_id` and `t`, go into one train batch; every row of a `SampleBatch` is a step by itself. A
-        fragment whose rows do not tell their steps, or that is padded, is not cut.
+        Steps that count: `"agent_steps"` of all agents, or `"env_steps"`. All rows of an environment step, which is a
+        pair of `eps_id` and `t`, are in the same train batch; every row of a `SampleBatch` is its own step. A
+        fragment that is padded or lacks these columns is not split.
     complete_episodes
-        Whether train batches consist of whole episodes, as many as fit, at least one. An episode that has not ended is
-        held back until a fragment comes in that ends it (see `episode_ends`). Within the batch each agent's steps of an
-        episode lie together, in the order in which they came.
+        Whether train batches contain complete episodes only, at least one. Unfinished episodes are queued until a
+        fragment ends them (see `episode_ends`). In the batch, each agent's steps of an episode are contiguous and in
+        order of arrival.
 
     Attributes
     ----------
     env_steps : int
-        Environment steps held: those that have come in, and are in no batch yet.
+        Queued environment steps.
     agent_steps : int
-        Steps of all agents in them.
+        Queued steps of all agents.
     episodes : int
-        Episodes that ended in them.
+        Episodes that end in the queued steps.
 
     Raises
     ------
     ValueError
-        If the size is not positive, or the mode is another one.
+        If the size is not positive, or the mode is unknown.
 
     Examples
     --------
@@ -95,7 +94,7 @@ class Aggregator:
     def _clear(self) -> None:
         self._queue: deque[FragmentView] = deque()
         self._first = 0
-        """The first unit of the queue's first view that is in no batch yet."""
+        """First unit of the first queued view that is not in a batch yet."""
         self._models: dict[str, _Model] = {}
         self.env_steps = 0
         self.agent_steps = 0
@@ -103,28 +102,27 @@ class Aggregator:
 
     @property
     def fragments(self) -> int:
-        """Fragments held, in whole or in part; with `complete_episodes`, episodes."""
+        """Queued fragments, including partly returned ones; with `complete_episodes`, queued episodes."""
         is_split = len(self._queue) > 1 and self._queue[0].is_copied
         return len(self._queue) - is_split + (0 if self._open_episodes is None else len(self._open_episodes))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the columns held; of a fragment that is in batches in part, all of its bytes."""
+        """Bytes of queued columns; a partly returned fragment counts with all its bytes."""
         unfinished = 0 if self._open_episodes is None else self._open_episodes.nbytes
         return unfinished + sum([view.nbytes for view in self._queue])
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Take a fragment in; it is kept, not copied.
+        """Queue a fragment without copying it.
 
         Raises
         ------
         ColumnMismatchError
-            If its columns, row shapes or dtypes cannot be joined with those that are held; names them. Nothing is taken
-            in then.
+            If columns, row shapes or dtypes cannot be joined with queued fragments; names them. The queue is unchanged.
         ColumnNotFoundError
-            If only whole episodes are wanted, and it has no `eps_id`, or of several policies no `t`.
+            With `complete_episodes`, if `eps_id` is missing, or `t` of several policies.
         ColumnTypeError
-            If it is neither type of batch.
+            If `fragment` is not a batch.
         """
         if not isinstance(fragment, (SampleBatch, MultiAgentBatch)):
             raise ColumnTypeError(
@@ -144,49 +142,49 @@ class Aggregator:
         self.episodes += sum([int(view.counts[-1, 2]) for view in complete])
 
     def batches(self) -> Iterator[SampleBatch | MultiAgentBatch]:
-        """Yield every train batch that is full: the next step or episode does not fit into it any more.
+        """Yield complete train batches: those to which the next step or episode cannot be added.
 
         Raises
         ------
         ColumnMismatchError
-            If columns that are held cannot be joined after all. Nothing is lost then.
+            If queued columns cannot be joined. The queue is unchanged.
         """
-        while (found := self._full()) is not None:
-            views, stop = found
+        while (bounds := self._full()) is not None:
+            views, stop = bounds
             if views or self._queue[0].is_copied or not self._copy_batches():
                 yield self._join(views, stop)
 
     def build_and_reset(self, *, unfinished: bool = True) -> SampleBatch | MultiAgentBatch:
-        """Join all that is held, in the order in which it came, and start afresh.
+        """Join all queued steps in order of arrival and empty the queue.
 
         Parameters
         ----------
         unfinished
-            Whether to include episodes that were held back because they have not ended; if not, they stay.
+            Whether to include unfinished episodes; otherwise they stay queued.
 
         Raises
         ------
         ColumnMismatchError
-            If columns that are held cannot be joined after all. Nothing is lost then.
+            If queued columns cannot be joined. The queue is unchanged.
         """
-        held = list(self._open_episodes.views()) if unfinished and self._open_episodes is not None else []
-        batch = self._join(len(self._queue), 0, held)
+        unfinished_views = list(self._open_episodes.views()) if unfinished and self._open_episodes is not None else []
+        batch = self._join(len(self._queue), 0, unfinished_views)
         if unfinished and self._open_episodes is not None:
             self._open_episodes.clear()
         return batch
 
     def drop_unfinished(self, env_ids: Container[int] | None = None) -> int:
-        """Forget episodes that will never end, such as those of a worker that is gone.
+        """Discard unfinished episodes that will never end, for example after a worker has failed.
 
         Parameters
         ----------
         env_ids
-            The environments whose episodes are forgotten; all by default.
+            Environments whose episodes are discarded; all by default.
 
         Returns
         -------
         int
-            The environment steps that are lost with them.
+            Number of discarded environment steps.
         """
         if self._open_episodes is None:
             return 0
@@ -196,25 +194,25 @@ class Aggregator:
         return int(lost[0])
 
     def _full(self) -> tuple[int, int] | None:
-        """Find out how many views, and how many units of the one after them, make a full batch; None if none is."""
+        """Return the views, and the units of the next view, of a complete batch; None if no batch is complete."""
         if self._size is None:
             return None
         room, first = self._size, self._first
-        for taken, view in enumerate(self._queue):
+        for count, view in enumerate(self._queue):
             before = view.counts[:, self._mode]
             stop = int(before.searchsorted(before[first] + room, "right")) - 1
             if stop < view.stop:
                 if stop == first and room == self._size:
                     stop += 1
-                return (taken, stop) if stop < view.stop else (taken + 1, 0)
+                return (count, stop) if stop < view.stop else (count + 1, 0)
             room -= int(before[stop] - before[first])
             if not room:
-                return taken + 1, 0
+                return count + 1, 0
             first = 0
         return None
 
     def _copy_batches(self) -> bool:
-        """Copy the batches that lie within the first view together, if there are several."""
+        """Copy consecutive batches of the first view together, if there are several."""
         view, size, bounds = self._queue[0], self._size or 0, [self._first]
         before = view.counts[:, self._mode]
         while (first := bounds[-1]) < view.stop:
@@ -229,14 +227,14 @@ class Aggregator:
         self._first = 0
         return True
 
-    def _join(self, whole: int, stop: int, held: Sequence[FragmentView] = ()) -> SampleBatch | MultiAgentBatch:
-        """Join so many whole views, the units up to `stop` of the one after them, and others; forget them then."""
+    def _join(self, count: int, stop: int, extra: Sequence[FragmentView] = ()) -> SampleBatch | MultiAgentBatch:
+        """Join `count` views, the next view's units up to `stop`, and `extra` views; remove them from the queue."""
         ranges: list[tuple[FragmentView, int, int]] = []
         joined: dict[PolicyID, SampleBatch] = {}
         counts, is_flat = _NOTHING, True
-        for view in chain(islice(self._queue, whole + (stop > 0)), held):
+        for view in chain(islice(self._queue, count + (stop > 0)), extra):
             first = 0 if ranges else self._first
-            last = stop if len(ranges) == whole and stop else view.stop
+            last = stop if len(ranges) == count and stop else view.stop
             ranges.append((view, first, last))
             counts = counts + view.counts[last] - view.counts[first]
             is_flat &= view.flat
@@ -252,7 +250,7 @@ class Aggregator:
         self.env_steps -= env_steps
         self.agent_steps -= agent_steps
         self.episodes -= episodes
-        for _ in range(whole):
+        for _ in range(count):
             self._queue.popleft()
         self._first = stop
         if ranges and is_flat:
@@ -261,14 +259,14 @@ class Aggregator:
         return MultiAgentBatch._of(joined, env_steps)
 
     def _check(self, fragment: SampleBatch | MultiAgentBatch) -> dict[str, _Model]:
-        """Check that a fragment can be joined with those held, and return a model of each policy's rows."""
+        """Check that a fragment can be joined with queued fragments; return a model row per policy."""
         models = {}
-        held = self._models if self.fragments else {}
+        expected = self._models if self.fragments else {}
         for policy, steps in policies_of(fragment).items():
             if steps.zero_padded or steps.time_major:
                 continue
             form = [(name, type(column), column.dtype, column.row_shape) for name, column in steps._all().items()]
-            model = held.get(policy)
+            model = expected.get(policy)
             if model is not None and model.form == form:
                 continue
             row = _example(steps)
@@ -281,7 +279,7 @@ class Aggregator:
 
 
 def _example(steps: SampleBatch) -> SampleBatch:
-    """View the first row; of a ragged column the first that has elements, since others have no say in the dtype."""
+    """View the first row; for ragged columns the first non-empty row, because empty rows do not affect the dtype."""
     row = steps.slice(0, 1)
     for name, column in steps._all().items():
         if isinstance(column, VaryingRows) and len(column):
@@ -291,34 +289,34 @@ def _example(steps: SampleBatch) -> SampleBatch:
 
 
 class _Model(NamedTuple):
-    """The columns that rows of a policy must have to be joined."""
+    """Columns that joined rows of a policy must have."""
 
     form: list[tuple[str, type[Column], Any, tuple[int | None, ...]]]
-    """Name, class, dtype and row shape of every column of the fragment that came last."""
+    """Name, class, dtype and row shape of every column of the newest fragment."""
     row: SampleBatch
-    """A row with which theirs can be joined."""
+    """Row with which new rows must be joinable."""
 
 
 Counts = npt.NDArray[np.int64]
 Parts = list[tuple[str, SampleBatch]]
-"""Views of a fragment's rows, and the policy of each."""
+"""Policy ids and views of a fragment's rows."""
 
 
 class FragmentView:
-    """Steps that may be cut between units: environment steps, or one unit where they must stay together.
+    """Rows of a fragment, split into units: environment steps, or one unit if the fragment cannot be split.
 
     Parameters
     ----------
     parts
-        The rows, of each policy in order.
+        Rows of each policy.
     units
-        The unit of each row of each part; None if there is but one unit.
+        Unit of each row of each part; None for a single unit.
     counts
-        Environment steps, agent steps and ends of episodes before each unit, and of all: shape (units + 1, 3).
+        Cumulative environment steps, agent steps and episode ends before each unit and in total, shape (units + 1, 3).
     flat
-        Whether the steps came as a `SampleBatch`.
+        Whether the fragment is a `SampleBatch`.
     is_copied
-        Whether the rows are a copy in the order of train batches.
+        Whether the rows are a copy in train batch order.
     """
 
     def __init__(
@@ -328,46 +326,48 @@ class FragmentView:
         self._units = units
         self.counts = counts
         self.stop = len(counts) - 1
-        """The number of units."""
+        """Number of units."""
         self.flat = flat
         self.is_copied = is_copied
         self._nbytes: int | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows, counted when they are first asked for."""
+        """Bytes of all rows, computed on first use."""
         if self._nbytes is None:
             self._nbytes = sum([steps.size_bytes() for _, steps in self._parts])
         return self._nbytes
 
     def copy_units(self, bounds: Sequence[int]) -> list[FragmentView] | None:
-        """Copy the units from the first bound to the last, rows between two bounds together.
+        """Copy the units from the first to the last bound, so that rows between two bounds are contiguous.
 
         Returns
         -------
-        A view of the copy, and one of the units after it; None if rows are sequences or stay together.
+        A view of the copy and a view of the remaining units; None if rows are sequences or cannot be split.
         """
         if self._units is None or any(names.SEQ_LENS in steps for _, steps in self._parts):
             return None
         first, stop = bounds[0], bounds[-1]
-        copied, rest, copied_units, rest_units = [], [], [], []
+        copied, remaining, copied_units, remaining_units = [], [], [], []
         for (policy, steps), units in zip(self._parts, self._units, strict=True):
             rows = np.flatnonzero((units >= first) & (units < stop))
             rows = rows[by_stream(np.searchsorted(bounds, units[rows], "right"))]
-            # The rows of a flat batch are in order: large ones are copied by two threads.
+            # Rows of a flat batch are in order; large batches are copied by two threads.
             copied.append((policy, join([steps.slice(first, stop)]) if self.flat else steps.take(rows)))
             copied_units.append(units[rows] - first)
             for start, end in runs(np.flatnonzero(units >= stop)):
-                rest.append((policy, steps.slice(start, end)))
-                rest_units.append(units[start:end] - stop)
+                remaining.append((policy, steps.slice(start, end)))
+                remaining_units.append(units[start:end] - stop)
         counts = self.counts[first : stop + 1] - self.counts[first]
         views = [FragmentView(copied, copied_units, counts, flat=self.flat, is_copied=True)]
-        if rest:
-            views.append(FragmentView(rest, rest_units, self.counts[stop:] - self.counts[stop], flat=self.flat))
+        if remaining:
+            views.append(
+                FragmentView(remaining, remaining_units, self.counts[stop:] - self.counts[stop], flat=self.flat)
+            )
         return views
 
     def parts(self, first: int, stop: int) -> Iterator[tuple[str, SampleBatch]]:
-        """View the rows of the units `first` to `stop`."""
+        """Yield views of the rows of units `first` to `stop`."""
         if self._units is None or stop - first == self.stop:
             yield from self._parts
             return
@@ -378,18 +378,18 @@ class FragmentView:
 
 
 def keep_together(fragment: SampleBatch | MultiAgentBatch, episodes: int) -> FragmentView:
-    """Make a view of a fragment that stays together."""
+    """Return a view of a fragment that cannot be split."""
     parts = list(fragment.as_multi_agent().policy_batches.items())
     counts = np.array([[0, 0, 0], [fragment.env_steps(), fragment.agent_steps(), episodes]])
     return FragmentView(parts, None, counts, flat=isinstance(fragment, SampleBatch))
 
 
 def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
-    """Make a view that can be cut between environment steps.
+    """Return a view that can be split between environment steps.
 
-    Every row of a flat batch is a step. Of a `MultiAgentBatch` the steps are the distinct pairs of `eps_id` and `t`, by
-    episode in the order in which these appear, not of their ids. One whose rows do not tell their steps, or tell
-    another number of steps than the batch counts, stays together, and so does one that is padded or time-major.
+    Every row of a flat batch is a step. The steps of a `MultiAgentBatch` are the distinct pairs of `eps_id` and `t`, by
+    episode in order of appearance. A fragment that is padded or time-major, lacks these columns, or has a different
+    number of steps than its count, is not split.
     """
     policies = policies_of(fragment)
     ends = episode_ends(policies)
@@ -415,16 +415,16 @@ def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
 
 
 class NumberedSteps(NamedTuple):
-    """The environment steps of several policies' rows, numbered by episode and time.
+    """Environment steps of several policies, numbered by episode and time.
 
     Attributes
     ----------
     units
-        The step of each row, by policy.
+        Step number of each row, by policy.
     episode
-        The episode of each step, numbered by appearance; ascending.
+        Episode number of each step, in order of appearance; ascending.
     ids
-        The `eps_id` of each episode.
+        `eps_id` of each episode.
     """
 
     units: dict[PolicyID, Counts]
@@ -433,7 +433,7 @@ class NumberedSteps(NamedTuple):
 
 
 def number_steps(policies: Mapping[PolicyID, SampleBatch]) -> NumberedSteps | None:
-    """Number the environment steps of some policies' rows; None if they do not tell."""
+    """Number the environment steps of several policies; None if a required column is missing."""
     batches = list(policies.values())
     if not batches or any(names.EPS_ID not in steps or names.T not in steps for steps in batches):
         return None
@@ -450,7 +450,7 @@ def number_steps(policies: Mapping[PolicyID, SampleBatch]) -> NumberedSteps | No
 
 
 def join_streams(fragments: Sequence[SampleBatch | MultiAgentBatch]) -> SampleBatch | MultiAgentBatch:
-    """Join fragments, so that the steps of each agent lie together, by `env_id` and `agent_index`, in order of time.
+    """Join fragments and sort rows by `env_id`, `agent_index` and time, so that each agent's steps are contiguous.
 
     Examples
     --------
@@ -474,7 +474,7 @@ def _by_stream(steps: SampleBatch) -> SampleBatch:
 
 
 def runs(rows: npt.NDArray[np.intp], *, apart: npt.NDArray[Any] | None = None) -> list[tuple[int, int]]:
-    """Cut rows into ranges without gaps, and also wherever the values of `apart` at these rows change.
+    """Split row numbers into contiguous ranges, and also where the values of `apart` change.
 
     >>> runs(np.array([2, 3, 4, 7, 8]))
     [(2, 5), (7, 9)]
@@ -504,37 +504,37 @@ def _before(*counts: Counts) -> Counts:
 @dataclass
 class _Episode:
     parts: list[tuple[int, PolicyID, SampleBatch]] = field(default_factory=list)
-    """Runs of steps: the agent's index, the policy, and the rows."""
+    """Runs of steps: agent index, policy and rows."""
     env_id: int | None = None
     env_steps: int = 0
     agent_steps: int = 0
     flat: bool = True
 
     def view(self, *, ended: bool) -> FragmentView:
-        """Make a view that stays together, in which the steps of each agent do too."""
+        """Return a view of a single unit, with each agent's steps contiguous."""
         parts = sorted(self.parts, key=lambda part: part[0])
         counts = np.array([[0, 0, 0], [self.env_steps, self.agent_steps, ended]])
         return FragmentView([(policy, steps) for _, policy, steps in parts], None, counts, flat=self.flat)
 
 
 class OpenEpisodes:
-    """Hold the steps of each episode until it ends."""
+    """Steps of unfinished episodes, queued until their episode ends."""
 
     def __init__(self) -> None:
         self._episodes: dict[Any, _Episode] = {}
         self.nbytes = 0
-        """Bytes of the rows that are held."""
+        """Bytes of queued rows."""
 
     def __len__(self) -> int:
         return len(self._episodes)
 
     def clear(self) -> None:
-        """Forget all episodes."""
+        """Discard all episodes."""
         self._episodes = {}
         self.nbytes = 0
 
     def drop(self, env_ids: Container[int] | None) -> FragmentView:
-        """Drop the episodes of some environments, or all, and return their steps."""
+        """Discard the episodes of some environments, or all, and return their steps."""
         gone = {
             eps_id: episode
             for eps_id, episode in self._episodes.items()
@@ -551,12 +551,12 @@ class OpenEpisodes:
         return view
 
     def views(self) -> Iterator[FragmentView]:
-        """Yield the steps of each episode, in the order in which they began."""
+        """Yield the steps of each episode, in order of their starts."""
         for episode in self._episodes.values():
             yield episode.view(ended=False)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> list[FragmentView]:
-        """Take a fragment in, and hand out the episodes that it ends."""
+        """Queue a fragment and return the episodes that it ends."""
         policies = policies_of(fragment)
         if not policies:
             return [keep_together(fragment, 0)] if fragment.env_steps() else []
@@ -565,11 +565,11 @@ class OpenEpisodes:
         ends = episode_ends(policies)
         if ends is None:
             raise ColumnNotFoundError(
-                f"columns {names.TERMINATEDS!r} and {names.TRUNCATEDS!r}, or {names.EPS_DONE!r}, must be there to tell "
-                "where episodes end, and a policy's batch has neither"
+                f"columns {names.TERMINATEDS!r} and {names.TRUNCATEDS!r}, or {names.EPS_DONE!r}, must exist to "
+                "find episode ends, got a batch with neither"
             )
         env_steps = _env_steps(policies, flat=flat)
-        # Steps that the fragment counts and no row tells of must not be lost either.
+        # Steps without rows, which only the fragment's count includes, must not be lost.
         first = next(iter(env_steps))
         env_steps[first] += fragment.env_steps() - sum(env_steps.values())
         for eps_id, steps in env_steps.items():
@@ -579,9 +579,9 @@ class OpenEpisodes:
         for policy, steps_of_policy in policies.items():
             self._cut(policy, steps_of_policy)
         finished = set(ends.ids[ends.finished].tolist())
-        found = [self._episodes.pop(eps_id).view(ended=True) for eps_id in env_steps if eps_id in finished]
-        self.nbytes -= sum([view.nbytes for view in found])
-        return found
+        ended_views = [self._episodes.pop(eps_id).view(ended=True) for eps_id in env_steps if eps_id in finished]
+        self.nbytes -= sum([view.nbytes for view in ended_views])
+        return ended_views
 
     def _cut(self, policy: PolicyID, steps: SampleBatch) -> None:
         eps_id = np.asarray(steps[names.EPS_ID])
@@ -603,18 +603,16 @@ def _check(policies: dict[PolicyID, SampleBatch], *, flat: bool) -> None:
     for policy, steps in policies.items():
         if steps.zero_padded or steps.time_major:
             raise SequenceError(
-                f"episodes are cut out of batches as they were collected, and that of policy {policy!r} is padded or "
-                "time-major; pad the train batch instead"
+                f"a batch must be neither padded nor time-major to be split into episodes, got policy {policy!r}; "
+                "pad the train batch instead"
             )
         for name in (names.EPS_ID,) if flat else (names.EPS_ID, names.T):
             if name not in steps:
-                raise ColumnNotFoundError(
-                    f"column {name!r} must be there to tell whole episodes, and policy {policy!r} has none"
-                )
+                raise ColumnNotFoundError(f"column {name!r} must exist to build complete episodes of policy {policy!r}")
 
 
 def _env_steps(policies: dict[PolicyID, SampleBatch], *, flat: bool) -> dict[Any, int]:
-    """Count the environment steps of each episode, in the order in which they appear."""
+    """Count the environment steps of each episode, in order of appearance."""
     numbered = None if flat else number_steps(policies)
     if numbered is not None:
         return dict(zip(numbered.ids.tolist(), np.bincount(numbered.episode).tolist(), strict=True))

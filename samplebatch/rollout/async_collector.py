@@ -32,24 +32,25 @@ if TYPE_CHECKING:
 
 
 class AsyncCollector(Collector):
-    """Collector for environments whose steps take long, or unequally long: each is stepped as soon as it is ready.
+    """Collector for environments with slow or unequal steps: each environment is stepped as soon as it is ready.
 
-    Each environment is created and stepped in its own process. A vector environment waits in every step for the
-    slowest; here, an environment that has answered continues while the others are still stepping. The policy receives
-    one row per ready environment, numbered by `batch.info.env_id`; its recurrent state is stored per environment.
+    Each environment is created and stepped in its own process. A vector environment waits in every step for the slowest
+    one; here, a ready environment continues while the others are still stepping. The policy receives one row per ready
+    environment, numbered by `batch.info.env_id`; its recurrent state is stored per environment.
 
-    Steps in flight when `collect` returns continue meanwhile, and count in a later call. Their actions are those of
-    the earlier policy. `reset_env` waits for them.
+    Steps in flight when `collect` returns are completed in the background and returned by a later call. Their actions
+    were computed by the earlier policy. `reset_env` waits for them.
 
     With `n_step`, `collect` steps environments until that many steps are stored: up to `num_envs` - 1 more. With
-    `n_episode`, the first `n_episode` environments start or continue an episode each, and an environment that completes
-    one starts another while fewer than `n_episode` have been started. Every started episode is stored, because the
-    episodes that end first are mostly short. Idle environments pause at the start of an episode; those beyond the first
-    `n_episode` pause where they are. No step is dropped, and no environment is reset before the next call.
+    `n_episode`, the first `n_episode` environments each start or continue one episode, and an environment that
+    completes its episode starts another while fewer than `n_episode` have been started. Every started episode is
+    stored, because the first episodes to end tend to be short. Idle environments pause at the start of an episode,
+    environments beyond the first `n_episode` wherever they are. No step is dropped, and no environment is reset before
+    the next call.
 
-    If an environment raises, hangs, or its process ends, `collect` raises `WorkerError`. The steps until then are in
-    the buffer, if there is one, or in the next batch. After an environment has raised, the next call starts new
-    episodes in all environments; after a process has ended, every later call raises.
+    If an environment raises, hangs, or its process exits, `collect` raises `WorkerError`. Steps recorded before the
+    failure are in the buffer, if there is one, or in the next batch. After an environment has raised, the next call
+    starts new episodes in all environments; after a process has exited, every later call raises.
 
     Batches have the columns of `Collector` and, per environment, the same trajectories: the same seed gives the same
     data in each environment, independently of the others. Faster environments contribute more steps.
@@ -61,37 +62,37 @@ class AsyncCollector(Collector):
     policy, env_kwargs, exploration_noise, on_episode_done_hook, hooks, map_action, seed, infos, worker_index, weights
         As for `Collector`.
     env
-        Functions or ids that make a `gymnasium.Env` each, in a list; or one for all of them. Where processes do not
-        fork, functions are pickled: by value if cloudpickle is installed, as it is with Gymnasium, else they must be
-        importable. Observations of numbers come back through shared memory. Of a vector environment of Tianshou, the
-        functions that it was made of are used, and its `wait_num` and `timeout` are the defaults here.
+        A list of functions or ids that each create a `gymnasium.Env`, or one function or id for all environments. On
+        platforms that do not fork, functions are pickled: by value if cloudpickle is installed, as it is with
+        Gymnasium, otherwise they must be importable. Numeric observations are returned through shared memory. A vector
+        environment of Tianshou provides its functions, and the defaults of `wait_num` and `timeout`.
     buffer
-        A `VectorReplayBuffer` with a ring for each environment.
+        A `VectorReplayBuffer` with one ring per environment.
     num_envs
-        How many environments a single function or id makes; 1 by default.
+        Number of environments that a single function or id creates; 1 by default.
     on_step_hook
-        As for `Collector`, but called on environments whose actions were computed together.
+        As for `Collector`, but called on rows whose actions were computed together.
     wait_num
-        How many environments to wait for before the policy computes actions, resets included; all environments that are
-        ready by then are used. 1 by default, so that no environment waits for another; all, if `timeout_s` is given. A
-        larger number gives the policy larger batches.
+        Number of environments to wait for before the policy computes actions, resets included; all environments that
+        are ready by then are used. 1 by default, so that no environment waits for another; all, if `timeout_s` is set.
+        A larger number gives the policy larger batches.
     timeout_s
-        Seconds after which fewer are enough, but at least one.
+        Seconds after which fewer environments suffice, but at least one.
     start_method
-        How processes start: `"spawn"`, `"forkserver"` or `"fork"`.
+        Start method of processes: `"spawn"`, `"forkserver"` or `"fork"`.
     stall_timeout_s
-        Seconds without an answer after which an environment is considered hung and its process is killed. Starting may
-        take a minute in any case.
+        Seconds without an answer after which an environment counts as hung and its process is killed. Startup is
+        always allowed at least one minute.
 
     Raises
     ------
     EnvironmentSpecError
-        If there is no such environment, it cannot be sent to another process or is none of Gymnasium's single ones, or
-        environments have different spaces.
+            If `env` is unknown, cannot be sent to another process, is not a single Gymnasium environment, or
+            environments have different spaces.
     WorkerError
-        If making an environment raises, or its process ends.
+        If creating an environment raises, or its process exits.
     PolicySpecError
-        If the policy cannot be asked for actions.
+        If the policy has an unsupported type.
     PolicyNotFoundError
         If one of the `hooks` names a policy other than `default_policy`.
     ArgumentError
@@ -169,7 +170,7 @@ class AsyncCollector(Collector):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the environments, in their order."""
+        """Process id of each environment."""
         return self._environments.pids
 
     def close(self) -> None:
@@ -190,18 +191,18 @@ class AsyncCollector(Collector):
         self._ready[:] = False
         self._settle()
         returned = super()._reset_env(**arguments)
-        # The returned arrays must not change.
+        # The caller owns the returned arrays, so later steps must not overwrite them.
         self._obs = [leaf.copy() for leaf in self._obs or ()]
         self._said = infos_to_rows(returned[1], self.num_envs)
         self._ready[:] = True
         return returned
 
-    def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None:
-        while self._recorder.recorded < wanted:
+    def _collect_steps(self, n_step: int, *, random: bool, render: float | None) -> None:
+        while self._recorder.recorded < n_step:
             self._turn(None, random=random, render=render)
 
-    def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None:
-        quota = EpisodeQuota(self.num_envs, wanted)
+    def _collect_episodes(self, n_episode: int, *, random: bool, render: float | None) -> None:
+        quota = EpisodeQuota(self.num_envs, n_episode)
         while quota.left:
             ended = self._turn(quota.running, random=random, render=render)
             if len(ended):
@@ -210,7 +211,7 @@ class AsyncCollector(Collector):
                 quota.spend(ends)
 
     def _turn(self, running: npt.NDArray[np.bool_] | None, *, random: bool, render: float | None) -> Rows:
-        """Step environments that are ready, record their steps, and return the environments with ended episodes."""
+        """Step ready environments, record their steps, and return the environments whose episodes have ended."""
         environments = self._environments
         self._send(running, random=random)
         step = environments.recv(self._wait_num, self._timeout_s, running)
@@ -231,8 +232,8 @@ class AsyncCollector(Collector):
         else:
             info = None
             if actor.takes_batch:
-                said = [self._said[env] for env in envs.tolist()]
-                info = batch_of(said) if any(said) else node(Batch, {})
+                last_infos = [self._said[env] for env in envs.tolist()]
+                info = batch_of(last_infos) if any(last_infos) else node(Batch, {})
                 info.__dict__["env_id"] = envs
             result = actor.act(obs, info, policy_state.take(self._state, envs), len(envs))
         self._pending.update({env: (result, row) for row, env in enumerate(envs.tolist())})
@@ -244,26 +245,28 @@ class AsyncCollector(Collector):
         self._environments.send(envs, result.actions)
 
     def _record(self, step: AsyncStepResult) -> None:
-        """Record steps of environments with the decisions that waited for them, and keep the next observations."""
+        """Record steps together with their pending decisions, and store the next observations."""
         decided: dict[int, tuple[ActResult, list[int], list[int]]] = {}
-        for place, env in enumerate(step.envs.tolist()):
+        for position, env in enumerate(step.envs.tolist()):
             act, row = self._pending.pop(env)
-            _, places, rows = decided.setdefault(id(act), (act, [], []))
-            places.append(place)
+            _, positions, rows = decided.setdefault(id(act), (act, [], []))
+            positions.append(position)
             rows.append(row)
-        for act, places, rows in decided.values():
-            # Environments ascend in a decision as they do in a step: all of its rows are in order.
+        for act, positions, rows in decided.values():
+            # Environments ascend in decisions and steps alike, so a complete decision is in order.
             if len(rows) < len(act.actions[0]):
                 act = act.take(np.array(rows))
             columns, infos = step.columns, step.step_infos
             if len(decided) > 1:
-                columns = {name: column[places] for name, column in columns.items()}
-                infos = [infos[place] for place in places]
-            self._recorder.record(act.columns | columns, {0: infos} if any(infos) else {}, step.envs[places], act=act)
+                columns = {name: column[positions] for name, column in columns.items()}
+                infos = [infos[position] for position in positions]
+            self._recorder.record(
+                act.columns | columns, {0: infos} if any(infos) else {}, step.envs[positions], act=act
+            )
         if step.obs and self._obs is not None:
             self._obs = [put(leaf, step.ready, seen) for leaf, seen in zip(self._obs, step.obs, strict=True)]
-        for env, said in zip(step.ready.tolist(), step.infos, strict=True):
-            self._said[env] = said
+        for env, info in zip(step.ready.tolist(), step.infos, strict=True):
+            self._said[env] = info
         if len(step.ended):
             self._state = policy_state.zero_rows(self._state, step.ended)
         self._ready[step.ready] = True

@@ -1,4 +1,4 @@
-"""Collector of steps in Gymnasium environments, and the base class of all collectors."""
+"""Collector of steps in Gymnasium environments, and base class of all collectors."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
 
 class Uncopied:
-    """Base of objects with environments and a policy: `state_dict` saves them, copies and pickles are rejected."""
+    """Base of objects with environments and a policy: they are saved with `state_dict`, not copied or pickled."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ColumnTypeError(
-            f"a {type(self).__name__} cannot be copied or pickled, as it has environments and a policy; take its "
-            "state_dict(), and load that into one that is made alike"
+            f"a {type(self).__name__} must not be copied or pickled, because it has environments and a policy; pass its "
+            "state_dict() to load_state_dict() of a new one"
         )
 
 
@@ -61,11 +61,11 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
     Attributes
     ----------
     collect_step, collect_episode, collect_time
-        Steps, episodes that ended, and seconds, since the last `reset_stat`.
+        Steps, completed episodes and seconds since the last `reset_stat`.
     """
 
     _kept: ClassVar[Sequence[str]] = ("_unroll_id", "collect_step", "collect_episode", "collect_time")
-    """Attributes of plain values that belong to the state."""
+    """Attributes with plain values that `state_dict` includes."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         self._remote = as_remote(buffer)
         self._hooks = check_hooks(hooks, policies, buffer=buffer)
         self._evaluation_mode = evaluation_mode(policy)
-        # No two workers of a run give the same number to their batches.
+        # Batch numbers of different workers of a run do not overlap.
         self._unroll_id = worker_index << 32
         self._closed = False
         self.count_steps: Callable[[int], None] | None = None
@@ -105,7 +105,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     @abstractmethod
     def _close(self) -> None:
-        """Close the environments; called once."""
+        """Close the environments; called at most once."""
 
     # Resetting
 
@@ -115,16 +115,16 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         reset_stats: bool = True,
         gym_reset_kwargs: dict[str, Any] | None = None,
     ) -> tuple[Any, Any]:
-        """Reset the environments and, by default, the buffer and the counts; return observations and infos.
+        """Reset the environments and, by default, the buffer and the counters; return observations and infos.
 
         Parameters
         ----------
         reset_buffer
             Whether to empty the buffer.
         reset_stats
-            Whether to set the counts to zero.
+            Whether to set the counters to zero.
         gym_reset_kwargs
-            Arguments of the environments' own `reset`.
+            Arguments of the environments' `reset`.
         """
         returned = self.reset_env(gym_reset_kwargs)
         if reset_buffer:
@@ -136,12 +136,12 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
     def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Start an episode in every environment, and return the observations and infos.
 
-        Unfinished episodes are cut off: in a buffer, their last steps become truncated.
+        Unfinished episodes are abandoned: in a buffer, their last steps are marked as truncated.
 
         Parameters
         ----------
         gym_reset_kwargs
-            Arguments of the environments' own `reset`, such as `seed` or `options`. They are not used again when an
+            Arguments of the environments' `reset`, such as `seed` or `options`. They are not reused when an
             environment resets after an episode.
 
         Raises
@@ -150,7 +150,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
             If the collector has been closed.
         """
         if self._closed:
-            raise EnvironmentSpecError("the environments must be open to be reset, and the collector has been closed")
+            raise EnvironmentSpecError("the collector must be open to reset its environments; it has been closed")
         return self._reset_env(**(gym_reset_kwargs or {}))
 
     @abstractmethod
@@ -158,12 +158,12 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         """Start an episode in every environment."""
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer, if there is one."""
+        """Empty the buffer, if any."""
         if self.buffer is not None:
             self.buffer.reset(keep_statistics=keep_statistics)
 
     def reset_stat(self) -> None:
-        """Set the counts of steps, episodes and time to zero."""
+        """Set the counters of steps, episodes and time to zero."""
         self.collect_step = self.collect_episode = 0
         self.collect_time = 0.0
 
@@ -183,16 +183,16 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         Parameters
         ----------
         n_step, n_episode
-            Number of steps of all environments together, or number of episodes; exactly one of the two. The class
+            Total number of steps of all environments, or number of episodes; exactly one of the two. The class
             describes how they are distributed over environments.
         random
-            Whether to draw random actions instead of asking the policy.
+            Whether to draw random actions instead of calling the policy.
         render
-            Seconds to wait after each step, once the environments have been rendered.
+            Seconds to wait after rendering each step; None does not render.
         reset_before_collect
             Whether to start new episodes first, without emptying the buffer.
         gym_reset_kwargs
-            Arguments of the environments' own `reset`, for that reset or for the first call.
+            Arguments of the environments' `reset`, for that reset or for the first call.
 
         Raises
         ------
@@ -205,8 +205,8 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         PolicyNotFoundError
             If an agent has no policy.
         ColumnMismatchError
-            If columns of one policy's steps differ in shape, or in dtype beyond what can be widened; or the buffer has
-            actions in another unit than these would be in (see `SampleBatch.action_unit`).
+            If columns of one policy's steps differ in shape, or in dtypes without a common dtype; or the buffer's
+            actions have another unit than the collector's (see `SampleBatch.action_unit`).
         ServiceError
             If the service of `weights` could not be reached since the last call.
         """
@@ -219,7 +219,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         if reset_before_collect or self._needs_reset(gym_reset_kwargs):
             self.reset_env(gym_reset_kwargs)
         elif self._closed:
-            raise EnvironmentSpecError("the environments must be open to be stepped, and the collector has been closed")
+            raise EnvironmentSpecError("the collector must be open to step its environments; it has been closed")
         self._prepare(random=random)
         try:
             with self._evaluation_mode:
@@ -246,10 +246,10 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         """Reject actions whose unit differs from the unit of recorded steps."""
 
     @abstractmethod
-    def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None: ...
+    def _collect_steps(self, n_step: int, *, random: bool, render: float | None) -> None: ...
 
     @abstractmethod
-    def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None: ...
+    def _collect_episodes(self, n_episode: int, *, random: bool, render: float | None) -> None: ...
 
     @abstractmethod
     def _break_off(self) -> None:
@@ -263,16 +263,16 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     def _values(self) -> dict[str, Any]:
         """Return copies of the plain attributes by name; recurrent states are detached."""
-        kept = {name: getattr(self, name) for name in self._kept}
-        return copy.deepcopy({name: detach(own) if name == _RECURRENT else own for name, own in kept.items()})
+        values = {name: getattr(self, name) for name in self._kept}
+        return copy.deepcopy({name: detach(value) if name == _RECURRENT else value for name, value in values.items()})
 
     @abstractmethod
     def _parts(self) -> Mapping[str, Any]:
-        """Return the parts with their own state, by name."""
+        """Return components with a `state_dict`, by name."""
 
     @abstractmethod
     def _environment_parts(self) -> Sequence[Any]:
-        """Return the adapters of the environments; `load_state_dict` returns whether these could be saved."""
+        """Return environment adapters, whose `load_state_dict` returns whether the environments were restored."""
 
     @abstractmethod
     def _begin_with_new_seeds(self) -> None:
@@ -285,16 +285,16 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the collector, for `load_state_dict`.
 
-        It contains the generators of random actions and of environments, the counts, the unfinished episodes with their
+        It contains the random generators of actions and environments, the counters, the unfinished episodes with their
         returns and lengths, and the states of recurrent policies. The policy, the hooks and the buffer have their own
-        states. Environments are pickled, by value if they belong to no module. If one cannot be pickled, such as
-        environments in processes and some simulators, all are left out: `why_reset` is the reason, and a collector that
-        loads the state resets its environments.
+        states. Environments are pickled, by value if they are not importable. If one environment cannot be pickled, for
+        example because it runs in a process, all are omitted: `why_reset` is the reason, and a collector that loads the
+        state resets its environments.
 
         Returns
         -------
         dict
-            Plain values, arrays and tensors, which can be pickled, and `why_reset`, None if environments resume.
+            Plain values, arrays and tensors, all picklable, and `why_reset`, which is None if environments resume.
 
         Examples
         --------
@@ -302,30 +302,32 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         >>> collector, again = (Collector("random", "CartPole-v1", seed=seed) for seed in (1, 2))
         >>> _ = collector.collect(n_step=100)
         >>> again.load_state_dict(collector.state_dict(), allow_pickle=True)
-        >>> one, other = (c.collect(n_step=100).batch for c in (collector, again))
-        >>> (one["obs"] == other["obs"]).all(), (one["t"] == other["t"]).all()
+        >>> first, other = (c.collect(n_step=100).batch for c in (collector, again))
+        >>> (first["obs"] == other["obs"]).all(), (first["t"] == other["t"]).all()
         (np.True_, np.True_)
         """
         self._settle()
-        environments = [one.state_dict() for one in self._environment_parts()]
+        environments = [adapter.state_dict() for adapter in self._environment_parts()]
         return {
             "collector": type(self).__name__,
             "num_envs": self.num_envs,
             "values": self._values(),
             "parts": {name: part.state_dict() for name, part in self._parts().items()},
             "environments": environments,
-            "why_reset": next((own["saved"]["why"] for own in environments if own["saved"]["why"]), None),
+            "why_reset": next(
+                (part_state["saved"]["why"] for part_state in environments if part_state["saved"]["why"]), None
+            ),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Restore the state of a collector that was created with the same arguments, its seed included.
+        """Restore the state of a collector that was created with the same arguments, including the seed.
 
         Parameters
         ----------
         state
-            A state that `state_dict` returned.
+            Result of `state_dict`.
         allow_pickle
-            Whether the environments in it may be unpickled, which runs code that the state's writer chose.
+            Whether to unpickle the environments in the state, which can run any code. Only for states that you trust.
 
         Raises
         ------
@@ -340,18 +342,18 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         """
         missing = [name for name in _NAMES if name not in state]
         if missing:
-            raise FormatError(f"the state of a collector must have {missing[0]!r}, got one without it")
-        found, wanted = (state["collector"], state["num_envs"]), (type(self).__name__, self.num_envs)
-        if found != wanted:
+            raise FormatError(f"the state of a collector must have the entry {missing[0]!r}")
+        actual, expected = (state["collector"], state["num_envs"]), (type(self).__name__, self.num_envs)
+        if actual != expected:
             raise ArgumentError(
-                f"the state must be of a {wanted[0]} of {wanted[1]} environments, got one of a {found[0]} of {found[1]}"
+                f"state must be of a {expected[0]} with {expected[1]} environments, got a {actual[0]} with {actual[1]}"
             )
         if has_pickles(state):
             require_permission(f"the state of a {type(self).__name__}", allow_pickle=allow_pickle)
         self._settle()
         try:
             pairs = zip(self._environment_parts(), state["environments"], strict=True)
-            loaded = [one.load_state_dict(own) for one, own in pairs]
+            loaded = [adapter.load_state_dict(part_state) for adapter, part_state in pairs]
         except BaseException:
             self._begin_with_new_seeds()
             raise
@@ -369,48 +371,54 @@ def leave_out_environments(state: Mapping[str, Any], why: str) -> dict[str, Any]
     Parameters
     ----------
     state
-        The `state_dict` of a collector or of workers.
+        Result of `state_dict` of a collector or of workers.
     why
-        The reason, for `why_reset`.
+        Reason for `why_reset`.
     """
     if "workers" in state:
         workers = [
-            {**own, "task": {**own["task"], "collector": leave_out_environments(own["task"]["collector"], why)}}
-            for own in state["workers"]
+            {
+                **part_state,
+                "task": {
+                    **part_state["task"],
+                    "collector": leave_out_environments(part_state["task"]["collector"], why),
+                },
+            }
+            for part_state in state["workers"]
         ]
         return {**state, "workers": workers, "why_reset": why}
-    environments = [{**own, "saved": {"pickles": None, "why": why}} for own in state["environments"]]
+    environments = [{**part_state, "saved": {"pickles": None, "why": why}} for part_state in state["environments"]]
     return {**state, "environments": environments, "why_reset": why}
 
 
 def has_pickles(state: Mapping[str, Any]) -> bool:
     """Return whether the state of a collector contains environments."""
-    return any(own["saved"]["pickles"] is not None for own in state["environments"])
+    return any(part_state["saved"]["pickles"] is not None for part_state in state["environments"])
 
 
 _MAX_CHUNK = 288
 _MAX_CHUNK_NBYTES = 1 << 25
-"""Steps of all environments, and bytes of observations, that are recorded together.
+"""Maximum steps of all environments, and bytes of observations, recorded in one chunk.
 
-These are 256 steps and an eighth for resets. Twice as many were not faster.
+The steps are 256 plus an eighth for resets. Twice as many were not faster.
 """
 
 
 class Collector(BaseCollector[SampleBatch]):
     """Collector of steps: a policy acts in one environment or many, and every step is stored in a buffer or a batch.
 
-    A policy always decides for all environments, row i for environment i. Autoreset steps of Gymnasium's vector
-    environments are left out, and the next observation of an episode's last step is always its final observation.
+    A policy always computes actions for all environments, row i for environment i. Autoreset steps of Gymnasium's
+    vector environments are omitted, and the next observation of an episode's last step is always its final observation.
 
     Without a buffer, `collect` returns a batch of the steps, grouped by environment and in order of time. Its columns
     are `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`, and
 
-    - `eps_id`: the episode, 63 random bits that differ between processes and runs, whatever the seed;
+    - `eps_id`: the episode, 63 random bits that differ between processes and runs, regardless of the seed;
     - `env_id`: the environment, counted from 0; `agent_index`: 0;
-    - `t`: steps since the episode began; `unroll_id`: the call of `collect`;
-    - `policy`: what the policy returned under that name; `action_logp`, `action_prob`, `action_dist_inputs` and
-      `vf_preds` if it returned them; `state_in_0`, ... the recurrent state before the step. A buffer gets the same
-      columns, and `policy.hidden_state`, the state after the step, as Tianshou's collector writes it.
+    - `t`: steps since the episode started; `unroll_id`: the number of the `collect` call;
+    - `policy`: the `policy` entry of the policy's output; `action_logp`, `action_prob`, `action_dist_inputs` and
+      `vf_preds` if the policy returns them; `state_in_0`, ... the recurrent state before the step. A buffer receives
+      the same columns, and `policy.hidden_state`, the state after the step, as from Tianshou's collector.
 
     Unfinished episodes continue in the next call.
 
@@ -426,68 +434,66 @@ class Collector(BaseCollector[SampleBatch]):
         Anything that `as_policy` accepts: a callable on batches or observations, a torch module, an action space; or
         `"random"`. Its methods `map_action` and `add_exploration_noise` are used if it has them, as in Tianshou.
     env
-        A Gymnasium environment; a list of environments, which are stepped one after the other in this process; a
-        function that makes one, or its id, such as `"CartPole-v1"` (see `make_environment`), also in lists; or a
-        vector environment in any autoreset mode, or one of Tianshou's: `DummyVectorEnv`, `SubprocVectorEnv`,
-        `ShmemVectorEnv` or `RayVectorEnv`.
+        A Gymnasium environment; a list of environments, which are stepped sequentially in this process; a function that
+        creates an environment, or its id, such as `"CartPole-v1"` (see `make_environment`), also in lists; or a vector
+        environment in any autoreset mode, or one of Tianshou's: `DummyVectorEnv`, `SubprocVectorEnv`, `ShmemVectorEnv`
+        or `RayVectorEnv`.
     buffer
         A `ReplayBuffer` for one environment, or a `VectorReplayBuffer` with one ring per environment; or a
         `ReplayClient`, which receives the steps at the end of each call of `collect`.
     num_envs
-        How many environments to create if `env` is a function or an id; 1 by default.
+        Number of environments to create if `env` is a function or an id; 1 by default.
     env_kwargs
         Keyword arguments of the functions or ids that create environments.
     exploration_noise
         Whether to apply the policy's `add_exploration_noise` to the actions; or a function of actions and batch that
-        adds noise. The policy `"random"` has none.
+        adds noise. Not available for the policy `"random"`.
     on_episode_done_hook
-        Called on the steps of every finished episode, under Tianshou's names; the arrays that it returns by name, one
-        row per step, are stored with the steps. (See `EpisodeHook`.)
+        Function of the steps of a finished episode, under Tianshou's names; the arrays that it returns by name, one row
+        per step, are stored with the steps. (See `EpisodeHook`.)
     on_step_hook
-        Called on the decisions and the transitions, to which it may add columns. (See `StepHook`.)
+        Function of decisions and transitions, which may add columns to the transitions. (See `StepHook`.)
     hooks
         Applied to the trajectories of every batch as in `postprocess`; only without a buffer.
     map_action
-        How actions become what the environments take: `"clip"` to the bounds of the space, `"scale"` from [-1, 1] to
-        them, or a function. By default what the policy's `map_action` does, if it has one. Kept are the actions before.
-        Random actions are drawn from the space itself: of these only `"scale"` keeps others, from [-1, 1].
+        Mapping from policy actions to environment actions: `"clip"` to the bounds of the space, `"scale"` from [-1, 1]
+        to the bounds, or a function. By default the policy's `map_action`, if it has one. The unmapped actions are
+        stored. Random actions are drawn from the space; with `"scale"`, the stored ones are scaled to [-1, 1].
     seed
-        Seed of the environments, the first time they are reset, and of random actions. With the same seed and a policy
-        that draws nothing itself, the data are the same, `eps_id` aside. Without one, a vector environment of Tianshou
-        keeps the seeds that it was given.
+        Seed of random actions and of the environments' first reset. With the same seed and a policy without random
+        draws, the data are the same except `eps_id`. Without a seed, a vector environment of Tianshou keeps its seeds.
     infos
-        Whether to store the infos; policies receive them in any case.
+        Whether to store infos; policies always receive them.
     worker_index
-        The number of this collector among those of one run: its environments' `env_id` begin at `worker_index` times
-        `num_envs`, and its `unroll_id` at 2^32 times as much.
+        Number of this collector among the workers of a run: `env_id` starts at `worker_index * num_envs`, and
+        `unroll_id` at `worker_index * 2**32`.
     weights
-        A `ReplayClient` or a `Subscription` whose newest published weights the policy gets before each call of
-        `collect`; None: the policy is left as it is. Batches and fragments then have the column `weights_version`, 0
-        before the first weights. A client is asked by a thread with its own connection, ten times per second, so that
-        no call of `collect` waits for a message. A service that cannot be reached raises its `ServiceError` in the
-        next call of `collect`; the call after that continues.
+        A `ReplayClient` or a `Subscription` whose newest published weights are loaded into the policy before each call
+        of `collect`; None leaves the policy unchanged. Batches and fragments then have the column `weights_version`, 0
+        before the first weights. A client is polled ten times per second by a thread with its own connection, so that
+        no call of `collect` waits for a message. If the service is unreachable, the next call of `collect` raises its
+        `ServiceError`; the call after that continues.
 
     Attributes
     ----------
     policy, env, buffer
-        The arguments. An algorithm is replaced by its policy; an `env` that is a list, a function or an id by a list of
-        the environments.
+        The arguments. An algorithm is replaced by its policy; a list, a function or an id by a list of environments.
     num_envs
-        How many environments there are.
+        Number of environments.
     collect_step, collect_episode, collect_time
-        Steps, episodes that ended, and seconds, since the last `reset_stat`.
+        Steps, completed episodes and seconds since the last `reset_stat`.
 
     Raises
     ------
     EnvironmentSpecError
-        If there is no such environment, it has several agents, or the spaces of several environments differ.
+        If `env` is unknown or multi-agent, or the spaces of several environments differ.
     PolicySpecError
-        If the policy is of no supported kind.
+        If the policy has an unsupported type.
     PolicyNotFoundError
         If one of the `hooks` names a policy other than `default_policy`.
     ArgumentError
-        If the buffer has fewer rings than environments, both a buffer and `hooks` are given, or `num_envs` is not the
-        number of environments; or if the buffer stacks observations that the environment's wrapper stacks already.
+        If the buffer has fewer rings than environments, both a buffer and `hooks` are given, or `num_envs` differs from
+        the number of environments in `env`; or if both the buffer and a wrapper of the environment stack observations.
 
     Examples
     --------
@@ -501,7 +507,7 @@ class Collector(BaseCollector[SampleBatch]):
     _kept = (*BaseCollector._kept, "_obs", "_infos", "_state", "_seeds", "_env_seeds")
 
     __class_getitem__: Any = classmethod(GenericAlias)
-    """`Collector[CollectStats](...)`, as Tianshou's scripts write it, creates a collector."""
+    """`Collector[CollectStats](...)`, the form in Tianshou's scripts, creates a collector."""
 
     def __init__(
         self,
@@ -532,14 +538,12 @@ class Collector(BaseCollector[SampleBatch]):
         seeds = as_seeds(seed)
         env_ids = range(worker_index * self.num_envs, (worker_index + 1) * self.num_envs)
         self._env_ids = np.array(env_ids)
-        action_seeds, random_seeds, self._env_seeds = (
-            seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT)
-        )
+        action_seeds, random_seeds, self._env_seeds = (seeds_at(seeds, key) for key in (POLICY, RANDOM, ENVIRONMENT))
         if is_random(policy):
             check_options("exploration_noise", exploration_noise, policy)
             policy, map_action = space_to_draw(map_action, environments.action_space), map_of_draws(map_action)
         if is_space(policy):
-            # By environment, so that its data do not depend on how many others there are.
+            # One seed per environment, so that its data do not depend on the number of environments.
             policy = RandomByEnvironment(policy, env_ids, [seeds_at(random_seeds, env_id) for env_id in env_ids])
         self._seeds: Sequence[int] | None = [seed_number(seeds_at(self._env_seeds, env_id)) for env_id in env_ids]
         if seed is None and environments.keeps_seeds:
@@ -551,9 +555,9 @@ class Collector(BaseCollector[SampleBatch]):
             environments.action_space,
             exploration_noise=exploration_noise,
             map_action=map_action,
-            # Workers of one run draw other random actions each.
+            # Workers of a run draw different random actions.
             seed=seeds_at(action_seeds, worker_index) if worker_index else action_seeds,
-            # Tianshou's collector writes the state after each step there; fragments for other processes go without.
+            # Tianshou's collector stores the state after each step there; fragments for other processes omit it.
             hidden_state="policy.hidden_state" if buffer is not None and self._remote is None else None,
         )
         self._action_unit: ActionUnit | None = None
@@ -576,7 +580,7 @@ class Collector(BaseCollector[SampleBatch]):
     def _reset_env(self, **arguments: Any) -> tuple[Any, Infos]:
         self._recorder.begin()
         self._obs, self._infos = self._environments.reset(seeds=self._seeds, **arguments)
-        # Later resets go on with the environments' generators: no two episodes shall be alike.
+        # Later resets continue the environments' generators, so that no two episodes are equal.
         self._seeds = None
         self._state = None
         return self._environments.observations.nest(self._obs), self._infos
@@ -591,7 +595,7 @@ class Collector(BaseCollector[SampleBatch]):
 
     def _begin_with_new_seeds(self) -> None:
         seeds = [seeds_at(self._env_seeds, env_id, self._unroll_id) for env_id in self._env_ids.tolist()]
-        self._seeds = [seed_number(own) for own in seeds] if self._unroll_id else self._seeds
+        self._seeds = [seed_number(sequence) for sequence in seeds] if self._unroll_id else self._seeds
         self._obs = self._state = None
 
     # Collecting
@@ -607,7 +611,7 @@ class Collector(BaseCollector[SampleBatch]):
             self.buffer._merge_action_unit(self._action_unit)
 
     def _break_off(self) -> None:
-        # Nobody knows how far the environments got.
+        # The states of the environments are unknown.
         self._obs = None
 
     def _report(self, constants: Mapping[str, int], began: float) -> CollectStats[SampleBatch]:
@@ -627,30 +631,30 @@ class Collector(BaseCollector[SampleBatch]):
 
     @property
     def _has_pending_steps(self) -> bool:
-        """Whether recorded steps await the next batch."""
+        """Whether recorded steps are pending for the next batch."""
         return self._recorder.recorded > 0
 
-    def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None:
+    def _collect_steps(self, n_step: int, *, random: bool, render: float | None) -> None:
         recorder = self._recorder
-        while recorder.recorded < wanted:
-            self._collect_chunk(wanted - recorder.recorded, None, random=random, render=render)
+        while recorder.recorded < n_step:
+            self._collect_chunk(n_step - recorder.recorded, None, random=random, render=render)
 
-    def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None:
-        quota = EpisodeQuota(self.num_envs, wanted)
+    def _collect_episodes(self, n_episode: int, *, random: bool, render: float | None) -> None:
+        quota = EpisodeQuota(self.num_envs, n_episode)
         while quota.left:
             self._collect_chunk(_MAX_CHUNK * self.num_envs, quota, random=random, render=render)
         if self.num_envs > 1:
-            # They are in the middle of episodes that do not count.
+            # Environments are in the middle of episodes that do not count.
             self._obs = None
 
-    def _collect_chunk(self, wanted: int, quota: EpisodeQuota | None, *, random: bool, render: float | None) -> None:
+    def _collect_chunk(self, max_steps: int, quota: EpisodeQuota | None, *, random: bool, render: float | None) -> None:
         """Step all environments, and record the steps as one chunk.
 
-        It ends with `wanted` steps, when all episodes of the quota have ended, or when the chunk is full.
+        The chunk ends with `max_steps` steps, when all episodes of the quota have ended, or when it is full.
         """
         limit, rows = 1, self.num_envs
-        # A state may have to begin afresh after any step.
-        if wanted > rows and render is None and self._state is None and not self._recorder.looks_at_each_step:
+        # A recurrent state may have to be reset after any step.
+        if max_steps > rows and render is None and self._state is None and not self._recorder.looks_at_each_step:
             obs_nbytes = sum([leaf.nbytes for leaf in self._obs or ()])
             limit = min(_MAX_CHUNK, max(1, _MAX_CHUNK_NBYTES // (2 * obs_nbytes + 1)))
         columns: list[Columns] = []
@@ -665,20 +669,20 @@ class Collector(BaseCollector[SampleBatch]):
                 else:
                     infos = self._batch_of_infos() if takes_infos else None
                     result = actor.act(self._obs or (), infos, self._state, rows)
-                made = rows - environments.to_reset
+                new_steps = rows - environments.to_reset
                 step = environments.step_raw(result.actions)
                 columns.append(result.columns)
                 steps.append(step)
                 self._obs, self._infos = environments.next_obs(step)
                 if self.count_steps is not None:
-                    self.count_steps(made)
-                wanted -= made
-                if wanted <= 0 or result.state is not None:
+                    self.count_steps(new_steps)
+                max_steps -= new_steps
+                if max_steps <= 0 or result.state is not None:
                     break
                 if quota is not None and quota.is_spent_by(step[2], step[3]):
                     break
         finally:
-            # Steps that were made are recorded, even if the policy or an environment has failed by now.
+            # Completed steps are recorded even if the policy or an environment has failed.
             if steps:
                 self._finish_chunk(columns, steps, quota, result)
         if render is not None:
@@ -717,38 +721,38 @@ class Collector(BaseCollector[SampleBatch]):
 
 
 class EpisodeQuota:
-    """Quota of episodes that a collection starts and completes.
+    """Number of episodes that a collection must start and complete.
 
-    Counting the episodes that end first would prefer short ones.
+    Counting the first episodes to end would bias results towards short ones.
 
     Attributes
     ----------
     running
-        Environments in an episode that counts, shape (num_envs,).
+        Whether each environment is in an episode that counts, shape (num_envs,).
 
     Examples
     --------
-    >>> quota = EpisodeQuota(2, wanted=3)
+    >>> quota = EpisodeQuota(2, n_episode=3)
     >>> quota.spend(np.array([[True, False], [True, False], [False, False]]))
     array([4])
     >>> quota.running, quota.left
     (array([False,  True]), 1)
     """
 
-    def __init__(self, num_envs: int, wanted: int) -> None:
-        self.running: npt.NDArray[np.bool_] = np.arange(num_envs) < wanted
-        self._to_begin = wanted - int(self.running.sum())
+    def __init__(self, num_envs: int, n_episode: int) -> None:
+        self.running: npt.NDArray[np.bool_] = np.arange(num_envs) < n_episode
+        self._to_begin = n_episode - int(self.running.sum())
         self._seen_ends = 0
 
     @property
     def left(self) -> int:
-        """Number of episodes that have not ended."""
+        """Number of episodes that are not completed."""
         return self._to_begin + int(np.count_nonzero(self.running))
 
     def is_spent_by(self, terminateds: npt.NDArray[np.bool_], truncateds: npt.NDArray[np.bool_]) -> bool:
         """Return whether the quota may be complete, given the ends of raw steps since the last `spend`.
 
-        Autoreset steps with flags count as well, so some episodes may remain.
+        Autoreset steps with flags are included, so the result may be true too early.
         """
         if not (np.count_nonzero(terminateds) or np.count_nonzero(truncateds)):
             return False
@@ -761,7 +765,7 @@ class EpisodeQuota:
         Parameters
         ----------
         ends
-            Whether an episode ended with each, shape (steps, num_envs).
+            Whether each step ended an episode, shape (steps, num_envs).
 
         Returns
         -------
@@ -769,7 +773,7 @@ class EpisodeQuota:
         """
         steps = len(ends)
         self._seen_ends = 0
-        # The first step of each environment that does not count.
+        # First step of each environment that does not count.
         first = np.where(self.running, steps, 0)
         for step, env in np.argwhere(ends).tolist():
             if not self.running[env]:
@@ -786,14 +790,14 @@ class EpisodeQuota:
 
 
 _STACKING_WRAPPERS = ("FrameStack", "FrameStackObservation")
-"""Gymnasium's wrappers that stack observations, of releases before 1.0 and after."""
+"""Gymnasium's wrappers that stack observations, before and since release 1.0."""
 
 
 @runtime_checkable
 class RemoteBuffer(Protocol):
     """Replay buffer in another process, to which collectors and workers write fragments.
 
-    It can be pickled, so that each worker writes to it directly.
+    It is picklable, so that each worker writes to it directly.
     """
 
     def _add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
@@ -807,7 +811,7 @@ class RemoteBuffer(Protocol):
 
 
 def check_order(owner: str, policy: Any, env: Any, *, makes_policy: bool = False) -> None:
-    """Reject an environment given as the policy, and a policy given as the environment.
+    """Reject an environment passed as the policy, and a policy passed as the environment.
 
     Examples
     --------
@@ -815,7 +819,7 @@ def check_order(owner: str, policy: Any, env: Any, *, makes_policy: bool = False
     Traceback (most recent call last):
     samplebatch.errors.ArgumentError: Collector must be given (policy, env, buffer), got env first and policy second
     """
-    # A policy takes at least the observations.
+    # A policy has at least one parameter, the observations.
     is_swapped = is_policy(env) or is_environment(policy)
     if is_swapped or (not makes_policy and _parameters(policy) == [] and _parameters(env)):
         raise ArgumentError(f"{owner} must be given (policy, env, buffer), got env first and policy second")
@@ -863,10 +867,10 @@ def as_remote(buffer: Any) -> RemoteBuffer | None:
 
 
 def check_buffer(buffer: Any, num_envs: int, *, several: bool = False) -> None:
-    """Reject a buffer that a collector cannot write to; None and remote buffers pass."""
+    """Reject a buffer that a collector cannot write to; None and remote buffers are accepted."""
     if buffer is None or as_remote(buffer) is not None:
         return
-    # Collectors without a buffer do not load these modules.
+    # Collectors without a buffer do not import these modules.
     from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
     from samplebatch.buffer.replay import ReplayBuffer
 
@@ -880,7 +884,7 @@ def check_buffer(buffer: Any, num_envs: int, *, several: bool = False) -> None:
     rings = getattr(buffer, "buffer_num", 1)
     if not several and rings < num_envs:
         raise ArgumentError(
-            f"a buffer must have a ring for each of {num_envs} environments, got {rings}; "
+            f"buffer must have a ring for each of {num_envs} environments, got {rings}; "
             f"use a VectorReplayBuffer with buffer_num={num_envs}"
         )
 
@@ -895,11 +899,11 @@ def check_stacking(buffer: Any, env: Any) -> None:
             if wrapper in _STACKING_WRAPPERS:
                 raise ArgumentError(
                     f"observations must be stacked once, got the environment's {wrapper} and the buffer's "
-                    f"stack_num={buffer.stack_num}; give the buffer save_only_last_obs=True, or leave out one of both"
+                    f"stack_num={buffer.stack_num}; set save_only_last_obs=True in the buffer, or remove one"
                 )
             layer = vars(layer).get("env")
 
 
 _RECURRENT = "_state"
-"""The attribute with the recurrent state of a policy, if a collector stores it."""
+"""Attribute with the recurrent state of the policy, in collectors that store it."""
 _NAMES = ("collector", "num_envs", "values", "parts", "environments")

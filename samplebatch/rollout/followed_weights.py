@@ -1,4 +1,4 @@
-"""FollowedWeights: published weights that a collector gives to its policy between two collections."""
+"""Loading of published weights into a collector's policy between collections."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from samplebatch.errors import ArgumentError, SampleBatchError
 from samplebatch.policy.source import load_weights
 
 _CLOSE_S = 1.0
-"""Seconds for which closing waits for a request under way."""
+"""Seconds that `close` waits for an in-flight request."""
 
 
 class WeightsPublication(Protocol):
-    """Weights with their number, as `ReplayClient.latest` and `Subscription.latest` return them."""
+    """Weights with their version, the result of `ReplayClient.latest` and `Subscription.latest`."""
 
     version: int
     value: Any
@@ -30,38 +30,38 @@ class PublishedWeightsSource(Protocol):
 
 
 class WeightsSubscription(Protocol):
-    """The end of a broadcast in shared memory, such as a `Subscription`: its version costs no message."""
+    """Reader of a broadcast in shared memory, such as a `Subscription`; reading `version` needs no message."""
 
     @property
     def version(self) -> int:
-        """Number of the newest weights, 0 if there are none yet."""
+        """Version of the newest weights; 0 if none were published yet."""
 
     def latest(self) -> WeightsPublication:
         """Copy the newest weights."""
 
 
 class FollowedWeights:
-    """Published weights for a policy, looked at between two collections.
+    """Published weights of a policy, loaded between collections.
 
-    A subscription is read from shared memory. Any other source is asked by a thread with a connection of its own, so
-    that no collection waits for a message.
+    A subscription is read from shared memory. Other sources are polled by a thread with its own connection, so that no
+    collection waits for a message.
 
     Parameters
     ----------
     source
         A `ReplayClient` or a `Subscription`.
     poll_s
-        Seconds from one request of the thread to the next.
+        Seconds between two requests of the thread.
 
     Raises
     ------
     ArgumentError
-        If `source` has no method `latest`, or `poll_s` is not a number above 0.
+        If `source` has no method `latest`, or `poll_s` is not positive.
 
     Attributes
     ----------
     version
-        Number of the weights that the policy has; 0 before the first.
+        Version of the policy's weights; 0 before the first.
     """
 
     def __init__(self, source: WeightsSubscription | PublishedWeightsSource, *, poll_s: float = 0.1) -> None:
@@ -77,15 +77,15 @@ class FollowedWeights:
         self._error: SampleBatchError | None = None
 
     def load_newest(self, policy: Any) -> None:
-        """Give a policy the newest weights, if it does not have them.
+        """Load the newest weights into a policy, unless it already has them.
 
         Raises
         ------
         SampleBatchError
-            If the source has reported an error since the last call, such as a `ServiceError` of a service that cannot
-            be reached. The next call continues with the weights that are known by then.
+            If the source has reported an error since the last call, such as a `ServiceError` of an unreachable service.
+            The next call continues with the newest weights received by then.
         PolicySpecError
-            If the policy cannot be given weights.
+            If the policy cannot load weights.
         """
         if self._is_subscription:
             newest = self._source.latest() if self._source.version > self.version else None
@@ -102,13 +102,13 @@ class FollowedWeights:
             self.version = newest.version
 
     def close(self) -> None:
-        """End the thread; the source stays open."""
+        """Stop the thread; the source stays open."""
         self._has_ended.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
 
     def _poll(self) -> None:
-        # Writes of the collector never wait behind a request for weights on the same connection.
+        # A separate connection, so that the collector's writes never wait for a request for weights.
         source, version = copy.copy(self._source), 0
         try:
             while not self._has_ended.is_set():

@@ -1,4 +1,4 @@
-"""MultiAgentCollector: steps environments of several agents into multi-agent batches."""
+"""Collector of steps in multi-agent environments."""
 
 from __future__ import annotations
 
@@ -36,78 +36,78 @@ if TYPE_CHECKING:
 
 
 class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
-    """Step environments of several agents, and keep every step of every agent.
+    """Collector of steps in multi-agent environments: every step of every agent is stored in a buffer or a batch.
 
-    Agents may act together or take turns, and may come and go within an episode. All agents of a policy, in all
-    environments, are decided for in one call.
+    Agents may act simultaneously or in turns, and may join and leave during an episode. Each policy computes the
+    actions of its agents in all environments in one call.
 
-    The batches have the columns `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`,
-    what else the policy says (see `Collector`), and
+    Batches have the columns `obs`, `new_obs`, `actions`, `rewards` (float64), `terminateds`, `truncateds`, `infos`,
+    further policy outputs (see `Collector`), and
 
-    - `eps_id`: the episode, 63 random bits, unlike every other process's and every earlier run's, whatever the seed;
+    - `eps_id`: the episode, 63 random bits that differ between processes and runs, regardless of the seed;
     - `env_id`: the environment;
-    - `agent_index`: the agent's place in the environment's `possible_agents`, those that it does not name after them;
-    - `t`: environment steps since the episode began, for all agents alike, so that those who join late line up with the
-      others. Where agents take turns, every turn is a step;
+    - `agent_index`: index of the agent in the environment's `possible_agents`; other agents are numbered after these;
+    - `t`: environment steps since the episode started, equal for all agents, so that agents that join late are aligned
+      with the others. In turn-based environments every turn is a step;
     - `eps_done`: whether the step is the last of its episode, for all agents;
-    - `unroll_id`: the batch that the steps were collected in.
+    - `unroll_id`: the batch for which the step was collected.
 
-    In a batch the steps of each agent lie together, in order of time, by `env_id` and `agent_index`. An episode that
-    has not ended goes on in the next batch. Where agents take turns, a step goes into a batch once all agents that
-    acted until then have seen what came of it.
+    The steps of each agent are contiguous and in time order, by `env_id` and `agent_index`. An unfinished episode
+    continues in the next batch. In turn-based environments, a step is returned once all agents that have acted until
+    then have observed their outcomes.
 
-    With `n_step`, `collect` makes exactly as many steps of all environments together, as many in each, give or take
-    one. With `n_episode`, those episodes count that begin first, so that long ones are as likely as short ones;
-    episodes that are under way come before new ones, and no other episode is stepped. In the report, `policies` has one
-    for each policy. `reset_env` returns observations and infos by agent, a dict for each environment.
+    With `n_step`, `collect` makes exactly that many steps in total, with at most one step difference between
+    environments. With `n_episode`, it completes the episodes that start first, so that long episodes are as likely as
+    short ones; unfinished episodes count before new ones, and no other episode is stepped. `policies` of the result has
+    statistics per policy. `reset_env` returns observations and infos by agent, one dict per environment.
 
     Parameters
     ----------
     policy
-        Anything that `as_policy` takes, or `"random"`, which honours an `action_mask` among the observations or infos;
-        or a mapping of policy ids to one of these each.
+        Anything that `as_policy` accepts, or `"random"`, which respects an `action_mask` in observations or infos; or a
+        mapping of policy ids to such policies.
     env
-        A PettingZoo environment of either interface, a `MultiAgentEnv` of RLlib's, the name of one or a function that
-        makes one (see `make_environment`); or a list of these, in which they may be mixed. Environments are not
-        closed, unless by `close`.
+        A PettingZoo environment of either interface, a `MultiAgentEnv` of RLlib, an environment id or a function that
+        creates one (see `make_environment`); or a list, which may mix kinds. Environments are closed by
+        `close` only.
     buffer
-        A `MultiAgentReplayBuffer` that the steps are added to; None to return them as a batch.
+        A `MultiAgentReplayBuffer` to which steps are added; None to return them as a batch.
     policy_mapping
-        The policy that acts for an agent: a mapping, a function of the agent id, or one of agent id and `Episode`,
-        which is asked in every episode. By default one policy for each kind of agent (see `policy_by_kind`).
+        Policy of each agent: a mapping of agent ids, a function of the agent id, or a function of agent id and
+        `Episode`, which is called in every episode. By default one policy per kind of agent (see `policy_by_kind`).
     num_envs
-        How many environments to make of one name or function, by default 1.
+        Number of environments that one id or function creates; 1 by default.
     env_kwargs
-        Keyword arguments of the functions or ids that make environments.
+        Keyword arguments of the functions or ids that create environments.
     map_action
-        How actions become what the environments take, as for `Collector`; or one by policy id. Kept are the actions
-        before. Random actions are drawn from the environments' spaces themselves: of these only `"scale"` keeps
-        others, from [-1, 1].
+        Mapping from policy actions to environment actions, as for `Collector`, or one per policy id. The unmapped
+        actions are stored. Random actions are drawn from the environments' spaces; with `"scale"`, the stored random
+        actions are scaled to [-1, 1].
     exploration_noise
-        Whether a policy's `add_exploration_noise` is called on what it decided; or what is called, on actions and
-        batch, in its place; or one of these by policy id, where those that are not named get no noise. Policies that
-        are `"random"` have none.
+        Whether to call a policy's `add_exploration_noise` on its actions; or a function of actions and batch that
+        replaces it; or such a value per policy id, in which case other policies get no noise. `"random"` policies have
+        no noise.
     seed
-        Seed of environments and actions; the same seed gives the same data, `eps_id` aside. What happens in the
-        environment of one `env_id` does not depend on how many others there are, as long as policies see to it.
+        Seed of environments and actions; the same seed gives the same data except `eps_id`. The data of one `env_id` do
+        not depend on the number of environments, provided that the policies do not.
     hooks
-        Applied to each trajectory, to the part of it that a batch has: see `postprocess`; only without a buffer.
+        Hooks applied to each trajectory or part of a trajectory in a batch (see `postprocess`); only without a buffer.
     infos
-        Whether to keep the infos; policies see them in any case.
+        Whether to store infos; policies always receive them.
     worker_index, weights
         As for `Collector`.
 
     Raises
     ------
     EnvironmentSpecError
-        If there is no such environment, or it is none of several agents.
+        If `env` is unknown, or is not a multi-agent environment.
     PolicyNotFoundError
         If `exploration_noise`, `map_action` or one of the `hooks` names a policy that `policy` lacks.
     PolicySpecError
-        If `exploration_noise` is for a policy that is `"random"` alone, or names it.
+        If `exploration_noise` is given although all policies, or the named ones, are `"random"`.
     ArgumentError
-        If `num_envs` is no whole number from 1 on, or another number than that of the environments given; if the buffer
-        is none of several agents, there are both a buffer and `hooks`, or `seed` is none.
+        If `num_envs` is not a positive integer or differs from the number of environments in `env`; if the buffer is
+        not multi-agent, both a buffer and `hooks` are given, or `seed` is invalid.
 
     Examples
     --------
@@ -145,17 +145,17 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         policies = list(policy) if isinstance(policy, Mapping) else None
         check_hooks(hooks, policies, buffer=buffer)
         seeds = as_seeds(seed)
-        made = make_several(bind_arguments(env, env_kwargs), num_envs)
-        super().__init__(policy, cast(Any, buffer), len(made), hooks, policies, worker_index, weights)
+        environments = make_several(bind_arguments(env, env_kwargs), num_envs)
+        super().__init__(policy, cast(Any, buffer), len(environments), hooks, policies, worker_index, weights)
         check_buffer(buffer, self.num_envs, several=True)
         self._policy_seeds, random_seeds, self._environment_seeds = (
-            seeds_at(seeds, place) for place in (POLICY, RANDOM, ENVIRONMENT)
+            seeds_at(seeds, key) for key in (POLICY, RANDOM, ENVIRONMENT)
         )
         env_ids = range(worker_index * self.num_envs, (worker_index + 1) * self.num_envs)
-        policy_of = PolicyOfAgents(policy_by_kind(made[0]) if policy_mapping is None else policy_mapping)
+        policy_of = PolicyOfAgents(policy_by_kind(environments[0]) if policy_mapping is None else policy_mapping)
         self._adapters = [
-            adapt_agents(one, env_id, seed_number(seeds_at(self._environment_seeds, env_id)), policy_of)
-            for one, env_id in zip(made, env_ids, strict=True)
+            adapt_agents(environment, env_id, seed_number(seeds_at(self._environment_seeds, env_id)), policy_of)
+            for environment, env_id in zip(environments, env_ids, strict=True)
         ]
         self._turns = {adapter.env_id: TurnQueue() for adapter in self._adapters if not adapter.together}
         self._random = RandomAgents({env_id: seeds_at(random_seeds, env_id) for env_id in env_ids})
@@ -167,14 +167,14 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         self._recorder = Recorder(infos=infos)
         self._recorded = 0
         self._acting: list[list[AgentGroup]] = []
-        """The groups that acted last in each environment; none if that step failed."""
+        """Groups that acted last in each environment; empty if that step failed."""
         self._steps: dict[PolicyID, PolicyStep] = {}
         self._next = 0
         self._acts_at_random = False
 
     @property
     def environments(self) -> list[Any]:
-        """The environments, in the order of their `env_id`."""
+        """Environments in order of `env_id`."""
         return [adapter.environment for adapter in self._adapters]
 
     def _close(self) -> None:
@@ -188,10 +188,10 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
             self._begin(adapter, **(arguments if seed is None else {"seed": seed, **arguments}))
         observations: list[dict[Any, Any]] = [{} for _ in self._adapters]
         infos: list[dict[Any, Any]] = [{} for _ in self._adapters]
-        for place, adapter in enumerate(self._adapters):
+        for i, adapter in enumerate(self._adapters):
             for group in adapter.groups:
-                observations[place].update(zip(group.agents, group.observations, strict=True))
-                infos[place].update(zip(group.agents, group.infos, strict=True))
+                observations[i].update(zip(group.agents, group.observations, strict=True))
+                infos[i].update(zip(group.agents, group.infos, strict=True))
         return observations, infos
 
     def _leave_episodes(self) -> None:
@@ -221,7 +221,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
             adapter.reseed(seed_number(seeds_at(self._environment_seeds, adapter.env_id, self._unroll_id)))
 
     def _needs_reset(self, gym_reset_kwargs: dict[str, Any] | None) -> bool:
-        # Episodes begin when an environment is first stepped.
+        # Episodes start with the first step of an environment.
         return bool(gym_reset_kwargs) and not any(adapter.in_episode for adapter in self._adapters)
 
     def _prepare(self, *, random: bool) -> None:
@@ -256,15 +256,15 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         elif self.buffer is not None:
             self.buffer.add(batch)
         counts = {policy_id: steps.count for policy_id, steps in batch.policy_batches.items()}
-        kept = batch if self.buffer is None else None
-        return report(batch.count, counts, ended, time.perf_counter() - began, kept)
+        returned = batch if self.buffer is None else None
+        return report(batch.count, counts, ended, time.perf_counter() - began, returned)
 
-    def _collect_steps(self, wanted: int, *, random: bool, render: float | None) -> None:
+    def _collect_steps(self, n_step: int, *, random: bool, render: float | None) -> None:
         adapters = self._adapters
         if self._turns:
-            self._record_turns(adapters, wanted - self._recorded)
-        while self._recorded < wanted:
-            count = min(wanted - self._recorded, len(adapters))
+            self._record_turns(adapters, n_step - self._recorded)
+        while self._recorded < n_step:
+            count = min(n_step - self._recorded, len(adapters))
             chosen = adapters
             if count < len(adapters):
                 chosen = [adapters[(self._next + i) % len(adapters)] for i in range(count)]
@@ -274,11 +274,11 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
                     self._begin(adapter)
             self._step(chosen, render)
             if self._turns:
-                self._record_turns(adapters, wanted - self._recorded)
+                self._record_turns(adapters, n_step - self._recorded)
 
-    def _collect_episodes(self, wanted: int, *, random: bool, render: float | None) -> None:
-        # Those under way began first.
-        chosen = sorted(self._adapters, key=lambda adapter: not adapter.in_episode)[:wanted]
+    def _collect_episodes(self, n_episode: int, *, random: bool, render: float | None) -> None:
+        # Unfinished episodes started first.
+        chosen = sorted(self._adapters, key=lambda adapter: not adapter.in_episode)[:n_episode]
         begun = len(chosen)
         for adapter in chosen:
             if not adapter.in_episode:
@@ -287,7 +287,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         while going:
             self._step(going, render)
             for adapter in going:
-                if not adapter.in_episode and begun < wanted:
+                if not adapter.in_episode and begun < n_episode:
                     self._begin(adapter)
                     begun += 1
             going = [adapter for adapter in going if adapter.in_episode]
@@ -299,7 +299,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         self._actors.forget(adapter.env_id)
 
     def _step(self, adapters: Sequence[MultiAgentAdapter], render: float | None) -> None:
-        """Ask every policy once for all agents that act next, let these act, and record the step."""
+        """Query each policy once for all agents that act next, step the environments, and record the step."""
         acting = [adapter.groups for adapter in adapters]
         steps = self._steps if acting == self._acting else self._group(acting)
         self._acting = []
@@ -313,14 +313,14 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
                 for group in groups:
                     step = steps[group.policy_id]
                     actions.append(step.actions[step.parts[group]])
-                found = self._let_act(adapter, actions)
+                group_outcomes = self._let_act(adapter, actions)
                 if adapter.together:
                     stepped.append(adapter)
-                    outcomes.update(zip(groups, found, strict=True))
+                    outcomes.update(zip(groups, group_outcomes, strict=True))
                 else:
-                    self._queue_turns(adapter, groups, steps, found)
+                    self._queue_turns(adapter, groups, steps, group_outcomes)
         finally:
-            # Steps that were made are recorded, even if another environment has failed.
+            # Completed steps are recorded even if another environment has failed.
             self._record(steps.values(), stepped, outcomes)
         self._acting, self._steps = acting, steps
         if render is not None:
@@ -330,16 +330,18 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
                 time.sleep(render)
 
     def _group(self, acting: list[list[AgentGroup]]) -> dict[PolicyID, PolicyStep]:
-        """Begin the step of each policy whose agents act next."""
+        """Create the step of each policy whose agents act next."""
         by_policy: dict[PolicyID, list[AgentGroup]] = {}
         for group in chain.from_iterable(acting):
             by_policy.setdefault(group.policy_id, []).append(group)
-        return {policy_id: PolicyStep(policy_id, self._actors[policy_id], own) for policy_id, own in by_policy.items()}
+        return {
+            policy_id: PolicyStep(policy_id, self._actors[policy_id], groups) for policy_id, groups in by_policy.items()
+        }
 
     def _let_act(self, adapter: MultiAgentAdapter, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
-        """Step an environment; if that fails, its episode is over, for nobody knows how far it got."""
+        """Step an environment; on failure, abandon its episode, because its state is unknown."""
         try:
-            found = adapter.step(actions)
+            outcomes = adapter.step(actions)
         except BaseException:
             adapter.abandon()
             if not adapter.together:
@@ -347,7 +349,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
             raise
         if self.count_steps is not None:
             self.count_steps(1)
-        return found
+        return outcomes
 
     def _record(
         self,
@@ -355,7 +357,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         adapters: Sequence[MultiAgentAdapter],
         outcomes: Mapping[AgentGroup, AgentOutcomes],
     ) -> None:
-        """Record the rows of all policies, or of none if those of one do not fit: then the episodes are over."""
+        """Record the rows of all policies; if rows of one do not fit, record none and abandon the episodes."""
         try:
             self._recorder.append_together(filter(None, [step.end(outcomes) for step in steps]))
         except BaseException:
@@ -374,20 +376,20 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         steps: Mapping[PolicyID, PolicyStep],
         outcomes: Sequence[AgentOutcomes],
     ) -> None:
-        """Let the turns of a step wait for their outcomes, and complete those that have one by now."""
+        """Queue the turns of a step until their outcomes arrive, and complete turns with outcomes."""
         turns = self._turns[adapter.env_id]
         for group in groups:
             step = steps[group.policy_id]
             first = step.parts[group].start
-            for place, agent in enumerate(group.agents):
-                columns = {name: rows_of_block(block, [first + place]) for name, block in step.columns.items()}
-                turns.begin(agent, Turn(group, place, columns, int(step.t[first])))
+            for i, agent in enumerate(group.agents):
+                columns = {name: rows_of_block(block, [first + i]) for name, block in step.columns.items()}
+                turns.begin(agent, Turn(group, i, columns, int(step.t[first])))
         turns.finish(outcomes)
         if not adapter.in_episode:
             turns.end()
 
     def _record_turns(self, adapters: Sequence[MultiAgentAdapter], limit: int | None) -> None:
-        """Record turns that are complete, at most `limit`, environment by environment."""
+        """Record complete turns, at most `limit`, environment by environment."""
         for adapter in adapters:
             turns = self._turns.get(adapter.env_id)
             if turns is None or (limit is not None and limit <= 0):
@@ -418,14 +420,14 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
 
 
 class PolicyStep:
-    """The step of all agents of a policy that act next: observations, streams and, once it was asked, actions.
+    """Step of all agents of a policy that act next: observations, streams and, after `ask`, actions.
 
-    Where the same agents act in the next step, its observations are the next ones of this.
+    If the same agents act in the next step, its observations are the next observations of this step.
 
     Attributes
     ----------
     parts
-        The rows of each group.
+        Rows of each group.
     """
 
     __slots__ = ("_actor", "actions", "columns", "groups", "observations", "parts", "policy_id", "streams", "t")
@@ -450,14 +452,14 @@ class PolicyStep:
         self.t = np.array(t)
 
     def ask(self, *, random: bool) -> None:
-        """Ask the policy for the actions of all of its agents, or draw them."""
+        """Compute or draw the actions of all agents of the policy."""
         seen = self.observations
         decide = self._actor.draw if random else self._actor.act
         self.actions, self.columns = decide(self.groups, seen if isinstance(seen, np.ndarray) else None)
         self.columns[names.OBS] = seen
 
     def end(self, outcomes: Mapping[AgentGroup, AgentOutcomes]) -> Step | None:
-        """Return the rows of agents that acted at once, and advance; None if there are no outcomes for them."""
+        """Return the rows of agents with outcomes and advance to the next step; None if there are no outcomes."""
         groups, columns, streams, t = self.groups, self.columns, self.streams, self.t
         if not outcomes.keys() >= self.parts.keys():
             groups = [group for group in groups if group in outcomes]
@@ -472,7 +474,7 @@ class PolicyStep:
         columns[names.EPS_DONE] = over
         joined: Sequence[Any] = outcomes[groups[0]]
         if len(groups) > 1:
-            # Those of several environments are laid end to end.
+            # Rows of several environments are concatenated.
             joined = [[*chain.from_iterable(part)] for part in zip(*map(outcomes.__getitem__, groups), strict=True)]
         _, seen, columns[names.REWARDS], columns[names.TERMINATEDS], columns[names.TRUNCATEDS], infos = joined
         columns[names.NEXT_OBS] = self.observations = stack_rows(names.NEXT_OBS, seen)
@@ -481,40 +483,40 @@ class PolicyStep:
 
 
 class Turn:
-    """One agent's decision, and its outcome once the agent has seen that.
+    """One agent's action, and its outcome after the agent has observed it.
 
     Attributes
     ----------
     policy_id
-        The agent's policy.
+        Policy of the agent.
     columns
-        The columns that are known by now: arrays of shape (1, ...), or lists of one value.
+        Columns known so far: arrays of shape (1, ...), or lists of one value.
     streams, t
-        Its episode, stream and time, shape (1,).
+        Episode, stream and time, shape (1,).
     step
-        The environment step that it is part of: the episode and the time.
+        Environment step of the turn: episode and time.
     infos
-        Its info, in a list; None until the outcome is there.
+        Info of the agent, in a list; None until the outcome is known.
     """
 
     __slots__ = ("columns", "infos", "policy_id", "step", "streams", "t")
 
-    def __init__(self, group: AgentGroup, place: int, columns: dict[str, Block], t: int) -> None:
+    def __init__(self, group: AgentGroup, index: int, columns: dict[str, Block], t: int) -> None:
         self.policy_id = group.policy_id
         self.columns: dict[str, Block] = {**columns, names.EPS_DONE: [False]}
-        own = slice(place, place + 1)
-        self.streams = Streams(group.eps_ids[own], group.env_ids[own], group.indices[own])
+        row = slice(index, index + 1)
+        self.streams = Streams(group.eps_ids[row], group.env_ids[row], group.indices[row])
         self.t = np.array([t])
         self.step = (group.adapter.eps_id, t)
         self.infos: list[Any] | None = None
 
 
 class TurnQueue:
-    """Turns of one environment that are not recorded, oldest first.
+    """Turns of one environment that are not yet recorded, oldest first.
 
-    An agent may see the outcome of its action after others have seen those of later ones. A fragment takes complete
-    environment steps only: turns leave the queue in order, those of a step together, once all outcomes up to theirs are
-    there.
+    An agent may observe the outcome of its action after other agents have observed outcomes of later actions. Fragments
+    contain complete environment steps only: turns leave the queue in order, all turns of a step together, once all
+    outcomes up to their step are known.
     """
 
     def __init__(self) -> None:
@@ -525,7 +527,7 @@ class TurnQueue:
         return len(self._turns)
 
     def clear(self) -> None:
-        """Forget all turns."""
+        """Discard all turns."""
         self._turns.clear()
         self._waiting = {}
 
@@ -534,22 +536,22 @@ class TurnQueue:
         return copy.deepcopy((self._turns, self._waiting))
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on with the turns of another queue."""
+        """Restore turns from `state_dict`."""
         self._turns, self._waiting = copy.deepcopy(state)
 
     def break_off(self) -> None:
-        """Drop turns that will never be complete."""
+        """Discard turns that can no longer be completed."""
         steps = self.complete(None)
         self.clear()
         self._turns += chain.from_iterable(steps)
 
     def begin(self, agent: Any, turn: Turn) -> None:
-        """Let a turn wait for its outcome."""
+        """Add a turn that waits for its outcome."""
         self._turns.append(turn)
         self._waiting[agent] = turn
 
     def finish(self, outcomes: Sequence[AgentOutcomes]) -> None:
-        """Complete the turns of agents that have seen their outcomes."""
+        """Complete the turns of agents that have observed their outcomes."""
         for (agent,), seen, rewards, terminateds, truncateds, infos in outcomes:
             turn = self._waiting.pop(agent)
             turn.columns |= {
@@ -567,13 +569,13 @@ class TurnQueue:
             turn.columns[names.EPS_DONE] = [True]
 
     def complete(self, limit: int | None) -> list[list[Turn]]:
-        """Take the turns of complete environment steps off the queue, step by step, at most `limit`."""
-        found: list[list[Turn]] = []
+        """Remove and return the turns of complete environment steps, at most `limit` steps."""
+        completed: list[list[Turn]] = []
         turns = self._turns
-        while turns and len(found) != limit:
+        while turns and len(completed) != limit:
             first = turns[0].step
             step = [*takewhile(lambda turn, first=first: turn.step == first, turns)]  # type: ignore[misc]
             if any(turn.infos is None for turn in step):
                 break
-            found.append([turns.popleft() for _ in step])
-        return found
+            completed.append([turns.popleft() for _ in step])
+        return completed

@@ -1,8 +1,4 @@
-"""Postprocessing: hooks applied to each trajectory once it is collected, before it goes into train batches.
-
-A hook is called on every trajectory, with those of the other agents of the same episode beside it. Ready ones, which
-work on all trajectories of a policy at once, are `GAE` and `NStepReturns`.
-"""
+"""Postprocessing: hooks applied to each collected trajectory before it becomes part of train batches."""
 
 from __future__ import annotations
 
@@ -39,18 +35,18 @@ from samplebatch.returns.arrays import gae, nstep
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The steps of one agent in one episode that a batch has, all or a part; hooks are called on it.
+    """Steps of one agent in one episode within a batch, complete or in part; the argument of hooks.
 
     Attributes
     ----------
     agent
-        The agent's id where it is known, else its `agent_index`.
+        Agent id if known, otherwise the `agent_index`.
     policy_id
-        The policy that acted for it.
+        Policy that acted for the agent.
     eps_id
-        The episode.
+        Episode id.
     steps
-        Its steps, in order.
+        Steps in order.
     """
 
     agent: Any
@@ -60,21 +56,20 @@ class Trajectory:
 
     @property
     def ended(self) -> bool:
-        """Whether the last step terminates or truncates the agent; if not, its episode goes on in another batch."""
+        """Whether the last step terminates or truncates the agent; if not, the episode continues in another batch."""
         return bool(np.asarray(self.steps[names.DONES])[-1])
 
 
 def in_order(steps: SampleBatch) -> tuple[SampleBatch, npt.NDArray[np.intp]]:
-    """Bring the steps of each trajectory together, in order of time.
+    """Sort a batch so that the steps of each trajectory are contiguous and in time order.
 
-    Trajectories are told apart by `eps_id` and, where there is one, `agent_index`; they keep the order in which they
-    begin. Where there is no `t`, their steps keep theirs.
+    Trajectories are identified by `eps_id` and, if it exists, `agent_index`; they keep the order of their first rows.
+    Without `t`, the steps of a trajectory keep their order.
 
     Returns
     -------
     tuple
-        The batch, which is the given one where its rows lie so already; and the row where each trajectory begins,
-        shape (k,).
+        The batch, which is `steps` itself if already sorted; and the first row of each trajectory, shape (k,).
 
     Examples
     --------
@@ -86,39 +81,41 @@ def in_order(steps: SampleBatch) -> tuple[SampleBatch, npt.NDArray[np.intp]]:
     if not steps.count:
         return steps, np.empty(0, np.intp)
     if steps.zero_padded or steps.time_major:
-        raise SequenceError("trajectories are cut out of batches that are neither padded nor time-major")
+        raise SequenceError("batches must be neither padded nor time-major to be split into trajectories")
     if names.EPS_ID not in steps:
-        raise ColumnNotFoundError(f"column {names.EPS_ID!r} must be there to tell trajectories apart")
+        raise ColumnNotFoundError(f"column {names.EPS_ID!r} must exist to separate trajectories")
     keys = [np.asarray(steps[name]) for name in (names.EPS_ID, names.AGENT_INDEX) if name in steps]
     starts = run_starts(*keys)
     t = np.asarray(steps[names.T]) if names.T in steps else None
-    whole = len({*zip(*(key[starts].tolist() for key in keys), strict=True)}) == len(starts)
-    if whole and (t is None or _rises(t, starts)):
+    is_contiguous = len({*zip(*(key[starts].tolist() for key in keys), strict=True)}) == len(starts)
+    if is_contiguous and (t is None or _rises(t, starts)):
         return steps, starts
     order = by_stream(*keys, t=t)
     starts = run_starts(*(key[order] for key in keys))
-    # By the first row of each, wherever in time that is.
+    # In order of each trajectory's first row, regardless of its time.
     first = np.minimum.reduceat(order, starts)
     lengths = np.diff(np.append(starts, len(order)))
-    place = np.argsort(np.repeat(first, lengths), kind="stable")
-    return steps.take(order[place]), np.append(0, lengths[np.argsort(first)].cumsum())[:-1]
+    row_order = np.argsort(np.repeat(first, lengths), kind="stable")
+    return steps.take(order[row_order]), np.append(0, lengths[np.argsort(first)].cumsum())[:-1]
 
 
 def cut(
     policy_id: PolicyID, steps: SampleBatch, starts: npt.NDArray[np.intp], agents: Mapping[tuple[int, int], Any]
 ) -> list[Trajectory]:
-    """View the trajectories of a batch in their order; `agents` has their ids by `env_id` and `agent_index`."""
+    """Return views of a batch's trajectories; `agents` maps pairs of `env_id` and `agent_index` to agent ids."""
     eps_id = np.asarray(steps[names.EPS_ID])
     env_id, index = (
         np.asarray(steps[name]) if name in steps else np.zeros(steps.count, int)
         for name in (names.ENV_ID, names.AGENT_INDEX)
     )
-    found = []
+    trajectories = []
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), steps.count], strict=True):
         agent = int(index[start])
         agent = agents.get((int(env_id[start]), agent), agent)
-        found.append(Trajectory(agent, policy_id, eps_id[start : start + 1].tolist()[0], steps.slice(start, stop)))
-    return found
+        trajectories.append(
+            Trajectory(agent, policy_id, eps_id[start : start + 1].tolist()[0], steps.slice(start, stop))
+        )
+    return trajectories
 
 
 def _rises(t: npt.NDArray[Any], starts: npt.NDArray[np.intp]) -> bool:
@@ -128,41 +125,41 @@ def _rises(t: npt.NDArray[Any], starts: npt.NDArray[np.intp]) -> bool:
 
 
 Hook = Callable[[Trajectory, Mapping[Any, Trajectory]], SampleBatch | None]
-"""Called on a trajectory and, by agent, on the other agents' in the same episode, as they were before this hook.
+"""Function of a trajectory and a mapping by agent of the episode's other trajectories, unchanged by this hook.
 
-Returns the trajectory's steps as they shall be, of any number; None for `trajectory.steps`, to which it may have added
+It returns the new steps of the trajectory, of any number, or None for `trajectory.steps`, to which it may have added
 columns.
 """
 
 
 class TrajectoryColumns(ABC):
-    """Works out columns for all trajectories of a policy at once; it can also be called on one, as any hook.
+    """Hook that computes columns for all trajectories of a policy at once; it can also be called on one trajectory.
 
     Attributes
     ----------
     named_policies
-        Policies that must be there, as it names them: collectors that know theirs refuse others. By default none.
+        Policy ids that the hook requires; collectors with known policies reject unknown ids. Empty by default.
     """
 
     named_policies: Collection[PolicyID] = ()
 
     @abstractmethod
     def columns(self, policy_id: PolicyID, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
-        """Work out columns, new ones or others in the place of those that are there.
+        """Compute new columns, or replacements of existing columns.
 
         Parameters
         ----------
         policy_id
-            The policy that acted.
+            Policy that acted.
         steps
-            The steps of each trajectory together, in order of time.
+            Steps of all trajectories; the steps of each trajectory are contiguous and in time order.
         last
-            Marks the last step that the batch has of each trajectory, shape (n,). Where that is neither terminated nor
-            truncated, the episode goes on in another batch.
+            Marks the last step of each trajectory in the batch, shape (n,). If it is neither terminated nor truncated,
+            the episode continues in another batch.
         """
 
     def __call__(self, trajectory: Trajectory, others: Mapping[Any, Trajectory]) -> SampleBatch:
-        """Add the columns to the steps of one trajectory."""
+        """Add the computed columns to one trajectory."""
         steps = trajectory.steps
         last = np.arange(steps.count) == steps.count - 1
         return _replace_columns(steps, self.columns(trajectory.policy_id, steps, last))
@@ -182,37 +179,37 @@ def postprocess(
     *,
     agents: Mapping[tuple[int, int], Any] | None = None,
 ) -> SampleBatch | MultiAgentBatch:
-    """Apply hooks to every trajectory in a batch, one hook after the other.
+    """Apply hooks in order to every trajectory in a batch.
 
     Parameters
     ----------
     batch
-        A batch with `eps_id`, and `agent_index` where there are several agents. It stays as it is; columns that no hook
+        A batch with `eps_id`, and `agent_index` if there are several agents. It is not modified; columns that no hook
         changes are shared.
     hooks
-        The hooks, in the order in which they are applied.
+        Hooks in order of application.
     agents
-        The ids of agents, by `env_id` and `agent_index`, where they shall stand for the indices.
+        Agent ids by `env_id` and `agent_index`, to be passed to hooks instead of indices.
 
     Returns
     -------
     SampleBatch or MultiAgentBatch
-        A batch of the same type, and of as many environment steps. The steps of each trajectory are together, in order.
+        A batch of the same type and number of environment steps. Steps of each trajectory are contiguous and in order.
 
     Raises
     ------
     ColumnNotFoundError
-        If there is no `eps_id`, or a hook needs a column that is not there.
+        If `eps_id` or a column that a hook requires is missing.
     ColumnTypeError
         If a hook returns anything but a batch or None.
     ColumnMismatchError
-        If a hook returns other columns for some trajectories of a policy than for others.
+        If a hook returns different columns for trajectories of the same policy.
     SequenceError
         If the batch is padded or time-major.
     ArgumentError
-        If the hooks are no sequence of hooks.
+        If `hooks` is not a sequence of functions.
     PolicyNotFoundError
-        If a hook names a policy other than `default_policy`, which is that of every `SampleBatch`, and gets one.
+        If a hook requires a policy other than `default_policy` and `batch` is a `SampleBatch`.
 
     Examples
     --------
@@ -264,7 +261,7 @@ def check_hooks(
                     f"{type(hook).__name__} must name policies, got {policy_id!r}; {near_names(policy_id, policies)}"
                 )
     if hooks and buffer is not None:
-        raise ArgumentError("hooks must be for batches, and with a buffer there are none; work out columns of samples")
+        raise ArgumentError("hooks must be empty with a buffer, as they apply to batches; compute columns of samples")
     return tuple(hooks)
 
 
@@ -278,13 +275,13 @@ def _call(hook: Hook, policies: Policies, agents: Mapping[tuple[int, int], Any])
         if len(starts)
     }
     episodes: dict[Any, list[Trajectory]] = {}
-    for own in trajectories.values():
-        for trajectory in own:
+    for of_policy in trajectories.values():
+        for trajectory in of_policy:
             episodes.setdefault(trajectory.eps_id, []).append(trajectory)
     done = dict(policies)
-    for policy_id, own in trajectories.items():
+    for policy_id, of_policy in trajectories.items():
         results = []
-        for trajectory in own:
+        for trajectory in of_policy:
             others = {other.agent: other for other in episodes[trajectory.eps_id] if other is not trajectory}
             steps = trajectory.steps.copy(shallow=True)
             result = hook(Trajectory(trajectory.agent, policy_id, trajectory.eps_id, steps), others)
@@ -306,26 +303,26 @@ def _replace_columns(steps: SampleBatch, columns: Mapping[str, Any]) -> SampleBa
 
 
 Values = str | Callable[[Any], Any]
-"""Where estimates come from: a column, or a function of observations (n rows to n numbers), a torch module for one."""
+"""Source of value estimates: a column, or a function of observations (n rows to n numbers) such as a module."""
 
 
 class GAE(TrajectoryColumns):
-    """Adds `advantages` and `value_targets`, by generalized advantage estimation; see `samplebatch.returns.gae`.
+    """Adds `advantages` and `value_targets` by generalized advantage estimation; see `samplebatch.returns.gae`.
 
-    What follows a terminated step is worth 0. What follows a truncated one, or the last one of a part of an episode, is
-    worth what the estimate says of the observation that it led to.
+    The bootstrap value after a terminated step is 0. After a truncated step, or at the end of an unfinished
+    trajectory, it is the estimate for the step's next observation.
 
     Parameters
     ----------
     values
-        Estimates for the observations: a column, or a function of observations, which is called once for all of a
-        policy's steps. Or one of these for each policy, by id; others are left as they are. Collectors that are given
-        their policies by id refuse an id that none of them has.
+        Value estimates for observations: a column, or a function of observations, which is called once for all steps of
+        a policy. Or a mapping of policy ids to such sources; other policies are unchanged. Collectors with known policy
+        ids reject unknown ids.
     bootstrap
-        Estimates for the observations that steps lead to, where no step follows: a function of observations, or a
-        column with such an estimate in every row. By default the function that `values` is.
+        Value estimates for next observations without a following step: a function of observations, or a column. By
+        default `values`, if it is a function.
     gamma, lambda_
-        The discount of a step, and the decay of the estimate on top of it.
+        Discount per step, and decay of the advantage estimate.
 
     Examples
     --------
@@ -338,8 +335,8 @@ class GAE(TrajectoryColumns):
     ...     terminateds=[False, True, False],
     ...     truncateds=[False, False, True],
     ... )
-    >>> found = postprocess(steps, [GAE(lambda obs: obs, gamma=0.5, lambda_=1.0)])
-    >>> found["value_targets"].tolist(), found["advantages"].tolist()
+    >>> result = postprocess(steps, [GAE(lambda obs: obs, gamma=0.5, lambda_=1.0)])
+    >>> result["value_targets"].tolist(), result["advantages"].tolist()
     ([1.5, 1.0, 3.0], [0.5, -1.0, 0.0])
     """
 
@@ -356,17 +353,19 @@ class GAE(TrajectoryColumns):
         self._bootstrap = bootstrap
         self._gamma = fraction("gamma", gamma)
         self._lambda = fraction("lambda_", lambda_)
-        self.named_policies = [name for own in (values, bootstrap) if isinstance(own, Mapping) for name in own]
+        self.named_policies = [
+            name for by_policy in (values, bootstrap) if isinstance(by_policy, Mapping) for name in by_policy
+        ]
 
     def columns(self, policy_id: PolicyID, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
-        """Work the two columns out, in the dtype of the estimates.
+        """Compute advantages and value targets, in the dtype of the estimates.
 
         Raises
         ------
         ColumnNotFoundError
-            If the estimates' column is not there, or there is nothing to estimate what follows the last steps by.
+            If the column of estimates is missing, or there is no source of bootstrap values.
         ColumnLengthError
-            If there are not as many estimates as steps.
+            If the number of estimates is not the number of steps.
         """
         source = _of_policy(self._values, policy_id)
         if source is None:
@@ -382,11 +381,11 @@ class GAE(TrajectoryColumns):
             beyond = _of_policy(self._bootstrap, policy_id)
             if beyond is None and isinstance(source, str):
                 raise ColumnNotFoundError(
-                    f"what follows the last steps must be estimated, and column {source!r} says nothing of it; give "
-                    "GAE a bootstrap, a function of observations or a column"
+                    f"bootstrap values must be estimated for the last steps, got only column {source!r}; give GAE a "
+                    "bootstrap, a function of observations or a column"
                 )
-            found = _estimates(source if beyond is None else beyond, steps.take(rows), names.NEXT_OBS)
-            following[rows] = _reshape(found, following[rows].shape)
+            next_values = _estimates(source if beyond is None else beyond, steps.take(rows), names.NEXT_OBS)
+            following[rows] = _reshape(next_values, following[rows].shape)
         targets, advantages = gae(
             rewards,
             terminated,
@@ -401,22 +400,22 @@ class GAE(TrajectoryColumns):
 
 
 class NStepReturns(TrajectoryColumns):
-    """Adds `returns` and `discount`, and makes `new_obs` the next observation of the last of n steps.
+    """Adds `returns` and `discount`, and sets `new_obs` to the next observation of the last of n steps.
 
-    The target of a step is then `returns + discount * estimate(new_obs)`. Fewer steps count where the trajectory ends
-    before; after a terminated one `discount` is 0. See `samplebatch.returns.nstep`.
+    The target of a step is then `returns + discount * estimate(new_obs)`. Fewer steps are summed at the end of a
+    trajectory; after a terminated step `discount` is 0. See `samplebatch.returns.nstep`.
 
     Parameters
     ----------
     n_step
-        The most steps to sum.
+        Maximum number of steps to sum.
     gamma
-        The discount of a step.
+        Discount per step.
 
     Raises
     ------
     ArgumentError
-        If `n_step` is no whole number from 1 on, or `gamma` none from 0 to 1.
+        If `n_step` is not a positive integer, or `gamma` is not in [0, 1].
 
     Examples
     --------
@@ -428,8 +427,8 @@ class NStepReturns(TrajectoryColumns):
     ...     terminateds=[False, False, False],
     ...     truncateds=[False, False, False],
     ... )
-    >>> found = postprocess(steps, [NStepReturns(2, gamma=0.5)])
-    >>> found["returns"].tolist(), found["discount"].tolist(), found["new_obs"].tolist()
+    >>> result = postprocess(steps, [NStepReturns(2, gamma=0.5)])
+    >>> result["returns"].tolist(), result["discount"].tolist(), result["new_obs"].tolist()
     ([2.0, 3.5, 3.0], [0.25, 0.25, 0.5], [2, 3, 3])
     """
 
@@ -438,12 +437,12 @@ class NStepReturns(TrajectoryColumns):
         self._gamma = fraction("gamma", gamma)
 
     def columns(self, policy_id: PolicyID, steps: SampleBatch, last: npt.NDArray[np.bool_]) -> Mapping[str, Any]:
-        """Work the columns out."""
+        """Compute returns, discounts and next observations."""
         ended = (np.asarray(steps[names.TRUNCATEDS]) != 0) | last
-        found = nstep(steps[names.REWARDS], steps[names.TERMINATEDS], ended, self._n_step, self._gamma)
-        columns = {names.RETURNS: found.returns, names.DISCOUNT: found.discount}
+        targets = nstep(steps[names.REWARDS], steps[names.TERMINATEDS], ended, self._n_step, self._gamma)
+        columns = {names.RETURNS: targets.returns, names.DISCOUNT: targets.discount}
         if names.NEXT_OBS in steps:
-            columns[names.NEXT_OBS] = steps.select(names.NEXT_OBS).take(found.last)[names.NEXT_OBS]
+            columns[names.NEXT_OBS] = steps.select(names.NEXT_OBS).take(targets.last)[names.NEXT_OBS]
         return columns
 
 
@@ -452,9 +451,9 @@ def _of_policy(source: Values | Mapping[PolicyID, Values] | None, policy_id: Pol
 
 
 def _reshape(estimates: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Give estimates the shape of their rewards, without the axis of length 1 that a network's output has."""
+    """Reshape estimates to the shape of rewards; network outputs may have an extra axis of length 1."""
     if estimates.size != math.prod(shape):
-        raise ColumnLengthError(f"estimates must be of shape {shape}, as rewards are, got {estimates.shape}")
+        raise ColumnLengthError(f"estimates must have the shape of the rewards, {shape}, got {estimates.shape}")
     return estimates.reshape(shape)
 
 
@@ -466,11 +465,11 @@ def _estimates(source: Values, steps: SampleBatch, observations: str) -> npt.NDA
                 f"{no_such_column(source, steps.keys())}"
             )
         return np.asarray(steps[source])
-    given = getattr(steps.select(observations).as_batch(), observations)
+    rows = getattr(steps.select(observations).as_batch(), observations)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(source, torch.nn.Module):
-        return np.asarray(to_numpy(source(given)))
+        return np.asarray(to_numpy(source(rows)))
     with torch.no_grad():
         weight = next(source.parameters(), None)
         device, dtype = ("cpu", None) if weight is None else (weight.device, weight.dtype)
-        return np.asarray(to_numpy(source(to_torch(given, dtype=dtype, device=device))))
+        return np.asarray(to_numpy(source(to_torch(rows, dtype=dtype, device=device))))

@@ -1,4 +1,4 @@
-"""Recorder and VectorRecorder: rows of environment steps, written in time order and handed out in stream order."""
+"""Recorders of environment steps, which are written in time order and returned in stream order."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ _count = np.count_nonzero
 
 
 class CountedSteps(NamedTuple):
-    """Steps counted by episode, which `EpisodeCount` returns to recorders.
+    """Result of `EpisodeCount.add`: steps counted by episode.
 
     Attributes
     ----------
     ended
-        Environments whose episodes ended, in order of time, shape (e,); None for none.
+        Environments whose episodes ended, in time order, shape (e,); None for none.
     returns, lens
-        Rewards and steps of each of these episodes, shape (e,).
+        Sum of rewards and number of steps per ended episode, shape (e,).
     eps_id, t
-        The episode of each run of steps, and the steps before its first in it; shape (r,). A run is the steps of one
-        environment in one episode.
+        Episode of each run, and number of steps before the run in its episode, shape (r,). A run is a sequence of steps
+        of one environment in one episode.
     lengths, order
-        The length of each run, shape (r,), and the steps in order of runs, shape (k,); None if each step is a run.
+        Length of each run, shape (r,), and steps in order of runs, shape (k,); None if each step is a run.
     """
 
     ended: Rows | None
@@ -73,7 +73,7 @@ class CountedSteps(NamedTuple):
     order: Rows | None = None
 
     def number(self) -> tuple[Ints, Ints]:
-        """Return the episode of each step, and the steps before it in it, shape (k,) each; not to be written to."""
+        """Return episode and time of each step, shape (k,) each; read-only."""
         if self.lengths is None or self.order is None:
             return self.eps_id, self.t
         eps_id, t = np.empty((2, len(self.order)), np.int64)
@@ -88,12 +88,12 @@ _NO_LENS: Ints = np.empty(0, np.int64)
 
 
 class EpisodeCount:
-    """The episodes of n environments, counted from steps that come in chunks of any size.
+    """Counter of the episodes of n environments, for steps in chunks of any size.
 
     Attributes
     ----------
     ended
-        Returns and lengths of the episodes that ended; recorders empty it.
+        Returns and lengths of completed episodes; recorders empty it.
 
     Examples
     --------
@@ -120,32 +120,32 @@ class EpisodeCount:
         self._eps_id = episode_ids(count)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the episodes under way and those that ended, for `load_state_dict`."""
+        """Return unfinished and completed episodes, for `load_state_dict`."""
         under_way = {"t": self._t.copy(), "returns": self._returns.copy(), "eps_id": self._eps_id.copy()}
         return {**under_way, "ended": list(self.ended)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the episodes of another count of as many environments."""
+        """Restore episodes from the `state_dict` of a counter of as many environments."""
         self._t, self._returns, self._eps_id = (state[name].copy() for name in ("t", "returns", "eps_id"))
         self.ended = list(state["ended"])
 
     def add(self, done: Flags, rewards: Floats, envs: Rows | None = None, steps: int = 1) -> CountedSteps:
-        """Count steps, which are given in order of time.
+        """Count steps, which must be in time order.
 
         Parameters
         ----------
         done
-            Whether an episode ended with each, shape (k,).
+            Whether each step ended an episode, shape (k,).
         rewards
-            The rewards, shape (k,).
+            Rewards, shape (k,).
         envs
-            The environment that made each step, shape (k,); None for all of them in their order.
+            Environment of each step, shape (k,); None for all environments in order.
         steps
-            The most steps of one environment; more than one are given with their `envs`.
+            Maximum steps of one environment; `envs` is required if it exceeds 1.
         """
         if envs is not None and steps > 1:
             return self._add_runs(done, rewards, envs)
-        # Arrays that were returned stay as they are.
+        # Returned arrays are never modified.
         if envs is None:
             eps_id, t = self._eps_id, self._t
             self._t, self._returns = t + 1, self._returns + rewards
@@ -166,7 +166,6 @@ class EpisodeCount:
         return counted
 
     def _add_runs(self, done: Flags, rewards: Floats, envs: Rows) -> CountedSteps:
-        """Count several steps of an environment, run by run."""
         if len(self._t) == 1 and not _count(done):
             run = np.array([len(done)])
             counted = CountedSteps(None, _NO_RETURNS, _NO_LENS, self._eps_id, self._t, run, np.arange(len(done)))
@@ -192,7 +191,7 @@ class EpisodeCount:
         over = done[stops - 1]
         newest = np.append(first[1:], True)
         env_newest, goes_on = env_of[newest], ~over[newest]
-        # Arrays that were returned stay as they are.
+        # Returned arrays are never modified.
         self._t, self._returns, self._eps_id = self._t.copy(), self._returns.copy(), self._eps_id.copy()
         self._t[env_newest] = lens[newest] * goes_on
         self._returns[env_newest] = np.where(goes_on, returns[newest], 0.0)
@@ -200,14 +199,14 @@ class EpisodeCount:
         if not _count(over):
             return CountedSteps(None, _NO_RETURNS, _NO_LENS, ids, before, lengths, order)
         ended = over.nonzero()[0]
-        # In order of time.
+        # In time order.
         ended = ended[order[stops[ended] - 1].argsort()]
         self.ended.append((returns[ended], lens[ended]))
         return CountedSteps(env_of[ended], returns[ended], lens[ended], ids, before, lengths, order)
 
 
 def episode_ids(count: int) -> Ints:
-    """Draw ids that no other process and no other run has: 63 random bits each, from the system, shape (count,).
+    """Draw unique ids across processes and runs: 63 bits each from the system's generator, shape (count,).
 
     >>> ids = episode_ids(1000)
     >>> len(set(ids.tolist())), (ids >= 0).all().item()
@@ -218,7 +217,7 @@ def episode_ids(count: int) -> Ints:
 
 Ints = npt.NDArray[np.int64]
 Block = Leaf | NestedRows | Sequence[Any]
-"""Values of a column in k rows: an array of shape (k, ...), the arrays of a nested column, or k values of any kind."""
+"""Values of a column in k rows: an array of shape (k, ...), arrays of a nested column, or k values of any type."""
 
 _FIRST = (names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
 _OBSERVATIONS = (names.OBS, names.NEXT_OBS)
@@ -228,15 +227,15 @@ _concatenate = np.concatenate
 
 
 class _EMPTY:
-    """Stands for an empty info, also in copies and pickles of rows."""
+    """Placeholder of an empty info; a class, so that copies and pickles keep its identity."""
 
 
 _DTYPES = {names.REWARDS: FLOAT, names.TERMINATEDS: BOOL, names.TRUNCATEDS: BOOL, names.EPS_DONE: BOOL}
-"""Dtypes of numbers that environments return; adapters have checked that these hold them exactly."""
+"""Dtypes of numbers from environments; adapters have checked that the conversion is exact."""
 
 
 class Streams(NamedTuple):
-    """The episode and the stream of k rows, shape (k,) each, under the names of their columns."""
+    """Episode and stream of k rows, shape (k,) each, named like their columns."""
 
     eps_id: Ints
     env_id: Ints
@@ -244,15 +243,14 @@ class Streams(NamedTuple):
 
 
 Step = tuple[PolicyID, Mapping[str, Block], Streams, Ints, Sequence[Any] | None]
-"""Rows of a policy, as `Recorder.append` takes them: its id, columns, streams, times and infos."""
+"""Arguments of `Recorder.append`: policy id, columns, streams, times and infos."""
 
 
 class Recorder:
-    """Rows of environment steps, by policy; collectors write them and take them as batches.
+    """Storage of environment steps by policy, from which collectors create batches.
 
-    Rows are written in the order in which steps are made. In a batch they lie stream by stream, by `env_id` and
-    `agent_index`, and each stream in order of time. Values are copied once where rows of one dtype are joined, and
-    once into stream order.
+    Rows are written in the order of steps. In a batch they are sorted by stream (`env_id` and `agent_index`) and time.
+    Values are copied once where rows of one dtype are joined, and once into stream order.
 
     Examples
     --------
@@ -282,21 +280,21 @@ class Recorder:
         Parameters
         ----------
         policy_id
-            The policy.
+            Policy of the rows.
         columns
-            Their values by column. Arrays are kept, not copied.
+            Values by column. Arrays are referenced, not copied.
         streams
-            Their episodes and streams. Rows of a stream must come in order of time.
+            Episodes and streams. Rows of a stream must be in time order.
         t
-            Their times, shape (k,).
+            Times, shape (k,).
         infos
-            Their infos, an item a row; None for empty ones. They are copied one level deep, as environments reuse them.
+            Infos, one item per row; None if all are empty. They are copied one level deep, as environments reuse them.
 
         Raises
         ------
         ColumnMismatchError
-            If the columns are not those of the policy's rows before, or differ in row shape, or in dtype in a way that
-            no dtype holds without loss. Nothing is written then.
+            If columns differ from the policy's earlier rows in name or row shape, or in dtypes without a lossless
+            common dtype. Nothing is written then.
         """
         rows = self._policies.get(policy_id)
         if rows is None:
@@ -306,7 +304,7 @@ class Recorder:
         rows.append(columns, streams, t, infos if self._has_infos else None)
 
     def append_together(self, steps: Iterable[Step]) -> None:
-        """Write rows of several policies, each as `append` does."""
+        """Write rows of several policies; see `append`."""
         policies, fitted = self._policies, []
         for policy_id, columns, streams, t, infos in steps:
             rows = policies.get(policy_id)
@@ -322,7 +320,7 @@ class Recorder:
     def take(
         self, constants: Mapping[str, int] | None = None, episodes: RunningStatistics | None = None
     ) -> dict[PolicyID, SampleBatch]:
-        """Hand out all rows as a batch for each policy, and start afresh."""
+        """Remove all rows and return them as one batch per policy."""
         policies, self._policies = self._policies, {}
         batches: dict[PolicyID, SampleBatch] = {}
         for policy_id, rows in policies.items():
@@ -338,23 +336,23 @@ class Recorder:
         return batches
 
     def state_dict(self) -> dict[PolicyID, Any]:
-        """Return the rows that have not been taken, for `load_state_dict`."""
+        """Return the current rows, for `load_state_dict`."""
         return copy.deepcopy(self._policies)
 
     def load_state_dict(self, state: Mapping[PolicyID, Any]) -> None:
-        """Go on with the rows of another recorder."""
+        """Restore rows from `state_dict`."""
         self._policies = copy.deepcopy(dict(state))
 
 
 class _PolicyRows:
-    """The rows of one policy.
+    """Rows of one policy.
 
-    The values of a step are kept as arrays, or go into one long list: objects that Python's garbage collector has to
-    visit make every step slower.
+    The values of a step are stored as arrays or in one long list, because every object that Python's garbage collector
+    tracks slows down all steps.
     """
 
     def __init__(self, columns: Mapping[str, Block]) -> None:
-        # Single values of a column go into one list; of arrays there is one a step.
+        # Single values of a column are collected in one list; arrays are stored one per step.
         self._values: dict[str, list[Any]] = {}
         self._arrays: dict[str, list[Any]] = {}
         self._blocks: dict[str, list[Any]] = {}
@@ -366,7 +364,7 @@ class _PolicyRows:
         self._infos: list[Any] = []
 
     def append(self, columns: Mapping[str, Block], streams: Streams, t: Ints, infos: Sequence[Any] | None) -> None:
-        """Write rows of columns that `fit` has returned."""
+        """Write rows of columns returned by `fit`."""
         for name, blocks in self._arrays.items():
             blocks.append(columns[name])
         for name, values in self._values.items():
@@ -381,17 +379,17 @@ class _PolicyRows:
             ]
 
     def fit(self, columns: Mapping[str, Block]) -> Mapping[str, Block]:
-        """Convert columns to the dtypes of the rows before; these are widened where they cannot hold them."""
+        """Convert columns to the dtypes of earlier rows; earlier rows are widened if the dtype is too narrow."""
         if columns.keys() != self._blocks.keys():
             odd = next(iter(columns.keys() ^ self._blocks.keys()))
-            raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
+            raise ColumnMismatchError(f"all steps of a collection must have the same columns, got some without {odd!r}")
         fitted: dict[str, Block] = {}
         for name, blocks in self._arrays.items():
             if not blocks:
                 continue
             block: Any = columns[name]
             first = blocks[0]
-            # NumPy has one object for each dtype of native numbers.
+            # Native numeric dtypes are singletons in NumPy.
             alike = type(block) is type(first) is _ndarray and block.dtype is first.dtype
             if alike and block.shape[1:] == first.shape[1:]:
                 continue
@@ -416,10 +414,10 @@ class _PolicyRows:
         return rows_of_block(joined, slice(count, None))
 
     def gather(self, constants: Mapping[str, int], *, infos: bool) -> SampleBatch:
-        """Make a batch in which the rows of each stream lie together."""
+        """Return a batch in stream order."""
         streams = Streams(*map(_concatenate, zip(*self._streams, strict=True)))
         stream = streams.env_id * (int(streams.agent_index.max()) + 1) + streams.agent_index
-        # Rows may lie stream by stream already.
+        # Rows may already be in stream order.
         order = None if (stream[1:] >= stream[:-1]).all() else by_stream(stream)
         columns: dict[str, Column] = {}
         nested: dict[str, Structure] = {}
@@ -439,12 +437,12 @@ class _PolicyRows:
         return SampleBatch._of_steps(columns, nested, len(stream))
 
     def _join(self, name: str, order: Rows | None, columns: dict[str, Column], nested: dict[str, Structure]) -> None:
-        """Join the blocks of a column, or of the leaves of a nested one, in stream order."""
+        """Join the blocks of a column, or of the leaves of a nested column, in stream order."""
         blocks = self._blocks[name]
         if name in self._values:
             joined = _join_values(name, blocks)
         elif len(blocks) == 1 and order is not None:
-            # The gather copies it.
+            # Reordering copies the block.
             joined = blocks[0]
         elif type(blocks[0]) is NestedRows:
             joined = _join_nested(name, blocks)
@@ -463,7 +461,7 @@ class _PolicyRows:
                 tree[folders[-1]] = None
         for leaf, values in parts:
             rows: Any = values if order is None else _take(values, order)
-            # Observations of one dtype whose shapes vary are a ragged column; NumPy has them as objects.
+            # Observations of one dtype and varying shapes become a ragged column; NumPy stores them as objects.
             is_ragged = values.dtype is _OBJECT and name in _OBSERVATIONS and is_of_arrays(rows)
             columns[leaf] = as_ragged(rows, leaf) if is_ragged else as_column(rows, leaf)
 
@@ -481,20 +479,20 @@ class _PolicyRows:
 def _join_nested(name: str, blocks: Sequence[Any]) -> NestedRows:
     first = blocks[0]
     if any(not isinstance(block, NestedRows) or block.structure != first.structure for block in blocks):
-        raise ColumnMismatchError(f"column {name!r} must be nested in the same way in all rows, and is not")
+        raise ColumnMismatchError(f"column {name!r} must have the same structure in all rows")
     paths = leaf_names(name, first.structure)
     leaves = zip(*[block.leaves for block in blocks], strict=True)
-    return NestedRows(first.structure, [join_blocks(path, own) for path, own in zip(paths, leaves, strict=True)])
+    return NestedRows(first.structure, [join_blocks(path, parts) for path, parts in zip(paths, leaves, strict=True)])
 
 
 def _is_alike(block: Any, first: Any) -> bool:
-    """Tell whether two tensors, or two blocks of a nested column, agree in structure, dtypes and row shapes."""
+    """Return whether two tensors or nested blocks have equal structure, dtypes and row shapes."""
     if is_tensor(block) and is_tensor(first):
         return bool(block.dtype == first.dtype and block.shape[1:] == first.shape[1:])
     if not (isinstance(block, NestedRows) and isinstance(first, NestedRows)) or block.structure != first.structure:
         return False
     pairs = zip(block.leaves, first.leaves, strict=True)
-    return all(leaf.dtype == own.dtype and leaf.shape[1:] == own.shape[1:] for leaf, own in pairs)
+    return all(leaf.dtype == expected.dtype and leaf.shape[1:] == expected.shape[1:] for leaf, expected in pairs)
 
 
 def _count_rows(block: Leaf | NestedRows) -> int:
@@ -508,12 +506,12 @@ def _join_values(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
 def _take(values: Leaf, order: Rows) -> Leaf:
     if type(values) is not _ndarray or values.dtype.hasobject:
         return values[order]
-    # Out of bounds cannot happen here; NumPy gathers by way of a copy if it must check.
+    # Indices are in bounds; with bounds checks, NumPy would gather through a temporary copy.
     return values.take(order, 0, memory.empty((len(order), *values.shape[1:]), values.dtype), "clip")
 
 
 def rows_of_block(block: Block, rows: Sequence[int] | slice) -> Block:
-    """Take some rows of a column.
+    """Select rows of a block.
 
     >>> rows_of_block(["a", "b", "c"], [2, 0])
     ['c', 'a']
@@ -531,8 +529,8 @@ def _copy_info(info: Any) -> Any:
 
 
 EpisodeHook = Callable[[Batch], Mapping[str, Any] | None]
-"""Called on the steps of every episode that ended, under Tianshou's names; what it returns, arrays with a row a step by
-name, is kept with them."""
+"""Function of the steps of a finished episode, under Tianshou's names. The arrays that it returns by name, with one row
+per step, are stored with the steps."""
 
 
 def call_on_buffer(hook: EpisodeHook, buffer: Any, start: int, last: int, length: int) -> None:
@@ -541,26 +539,26 @@ def call_on_buffer(hook: EpisodeHook, buffer: Any, start: int, last: int, length
     if len(indices) < length:
         indices = _remaining(buffer, last, length)
     for name, values in _results(hook, buffer[indices], len(indices)):
-        # Other rows of a new column are missing, which integers cannot say.
-        whole = values.dtype.kind in "iu" and not hasattr(buffer, name)
-        buffer.set_array_at_key(values.astype(np.float64) if whole else values, name, index=indices)
+        # Other rows of a new column are NaN, which integers cannot represent.
+        is_integer = values.dtype.kind in "iu" and not hasattr(buffer, name)
+        buffer.set_array_at_key(values.astype(np.float64) if is_integer else values, name, index=indices)
 
 
 def _remaining(buffer: Any, last: int, length: int) -> npt.NDArray[np.intp]:
-    """Go back from the last step to the first one that is still there."""
-    found = [last]
-    while len(found) < length:
-        before = int(buffer.prev(np.array([found[-1]]))[0])
-        if before == found[-1] or before == last:
+    """Return the stored rows of an episode by following `prev` from its last step."""
+    reversed_indices = [last]
+    while len(reversed_indices) < length:
+        before = int(buffer.prev(np.array([reversed_indices[-1]]))[0])
+        if before == reversed_indices[-1] or before == last:
             break
-        found.append(before)
-    return np.array(found[::-1])
+        reversed_indices.append(before)
+    return np.array(reversed_indices[::-1])
 
 
 def call_on_rows(hook: EpisodeHook, batch: SampleBatch) -> None:
     """Call a hook on every episode that ends in a batch, and add the returned columns, NaN in all other rows.
 
-    Of an episode that began in an earlier batch, the hook gets the rows that are in this one.
+    For an episode that started in an earlier batch, the hook receives only the rows in this batch.
     """
     if not len(batch):
         return
@@ -578,40 +576,40 @@ def call_on_rows(hook: EpisodeHook, batch: SampleBatch) -> None:
 
 
 def _results(hook: EpisodeHook, episode: Batch, steps: int) -> list[tuple[str, npt.NDArray[Any]]]:
-    found = []
+    columns = []
     for name, values in (hook(episode) or {}).items():
         array = np.asarray(values)
         if not array.ndim or len(array) != steps:
             raise ColumnLengthError(
-                f"column {name!r} must have {steps} rows, as the episode has, got {len(array) if array.ndim else 'one'}"
+                f"column {name!r} must have {steps} rows, got {len(array) if array.ndim else 'one'}"
             )
-        found.append((name, array))
-    return found
+        columns.append((name, array))
+    return columns
 
 
 def _blank(values: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
-    """Make a column of NaN, False or None, whichever the widest dtype of that kind has for no value."""
+    """Return a column of missing values: False, None or NaN, depending on the dtype."""
     kind = values.dtype.kind
     dtype = values.dtype if kind in "fcbO" else np.dtype(np.float64)
     return np.full((rows, *values.shape[1:]), {"b": False, "O": None}.get(kind, np.nan), dtype)
 
 
 StepHook = Callable[[Batch, Batch], Any]
-"""Called with every step of the environments: on the decision (`act`, `act_normalized`, `policy_entry`, `dist`,
-`hidden_state`), and on the transitions as they will be kept, to which it may add columns."""
+"""Function of the decision (`act`, `act_normalized`, `policy_entry`, `dist`, `hidden_state`) and the transitions of a
+step, as they will be stored; it may add columns to the transitions."""
 
 _NO_INFO: dict[str, Any] = {}
 
 
 class VectorRecorder:
-    """Steps of n environments of one agent each; collectors write them and take a batch, or find them in a buffer.
+    """Steps of n single-agent environments, recorded into a batch or added to a buffer.
 
     Attributes
     ----------
     recorded
         Steps since the last `take`.
     looks_at_each_step
-        Whether hooks are called on every single step.
+        Whether hooks must be called on every single step.
     """
 
     def __init__(
@@ -627,7 +625,7 @@ class VectorRecorder:
     ) -> None:
         self._env_ids, self._agent_index = env_ids, np.zeros(len(env_ids), np.int64)
         self._buffer = buffer
-        # A buffer need not look at the ids of rows that go to every ring in order.
+        # If rows are added to all rings in order, the buffer does not check ring ids.
         self._all_rings = None if getattr(buffer, "buffer_num", 0) == len(env_ids) else list(range(len(env_ids)))
         self._on_step, self._on_episode = on_step, on_episode
         self._actions = actions
@@ -653,23 +651,25 @@ class VectorRecorder:
         act: ActResult | None = None,
     ) -> None:
         """Record steps of all environments."""
-        known = columns[0]
+        first = columns[0]
         outcomes = zip(self._outcome_names, (*result.new_obs, *result[2:5]), strict=True)
         if result.steps == 1:
-            # Buffers and batches copy the arrays that they are given; a hook may write to them.
-            data = {**known, **dict(outcomes)}
+            # Buffers and batches copy their arguments, but a hook may write to the arrays.
+            data = {**first, **dict(outcomes)}
             if self._on_step is not None:
                 data = {name: join_blocks(name, [column]) for name, column in data.items()}
             self.record(data, result.infos, drop=drop, act=act)
             return
-        keys = known.keys()
-        for own in columns:
-            if own.keys() != keys:
-                odd = next(iter(own.keys() ^ keys))
-                raise ColumnMismatchError(f"all steps of a collection must have the same columns, some lack {odd!r}")
+        keys = first.keys()
+        for step_columns in columns:
+            if step_columns.keys() != keys:
+                odd = next(iter(step_columns.keys() ^ keys))
+                raise ColumnMismatchError(
+                    f"all steps of a collection must have the same columns, got some without {odd!r}"
+                )
         data = {}
-        for name in known:
-            # Adapters give all observations in one shape.
+        for name in first:
+            # Adapters return all observations in one shape.
             join = join_steps if name in self._obs_names else join_blocks
             data[name] = join(name, [*map(itemgetter(name), columns)])
         data.update(outcomes)
@@ -690,47 +690,47 @@ class VectorRecorder:
         Parameters
         ----------
         columns
-            Arrays of shape (k, ...), the rows of a step after those of the one before.
+            Arrays of shape (k, ...), step by step.
         infos
-            Infos by step; steps without any may be missing.
+            Infos by step; steps without infos may be missing.
         envs
-            The place of each row's environment, shape (k,); None for all of them in order in each step.
+            Index of each row's environment, shape (k,); None for all environments in order in each step.
         steps
-            How many steps these are, all of equally many rows.
+            Number of steps, which all have the same number of rows.
         drop
-            Rows that do not count; None for none.
+            Rows to discard; None for none.
         act
-            The decision, where a hook looks at each step.
+            Decision, required if `on_step` was given.
         """
         if not self._has_infos:
             infos = {}
         every = len(self._env_ids)
         count = every if envs is None else len(envs) // steps
-        kept = None
+        rows = None
         if drop is not None:
-            keeps = np.ones(steps * count, np.bool_)
-            keeps[drop] = False
-            kept = keeps.nonzero()[0]
-            if not len(kept):
+            is_kept = np.ones(steps * count, np.bool_)
+            is_kept[drop] = False
+            rows = is_kept.nonzero()[0]
+            if not len(rows):
                 return
-            columns = {name: take_rows(column, kept) for name, column in columns.items()}
-            envs = (self._every_env(steps) if envs is None else envs)[kept]
+            columns = {name: take_rows(column, rows) for name, column in columns.items()}
+            envs = (self._every_env(steps) if envs is None else envs)[rows]
         elif envs is None and steps > 1:
             envs = self._every_env(steps)
         self.recorded += every if envs is None else len(envs)
         decided = None if self._on_step is None else act
         if self._buffer is None and decided is None:
-            self._keep(columns, _info_rows(infos, steps, count, kept) if infos else None, envs, steps)
+            self._keep(columns, _info_rows(infos, steps, count, rows) if infos else None, envs, steps)
             return
         if self._buffer is not None and is_tensor(columns[self._new_names[0]]):
             columns = {name: to_host(column) for name, column in columns.items()}
-        transitions = to_transitions(columns, _infos_of_batch(infos, steps, count, kept))
+        transitions = to_transitions(columns, _infos_of_batch(infos, steps, count, rows))
         before = dict(transitions.__dict__)
         if self._on_step is not None and decided is not None:
-            self._on_step(_decision(decided, self._actions, kept), transitions)
+            self._on_step(_decision(decided, self._actions, rows), transitions)
         if self._buffer is None:
             columns = _columns_after(columns, before, transitions)
-            self._keep(columns, _info_rows(infos, steps, count, kept) if infos else None, envs, steps)
+            self._keep(columns, _info_rows(infos, steps, count, rows) if infos else None, envs, steps)
             return
         added = self._buffer.add(transitions, buffer_ids=self._all_rings if envs is None else envs)
         ends, rewards = columns[names.TERMINATEDS] | columns[names.TRUNCATEDS], columns[names.REWARDS]
@@ -765,7 +765,7 @@ class VectorRecorder:
         rows.append(blocks, Streams(eps_id, env_id, agent_index), t, infos if self._has_infos else None)
 
     def _call_on_ended(self, hook: EpisodeHook, added: Any, envs: Rows | None, counted: CountedSteps) -> None:
-        """Call the episode hook on episodes that ended in the buffer with the added rows, of one step."""
+        """Call the episode hook on episodes in the buffer that ended with the added rows of one step."""
         ended: Any = counted.ended
         row_of = {env: row for row, env in enumerate(envs.tolist())} if envs is not None else range(len(self._env_ids))
         for env, length in zip(ended.tolist(), counted.lens.tolist(), strict=True):
@@ -773,9 +773,9 @@ class VectorRecorder:
             call_on_buffer(hook, self._buffer, int(added[3][row]), int(added[0][row]), length)
 
     def begin(self) -> None:
-        """Start an episode in every environment; those under way do not go on.
+        """Start an episode in every environment and abandon unfinished episodes.
 
-        In a buffer, the last step of each of these becomes truncated.
+        In a buffer, the last step of each unfinished episode is marked as truncated.
         """
         self._episodes.begin()
         if self._buffer is None or not len(self._buffer):
@@ -786,7 +786,7 @@ class VectorRecorder:
             self._buffer.done[last] = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the episodes under way and the steps that have not been taken, for `load_state_dict`."""
+        """Return unfinished episodes and steps since the last `take`, for `load_state_dict`."""
         return {
             "episodes": self._episodes.state_dict(),
             "rows": copy.deepcopy(self._rows),
@@ -794,7 +794,7 @@ class VectorRecorder:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a recorder of as many environments was."""
+        """Restore the `state_dict` of a recorder of as many environments."""
         self._episodes.load_state_dict(state["episodes"])
         self._rows = copy.deepcopy(state["rows"])
         self.recorded = state["recorded"]
@@ -802,7 +802,7 @@ class VectorRecorder:
     def take(
         self, constants: Mapping[str, int]
     ) -> tuple[SampleBatch | None, npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Return the steps, if they were kept, and returns and lengths of the episodes that ended; start afresh."""
+        """Remove and return the steps (None with a buffer) and returns and lengths of completed episodes."""
         ended, self._episodes.ended, self.recorded = self._episodes.ended, [], 0
         returns, lens = np.empty(0), np.empty(0, np.int64)
         if ended:
@@ -816,20 +816,20 @@ class VectorRecorder:
         return batch, returns, lens
 
 
-def _info_rows(infos: Mapping[int, Infos], steps: int, count: int, kept: Rows | None) -> list[Any]:
+def _info_rows(infos: Mapping[int, Infos], steps: int, count: int, selected: Rows | None) -> list[Any]:
     rows: list[Any] = [_NO_INFO] * (steps * count)
-    for step, said in infos.items():
-        rows[step * count : (step + 1) * count] = infos_to_rows(said, count)
-    return rows if kept is None else [rows[row] for row in kept.tolist()]
+    for step, info in infos.items():
+        rows[step * count : (step + 1) * count] = infos_to_rows(info, count)
+    return rows if selected is None else [rows[row] for row in selected.tolist()]
 
 
-def _infos_of_batch(infos: Mapping[int, Infos], steps: int, count: int, kept: Rows | None) -> Batch:
+def _infos_of_batch(infos: Mapping[int, Infos], steps: int, count: int, selected: Rows | None) -> Batch:
     batch = batch_of_steps(infos, steps, count) if infos else node(Batch, {})
-    return batch if kept is None or not batch.__dict__ else batch[kept]
+    return batch if selected is None or not batch.__dict__ else batch[selected]
 
 
 def to_transitions(values: Columns, infos: Batch) -> Batch:
-    """Put columns together as Tianshou's transitions: `obs`, `act`, `rew`, ..., the parts of nested ones in batches.
+    """Build a batch of transitions under Tianshou's names, with nested columns as nested batches.
 
     >>> to_transitions({"rewards": np.ones(1), "policy.logp": np.zeros(1)}, Batch())
     Batch(
@@ -853,23 +853,23 @@ def to_transitions(values: Columns, infos: Batch) -> Batch:
 
 @lru_cache(maxsize=1024)
 def _nested_place(name: str) -> tuple[tuple[str, ...], str]:
-    """Return where a column lies in transitions: the names of the batches around it, and its own."""
+    """Return the location of a column in transitions: names of the enclosing batches, and its key."""
     top, *path = name.split(".")
     *folders, leaf = TO_NESTED.get(top, top), *path
     return tuple(folders), leaf
 
 
 def _columns_after(columns: Columns, before: Mapping[str, Any], transitions: Batch) -> Columns:
-    """Return the columns of transitions that a hook has seen; arrays that it left there are those from before."""
+    """Return the columns of transitions after a hook; arrays that it did not replace are reused."""
     after = {name: value for name, value in transitions.__dict__.items() if name != "info"}
     same = {name for name, value in after.items() if type(value) is _ndarray and value is before.get(name)}
-    # The lengths of other columns are compared to that of the rewards.
+    # The rewards define the length of the batch.
     same.discard("rew")
-    kept = {TO_FLAT.get(name, name) for name in same}
+    same_columns = {TO_FLAT.get(name, name) for name in same}
     changed = as_sample_batch(
         node(Batch, {TO_FLAT.get(name, name): value for name, value in after.items() if name not in same})
     )
-    values = {name: column for name, column in columns.items() if name in kept}
+    values = {name: column for name, column in columns.items() if name in same_columns}
     for name in changed.column_names:
         value = changed.column(name).values
         values[name] = value if is_tensor(value) else np.asarray(value)
@@ -877,7 +877,7 @@ def _columns_after(columns: Columns, before: Mapping[str, Any], transitions: Bat
 
 
 def _decision(act: ActResult, actions: SpaceLayout, rows: Rows | None) -> Batch:
-    """Make the batch of a decision that the step hook is called on."""
+    """Return a decision as a batch for the step hook."""
     decision = act.decision
     batch = node(
         Batch,

@@ -1,4 +1,4 @@
-"""Statistics: episodes of a batch or of fragments, and the report of a call of `collect`."""
+"""Statistics of the episodes in batches and fragments, and the result of `collect`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _NEEDED = (names.EPS_ID, names.T, names.AGENT_INDEX, names.REWARDS)
 
 @dataclass(frozen=True)
 class PolicyStatistics:
-    """How one policy's agents fared in the episodes that ended, in the order in which they begin in the batch.
+    """Statistics of one policy's agents in completed episodes, in order of their first steps in the batch.
 
     Attributes
     ----------
     episodes
-        Episodes that ended, and in which an agent of the policy acted.
+        Number of completed episodes in which an agent of the policy acted.
     returns
-        Each agent's rewards in each of these episodes, summed; shape (k,), or (k, m) for rewards of m parts.
+        Sum of rewards per agent and episode, shape (k,), or (k, m) for rewards of shape (m,).
     lengths
-        Steps that each agent made in each of them, shape (k,).
+        Number of steps per agent and episode, shape (k,).
     """
 
     episodes: int
@@ -41,12 +41,12 @@ class PolicyStatistics:
 
     @property
     def mean_return(self) -> float:
-        """Mean of the returns (over their parts as well), NaN if no episode ended."""
+        """Mean of all values in `returns`; NaN if no episode ended."""
         return float(self.returns.mean()) if self.returns.size else float("nan")
 
     @property
     def mean_length(self) -> float:
-        """Mean of the lengths, NaN if no episode ended."""
+        """Mean of `lengths`; NaN if no episode ended."""
         return float(self.lengths.mean()) if self.lengths.size else float("nan")
 
 
@@ -57,11 +57,11 @@ class EpisodeStatistics:
     Attributes
     ----------
     episodes
-        Episodes that ended within the batch.
+        Number of episodes that ended within the batch.
     unfinished
-        Episodes that did not.
+        Number of other episodes.
     policies
-        Statistics of each policy's agents in the episodes that ended.
+        Statistics of each policy's agents in the completed episodes.
     """
 
     episodes: int
@@ -70,11 +70,10 @@ class EpisodeStatistics:
 
 
 def episode_statistics(batch: MultiAgentBatch | SampleBatch) -> EpisodeStatistics | None:
-    """Sum up the episodes in a batch.
+    """Compute statistics of the episodes in a batch.
 
-    An episode has ended if a step of it is marked by `eps_done`; without that column, if every agent that acted in its
-    last step was terminated or truncated by it. Those that have not are counted, but enter no mean: they would pull it
-    down.
+    An episode has ended if a step is marked by `eps_done`; without that column, if every agent that acted in its last
+    step was terminated or truncated. Unfinished episodes are counted, but excluded from returns and lengths.
 
     Parameters
     ----------
@@ -85,7 +84,7 @@ def episode_statistics(batch: MultiAgentBatch | SampleBatch) -> EpisodeStatistic
     Returns
     -------
     EpisodeStatistics or None
-        None if a policy's batch lacks one of these columns.
+        Statistics; None if a policy's batch lacks a required column.
 
     Examples
     --------
@@ -96,8 +95,8 @@ def episode_statistics(batch: MultiAgentBatch | SampleBatch) -> EpisodeStatistic
     ...     rewards=[1.0, 2.0, 3.0, 9.0],
     ...     dones=[False, False, True, False],
     ... )
-    >>> found = episode_statistics(steps)
-    >>> found.episodes, found.unfinished, found.policies["default_policy"].mean_return
+    >>> statistics = episode_statistics(steps)
+    >>> statistics.episodes, statistics.unfinished, statistics.policies["default_policy"].mean_return
     (1, 1, 6.0)
     """
     policies = policies_of(batch)
@@ -113,21 +112,21 @@ def episode_statistics(batch: MultiAgentBatch | SampleBatch) -> EpisodeStatistic
 
 
 def policies_of(fragment: SampleBatch | MultiAgentBatch) -> dict[PolicyID, SampleBatch]:
-    """Return the batches of a fragment that have rows."""
+    """Return the non-empty batches of a fragment by policy."""
     return {policy: steps for policy, steps in fragment.as_multi_agent().policy_batches.items() if steps.count}
 
 
 def finished_episodes(batch: MultiAgentBatch | SampleBatch) -> npt.NDArray[Any]:
     """Return the ids of the episodes that ended within a batch; see `episode_statistics`.
 
-    A batch without the columns that tell has none.
+    The result is empty if a required column is missing.
     """
     ends = episode_ends(policies_of(batch))
     return np.empty(0, np.int64) if ends is None else ends.ids[ends.finished]
 
 
 def _ends_of(policies: Mapping[PolicyID, SampleBatch]) -> EpisodeEnds | None:
-    """Tell which episodes ended; None if a batch lacks a column that returns and lengths are counted by."""
+    """Find completed episodes; None if a batch lacks a required column."""
     if not all(name in steps for steps in policies.values() for name in _NEEDED):
         return None
     return episode_ends(policies)
@@ -138,13 +137,15 @@ def _of_policy(steps: SampleBatch, finished: npt.NDArray[Any]) -> PolicyStatisti
     if not len(rows):
         rewards = np.asarray(steps[names.REWARDS])
         return PolicyStatistics(0, np.empty((0, *rewards.shape[1:])), np.empty(0, np.int64))
-    found = _sum_up(steps, rows)
-    order = found.first.argsort()
-    return PolicyStatistics(len(np.unique(found.eps_id)), found.returns[order], found.lengths[order])
+    trajectories = _sum_up(steps, rows)
+    order = trajectories.first.argsort()
+    return PolicyStatistics(
+        len(np.unique(trajectories.eps_id)), trajectories.returns[order], trajectories.lengths[order]
+    )
 
 
 class _Trajectories(NamedTuple):
-    """Trajectories, shape (k,) each: episode, agent, first row, rewards summed up, and steps."""
+    """Episode, agent, first row, sum of rewards and number of steps of k trajectories, shape (k,) each."""
 
     eps_id: npt.NDArray[Any]
     agent: npt.NDArray[Any]
@@ -156,12 +157,12 @@ class _Trajectories(NamedTuple):
 def _sum_up(steps: SampleBatch, rows: npt.NDArray[np.intp]) -> _Trajectories:
     eps_id, agent, rewards = (np.asarray(steps[name]) for name in (names.EPS_ID, names.AGENT_INDEX, names.REWARDS))
     rows = rows[by_stream(eps_id[rows], agent[rows])]
-    found = _sum_runs(eps_id[rows], agent[rows], rewards[rows])
-    return found._replace(first=rows[found.first])
+    trajectories = _sum_runs(eps_id[rows], agent[rows], rewards[rows])
+    return trajectories._replace(first=rows[trajectories.first])
 
 
 def _sum_runs(eps_id: npt.NDArray[Any], agent: npt.NDArray[Any], rewards: npt.NDArray[Any]) -> _Trajectories:
-    """Sum up rows, at least one, by run of equal episodes and agents."""
+    """Sum rewards and count steps per run of equal episodes and agents; requires at least one row."""
     starts = run_starts(eps_id, agent)
     returns = np.add.reduceat(rewards, starts, axis=0, dtype=np.float64)
     return _Trajectories(eps_id[starts], agent[starts], starts, returns, np.diff(starts, append=len(rewards)))
@@ -170,8 +171,8 @@ def _sum_runs(eps_id: npt.NDArray[Any], agent: npt.NDArray[Any], rewards: npt.ND
 class RunningStatistics:
     """Statistics of episodes that extend over several fragments.
 
-    `episode_statistics` reads a single batch. This class also counts the fragments before it, so that returns and
-    lengths cover entire episodes wherever the fragments were cut. Parts of an episode must be added in order.
+    `episode_statistics` reads a single batch. This class accumulates fragments, so that returns and lengths cover
+    entire episodes. The parts of an episode must be added in order.
 
     Examples
     --------
@@ -190,21 +191,21 @@ class RunningStatistics:
         self._ended: dict[PolicyID, dict[str, Any]] = {}
         self._open: dict[Any, dict[tuple[PolicyID, Any], list[Any]]] = {}
         self._newest: dict[int, Any] = {}
-        """The newest open episode of each environment, for `forget_cut_off`."""
+        """Newest unfinished episode of each environment, for `forget_cut_off`."""
 
     @property
     def unfinished(self) -> int:
-        """Number of episodes that have started and not ended."""
+        """Number of unfinished episodes."""
         return len(self._open)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
-        """Add a fragment, and return the statistics of the episodes that ended with it.
+        """Add a fragment and return the statistics of the episodes that it ends.
 
-        A fragment without one of the columns `eps_id`, `t`, `agent_index`, `rewards` and the flags counts nothing.
+        A fragment that lacks `eps_id`, `t`, `agent_index`, `rewards` or the flags is ignored.
         """
-        found = self.advance(fragment)
-        self.include(found)
-        return found
+        ended = self.advance(fragment)
+        self.include(ended)
+        return ended
 
     def advance(self, fragment: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
         """Return the statistics of the episodes that end with a fragment; `include` counts them."""
@@ -223,7 +224,7 @@ class RunningStatistics:
         self._open_runs(policy, _sum_runs(eps_id, agent, rewards))
 
     def end(self, eps_ids: Iterable[Any]) -> EpisodeStatistics:
-        """Return the statistics of finished episodes, and forget them."""
+        """Remove finished episodes and return their statistics."""
         ended: dict[PolicyID, dict[str, Any]] = {}
         episodes = 0
         for eps_id in eps_ids:
@@ -236,25 +237,25 @@ class RunningStatistics:
                 ended[policy]["lengths"].append(length)
         return EpisodeStatistics(episodes, len(self._open), _by_policy(ended))
 
-    def include(self, found: EpisodeStatistics) -> None:
+    def include(self, finished: EpisodeStatistics) -> None:
         """Count finished episodes."""
-        self.episodes += found.episodes
-        for policy, own in found.policies.items():
+        self.episodes += finished.episodes
+        for policy, counts in finished.policies.items():
             ended = self._ended.setdefault(policy, {"episodes": 0, "returns": [], "lengths": []})
-            ended["episodes"] += own.episodes
-            ended["returns"] += list(own.returns)
-            ended["lengths"] += own.lengths.tolist()
+            ended["episodes"] += counts.episodes
+            ended["returns"] += list(counts.returns)
+            ended["lengths"] += counts.lengths.tolist()
 
     def statistics(self) -> EpisodeStatistics:
         """Return the statistics of all finished episodes, in the order of their ends."""
         return EpisodeStatistics(self.episodes, len(self._open), _by_policy(self._ended))
 
     def clear(self) -> None:
-        """Forget unfinished episodes."""
+        """Discard unfinished episodes."""
         self._open, self._newest = {}, {}
 
     def forget_cut_off(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Forget episodes whose environment has another unfinished episode in a fragment.
+        """Discard episodes whose environment has another unfinished episode in a fragment.
 
         All fragments must belong to one run, in which environments have distinct `env_id`s.
         """
@@ -281,8 +282,14 @@ class RunningStatistics:
         for name in ("episodes", "_ended", "_open", "_newest"):
             setattr(self, name, copy.deepcopy(state[name.strip("_")]))
 
-    def _open_runs(self, policy: PolicyID, found: _Trajectories) -> None:
-        runs = zip(found.eps_id.tolist(), found.agent.tolist(), found.returns, found.lengths.tolist(), strict=True)
+    def _open_runs(self, policy: PolicyID, trajectories: _Trajectories) -> None:
+        runs = zip(
+            trajectories.eps_id.tolist(),
+            trajectories.agent.tolist(),
+            trajectories.returns,
+            trajectories.lengths.tolist(),
+            strict=True,
+        )
         for episode, agent, total, length in runs:
             before = self._open.setdefault(episode, {}).setdefault((policy, agent), [0.0, 0])
             before[0] = before[0] + total
@@ -291,8 +298,10 @@ class RunningStatistics:
 
 def _by_policy(ended: Mapping[PolicyID, Mapping[str, Any]]) -> dict[PolicyID, PolicyStatistics]:
     return {
-        policy: PolicyStatistics(own["episodes"], np.array(own["returns"], np.float64), np.array(own["lengths"], int))
-        for policy, own in ended.items()
+        policy: PolicyStatistics(
+            values["episodes"], np.array(values["returns"], np.float64), np.array(values["lengths"], int)
+        )
+        for policy, values in ended.items()
     }
 
 
@@ -303,7 +312,7 @@ BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
 
 
 class PrintedAsDict:
-    """Prints the fields of a report, nested reports included, as a dict."""
+    """Base of reports that are printed as nested dicts."""
 
     def pprint_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> None:
         """Print the fields as a dict.
@@ -311,7 +320,7 @@ class PrintedAsDict:
         Parameters
         ----------
         exclude_fields
-            Names of fields to leave out.
+            Names of fields to omit.
         indent
             Spaces before nested ones.
 
@@ -331,7 +340,7 @@ class PrintedAsDict:
 
 
 def _as_dict(report: Any) -> Any:
-    """Convert reports, and mappings of them, to dicts; other values are not copied."""
+    """Convert reports and mappings of reports to dicts; other values are not copied."""
     if isinstance(report, PrintedAsDict):
         return {name: _as_dict(value) for name, value in vars(report).items()}
     return {name: _as_dict(value) for name, value in report.items()} if type(report) is dict else report
@@ -370,7 +379,7 @@ class SequenceSummaryStats(PrintedAsDict):
         if not array.size:
             return None
         if array.size == 1:
-            # Most calls that collect few steps end one episode at the most.
+            # Most short calls end at most one episode.
             number = float(array.item())
             return cls(number, abs(number - number), number, number)
         return cls(float(array.mean()), float(array.std()), float(array.max()), float(array.min()))
@@ -391,17 +400,17 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
     collect_speed
         Steps per second.
     returns
-        Sum of rewards of each finished episode, shape (k,), in the order of their ends. Steps of earlier calls are
+        Sum of rewards of each finished episode, shape (k,), in order of episode ends. Steps of earlier calls are
         included.
     lens
         Number of steps of each finished episode, shape (k,).
     returns_stat, lens_stat
         Summaries of `returns` and `lens`; None if no episode ended.
     batch
-        The steps, grouped by stream; None if they are in a buffer, which type checkers do not see.
+        Steps in stream order; None if they are in a buffer, although the static type omits None.
     policies
-        With several agents, the statistics of each policy, by policy id: the steps of its agents, and one entry per
-        agent and finished episode. `returns` and `lens` of the report then concatenate those of all policies.
+        With several agents, statistics per policy id: steps of the policy's agents, and one entry per agent and
+        finished episode. `returns` and `lens` of the report are their concatenation over policies.
     """
 
     n_collected_episodes: int = 0
@@ -412,7 +421,7 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
     lens: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     returns_stat: SequenceSummaryStats | None = None
     lens_stat: SequenceSummaryStats | None = None
-    # Only who gave the collector a buffer has to ask whether it is there.
+    # The type omits None, because only a collector with a buffer returns None.
     batch: BatchT | Any = None
     policies: Mapping[PolicyID, CollectStats[Any]] = field(default_factory=dict)
 
@@ -433,9 +442,11 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
         parts = {"": self, **{f"{policy} ": stats for policy, stats in self.policies.items()}}
         rows = []
         for prefix, stats in parts.items():
-            for name, found in (("returns", stats.returns_stat), ("lens", stats.lens_stat)):
+            for name, summary in (("returns", stats.returns_stat), ("lens", stats.lens_stat)):
                 numbers = (
-                    [""] * 4 if found is None else [f"{n:.4g}" for n in (found.mean, found.std, found.min, found.max)]
+                    [""] * 4
+                    if summary is None
+                    else [f"{n:.4g}" for n in (summary.mean, summary.std, summary.min, summary.max)]
                 )
                 rows.append([f"{prefix}{name}", *numbers])
         return rows
@@ -461,7 +472,7 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
         (3.0, 2.0, 3.0)
         """
         stats = cls.__new__(cls)
-        # All at once: a frozen dataclass sets field by field, which loops that collect step by step notice.
+        # Set all fields at once: field by field, as frozen dataclasses do, is slow in loops of single steps.
         stats.__dict__.update(
             n_collected_episodes=len(lens) if episodes is None else episodes,
             n_collected_steps=steps,
@@ -484,21 +495,21 @@ def report(
     time_s: float,
     batch: MultiAgentBatch | None,
 ) -> CollectStats[MultiAgentBatch]:
-    """Create the report on steps of several agents."""
+    """Create the report of a multi-agent collection."""
     policies = {}
     returns, lens = [np.empty(0)], [np.empty(0, np.int64)]
     for policy_id, steps in agent_steps.items():
-        own = ended.policies.get(policy_id, _NONE_ENDED)
+        policy_ended = ended.policies.get(policy_id, _NONE_ENDED)
         policies[policy_id] = CollectStats[SampleBatch].from_counts(
             steps=steps,
             time_s=time_s,
-            returns=own.returns,
-            lens=own.lengths,
-            episodes=own.episodes,
+            returns=policy_ended.returns,
+            lens=policy_ended.lengths,
+            episodes=policy_ended.episodes,
             batch=None if batch is None else batch.policy_batches.get(policy_id),
         )
-        returns.append(own.returns)
-        lens.append(own.lengths)
+        returns.append(policy_ended.returns)
+        lens.append(policy_ended.lengths)
     return CollectStats.from_counts(
         steps=env_steps,
         time_s=time_s,

@@ -113,7 +113,7 @@ def test_columns_and_episodes_are_chosen_by_name_and_number(folder: Path) -> Non
     assert found["obs"].tolist() == two_episodes()["obs"][3:].tolist()
     with pytest.raises(ColumnNotFoundError, match="no column 'actions'; did you mean 'action'"):
         read_lerobot(folder, columns=["actions"])
-    with pytest.raises(RowIndexError, match="episode 2 must be one of the dataset, which has 2"):
+    with pytest.raises(RowIndexError, match="episode 2 must be one of the dataset's 2 episodes"):
         read_lerobot(folder, episodes=[2])
 
 
@@ -139,7 +139,7 @@ def test_tasks_of_several_are_kept(tmp_path: Path) -> None:
     write_lerobot(batch, tmp_path / "walk", fps=10, task=["walk", "run"])
     assert read_lerobot(tmp_path / "walk")["task_index"].tolist() == [0, 0, 0, 1, 1]
     assert parquet.read_table(tmp_path / "walk" / EPISODES)["tasks"].to_pylist() == [["walk"], ["run"]]
-    with pytest.raises(ColumnMismatchError, match="column 'task_index' must count the 1 tasks that are given"):
+    with pytest.raises(ColumnMismatchError, match="column 'task_index' must be an index of the 1 tasks"):
         write_lerobot(batch, tmp_path / "run", fps=10, task=["walk"])
 
 
@@ -238,7 +238,7 @@ def test_images_without_pillow_are_refused_by_name(folder: Path, monkeypatch: py
 
 def test_videos_are_refused_by_name_unless_left_out(folder: Path) -> None:
     change_feature(folder, "observation.images.top", dtype="video", shape=[2, 5, 3])
-    with pytest.raises(ColumnTypeError, match=r"column 'observation.images.top' must not be a video to be read"):
+    with pytest.raises(ColumnTypeError, match=r"column 'observation.images.top' must not be a video"):
         read_lerobot(folder)
     assert read_lerobot(folder, columns=["observation.state"])["obs"].shape == (5, 2)
 
@@ -297,15 +297,15 @@ def test_features_that_lie_are_refused_by_name(folder: Path) -> None:
         ("observation.state", {"shape": [3]}, r"column 'observation.state' must have rows of shape \(3,\)"),
         ("observation.state", {"shape": [2, 1]}, r"column 'observation.state' must have rows of shape \(2, 1\)"),
         ("next.reward", {"shape": [2]}, r"column 'next.reward' must have rows of shape \(2,\)"),
-        ("next.reward", {"dtype": "int64"}, "column 'next.reward' must hold int64, .* got double"),
-        ("next.reward", {"dtype": "string"}, "column 'next.reward' must hold string, .* got double"),
-        ("action", {"dtype": "image", "shape": [2, 5, 3]}, "column 'action' must have images embedded"),
-        ("effort", {"dtype": "float32", "shape": [1]}, "must have column 'effort', as meta/info.json says"),
+        ("next.reward", {"dtype": "int64"}, "column 'next.reward' must contain int64 as in .* got double"),
+        ("next.reward", {"dtype": "string"}, "column 'next.reward' must contain string as in .* got double"),
+        ("action", {"dtype": "image", "shape": [2, 5, 3]}, "column 'action' must contain embedded images"),
+        ("effort", {"dtype": "float32", "shape": [1]}, "must have column 'effort', which meta/info.json lists"),
         ("action.x", {"dtype": "float32", "shape": [1]}, "column 'action.x' must not be nested in 'action'"),
         (
             "rewards",
             {"dtype": "float32", "shape": [1]},
-            "column 'rewards' must not stand for the same as 'next.reward'",
+            "column 'rewards' must not map to the same column as 'next.reward'",
         ),
     ):
         before = (folder / "meta/info.json").read_text()
@@ -314,7 +314,9 @@ def test_features_that_lie_are_refused_by_name(folder: Path) -> None:
             read_lerobot(folder)
         (folder / "meta/info.json").write_text(before)
     change_feature(folder, "action", dtype="complex64")
-    with pytest.raises(ColumnTypeError, match="column 'action' must hold numbers, strings or images, got 'complex64'"):
+    with pytest.raises(
+        ColumnTypeError, match="column 'action' must contain numbers, strings or images, got 'complex64'"
+    ):
         read_lerobot(folder)
 
 
@@ -336,15 +338,15 @@ def test_strings_are_read_within_the_bound(folder: Path) -> None:
 def test_rows_that_are_not_those_of_the_episodes_are_refused(folder: Path) -> None:
     for lengths in ([3, 3], [1 << 62, 1 << 62], [2, 2]):
         change_column(folder / EPISODES, "length", [pa.array(lengths)])
-        with pytest.raises(FormatError, match="must have the rows of its episodes, it has 5"):
+        with pytest.raises(FormatError, match="must have the rows of its episodes, got 5"):
             read_lerobot(folder)
     change_column(folder / EPISODES, "length", [pa.array([2, 3])])
     with pytest.raises(FormatError, match=r"column 'episode_index' of .* must number its episodes' frames in order"):
         read_lerobot(folder)
     for name, values, message in (
-        ("length", [0, 5], "column 'length' of .* must have whole numbers from 1"),
-        ("data/file_index", [0, None], "column 'data/file_index' of .* must have whole numbers from 0"),
-        ("episode_index", [1, 1], "must have each episode once"),
+        ("length", [0, 5], "column 'length' of .* must contain only integers of at least 1"),
+        ("data/file_index", [0, None], "column 'data/file_index' of .* must contain only integers of at least 0"),
+        ("episode_index", [1, 1], "must list each episode once"),
     ):
         write = parquet.read_table(folder / EPISODES)
         change_column(folder / EPISODES, name, [pa.array(values, pa.int64())])
@@ -386,20 +388,24 @@ def test_memory_is_bounded(folder: Path) -> None:
 
 def test_what_the_layout_cannot_keep_is_refused_by_name(tmp_path: Path) -> None:
     for changed, kind, message in (
-        ({"infos": [{"a": 1}] * 5}, ColumnTypeError, "column 'infos.*' must hold numbers in a dataset of LeRobot"),
-        ({"word": ["a"] * 5}, ColumnTypeError, "column 'word' must hold numbers in a dataset of LeRobot"),
+        ({"infos": [{"a": 1}] * 5}, ColumnTypeError, "column 'infos.*' must be numeric in a LeRobot dataset"),
+        ({"word": ["a"] * 5}, ColumnTypeError, "column 'word' must be numeric in a LeRobot dataset"),
         ({"a/b": np.ones(5)}, ColumnTypeError, "column 'a/b' must have no '/' in its name"),
-        ({"big": np.ones((5, 1, 1, 1, 1, 1, 1))}, ColumnTypeError, "column 'big' must have rows of 1 to 5 dimensions"),
-        ({"action": np.ones(5)}, ColumnMismatchError, "column 'action' must be there once"),
-        ({"frame_index": np.ones(5)}, ColumnMismatchError, "column 'frame_index' must be there once"),
+        (
+            {"big": np.ones((5, 1, 1, 1, 1, 1, 1))},
+            ColumnTypeError,
+            "column 'big' must have rows of at most 5 dimensions",
+        ),
+        ({"action": np.ones(5)}, ColumnMismatchError, "column 'action' must be unique"),
+        ({"frame_index": np.ones(5)}, ColumnMismatchError, "column 'frame_index' must be unique"),
     ):
         batch = SampleBatch({**dict(two_episodes().items()), **changed})
         with pytest.raises(kind, match=message):
             write_lerobot(batch, tmp_path / "walk", fps=10)
-    with pytest.raises(ColumnNotFoundError, match="column 'actions' must be there to be converted"):
+    with pytest.raises(ColumnNotFoundError, match="column 'actions' must exist to be converted"):
         write_lerobot(two_episodes().drop("actions"), tmp_path / "walk", fps=10)
     for fps in (0, float("nan"), True):
-        with pytest.raises(ArgumentError, match="fps must be above 0"):
+        with pytest.raises(ArgumentError, match="fps must be positive"):
             write_lerobot(two_episodes(), tmp_path / "walk", fps=fps)
     for tasks, message in (([], "at least"), (["a", "a"], "each task once")):
         with pytest.raises(ArgumentError, match=message):
@@ -408,7 +414,7 @@ def test_what_the_layout_cannot_keep_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_files_is_left_as_it_is(folder: Path) -> None:
-    with pytest.raises(StorageError, match="must be a new folder or an empty one"):
+    with pytest.raises(StorageError, match="must be a new or empty folder"):
         write_lerobot(two_episodes()[:3], folder, fps=10)
     assert len(read_lerobot(folder)) == 5
 
@@ -428,5 +434,5 @@ def test_empty_infos_of_a_collector_are_left_out(tmp_path: Path) -> None:
     write_lerobot(batch, tmp_path / "steps", fps=30)
     assert read_lerobot(tmp_path / "steps")["obs"].tolist() == batch["obs"].tolist()
     batch["infos"] = [{"a": 1}] * 40
-    with pytest.raises(ColumnTypeError, match="column 'infos' must hold numbers"):
+    with pytest.raises(ColumnTypeError, match="column 'infos' must be numeric"):
         write_lerobot(batch, tmp_path / "others", fps=30)

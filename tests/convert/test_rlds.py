@@ -61,25 +61,25 @@ def test_an_episode_that_is_cut_has_not_ended() -> None:
 
 def test_what_is_no_episode_is_refused() -> None:
     first, _ = to_rlds(two_episodes())
-    with pytest.raises(ColumnTypeError, match="must have an episode at least"):
+    with pytest.raises(ColumnTypeError, match="must contain at least one RLDS episode"):
         from_rlds([])
     with pytest.raises(ColumnTypeError, match="episode 0 of RLDS must be a dict with 'steps', got a list"):
         from_rlds([[]])  # type: ignore[list-item]
-    with pytest.raises(ColumnLengthError, match="episode 0 of RLDS must have steps, it has none"):
+    with pytest.raises(ColumnLengthError, match="episode 0 of RLDS must have steps, got none"):
         from_rlds([{"steps": []}])
     for name in ("observation", "action", "is_last", "is_terminal"):
         with pytest.raises(ColumnNotFoundError, match=f"episode 0 of RLDS must have '{name}'"):
             from_rlds([{"steps": {key: value for key, value in first["steps"].items() if key != name}}])
     with pytest.raises(ColumnLengthError, match="'rewards'"):
         from_rlds([{"steps": first["steps"] | {"reward": np.zeros(2)}}])
-    with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must be there"):
+    with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must exist"):
         next(to_rlds(two_episodes().drop("new_obs")))
 
 
 def test_steps_that_differ_in_their_entries_or_shapes_are_refused() -> None:
     step = {"observation": [1.0], "action": 0, "is_last": False, "is_terminal": False}
     without = {name: value for name, value in step.items() if name != "action"}
-    with pytest.raises(ColumnMismatchError, match="column 'steps' must be nested in the same way in all rows"):
+    with pytest.raises(ColumnMismatchError, match="column 'steps' must have the same structure in all rows"):
         from_rlds([{"steps": [step, without]}])
-    with pytest.raises(ColumnTypeError, match=r"column 'steps\.observation' must have rows of one shape"):
+    with pytest.raises(ColumnTypeError, match=r"column 'steps\.observation' must have rows of equal shape"):
         from_rlds([{"steps": [step, step | {"observation": [1.0, 2.0]}]}])

@@ -105,11 +105,11 @@ def test_an_episode_comes_back_with_infos_and_time() -> None:
 
 def test_what_is_no_episode_is_refused() -> None:
     for given in ([], [1], [episode(), MultiAgentEpisode()]):
-        with pytest.raises(ColumnTypeError, match="episodes of RLlib must be of one kind, and one at least"):
+        with pytest.raises(ColumnTypeError, match="episodes must be at least one RLlib episode"):
             from_rllib_episodes(given)
-    with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must be there"):
+    with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must exist"):
         to_rllib_episodes(two_episodes().drop("new_obs"))
-    with pytest.raises(ColumnNotFoundError, match="column 't' must be there"):
+    with pytest.raises(ColumnNotFoundError, match="column 't' must exist"):
         to_rllib_episodes(MultiAgentBatch({"p": two_episodes().drop("t")}, 5))
 
 

@@ -119,7 +119,7 @@ def test_packing_is_rllibs() -> None:
             "column 'obs' in line 1 of .* must have rows as RLlib",
         ),
         ('{"type": "SampleBatch", "obs": "é"}', "column 'obs' in line 1 of .* must have rows as RLlib"),
-        ("", "must have batches of RLlib, it has none"),
+        ("", "must have batches of RLlib, got none"),
     ],
 )
 def test_damaged_json_is_refused(tmp_path: Path, line: str, message: str) -> None:
@@ -148,7 +148,7 @@ def test_packed_zeros_are_bounded(tmp_path: Path) -> None:
 
 
 def test_objects_without_a_form_in_json_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ColumnTypeError, match="column 'infos' must hold what JSON has a form for"):
+    with pytest.raises(ColumnTypeError, match="column 'infos' must contain values that JSON can represent"):
         write_rllib_json(SampleBatch(rewards=[1.0], infos=[{"x": {1, 2}}]), tmp_path / "steps.json")
     assert not list(tmp_path.iterdir())
 
@@ -165,14 +165,16 @@ def test_rows_of_parquet_come_back(tmp_path: Path, nested: bool) -> None:
 
 
 def test_nested_columns_of_rows_must_be_packed(tmp_path: Path) -> None:
-    with pytest.raises(ColumnTypeError, match="column 'obs' is nested and must be packed; name it in compress_columns"):
+    with pytest.raises(
+        ColumnTypeError, match="column 'obs' must be packed, got nested columns; add it to compress_columns"
+    ):
         write_rllib_parquet(two_episodes(nested=True), tmp_path / "a.parquet", compress_columns=())
 
 
 @pytest.mark.parametrize("other", [{"y": 1.0}, 3.0, {"x": (1.0, 2.0)}], ids=["name", "number", "tuple"])
 def test_packed_rows_that_are_nested_in_different_ways_are_refused(tmp_path: Path, other: Any) -> None:
     parquet.write_table(pa.table({"obs": [pack({"x": (1.0,)}), pack(other)]}), tmp_path / "a.parquet")
-    with pytest.raises(ColumnMismatchError, match=r"column 'obs(\.x)?' must be nested in the same way in all rows"):
+    with pytest.raises(ColumnMismatchError, match=r"column 'obs(\.x)?' must have the same structure in all rows"):
         read_rllib_parquet(tmp_path)
 
 
@@ -248,7 +250,7 @@ def test_damaged_episodes_are_refused(tmp_path: Path, mark: Path) -> None:
     with pytest.raises(FormatError, match="must be a whole Parquet file"):
         read_rllib_parquet(tmp_path)
     (tmp_path / "a.parquet").unlink()
-    with pytest.raises(FormatError, match=r"must be a folder with .parquet files, it has none"):
+    with pytest.raises(FormatError, match=r"must be a folder with .parquet files, got none"):
         read_rllib_parquet(tmp_path)
 
 
@@ -257,7 +259,7 @@ def test_strings_that_are_no_text_are_refused(tmp_path: Path) -> None:
     data = pa.py_buffer(b"ab\xff")
     text = pa.StringArray.from_buffers(3, pa.py_buffer(np.arange(4, dtype=np.int32)), data)
     parquet.write_table(pa.table({"eps_id": text, "rewards": pa.array([1.0, 2.0, 3.0])}), path)
-    with pytest.raises(FormatError, match=r"steps.parquet' must hold valid values, it is damaged"):
+    with pytest.raises(FormatError, match=r"steps.parquet' must contain valid values"):
         read_rllib_parquet(path)
 
 
@@ -266,5 +268,5 @@ def test_columns_that_are_there_twice_are_refused(tmp_path: Path) -> None:
     write_rllib_parquet(two_episodes(), path)
     table = parquet.read_table(path)
     parquet.write_table(table.append_column("t", table.column("t")), path)
-    with pytest.raises(FormatError, match=r"steps.parquet' must have column 't' once, it is there again"):
+    with pytest.raises(FormatError, match=r"steps.parquet' must have column 't' once, got a duplicate"):
         read_rllib_parquet(path)

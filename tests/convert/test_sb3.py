@@ -100,7 +100,7 @@ def test_rollout_buffers(drawn: bool) -> None:
 
 
 def test_another_buffer_is_refused() -> None:
-    with pytest.raises(ColumnTypeError, match="must be a replay or rollout buffer, got a list"):
+    with pytest.raises(ColumnTypeError, match="must be a replay or rollout buffer of Stable-Baselines3, got a list"):
         from_sb3([])  # type: ignore[arg-type]
 
 
@@ -143,21 +143,23 @@ def test_a_rollout_buffer_is_filled_and_drawn_from() -> None:
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
     two = spaces.Discrete(3)
-    with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must be there"):
+    with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must exist"):
         to_sb3_replay(two_episodes().drop("new_obs"), LINE, two)
-    with pytest.raises(ColumnNotFoundError, match="column 'vf_preds' must be there"):
+    with pytest.raises(ColumnNotFoundError, match="column 'vf_preds' must exist"):
         to_sb3_rollout(two_episodes(), LINE, two)
     with pytest.raises(ColumnMismatchError, match=r"column 'obs' must have rows of shape \(3,\) to fit its space, got"):
         to_sb3_replay(two_episodes(), spaces.Box(-1, 1, (3,)), two)
-    with pytest.raises(ColumnMismatchError, match=r"column 'obs' must be one array for a space that is no Dict"):
+    with pytest.raises(ColumnMismatchError, match=r"column 'obs' must be one array for a space other than Dict"):
         to_sb3_replay(two_episodes(nested=True), LINE, two)
-    with pytest.raises(ColumnMismatchError, match=r"column 'obs' must have the parts of its space: place, x|x, place"):
+    with pytest.raises(
+        ColumnMismatchError, match=r"column 'obs' must have the parts of its space, (place, x|x, place)"
+    ):
         to_sb3_replay(two_episodes(nested=True), PARTS, two)
     with pytest.raises(ColumnTypeError, match="column 'obs' must fit uint8 of its space, got float32"):
         to_sb3_replay(two_episodes(), spaces.Box(0, 255, (2,), np.uint8), two)
     with pytest.raises(ArgumentError, match="n_envs must divide the number of steps, which is 5, got 2; drop 1"):
         to_sb3_replay(two_episodes(), LINE, two, n_envs=2)
-    with pytest.raises(CapacityError, match="a buffer of 4 steps must be larger to take 5"):
+    with pytest.raises(CapacityError, match="capacity must be at least the number of steps, 5, got 4"):
         to_sb3_replay(two_episodes(), LINE, two, capacity=4)
 
 

@@ -108,22 +108,22 @@ def test_what_is_no_experience_is_refused() -> None:
     with pytest.raises(ColumnTypeError, match="must be a batch, a buffer or columns by name, got a str"):
         as_steps("steps.arrow")
     for empty in (SampleBatch(), ReplayBuffer(3), []):
-        with pytest.raises(EmptyBufferError, match="must have steps to be converted, it has none"):
+        with pytest.raises(EmptyBufferError, match="must have steps to be converted, got none"):
             as_steps(empty)  # type: ignore[arg-type]
 
 
 def test_columns_that_are_needed_are_named() -> None:
-    with pytest.raises(ColumnNotFoundError, match="column 'terminateds' must be there to be converted"):
+    with pytest.raises(ColumnNotFoundError, match="column 'terminateds' must exist to be converted"):
         as_steps(SampleBatch(obs=[1, 2]))
     with pytest.raises(ColumnMismatchError, match="column 'terminateds' must have flags"):
         as_steps(SampleBatch(obs=[1, 2], terminateds=[0.5, 1.0]))
     with pytest.raises(SequenceError, match="column 't' must count the steps of each episode one by one"):
         as_steps(two_episodes().take([0, 2]))
-    with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must be there"):
+    with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must exist"):
         observations_of(two_episodes().drop("new_obs"))
-    with pytest.raises(ColumnTypeError, match=r"column 'obs' must have rows of one shape to be converted, they vary"):
+    with pytest.raises(ColumnTypeError, match=r"column 'obs' must have rows of equal shape to be converted"):
         observations_of(SampleBatch(obs=[[1], [1, 2]], new_obs=[[1], [1, 2]]))
-    with pytest.raises(ColumnTypeError, match=r"column 'obs' must have rows of one shape to be converted, they vary"):
+    with pytest.raises(ColumnTypeError, match=r"column 'obs' must have rows of equal shape to be converted"):
         observations_of(SampleBatch(obs=[[1], [1, 2]], new_obs=[[1], [1, 2]]).to_torch())
 
 

@@ -53,7 +53,7 @@ def test_parts_of_observations_are_entries_of_the_root() -> None:
 
 def test_parts_with_the_name_of_another_entry_are_refused() -> None:
     batch = SampleBatch(obs={"action": [1.0, 2.0]}, actions=[0, 1])
-    with pytest.raises(ColumnMismatchError, match=r"column 'actions' must have a name of its own.*'action' twice"):
+    with pytest.raises(ColumnMismatchError, match=r"column 'actions' must have a unique name.*'action' twice"):
         to_tensordict(batch)
 
 
@@ -90,7 +90,7 @@ def test_entries_of_next_alone_stay_there() -> None:
 
 
 def test_a_tensordict_without_rows_is_refused() -> None:
-    with pytest.raises(ColumnTypeError, match="must have a batch dimension to be steps, it has none"):
+    with pytest.raises(ColumnTypeError, match="must have a batch dimension, got none"):
         from_tensordict(tensordict.TensorDict({"observation": torch.zeros(3)}, batch_size=[]))
 
 

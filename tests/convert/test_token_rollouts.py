@@ -112,7 +112,7 @@ def test_verl_refuses_what_does_not_fit():
     tensors = {"responses": torch.zeros(1, 3), "attention_mask": torch.zeros(1, 2)}
     with pytest.raises(ColumnMismatchError, match="'responses' must be no wider than 'attention_mask', 2, got 3"):
         from_verl(SimpleNamespace(batch=tensors, non_tensor_batch={}))
-    with pytest.raises(ColumnMismatchError, match="column 'responses' must be one of tensors or another one"):
+    with pytest.raises(ColumnMismatchError, match="column 'responses' must be either a tensor or a non-tensor column"):
         from_verl(SimpleNamespace(batch=tensors, non_tensor_batch={"responses": np.zeros(1)}))
 
 

@@ -120,5 +120,5 @@ def test_what_does_not_fit_is_named() -> None:
     rb.extend(steps_of(4))
     with pytest.raises(ColumnNotFoundError, match="'td_error'"):
         rb.update_tensordict_priority(rb.sample(2))
-    with pytest.raises(PriorityError, match="must go to a prioritized buffer, got a ReplayBuffer"):
+    with pytest.raises(PriorityError, match="must be prioritized to update priorities, got a ReplayBuffer"):
         rb.update_priority([0], [1.0])

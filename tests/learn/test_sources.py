@@ -221,7 +221,7 @@ def test_folders_without_rows_are_refused(tmp_path: Path) -> None:
 
 
 def test_rows_that_nothing_draws_from_are_refused() -> None:
-    sentence = "rows to learn from must be in a buffer, a dataset or files, got SampleBatch"
+    sentence = "source must be a buffer, a dataset or a path, got SampleBatch"
     with pytest.raises(ArgumentError, match=sentence):
         cloning().create_trainer(OfflineTrainerParams(buffer=steps_of(filled())))
 

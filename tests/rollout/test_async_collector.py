@@ -589,7 +589,7 @@ def test_what_is_kept_must_be_kept_at_every_step() -> None:
 
     with (
         Async(policy, ladders([9, 9])) as collector,
-        pytest.raises(ColumnMismatchError, match=r"some lack 'policy\.a'"),
+        pytest.raises(ColumnMismatchError, match=r"some without 'policy\.a'"),
     ):
         collector.collect(n_step=20)
 

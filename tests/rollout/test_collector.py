@@ -491,7 +491,7 @@ def test_actions_may_widen_but_not_lose() -> None:
 def test_what_is_kept_must_be_kept_at_every_step() -> None:
     kept = iter([{"policy": {"a": np.zeros(2)}}, {}])
     collector = Collector(lambda obs: {"act": np.zeros(2, int), **next(kept)}, ladders([9, 9]))
-    with pytest.raises(ColumnMismatchError, match=r"some lack 'policy\.a'"):
+    with pytest.raises(ColumnMismatchError, match=r"some without 'policy\.a'"):
         collector.collect(n_step=4)
 
 
@@ -682,7 +682,7 @@ def test_hooks_are_applied_to_the_trajectories_of_every_batch() -> None:
 
 def test_an_episode_hook_must_give_a_row_for_each_step() -> None:
     collector = Collector(stay, ladders([2, 3]), on_episode_done_hook=lambda episode: {"x": [1.0]})
-    with pytest.raises(ColumnLengthError, match="column 'x' must have 2 rows, as the episode has, got 1"):
+    with pytest.raises(ColumnLengthError, match="column 'x' must have 2 rows, got 1"):
         collector.collect(n_step=8)
 
 

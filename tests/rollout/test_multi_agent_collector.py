@@ -293,7 +293,7 @@ def test_steps_go_to_a_buffer_if_there_is_one() -> None:
     }
     held = buffer.buffers["agent"][:30]
     assert sorted(map(tuple, held.obs.tolist())) == sorted(map(tuple, batches[0]["agent"]["obs"].tolist()))
-    with pytest.raises(ArgumentError, match="hooks must be for batches"):
+    with pytest.raises(ArgumentError, match="hooks must be empty with a buffer"):
         MultiAgentCollector("random", arena.Relay, buffer=buffer, hooks=[lambda trajectory, others: None])
 
 

@@ -336,10 +336,12 @@ def test_estimates_of_another_shape_than_rewards_are_refused(ends: list[bool]) -
     )  # fmt: skip
     found = postprocess(steps.copy(), [GAE(lambda obs: obs[:, :1])])
     assert found["advantages"].shape == (3,)
-    with pytest.raises(ColumnLengthError, match=r"estimates must be of shape \(3,\), as rewards are, got \(3, 2\)"):
+    with pytest.raises(ColumnLengthError, match=r"estimates must have the shape of the rewards, \(3,\), got \(3, 2\)"):
         postprocess(steps.copy(), [GAE(lambda obs: obs)])
     if not ends[-1]:
-        with pytest.raises(ColumnLengthError, match=r"estimates must be of shape \(1,\), as rewards are, got \(1, 2\)"):
+        with pytest.raises(
+            ColumnLengthError, match=r"estimates must have the shape of the rewards, \(1,\), got \(1, 2\)"
+        ):
             postprocess(steps.copy(), [GAE(lambda obs: obs[:, 0], bootstrap=lambda obs: obs)])
 
 

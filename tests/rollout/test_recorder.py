@@ -85,7 +85,7 @@ def test_leaves_of_nested_columns_are_widened_each_by_itself() -> None:
 def test_steps_of_other_columns_are_refused() -> None:
     recorder = Recorder()
     append(recorder, 0, np.array([1, 2]))
-    with pytest.raises(ColumnMismatchError, match="some lack 'obs'"):
+    with pytest.raises(ColumnMismatchError, match="some without 'obs'"):
         recorder.append("p", {"rewards": [0.0]}, STREAMS, STREAMS.env_id)
 
 

@@ -217,11 +217,11 @@ def test_a_buffer_gets_the_same_steps() -> None:
 
 def test_states_that_do_not_fit_are_refused() -> None:
     collector = MAKERS["CartPole"]()
-    with pytest.raises(FormatError, match="must have 'collector'"):
+    with pytest.raises(FormatError, match="must have the entry 'collector'"):
         collector.load_state_dict({})
-    with pytest.raises(ArgumentError, match="of a Collector of 3 environments, got one of a Collector of 1"):
+    with pytest.raises(ArgumentError, match="of a Collector with 3 environments, got a Collector with 1"):
         collector.load_state_dict(MAKERS["Pendulum"]().state_dict())
-    with pytest.raises(ArgumentError, match="got one of a MultiAgentCollector"):
+    with pytest.raises(ArgumentError, match="got a MultiAgentCollector"):
         collector.load_state_dict(MAKERS["simple_spread"]().state_dict())
     with pytest.raises(EnvironmentSpecError, match="one of a Wrapped, got one of a"):
         MAKERS["as a whole, SameStep"]().load_state_dict(MAKERS["Disabled"]().state_dict(), allow_pickle=True)
@@ -230,6 +230,6 @@ def test_states_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("name", ["CartPole", "simple_spread"])
 @pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_copies_and_pickles_name_the_state(name: str, take: Any) -> None:
-    with pytest.raises(SampleBatchError, match="take its state_dict"):
+    with pytest.raises(SampleBatchError, match="pass its state_dict"):
         take(MAKERS[name]())
     assert isinstance(MAKERS[name](), BaseCollector)

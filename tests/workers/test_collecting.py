@@ -239,7 +239,7 @@ def test_environments_that_do_not_fit_the_buffer_are_refused() -> None:
         pytest.raises(ArgumentError, match="must be a MultiAgentReplayBuffer for these environments"),
     ):
         workers.collect(n_step=2)
-    with pytest.raises(ArgumentError, match="hooks must be for batches"):
+    with pytest.raises(ArgumentError, match="hooks must be empty with a buffer"):
         inline("random", ladder, ReplayBuffer(10), num_workers=1, hooks=[print])
 
 

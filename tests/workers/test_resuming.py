@@ -332,7 +332,9 @@ def test_workers_must_be_started() -> None:
 
 @pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_copies_and_pickles_name_the_state(take: Any) -> None:
-    with pytest.raises(SampleBatchError, match=r"a RolloutWorkers cannot be copied or pickled, .* take its state_dict"):
+    with pytest.raises(
+        SampleBatchError, match=r"a RolloutWorkers must not be copied or pickled, .* pass its state_dict"
+    ):
         take(inline("random", "CartPole-v1"))
 
 
