@@ -50,7 +50,7 @@ class Uncopied:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ColumnTypeError(
-            f"a {type(self).__name__} must not be copied or pickled, because it has environments and a policy; pass its "
+            f"a {type(self).__name__} must not be copied or pickled, as it has environments and a policy; pass its "
             "state_dict() to load_state_dict() of a new one"
         )
 
