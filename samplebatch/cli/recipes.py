@@ -15,6 +15,7 @@ from samplebatch.learn.behaviour_cloning import BehaviourCloning, ImitationPolic
 from samplebatch.learn.cql import CQL
 from samplebatch.learn.ddpg import DDPG, ContinuousDeterministicPolicy
 from samplebatch.learn.discrete_bcq import DiscreteBCQ, DiscreteBCQPolicy
+from samplebatch.learn.distributional import C51, QRDQN, C51Policy, QRDQNPolicy
 from samplebatch.learn.dqn import DQN, DiscreteQLearningPolicy
 from samplebatch.learn.exploration import GaussianNoise
 from samplebatch.learn.heads import (
@@ -27,7 +28,7 @@ from samplebatch.learn.heads import (
     ValueCritic,
 )
 from samplebatch.learn.impala import APPO, IMPALA
-from samplebatch.learn.networks import Convolutional, Net
+from samplebatch.learn.networks import Convolutional, Net, NoisyLinear
 from samplebatch.learn.optimizer import AdamOptimizerFactory
 from samplebatch.learn.policy import DiscreteActorPolicy, ProbabilisticActorPolicy
 from samplebatch.learn.ppo import PPO
@@ -119,6 +120,23 @@ _ASYNCHRONOUS = _COMMON | {
     "max_lag": None,
 }
 _ONE_STEP = {"hidden_sizes": [256, 256], "num_envs": 1, "collection_step_num_env_steps": 1}
+_Q_LEARNING = _OFF_POLICY | {
+    "lr": 1e-3,
+    "hidden_sizes": [128, 128],
+    "is_dueling": False,
+    "is_noisy": False,
+    "eps_start": 1.0,
+    "eps_end": 0.05,
+    "eps_steps": 10_000,
+    "n_step_return_horizon": 3,
+    "target_update_freq": 250,
+    "max_grad_norm": 10.0,
+    "update_step_num_gradient_steps_per_sample": 0.5,
+    "prioritized_alpha": 0.0,
+    "prioritized_beta": 0.4,
+}
+_ATOMS = {"num_atoms": 51, "v_min": -10.0, "v_max": 100.0}
+"""Atoms of the return: for CartPole, whose discounted returns reach 100, as for rewards clipped to [-1, 1]."""
 _OFFLINE = _COMMON | {"epoch_num_steps": 1000, "batch_size": 256}
 
 
@@ -188,11 +206,11 @@ def _arguments(cls: type, settings: Settings) -> dict[str, Any]:
     return {name: settings[name] for name in _plain_arguments(cls) if name in settings}
 
 
-def _body(space: Space, settings: Settings) -> nn.Module:
+def _body(space: Space, settings: Settings, **layers: Any) -> nn.Module:
     """Make layers for observations: convolutions for images, linear ones else."""
     if len(space.shape or ()) == 3:
-        return Convolutional(space)
-    return Net.for_space(space, settings["hidden_sizes"])
+        return Convolutional(space, **layers)
+    return Net.for_space(space, settings["hidden_sizes"], **layers)
 
 
 def _optim(settings: Settings) -> AdamOptimizerFactory:
@@ -244,15 +262,23 @@ def _make_reinforce(obs: Space, act: Space, settings: Settings) -> Reinforce:
     return Reinforce(policy=policy, optim=_optim(settings), **_arguments(Reinforce, settings))
 
 
-def _make_dqn(obs: Space, act: Space, settings: Settings) -> DQN:
-    _check_discrete(act, "dqn")
-    head = DuelingCritic if settings["is_dueling"] else DiscreteCritic
-    policy = DiscreteQLearningPolicy(
-        model=head.for_space(_body(obs, settings), act),
-        eps_training=LinearSchedule(settings["eps_start"], settings["eps_end"], settings["eps_steps"]),
-        **_spaces(obs, act),
-    )
-    return DQN(policy=policy, optim=_optim(settings), **_arguments(DQN, settings))
+def _make_q_learning(cls: Any, policy_class: Any) -> Callable[[Space, Space, Settings], Any]:
+    """Make a maker of Q-learning: of values, or of as many atoms or quantiles per action as a setting says."""
+
+    def make(obs: Space, act: Space, settings: Settings) -> Any:
+        _check_discrete(act, cls.__name__.lower())
+        layers: dict[str, Any] = {"linear_layer": NoisyLinear} if settings["is_noisy"] else {}
+        head = DuelingCritic if settings["is_dueling"] else DiscreteCritic
+        atoms = settings.get("num_atoms") or settings.get("num_quantiles") or 1
+        policy = policy_class(
+            model=head.for_space(_body(obs, settings, **layers), act, num_atoms=atoms, **layers),
+            eps_training=LinearSchedule(settings["eps_start"], settings["eps_end"], settings["eps_steps"]),
+            **{name: settings[name] for name in ("num_atoms", "v_min", "v_max") if name in settings},
+            **_spaces(obs, act),
+        )
+        return cls(policy=policy, optim=_optim(settings), **_arguments(cls, settings))
+
+    return make
 
 
 def _make_deterministic(cls: Any) -> Callable[[Space, Space, Settings], Any]:
@@ -385,22 +411,31 @@ RECIPES: Mapping[str, Recipe] = {
         "deep Q-learning, for discrete actions",
         DQN,
         OffPolicyTrainerParams,
-        _make_dqn,
-        _OFF_POLICY
-        | {
-            "lr": 1e-3,
-            "hidden_sizes": [128, 128],
-            "is_dueling": False,
-            "eps_start": 1.0,
-            "eps_end": 0.05,
-            "eps_steps": 10_000,
-            "n_step_return_horizon": 3,
-            "target_update_freq": 250,
-            "max_grad_norm": 10.0,
-            "update_step_num_gradient_steps_per_sample": 0.5,
-            "prioritized_alpha": 0.0,
-            "prioritized_beta": 0.4,
-        },
+        _make_q_learning(DQN, DiscreteQLearningPolicy),
+        _Q_LEARNING,
+    ),
+    "c51": Recipe(
+        "categorical deep Q-learning, for discrete actions",
+        C51,
+        OffPolicyTrainerParams,
+        _make_q_learning(C51, C51Policy),
+        _Q_LEARNING | _ATOMS,
+    ),
+    "qrdqn": Recipe(
+        "deep Q-learning by quantile regression, for discrete actions",
+        QRDQN,
+        OffPolicyTrainerParams,
+        _make_q_learning(QRDQN, QRDQNPolicy),
+        _Q_LEARNING | {"num_quantiles": 51},
+    ),
+    "rainbow": Recipe(
+        "Rainbow: c51 with prioritized replay, and a dueling network that explores by noise on its weights",
+        C51,
+        OffPolicyTrainerParams,
+        _make_q_learning(C51, C51Policy),
+        _Q_LEARNING
+        | _ATOMS
+        | {"is_dueling": True, "is_noisy": True, "eps_start": 0.0, "eps_end": 0.0, "prioritized_alpha": 0.5},
     ),
     "td3": Recipe(
         "twin delayed deep deterministic policy gradients, for continuous actions",

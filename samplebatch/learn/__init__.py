@@ -32,8 +32,13 @@ if TYPE_CHECKING:
     from samplebatch.learn.ddpg import ContinuousDeterministicPolicy as ContinuousDeterministicPolicy
     from samplebatch.learn.discrete_bcq import DiscreteBCQ as DiscreteBCQ
     from samplebatch.learn.discrete_bcq import DiscreteBCQPolicy as DiscreteBCQPolicy
+    from samplebatch.learn.distributional import C51 as C51
+    from samplebatch.learn.distributional import QRDQN as QRDQN
+    from samplebatch.learn.distributional import C51Policy as C51Policy
+    from samplebatch.learn.distributional import QRDQNPolicy as QRDQNPolicy
     from samplebatch.learn.dqn import DQN as DQN
     from samplebatch.learn.dqn import DiscreteQLearningPolicy as DiscreteQLearningPolicy
+    from samplebatch.learn.dqn import QLearningOffPolicyAlgorithm as QLearningOffPolicyAlgorithm
     from samplebatch.learn.exploration import BaseNoise as BaseNoise
     from samplebatch.learn.exploration import GaussianNoise as GaussianNoise
     from samplebatch.learn.exploration import OUNoise as OUNoise
@@ -56,6 +61,7 @@ if TYPE_CHECKING:
     from samplebatch.learn.networks import MLP as MLP
     from samplebatch.learn.networks import Convolutional as Convolutional
     from samplebatch.learn.networks import Net as Net
+    from samplebatch.learn.networks import NoisyLinear as NoisyLinear
     from samplebatch.learn.networks import Recurrent as Recurrent
     from samplebatch.learn.networks import RecurrentBody as RecurrentBody
     from samplebatch.learn.normalization import RunningMeanStd as RunningMeanStd

@@ -6,8 +6,9 @@ al., arXiv:1511.05952) where the buffer is prioritized, and dueling networks (`D
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import torch
@@ -89,16 +90,29 @@ class DiscreteQLearningPolicy(Policy):
         model
             The network that is evaluated; None for the policy's own.
         """
-        values, state = self.action_values(batch, state, model)
-        return Batch(act=to_numpy(values.argmax(-1)), logits=values, state=state)
+        output, mask, state = self.network_output(batch, state, model)
+        values = self.compute_q_value(output, mask)
+        # Logits of values alone are the values, with masked ones below all others.
+        logits = values if output.shape == values.shape else output
+        return Batch(act=to_numpy(values.argmax(-1)), logits=logits, state=state)
 
     def action_values(
         self, batch: Batch, state: Any = None, model: nn.Module | None = None
     ) -> tuple[torch.Tensor, Any]:
         """Return the values of all actions, shape (n, actions), and the state; arguments are those of `forward`."""
+        output, mask, state = self.network_output(batch, state, model)
+        return self.compute_q_value(output, mask), state
+
+    def network_output(
+        self, batch: Batch, state: Any = None, model: nn.Module | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
+        """Return the network's output, shape (n, actions, ...), the mask of allowed actions and the state.
+
+        Arguments are those of `forward`.
+        """
         obs, mask = self.observations(batch)
-        values, state = ask(self.model if model is None else model, obs, state)
-        return self.compute_q_value(values, mask), state
+        output, state = ask(self.model if model is None else model, obs, state)
+        return output, mask, state
 
     def compute_q_value(self, logits: torch.Tensor, mask: Any) -> torch.Tensor:
         """Return action values of a network's output; a subclass for another kind of output overrides this.
@@ -132,8 +146,11 @@ class DiscreteQLearningPolicy(Policy):
         self._steps += steps
 
 
-class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
-    """Deep Q-learning of a policy for discrete actions.
+QPolicyT = TypeVar("QPolicyT", bound=DiscreteQLearningPolicy)
+
+
+class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
+    """Base of Q-learning algorithms for discrete actions, of values or of their distributions.
 
     Parameters
     ----------
@@ -146,9 +163,8 @@ class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
     target_update_freq
         Updates between copies to the target network; 0 for no target network.
     is_double
-        Whether the policy's own network chooses the action that the target network estimates.
-    huber_loss_delta
-        Where the loss turns from squares to absolute errors; None for squares alone.
+        Whether the policy's own network chooses the action that the target network estimates (van Hasselt et al.,
+        arXiv:1509.06461, equation 4).
     max_grad_norm
         Maximum L2 norm of gradients; None for no clipping.
     allow_nonfinite
@@ -163,13 +179,12 @@ class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
     def __init__(
         self,
         *,
-        policy: DiscreteQLearningPolicy,
+        policy: QPolicyT,
         optim: OptimizerFactory,
         gamma: float = 0.99,
         n_step_return_horizon: int = 1,
         target_update_freq: int = 0,
         is_double: bool = True,
-        huber_loss_delta: float | None = None,
         max_grad_norm: float | None = None,
         allow_nonfinite: bool = False,
     ) -> None:
@@ -177,37 +192,89 @@ class DQN(OffPolicyAlgorithm[DiscreteQLearningPolicy]):
         self.gamma, self.n_step = fraction("gamma", gamma), whole("n_step_return_horizon", n_step_return_horizon, 1)
         self.target_update_freq = whole("target_update_freq", target_update_freq)
         self.is_double = is_double
-        self.huber_loss_delta = None if huber_loss_delta is None else positive("huber_loss_delta", huber_loss_delta)
         self.optim = self._create_optimizer(policy, optim, max_grad_norm)
         self.model_old = self._add_lagged_network(policy.model) if self.target_update_freq else None
 
     @torch.no_grad()
-    def _target_q(self, batch: Batch) -> torch.Tensor:
-        """Estimate the values of the observations after the last steps of windows."""
+    def _output_after(self, batch: Batch) -> torch.Tensor:
+        """Return the network's output for the best actions after the last steps of windows, shape (n, ...)."""
         after = Batch(obs=batch.obs_next)
-        values, _ = self.policy.action_values(after, model=self.model_old)
-        if not self.is_double:
-            return values.max(-1).values
-        # arXiv:1509.06461, equation 4: one network chooses, the other estimates.
-        best = values.argmax(-1) if self.model_old is None else self.policy.action_values(after)[0].argmax(-1)
-        return values.gather(-1, best[:, None])[:, 0]
+        output, mask, _ = self.policy.network_output(after, model=self.model_old)
+        if self.is_double and self.model_old is not None:
+            values, _ = self.policy.action_values(after)
+        else:
+            values = self.policy.compute_q_value(output, mask)
+        return _of_actions(output, values.argmax(-1))
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
         # The sum of rewards, and the factor of the estimate, come with rows that stand for windows.
-        batch.returns = batch.returns + batch.discount * self._target_q(batch)
+        output = self._output_after(batch)
+        rows = (-1, *[1] * (output.ndim - 1))
+        batch.returns = self._target(batch.returns.view(rows), batch.discount.view(rows), output)
         return batch
+
+    def _target(self, returns: torch.Tensor, discount: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """Return the targets, shape (n, ...), of the network's outputs for the actions after windows.
+
+        Parameters
+        ----------
+        returns, discount
+            Sums of rewards, and factors of the estimates, with as many axes as the output.
+        output
+            What `_output_after` returned.
+        """
+        return returns + discount * output
+
+    @abstractmethod
+    def _losses(self, output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss and the priority of each row, shape (n,), of outputs for its action and targets."""
 
     def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
         if self.target_update_freq and self.updates % self.target_update_freq == 0:
             self._update_lagged_network_weights()
-        values = self.policy.action_values(batch)[0].gather(-1, batch.act[:, None].long())[:, 0]
-        weight, delta = batch.get("weight"), self.huber_loss_delta
-        reduction = "mean" if weight is None else "none"
-        if delta is None:
-            losses = nn.functional.mse_loss(values, batch.returns, reduction=reduction)
-        else:
-            losses = nn.functional.huber_loss(values, batch.returns, reduction=reduction, delta=delta)
-        loss = losses if weight is None else (losses * weight).mean()
+        output, _, _ = self.policy.network_output(batch)
+        losses, priorities = self._losses(_of_actions(output, batch.act.long()), batch.returns)
+        weight = batch.get("weight")
+        loss = (losses if weight is None else losses * weight).mean()
         self.optim.step(loss)
-        batch.weight = (batch.returns - values.detach()).abs()
+        batch.weight = priorities.detach()
         return SimpleLossTrainingStats(loss=loss.item())
+
+
+def _of_actions(output: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
+    return output[torch.arange(len(act), device=act.device), act]
+
+
+class DQN(QLearningOffPolicyAlgorithm[DiscreteQLearningPolicy]):
+    """Deep Q-learning of a policy for discrete actions.
+
+    Parameters
+    ----------
+    policy, optim, **options
+        See `QLearningOffPolicyAlgorithm`.
+    huber_loss_delta
+        Where the loss turns from squares to absolute errors; None for squares alone.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: DiscreteQLearningPolicy,
+        optim: OptimizerFactory,
+        huber_loss_delta: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(policy=policy, optim=optim, **options)
+        self.huber_loss_delta = None if huber_loss_delta is None else positive("huber_loss_delta", huber_loss_delta)
+
+    def _losses(self, output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.huber_loss_delta is None:
+            losses = nn.functional.mse_loss(output, target, reduction="none")
+        else:
+            losses = nn.functional.huber_loss(output, target, reduction="none", delta=self.huber_loss_delta)
+        return losses, (target - output).abs()

@@ -211,6 +211,8 @@ class DiscreteCritic(VectorOutput):
         See `DiscreteActor`.
     last_size
         Width of the output: 1 for V(s), the number of actions for Q(s, a).
+    linear_layer
+        See `MLP`.
 
     Raises
     ------
@@ -218,18 +220,38 @@ class DiscreteCritic(VectorOutput):
         If `preprocess_net` has no `output_dim`, or a number is not a positive whole number.
     """
 
-    def __init__(self, preprocess_net: nn.Module, hidden_sizes: Sequence[int] = (), last_size: int = 1) -> None:
+    def __init__(
+        self,
+        preprocess_net: nn.Module,
+        hidden_sizes: Sequence[int] = (),
+        last_size: int = 1,
+        linear_layer: LinearLayer = nn.Linear,
+    ) -> None:
         super().__init__()
         self.preprocess = preprocess_net
         if isinstance(hidden_sizes, gymnasium.Space):
             raise ArgumentError(f"hidden_sizes must be widths of layers, got a {type_name(hidden_sizes)}; {FOR_SPACE}")
-        self.last = MLP(_width(preprocess_net), whole("last_size", last_size, 1), hidden_sizes, flatten_input=False)
+        size = whole("last_size", last_size, 1)
+        self.last = MLP(_width(preprocess_net), size, hidden_sizes, linear_layer=linear_layer, flatten_input=False)
         self.output_dim = last_size
 
     @classmethod
-    def for_space(cls, body: nn.Module, action_space: Space) -> Self:
-        """Create a critic of the values Q(s, a) of a Discrete space from the features of a body."""
-        return cls(body, last_size=_choices(action_space))
+    def for_space(
+        cls, body: nn.Module, action_space: Space, *, num_atoms: int = 1, linear_layer: LinearLayer = nn.Linear
+    ) -> Self:
+        """Create a critic of the values Q(s, a) of a Discrete space from the features of a body.
+
+        Parameters
+        ----------
+        body, action_space
+            The network of the features, and the space.
+        num_atoms
+            Outputs per action, for `C51Policy` and `QRDQNPolicy`.
+        linear_layer
+            See `MLP`.
+        """
+        size = _choices(action_space) * whole("num_atoms", num_atoms, 1)
+        return cls(body, last_size=size, linear_layer=linear_layer)
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:
         """Return the values, shape (n, last_size); of a recurrent network, a pair of the values and the state."""
@@ -261,29 +283,44 @@ class DuelingCritic(VectorOutput):
     ----------
     preprocess_net, action_shape
         See `DiscreteActor`.
+    num_atoms
+        Outputs per action, for `C51Policy` and `QRDQNPolicy`. With more than 1 the output has shape (n, actions,
+        num_atoms), and the formula holds for each atom.
+    linear_layer
+        See `MLP`.
 
     Raises
     ------
     ArgumentError
-        If `preprocess_net` has no `output_dim`, or `action_shape` is not positive.
+        If `preprocess_net` has no `output_dim`, or `action_shape` or `num_atoms` is not positive.
     """
 
-    def __init__(self, preprocess_net: nn.Module, action_shape: int | Sequence[int]) -> None:
+    def __init__(
+        self,
+        preprocess_net: nn.Module,
+        action_shape: int | Sequence[int],
+        num_atoms: int = 1,
+        linear_layer: LinearLayer = nn.Linear,
+    ) -> None:
         super().__init__()
         self.output_dim, width = shape_size("action_shape", action_shape, 1), _width(preprocess_net)
-        self.preprocess = preprocess_net
-        self.value, self.advantage = nn.Linear(width, 1), nn.Linear(width, self.output_dim)
+        self.preprocess, self.num_atoms = preprocess_net, whole("num_atoms", num_atoms, 1)
+        self.value = linear_layer(width, self.num_atoms)
+        self.advantage = linear_layer(width, self.output_dim * self.num_atoms)
 
     @classmethod
-    def for_space(cls, body: nn.Module, action_space: Space) -> Self:
+    def for_space(
+        cls, body: nn.Module, action_space: Space, *, num_atoms: int = 1, linear_layer: LinearLayer = nn.Linear
+    ) -> Self:
         """Create a critic for the actions of a Discrete space from the features of a body."""
-        return cls(body, _choices(action_space))
+        return cls(body, _choices(action_space), num_atoms, linear_layer)
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
         """Return the values of the actions, and the state."""
         features, state = ask(self.preprocess, obs, state)
-        advantage = self.advantage(features)
-        return self.value(features) + advantage - advantage.mean(-1, keepdim=True), state
+        advantage = self.advantage(features).unflatten(-1, (-1, self.num_atoms))
+        values = self.value(features)[..., None, :] + advantage - advantage.mean(-2, keepdim=True)
+        return (values if self.num_atoms > 1 else values[..., 0]), state
 
 
 class ValueCritic(nn.Module):

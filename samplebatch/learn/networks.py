@@ -20,7 +20,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from samplebatch.arguments import choice, fraction, whole
+from samplebatch.arguments import choice, fraction, positive, whole
 from samplebatch.batch.nested.node import values_of
 from samplebatch.errors import ArgumentError
 
@@ -175,6 +175,82 @@ class VectorOutput(nn.Module):
     def get_output_dim(self) -> int:
         """Return the width of the output."""
         return self.output_dim
+
+
+class NoisyLinear(nn.Module):
+    r"""Linear layer with learned noise on its weights, for exploration (Fortunato et al., arXiv:1706.10295).
+
+    The noise is factorized (equations 10 and 11) and drawn anew in every call: all rows of a call have the same noise.
+
+    .. math:: y = (\mu_W + \sigma_W \circ f(\epsilon_q) f(\epsilon_p)^T) x + \mu_b + \sigma_b \circ f(\epsilon_q),
+        \quad f(x) = \mathrm{sgn}(x) \sqrt{|x|}
+
+    A policy has noise within training steps and none outside of them; target networks have none.
+
+    Parameters
+    ----------
+    in_features, out_features
+        Widths of the input and the output.
+    noisy_std
+        Initial standard deviation of the noise, times the square root of `in_features`.
+
+    Attributes
+    ----------
+    is_noisy
+        Whether calls draw noise; policies set it with `is_within_training_step`.
+
+    Raises
+    ------
+    ArgumentError
+        If a width is not a positive whole number, or `noisy_std` not a positive number.
+
+    Examples
+    --------
+    >>> layer = NoisyLinear(3, 2)
+    >>> obs = torch.ones(1, 3)
+    >>> torch.equal(layer(obs), layer(obs))
+    True
+    >>> layer.is_noisy = True
+    >>> torch.equal(layer(obs), layer(obs))
+    False
+    """
+
+    def __init__(self, in_features: int, out_features: int, noisy_std: float = 0.5) -> None:
+        super().__init__()
+        self.in_features, self.out_features = (
+            whole("in_features", in_features, 1),
+            whole("out_features", out_features, 1),
+        )
+        self.is_noisy = False
+        # Section 3.2 of the paper: uniform means, and constant deviations.
+        bound = 1.0 / math.sqrt(in_features)
+        deviation = positive("noisy_std", noisy_std) * bound
+        self.mu_W = nn.Parameter(torch.empty(out_features, in_features).uniform_(-bound, bound))
+        self.mu_bias = nn.Parameter(torch.empty(out_features).uniform_(-bound, bound))
+        self.sigma_W = nn.Parameter(torch.full((out_features, in_features), deviation))
+        self.sigma_bias = nn.Parameter(torch.full((out_features,), deviation))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the output for rows of shape (..., in_features)."""
+        output = nn.functional.linear(rows, self.mu_W, self.mu_bias)
+        if not self.is_noisy:
+            return output
+        # Noise on inputs and outputs instead of on weights, whose factors they are.
+        noise_in, noise_out = (_signed_root(torch.randn_like(own)) for own in (self.sigma_W[0], self.sigma_bias))
+        return output + nn.functional.linear(rows * noise_in, self.sigma_W, self.sigma_bias) * noise_out
+
+
+def _signed_root(noise: torch.Tensor) -> torch.Tensor:
+    return noise.sign() * noise.abs().sqrt()
+
+
+def set_noise(module: nn.Module, is_noisy: bool) -> None:
+    """Set whether the noisy layers within a module draw noise."""
+    for part in module._modules.values():
+        if isinstance(part, NoisyLinear):
+            part.is_noisy = is_noisy
+        elif part is not None and part._modules:
+            set_noise(part, is_noisy)
 
 
 class MLP(VectorOutput):
@@ -347,7 +423,12 @@ class Net(VectorOutput):
 
     @classmethod
     def for_space(
-        cls, observation_space: Space, hidden_sizes: Sequence[int] = (64, 64), activation: Activation = nn.ReLU
+        cls,
+        observation_space: Space,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Activation = nn.ReLU,
+        *,
+        linear_layer: LinearLayer = nn.Linear,
     ) -> Self:
         """Create a network from the observations of any space to features.
 
@@ -355,11 +436,11 @@ class Net(VectorOutput):
         ----------
         observation_space
             Space of the observations, which are flattened: parts of dicts and tuples side by side, choices one-hot.
-        hidden_sizes, activation
+        hidden_sizes, activation, linear_layer
             See `MLP`.
         """
         flatten = Flatten(observation_space)
-        network = cls(flatten.output_dim, hidden_sizes=hidden_sizes, activation=activation)
+        network = cls(flatten.output_dim, hidden_sizes=hidden_sizes, activation=activation, linear_layer=linear_layer)
         network.flatten = flatten
         return network
 
@@ -390,6 +471,8 @@ class Convolutional(VectorOutput):
         bytes are divided by 255.
     features
         The width of the features.
+    linear_layer
+        Creates the last layer from its input and output width.
 
     Attributes
     ----------
@@ -408,7 +491,7 @@ class Convolutional(VectorOutput):
     torch.Size([2, 512])
     """
 
-    def __init__(self, observation_space: Space, features: int = 512) -> None:
+    def __init__(self, observation_space: Space, features: int = 512, linear_layer: LinearLayer = nn.Linear) -> None:
         super().__init__()
         shape = observation_space.shape or ()
         if not isinstance(observation_space, spaces.Box) or len(shape) != 3:
@@ -429,7 +512,7 @@ class Convolutional(VectorOutput):
         )
         with torch.no_grad():
             flat = self.layers(torch.zeros(1, min(shape[0], shape[2]), height, width)).shape[1]
-        self.layers.extend([nn.Linear(flat, features), nn.ReLU()])
+        self.layers.extend([linear_layer(flat, features), nn.ReLU()])
         self.output_dim = features
 
     def forward(self, obs: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, Any]:

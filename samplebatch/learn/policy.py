@@ -22,7 +22,7 @@ from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.nested.node import KINDS, NODE, node, set_unit, unit_of, values_of
 from samplebatch.errors import ArgumentError, ColumnMismatchError, PolicySpecError
 from samplebatch.learn.joint_actions import JOINT_SPACES, JointActions
-from samplebatch.learn.networks import ask, first_parameter, set_training
+from samplebatch.learn.networks import ask, first_parameter, set_noise, set_training
 from samplebatch.learn.normalization import RunningMeanStd
 from samplebatch.policy.action_map import unit_of_policy, unit_of_space
 
@@ -171,6 +171,19 @@ class Policy(nn.Module, ABC):
             "num_agent_steps_trained": len(samples),
             "num_grad_updates_lifetime": algorithm.updates,
         }
+
+    @property
+    def is_within_training_step(self) -> bool:
+        """Whether the policy collects training steps or is updated, as opposed to evaluated.
+
+        Noisy layers of its networks draw noise then.
+        """
+        return self._is_within_training_step
+
+    @is_within_training_step.setter
+    def is_within_training_step(self, enabled: bool) -> None:
+        self._is_within_training_step = enabled
+        set_noise(self, enabled)
 
     def train(self, mode: bool = True) -> Self:
         """Set torch's training mode."""

@@ -20,14 +20,17 @@ from samplebatch import (
 )
 from samplebatch.learn import (
     A2C,
+    C51,
     CQL,
     DDPG,
     DQN,
     MAPPO,
     PPO,
+    QRDQN,
     TD3,
     AutoAlpha,
     BehaviourCloning,
+    C51Policy,
     ContinuousActorDeterministic,
     ContinuousActorProbabilistic,
     ContinuousCritic,
@@ -39,15 +42,18 @@ from samplebatch.learn import (
     DiscreteCritic,
     DiscreteQLearningPolicy,
     DiscreteSAC,
+    DuelingCritic,
     ImitationPolicy,
     LinearSchedule,
     MultiAgentOffPolicyAlgorithm,
     MultiAgentOnPolicyAlgorithm,
     Net,
+    NoisyLinear,
     OfflineTrainerParams,
     OffPolicyTrainerParams,
     OnPolicyTrainerParams,
     OUNoise,
+    QRDQNPolicy,
     SACPolicy,
     ValueCritic,
     load_checkpoint,
@@ -121,6 +127,26 @@ def discrete_sac() -> Any:
     )
     buffer = PrioritizedVectorReplayBuffer(60, 2, alpha=0.6, beta=0.4, random_seed=2)
     collector = Collector(policy, [Match] * 2, buffer, seed=1)
+    return algorithm, buffer, OffPolicyTrainerParams(training_collector=collector, **ONLINE)
+
+
+def rainbow() -> Any:
+    obs, act = Match.observation_space, Match.action_space
+    body = Net.for_space(obs, [8], linear_layer=NoisyLinear)
+    model = DuelingCritic.for_space(body, act, num_atoms=5, linear_layer=NoisyLinear)
+    policy = C51Policy(model=model, action_space=act, num_atoms=5, v_min=0.0, v_max=8.0)
+    algorithm = C51(policy=policy, optim=adam(), n_step_return_horizon=3, target_update_freq=3)
+    buffer = PrioritizedVectorReplayBuffer(60, 2, alpha=0.6, beta=0.4, random_seed=2)
+    collector = Collector(policy, [Match] * 2, buffer, seed=1, exploration_noise=True)
+    return algorithm, buffer, OffPolicyTrainerParams(training_collector=collector, **ONLINE)
+
+
+def qrdqn() -> Any:
+    model = Net(3, 3, [8], num_atoms=4)
+    policy = QRDQNPolicy(model=model, action_space=Match.action_space, eps_training=0.2)
+    algorithm = QRDQN(policy=policy, optim=adam(), target_update_freq=3)
+    buffer = PrioritizedVectorReplayBuffer(60, 2, alpha=0.6, beta=0.4, random_seed=2)
+    collector = Collector(policy, [Match] * 2, buffer, seed=1, exploration_noise=True)
     return algorithm, buffer, OffPolicyTrainerParams(training_collector=collector, **ONLINE)
 
 
@@ -198,6 +224,8 @@ ONLINE_RUNS = [
     hindsight_td3,
     ddpg,
     discrete_sac,
+    rainbow,
+    qrdqn,
     independent_dqn,
     independent_ppo,
     independent_a2c,
