@@ -6,7 +6,9 @@ nothing: what is above it is what collecting costs. In `list` rows ours gets the
 RLlib's runner acts at random, which costs it least.
 
 In `calls` rows every call of `collect` makes one step of all environments, or a few, and adds it to a buffer, as a loop
-of DQN does; there `bare` writes its steps into arrays that it has made before, column by column.
+of DQN does; there `bare` writes its steps into arrays that it has made before, column by column. In `agent` rows a torch
+module returns actions, their log-probabilities and values, and each call makes the batch of an update of PPO; `bare`
+asks the same module and writes the same columns into arrays.
 """
 
 from __future__ import annotations
@@ -185,6 +187,73 @@ def ours_in_calls(lib: Any, num_envs: int, *, calls: int) -> Callable[[], float]
     return collect
 
 
+def agent_of_torch(num_envs: int, steps: int) -> tuple[Any, Any]:
+    """Make an actor-critic and its environments; torch computes in one thread."""
+    import torch
+
+    from benchmarks.loops import Agent
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return Agent(), plain(num_envs)
+
+
+def ours_with_agent(lib: Any, data: tuple[int, int]) -> Callable[[], float]:
+    """Collect batches of an actor-critic's steps."""
+    from samplebatch import Collector
+
+    agent, env = agent_of_torch(*data)
+    collector = Collector(agent, env, seed=0)
+
+    def collect() -> float:
+        began = perf_counter()
+        collector.collect(n_step=data[0] * data[1])
+        return perf_counter() - began
+
+    return collect
+
+
+def bare_with_agent(lib: Any, data: tuple[int, int]) -> Callable[[], float]:
+    """Step with an actor-critic, and write every column of a step into arrays that are there."""
+    import torch
+
+    agent, env = agent_of_torch(*data)
+    num_envs, steps = data
+    newest, _ = env.reset(seed=0)
+    obs, new_obs = np.zeros((2, steps, *newest.shape), newest.dtype)
+    actions, rewards = np.zeros((steps, num_envs), np.int64), np.zeros((steps, num_envs))
+    logp, values = np.zeros((2, steps, num_envs), np.float32)
+    terminateds, truncateds = np.zeros((2, steps, num_envs), np.bool_)
+
+    def step_on() -> float:
+        nonlocal newest
+        began = perf_counter()
+        for t in range(steps):
+            obs[t] = newest
+            with torch.no_grad():
+                drawn = agent.act(torch.from_numpy(newest))
+            actions[t], logp[t], values[t] = (column.numpy() for column in drawn)
+            newest, rewards[t], terminateds[t], truncateds[t], infos = env.step(actions[t])
+            new_obs[t] = newest
+            for env_id in (terminateds[t] | truncateds[t]).nonzero()[0]:
+                new_obs[t, env_id] = infos["final_obs"][env_id]
+        return perf_counter() - began
+
+    return step_on
+
+
+def row_of_agent(num_envs: int, steps: int, bar: float) -> Row:
+    """Declare a row of batches of an actor-critic's steps."""
+    return row(
+        f"collect.agent.{num_envs}x{steps}",
+        partial(tuple[int, int], (num_envs, steps)),
+        ours=clocked(ours_with_agent),
+        bare=clocked(bare_with_agent),
+        view=None,
+        bar=bar,
+    )
+
+
 def tianshou(lib: Any, data: tuple[int, str], *, episodes: int | None = None, calls: int = 1) -> Callable[[], float]:
     """Collect with Tianshou's collector, on its own vector environment and into its buffer, as it always does."""
     from tianshou.algorithm.algorithm_base import Policy
@@ -274,6 +343,7 @@ def row_of_calls(num_envs: int, calls: int, bar: float) -> Row:
     )
 
 
-CALLS = [row_of_calls(1, TURNS, 2.0), row_of_calls(8, TURNS, 1.6), row_of_calls(16, 2, 1.15)]
+CALLS = [row_of_calls(1, TURNS, 1.8), row_of_calls(8, TURNS, 1.4), row_of_calls(16, 2, 1.1)]
+AGENTS = [row_of_agent(8, 128, 1.1), row_of_agent(16, 128, 1.1), row_of_agent(4, 50, 1.2)]
 
-ROWS = [*rows_of(16, 1.10, "NextStep", "SameStep", "List", "Derived"), *rows_of(1, 2.5, "SameStep"), *CALLS]
+ROWS = [*rows_of(16, 1.10, "NextStep", "SameStep", "List", "Derived"), *rows_of(1, 2.5, "SameStep"), *CALLS, *AGENTS]

@@ -1,8 +1,8 @@
 """Loops that NumPy cannot vectorize efficiently, compiled by numba.
 
 Each kernel has one signature and is compiled when this module is imported: nothing compiles during training, and an
-unexpected dtype or layout is rejected. That takes 1.6 s the first time on a machine, and 0.35 s in later processes,
-mostly for numba's import (numba 0.68, server core at 2.7 GHz).
+unexpected dtype or layout is rejected. That takes 1.6 s the first time on a machine, and 0.26 s in later processes,
+mostly for numba's import; 0.42 s where SciPy is installed, which numba imports (numba 0.68, server core at 2.7 GHz).
 
 numba caches the machine code in `__pycache__` beside this file; if that is read-only, in the user's cache folder or in
 the folder `NUMBA_CACHE_DIR`. Without a writable folder, every process compiles. Concurrent compilations replace each

@@ -1,0 +1,190 @@
+"""How the time of each work grows with the rows: a table and a chart of nanoseconds per row, or per call.
+
+    python -m benchmarks.scripts growth --rows 10000000 --plot growth.svg
+
+The rows have observations of four floats, an action, a reward, flags, and the ids of episodes of 200 steps. Works that
+pass over all rows are reported per row, works on a part (a step, a sample, an open) per call. Each time is the least
+of several runs. The last column is the exponent of the time in the rows, from the last two sizes: 1 means that work
+over all rows takes time in proportion, 0 that work on a part does not depend on the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samplebatch import Aggregator, Batch, Dataset, ReplayBuffer, SampleBatch, concat_samples
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
+
+EPISODE, SAMPLE, PARTS, TRAIN_ROWS = 200, 256, 16, 4096
+SERVICE_ROWS = 10**6
+"""The most rows for the works of the service, which hold them twice."""
+BUDGET_S = 1.0
+"""Seconds for which each work is repeated."""
+Work = tuple[str, str, Callable[[], Any] | float]
+"""The name of a work, whether its time is reported per row or per call, and the call, or its time in seconds."""
+
+
+def make_batch(rows: int) -> SampleBatch:
+    """Make a batch of episodes of `EPISODE` steps."""
+    number = np.arange(rows)
+    obs = np.ones((rows, 4), np.float32)
+    return SampleBatch(
+        obs=obs,
+        actions=number & 1,
+        rewards=np.ones(rows),
+        terminateds=number % EPISODE == EPISODE - 1,
+        truncateds=np.zeros(rows, bool),
+        eps_id=number // EPISODE,
+        t=number % EPISODE,
+    )
+
+
+def least(call: Callable[[], Any]) -> float:
+    """Call at least twice, and for some time; return the least time of a call in seconds."""
+    shortest, runs, end = math.inf, 0, time.perf_counter() + BUDGET_S
+    while runs < 2 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        shortest, runs = min(shortest, time.perf_counter() - start), runs + 1
+    return shortest
+
+
+def flat_works(rows: int) -> Iterator[Work]:
+    """Yield works on flat batches."""
+    batch = make_batch(rows)
+    size = max(1, rows // PARTS)
+    parts = [batch[start : start + size] for start in range(0, rows, size)]
+    order = np.random.default_rng(0).permutation(rows)
+    yield "concat of 16 parts", "row", lambda: concat_samples(parts)
+    yield "rows in random order", "row", lambda: batch[order]
+    yield "timeslices of 200", "row", lambda: batch.timeslices(EPISODE)
+    yield "split_by_episode", "row", lambda: batch.split_by_episode()
+
+    def aggregate() -> None:
+        aggregator = Aggregator(train_batch_size=TRAIN_ROWS)
+        for start in range(0, rows, 1000):
+            aggregator.add(batch[start : start + 1000])
+            for _ in aggregator.batches():
+                pass
+
+    yield "Aggregator, fragments of 1,000", "row", aggregate
+
+
+def buffer_works(rows: int) -> Iterator[Work]:
+    """Yield works on a full replay buffer."""
+    batch = make_batch(rows)
+    buffer = ReplayBuffer(rows)
+    yield "ReplayBuffer.extend", "row", lambda: buffer.extend(batch)
+    step = Batch(obs=np.ones(4, np.float32), act=0, rew=1.0, terminated=False, truncated=False)
+    yield "ReplayBuffer.add", "call", lambda: buffer.add(step)
+    yield "ReplayBuffer.sample of 256", "call", lambda: buffer.sample(SAMPLE)
+
+
+def dataset_works(rows: int, folder: Path) -> Iterator[Work]:
+    """Yield works on a dataset of parts of at most a million rows."""
+    part = make_batch(min(rows, 1_000_000))
+    dataset = Dataset(folder / "steps")
+    start = time.perf_counter()
+    for _ in range(rows // len(part)):
+        dataset.extend(part)
+    yield "Dataset.extend", "row", time.perf_counter() - start
+    step = make_batch(SAMPLE)
+    yield "Dataset, open", "call", lambda: len(Dataset(folder / "steps"))
+    yield "Dataset.iter_batches of 4,096", "row", lambda: sum(len(batch) for batch in dataset.iter_batches(TRAIN_ROWS))
+    yield "Dataset.extend by 256", "call", lambda: dataset.extend(step)
+
+
+def service_works(rows: int) -> Iterator[Work]:
+    """Yield works on a table of the replay service that is full."""
+    batch = make_batch(SAMPLE)
+    with (
+        ReplayServer([ReplayTable("replay", capacity=rows, seed=0)]) as server,
+        ReplayClient(server.uri, "replay") as client,
+    ):
+        client.extend(make_batch(rows))
+        client.flush()
+        yield "ReplayClient.sample of 256", "call", lambda: client.sample(SAMPLE)
+
+        def insert() -> None:
+            client.extend(batch)
+            client.flush()
+
+        yield "ReplayClient.extend of 256", "call", insert
+
+
+def measure(largest: int, report: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
+    """Measure all works at powers of ten: work -> unit, and seconds by rows."""
+    times: dict[str, dict[str, Any]] = {}
+    rows = 1000
+    while rows <= largest:
+        report(f"{rows:,} rows")
+        with tempfile.TemporaryDirectory() as folder:
+            groups: list[Iterator[Work]] = [flat_works(rows), buffer_works(rows), dataset_works(rows, Path(folder))]
+            if rows <= SERVICE_ROWS:
+                groups.append(service_works(rows))
+            for works in groups:
+                for name, unit, call in works:
+                    seconds = call if isinstance(call, float) else least(call)
+                    record = times.setdefault(name, {"unit": unit, "seconds": {}})
+                    record["seconds"][rows] = seconds / rows if unit == "row" else seconds
+        rows *= 10
+    return times
+
+
+def exponent(record: dict[str, Any]) -> float:
+    """Return the exponent of the whole time in the rows, from the last two sizes."""
+    sizes = sorted(record["seconds"])[-2:]
+    if len(sizes) < 2:
+        return math.nan
+    slope = math.log10(record["seconds"][sizes[1]] / record["seconds"][sizes[0]])
+    return slope + (record["unit"] == "row")
+
+
+def draw(times: dict[str, dict[str, Any]], path: Path) -> None:
+    """Draw both kinds of work over the rows, on logarithmic axes."""
+    from matplotlib import pyplot as plt
+
+    figure, sides = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    for side, unit in zip(sides, ("row", "call"), strict=True):
+        for name, record in times.items():
+            if record["unit"] == unit:
+                sizes = sorted(record["seconds"])
+                side.loglog(sizes, [1e9 * record["seconds"][size] for size in sizes], marker="o", label=name)
+        side.set(xlabel="rows", ylabel=f"ns per {unit}", title=f"time per {unit}")
+        side.grid(alpha=0.3)
+        side.legend(fontsize="small")
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scripts growth",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rows", type=int, default=10**6, help="the largest number of rows; 100 million take 20 GB")
+    parser.add_argument("--json", type=Path, help="write the times there")
+    parser.add_argument("--plot", type=Path, help="draw the chart there")
+    options = parser.parse_args(arguments)
+    times = measure(options.rows)
+    sizes = sorted({size for record in times.values() for size in record["seconds"]})
+    print(f"{'nanoseconds':32}" + "".join(f"{f'{size:,}':>14}" for size in sizes) + f"{'exponent':>10}")
+    for name, record in times.items():
+        cells = [f"{1e9 * record['seconds'][size]:,.4g}" if size in record["seconds"] else "-" for size in sizes]
+        print(f"{name + ', ' + record['unit']:32}" + "".join(f"{c:>14}" for c in cells) + f"{exponent(record):10.2f}")
+    if options.json:
+        options.json.write_text(json.dumps(times, indent=1))
+    if options.plot:
+        draw(times, options.plot)
+    return 0
