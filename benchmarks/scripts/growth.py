@@ -1,6 +1,6 @@
 """How the time of each work grows with the rows: a table and a chart of nanoseconds per row, or per call.
 
-    python -m benchmarks.scripts growth --rows 10000000 --plot growth.svg
+    python -m benchmarks.scripts growth --rows 30000000 --plot growth.svg
 
 The rows have observations of four floats, an action, a reward, flags, and the ids of episodes of 200 steps. Works that
 pass over all rows are reported per row, works on a part (a step, a sample, an open) per call. Each time is the least
@@ -122,10 +122,9 @@ def service_works(rows: int) -> Iterator[Work]:
 
 
 def measure(largest: int, report: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
-    """Measure all works at powers of ten: work -> unit, and seconds by rows."""
+    """Measure all works at powers of ten and at the largest size: work -> unit, and seconds by rows."""
     times: dict[str, dict[str, Any]] = {}
-    rows = 1000
-    while rows <= largest:
+    for rows in sorted({*(10**power for power in range(3, 1 + int(math.log10(largest)))), largest}):
         report(f"{rows:,} rows")
         with tempfile.TemporaryDirectory() as folder:
             groups: list[Iterator[Work]] = [flat_works(rows), buffer_works(rows), dataset_works(rows, Path(folder))]
@@ -136,7 +135,6 @@ def measure(largest: int, report: Callable[[str], None] = print) -> dict[str, di
                     seconds = call if isinstance(call, float) else least(call)
                     record = times.setdefault(name, {"unit": unit, "seconds": {}})
                     record["seconds"][rows] = seconds / rows if unit == "row" else seconds
-        rows *= 10
     return times
 
 
@@ -145,7 +143,7 @@ def exponent(record: dict[str, Any]) -> float:
     sizes = sorted(record["seconds"])[-2:]
     if len(sizes) < 2:
         return math.nan
-    slope = math.log10(record["seconds"][sizes[1]] / record["seconds"][sizes[0]])
+    slope = math.log(record["seconds"][sizes[1]] / record["seconds"][sizes[0]]) / math.log(sizes[1] / sizes[0])
     return slope + (record["unit"] == "row")
 
 
@@ -173,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rows", type=int, default=10**6, help="the largest number of rows; 100 million take 20 GB")
+    parser.add_argument("--rows", type=int, default=10**6, help="the largest number of rows; 30 million take 12 GB")
     parser.add_argument("--json", type=Path, help="write the times there")
     parser.add_argument("--plot", type=Path, help="draw the chart there")
     options = parser.parse_args(arguments)

@@ -120,7 +120,10 @@ def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
     bfloat16, which NumPy lacks, becomes float32, which represents it exactly.
     """
-    if tensor.requires_grad:
+    try:
+        return tensor.numpy()
+    except (RuntimeError, TypeError):
+        # It has a gradient, lies on a device, is a conjugated view, or NumPy lacks its dtype.
         tensor = tensor.detach()
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()

@@ -34,11 +34,12 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from samplebatch.batch.delivery import TorchTarget
 from samplebatch.batch.nested.batch import Batch
-from samplebatch.batch.nested.functions import to_numpy, to_torch
-from samplebatch.batch.nested.node import DISTRIBUTION, KINDS, NODE, TENSOR, node, values_of
+from samplebatch.batch.nested.functions import to_numpy
+from samplebatch.batch.nested.node import ARRAY, DISTRIBUTION, KINDS, NODE, TENSOR, node, values_of
 from samplebatch.env.spaces import SpaceLayout
-from samplebatch.errors import PolicySpecError
+from samplebatch.errors import ColumnTypeError, PolicySpecError
 from samplebatch.policy.peers import is_module, policy_of, wrap_peer
 from samplebatch.policy.random import RandomPolicy
 
@@ -299,12 +300,43 @@ class TorchPolicy(PolicyAdapter):
     def __init__(self, policy: Callable[..., Any], signature: Signature, layout: SpaceLayout | None) -> None:
         super().__init__(policy, signature, layout)
         self._ask = self._ask_ungraded
+        self._path: Sequence[str] = ()
+        """Names of modules and of a parameter, which lead to the one whose device and dtype observations get."""
+        self._device: Any = None
+        self._target: TorchTarget | None = None
 
     def _ask_ungraded(self, first: Any, *further: Any, **named: Any) -> Any:
         if self._signature.first == "tensor":
-            first = _tensors(first, *_device_and_dtype(self.policy))
+            device, dtype = self._device_and_dtype()
+            if self._target is None or device != self._device:
+                self._device, self._target = device, TorchTarget(device=device)
+            first = _tensors(first, self._target, dtype)
         with sys.modules["torch"].no_grad():
             return self.policy(first, *further, **named)
+
+    def _device_and_dtype(self) -> tuple[Any, Any]:
+        """Return the device of the module's parameters and their floating dtype; the host and None for functions.
+
+        Parameters may be moved or replaced at any time, so they are looked at in each call; torch's search for the
+        first one would take longer than a small network.
+        """
+        if self._path:
+            owner: Any = self.policy
+            try:
+                for name in self._path[:-1]:
+                    owner = owner._modules[name]
+                parameter = owner._parameters[self._path[-1]]
+                return parameter.device, parameter.dtype
+            except (AttributeError, KeyError):
+                self._path = ()
+        device: Any = "cpu"
+        if hasattr(self.policy, "named_parameters"):
+            for name, parameter in self.policy.named_parameters():
+                device = parameter.device
+                if parameter.dtype.is_floating_point:
+                    self._path = name.split(".") if is_module(self.policy) else ()
+                    return device, parameter.dtype
+        return device, None
 
     def _sample(self, distribution: Any) -> Decision:
         with sys.modules["torch"].no_grad():
@@ -438,21 +470,13 @@ def _named_values(result: Any) -> Mapping[str, Any] | None:
     return named
 
 
-def _device_and_dtype(policy: Any) -> tuple[Any, Any]:
-    """Return the device of a module's parameters and their floating dtype; the host and None for anything else."""
-    parameters = getattr(policy, "parameters", None)
-    device = "cpu"
-    for parameter in parameters() if parameters is not None else ():
-        device = parameter.device
-        if parameter.dtype.is_floating_point:
-            return device, parameter.dtype
-    return device, None
-
-
-def _tensors(observations: Any, device: Any, dtype: Any) -> Any:
-    if KINDS[type(observations)] == NODE:
-        return node(Batch, {name: _tensors(leaf, device, dtype) for name, leaf in observations.__dict__.items()})
+def _tensors(observations: Any, target: TorchTarget, dtype: Any) -> Any:
+    kind = KINDS[type(observations)]
+    if kind == NODE:
+        return node(Batch, {name: _tensors(leaf, target, dtype) for name, leaf in observations.__dict__.items()})
     if observations.dtype == object:
         return observations
-    tensor = to_torch(observations, device=device)
-    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+    if kind == ARRAY and observations.dtype.kind not in "biufc":
+        raise ColumnTypeError(f"observations must be numbers to become tensors, got {observations.dtype}")
+    tensor = target.convert(observations, kind)
+    return tensor.to(dtype) if dtype not in (None, tensor.dtype) and tensor.is_floating_point() else tensor

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from samplebatch import Batch, Collector
-from samplebatch.errors import PolicySpecError
+from samplebatch.errors import ColumnTypeError, PolicySpecError
 from samplebatch.policy.as_policy import as_policy
 from samplebatch.policy.random import RandomPolicy
 from tests.optional import torch
@@ -351,3 +351,37 @@ def test_random_actions_are_spread_evenly() -> None:
 def test_random_actions_follow_nested_observations() -> None:
     nested = batch(Batch(a=Batch(b=np.zeros((7, 2)))))
     assert as_policy(spaces.Discrete(2), seed=0)(nested)["act"].shape == (7,)
+
+
+class _TwoLayers(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """Actions of a first layer and a second; notes the dtype of the observations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+        self.dtype: Any = None
+
+    def forward(self, obs: Any) -> Any:
+        self.dtype = obs.dtype
+        return self.body(obs)
+
+
+def test_observations_get_the_dtype_that_parameters_have_now() -> None:
+    module = _TwoLayers()
+    policy, observed = as_policy(module), batch(np.zeros((5, 3)))
+    for change, dtype in (
+        (lambda: None, torch.float32),
+        (lambda: module.double(), torch.float64),
+        (lambda: setattr(module, "body", torch.nn.Linear(3, 2)), torch.float32),
+        (lambda: module.half(), torch.float16),
+        (lambda: setattr(module, "body", torch.nn.Sequential(torch.nn.Linear(3, 2).double())), torch.float64),
+        (lambda: setattr(module, "body", torch.nn.Identity()), torch.float64),
+    ):
+        change()
+        policy(observed)
+        assert module.dtype == dtype
+
+
+def test_observations_of_words_become_no_tensors() -> None:
+    with pytest.raises(ColumnTypeError, match="observations must be numbers to become tensors, got <U3"):
+        as_policy(_TwoLayers()).decide(np.array(["cat", "dog"]))
