@@ -6,9 +6,9 @@ nothing: what is above it is what collecting costs. In `list` rows ours gets the
 RLlib's runner acts at random, which costs it least.
 
 In `calls` rows every call of `collect` makes one step of all environments, or a few, and adds it to a buffer, as a loop
-of DQN does; there `bare` writes its steps into arrays that it has made before, column by column. In `agent` rows a torch
-module returns actions, their log-probabilities and values, and each call makes the batch of an update of PPO; `bare`
-asks the same module and writes the same columns into arrays.
+of DQN does; there `bare` writes its steps into arrays that it has made before, column by column. In `agent` rows a
+torch module returns actions, their log-probabilities and values, and each call makes the batch of an update of PPO;
+`bare` asks the same module and writes the same columns into arrays.
 """
 
 from __future__ import annotations
