@@ -1,8 +1,8 @@
-"""Environments of several agents: which agents share a policy, the adapter interface, and the groups that act next.
+"""Base of multi-agent environment adapters: policies of agents, groups that act next, and outcomes.
 
-An adapter holds one environment and the episode under way in it. `groups` are the agents that act next; `step` lets
-them act, and returns the outcomes that are known by then. Where agents act at once, these are the outcomes of that
-step. Where they take turns, an agent sees the outcome of its action at its next turn.
+An adapter has one environment and its current episode. `groups` are the agents that act next; `step` makes them act and
+returns the outcomes known by then. If agents act simultaneously, these are the outcomes of this step. In turn-based
+environments, an agent observes the outcome of its action at its next turn.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _NUMBERED = re.compile(r"(?P<kind>.*[^_\d])_?\d+")
 
 
 def policy_by_kind(environment: Any) -> Callable[[Any], str]:
-    """Map the agents of one kind to one policy: an agent's id without the number at its end.
+    """Map agents to policies by kind: the agent id without the number at its end.
 
-    Agents whose ids differ in the number alone but whose spaces differ cannot share a batch, and get a policy each.
+    Agents of one kind with different spaces cannot share a batch: each is mapped to its own policy.
 
     Parameters
     ----------
     environment
-        A PettingZoo environment, of either interface, or a `MultiAgentEnv` of RLlib's.
+        A PettingZoo environment, of either interface, or a `MultiAgentEnv` of RLlib.
 
     Examples
     --------
@@ -50,8 +50,8 @@ def policy_by_kind(environment: Any) -> Callable[[Any], str]:
     spaces: dict[str, Any] = {}
     mixed = set()
     for agent in getattr(environment, "possible_agents", ()):
-        own = (observation_space_of(environment, agent), action_space_of(environment, agent))
-        if spaces.setdefault(kind_of(agent), own) != own:
+        spaces_of_agent = (observation_space_of(environment, agent), action_space_of(environment, agent))
+        if spaces.setdefault(kind_of(agent), spaces_of_agent) != spaces_of_agent:
             mixed.add(kind_of(agent))
     return partial(_policy_of, mixed=frozenset(mixed))
 
@@ -62,46 +62,46 @@ def _policy_of(agent: Any, *, mixed: frozenset[str]) -> str:
 
 
 def kind_of(agent: Any) -> str:
-    """Take the number off the end of an agent's id.
+    """Return an agent id without the number at its end.
 
     >>> [kind_of(agent) for agent in ("agent_0", "walker12", "red_knight", 3)]
     ['agent', 'walker', 'red_knight', 'agent']
     """
     if isinstance(agent, int):
         return "agent"
-    found = _NUMBERED.fullmatch(str(agent))
-    return found["kind"] if found else str(agent)
+    match = _NUMBERED.fullmatch(str(agent))
+    return match["kind"] if match else str(agent)
 
 
 def observation_space_of(environment: Any, agent: Any) -> Any:
-    """Return the space of an agent's observations; None where the environment does not tell.
+    """Return the observation space of an agent; None if the environment does not declare it.
 
     >>> from samplebatch.env.registry import make_environment
     >>> observation_space_of(make_environment("mpe2/simple_spread_v3"), "agent_0").shape
     (18,)
     """
-    # RLlib's environments have the same names for their spaces, but no function.
+    # RLlib's environments have attributes of these names, which are not functions.
     space_of = getattr(environment, "get_observation_space", None) or getattr(environment, "observation_space", None)
     return None if space_of is None else space_of(agent)
 
 
 def action_space_of(environment: Any, agent: Any) -> Any:
-    """Return the space of an agent's actions."""
+    """Return the action space of an agent."""
     space_of = getattr(environment, "get_action_space", None) or environment.action_space
     return space_of(agent)
 
 
 class Episode(NamedTuple):
-    """The episode that a policy mapping is asked about, for self-play in which seats change.
+    """Argument of a policy mapping: the current episode, for self-play in which agents change roles.
 
     Attributes
     ----------
     eps_id
-        Its id, unlike any other: 63 random bits.
+        Unique episode id of 63 random bits.
     env_id
-        Its environment.
+        Environment of the episode.
     number
-        How many episodes the environment had before; the same in every run, unlike `eps_id`.
+        Number of earlier episodes of the environment; equal in every run, unlike `eps_id`.
     """
 
     eps_id: int
@@ -110,23 +110,23 @@ class Episode(NamedTuple):
 
     @property
     def id_(self) -> int:
-        """The id by the name under which RLlib's mapping functions read it."""
+        """Episode id, under the name in RLlib's mapping functions."""
         return self.eps_id
 
 
 class PolicyOfAgents:
-    """The policies of agents as users map them, by agent or by agent and episode, for multi-agent collectors.
+    """Policies of agents in a multi-agent collector, from a user's mapping of agents or of agents and episodes.
 
     Parameters
     ----------
     mapping
         A mapping from agent ids to policy ids, or a function of the agent id, or of the agent id and the `Episode`. A
-        function gets the episode if it has a second parameter without a default, one named `episode`, or any number.
+        function receives the episode if it has a second parameter without a default, one named `episode`, or `*args`.
 
     Attributes
     ----------
     sees_episodes
-        Whether the policy of an agent may be another in every episode.
+        Whether the policy of an agent can differ between episodes.
 
     Examples
     --------
@@ -140,7 +140,7 @@ class PolicyOfAgents:
         self.sees_episodes = not isinstance(mapping, Mapping) and _takes_episode(mapping)
 
     def __call__(self, agent: Any, episode: Episode) -> PolicyID:
-        """Find the policy that acts for an agent."""
+        """Return the policy id of an agent."""
         mapping = self._mapping
         if not isinstance(mapping, Mapping):
             return mapping(agent, episode) if self.sees_episodes else mapping(agent)
@@ -156,14 +156,18 @@ def _takes_episode(function: Callable[..., Any]) -> bool:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return False
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return True
-    by_place = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    return len(by_place) > 1 and (by_place[1].default is inspect.Parameter.empty or by_place[1].name == "episode")
+    positional = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "episode")
 
 
 def agent_positions(environment: Any) -> dict[Any, int]:
-    """Number the agents that the environment says are possible, in its order.
+    """Number the `possible_agents` of an environment, in order.
 
     >>> from samplebatch.env.registry import make_environment
     >>> agent_positions(make_environment("mpe2/simple_spread_v3"))
@@ -176,34 +180,34 @@ def agent_positions(environment: Any) -> dict[Any, int]:
 Ints = npt.NDArray[np.int64]
 
 _APART = frozenset({"environment", "env_id", "groups", "_policy_of"})
-"""Attributes of adapters that are no part of their state, or are saved in another form."""
+"""Attributes of adapters that are not part of the state or are saved in another form."""
 
 
 class AgentGroup:
-    """Agents of one environment that share a policy and act at once; a collector asks the policy for all of them.
+    """Agents of one environment that share a policy and act simultaneously; their actions are computed together.
 
     Attributes
     ----------
     adapter
-        Their environment.
+        Adapter of their environment.
     policy_id
-        Their policy.
+        Policy of the agents.
     agents
-        Their ids, k of them.
+        Ids of the k agents.
     keys
-        The pair of `env_id` and agent id of each.
+        Pair of `env_id` and agent id of each agent.
     env_ids, indices, eps_ids
-        The `env_id`, `agent_index` and `eps_id` of each, shape (k,).
+        `env_id`, `agent_index` and `eps_id` of each agent, shape (k,).
     observations, infos
-        The newest of each, as the environment gave it, which may write over it in its next step.
+        Newest observation and info of each agent, which the environment may overwrite in its next step.
     begins
-        Whether each has not acted yet, since the episode began or since it came back to life; None for nobody.
+        Whether each agent has not acted yet since the episode started or the agent rejoined it; None if all have.
     pick
-        Takes the values of these agents out of a mapping by agent: a tuple.
+        Function that selects the values of the agents from a mapping by agent, as a tuple.
     number_types
-        The types of their last rewards and flags that columns hold as they are: those of such types need no look.
+        Types of their last rewards and flags that need no conversion, so that such values are not checked again.
     shapes
-        The shapes of their last observations; None for one that is no array.
+        Shapes of their last observations; None for an observation that is not an array.
     """
 
     __slots__ = (
@@ -242,7 +246,7 @@ class AgentGroup:
 
 
 class AgentOutcomes(NamedTuple):
-    """Outcomes of the actions of some agents, an item an agent: the step result of a multi-agent adapter."""
+    """Step result of a multi-agent adapter: outcomes of some agents' actions, one item per agent."""
 
     agents: Sequence[Any]
     observations: Sequence[Any]
@@ -253,29 +257,29 @@ class AgentOutcomes(NamedTuple):
 
 
 class MultiAgentAdapter(ABC):
-    """One environment of several agents, and the episode under way in it, for multi-agent collectors.
+    """Base of adapters for multi-agent collectors: one environment and its current episode.
 
     Parameters
     ----------
     environment
         The environment.
     env_id
-        Its number, which its rows carry.
+        Number of the environment, which its rows contain.
     seed
-        Seed of its first reset. Its generator then runs on, so that no two episodes are alike.
+        Seed of the first reset. Later resets continue its generator, so that no two episodes are equal.
     policy_of
-        The policy of an agent, by its id and the episode.
+        Function that maps an agent id and an episode to a policy id.
 
     Attributes
     ----------
     groups
-        The agents that act next, by policy; none unless an episode is under way.
+        Agents that act next, by policy; empty outside of an episode.
     eps_id, t
-        The episode, and its environment steps so far.
+        Id of the episode, and number of its environment steps.
     """
 
     together: bool
-    """Whether agents act at once, rather than take turns."""
+    """Whether agents act simultaneously, rather than in turns."""
 
     def __init__(self, environment: Any, env_id: int, seed: int, policy_of: PolicyOfAgents) -> None:
         self.environment = environment
@@ -290,16 +294,16 @@ class MultiAgentAdapter(ABC):
 
     @property
     def agents(self) -> list[Any]:
-        """All agents that are possible or have been there, by their `agent_index`."""
+        """All possible agents and all agents of earlier steps, in order of `agent_index`."""
         return list(self._positions)
 
     @property
     def in_episode(self) -> bool:
-        """Whether an episode is under way."""
+        """Whether an episode has started and not ended."""
         return bool(self.groups)
 
     def reset(self, **arguments: Any) -> None:
-        """Begin an episode, with arguments of the environment's own `reset`, of which a `seed` takes precedence."""
+        """Start an episode with arguments for the environment's `reset`; a `seed` among them has precedence."""
         seed, self._seed = arguments.pop("seed", self._seed), None
         self.eps_id = secrets.randbits(63)
         self.t = 0
@@ -308,10 +312,10 @@ class MultiAgentAdapter(ABC):
             self._policies = {}
         self._reset(seed, **arguments)
         if not self.groups:
-            raise EnvironmentSpecError("an environment must have agents after reset, and it has none")
+            raise EnvironmentSpecError("an environment must have agents after reset, got none")
 
     def abandon(self) -> None:
-        """Leave the episode that is under way."""
+        """Abandon the current episode."""
         self.groups = []
 
     def reseed(self, seed: int) -> None:
@@ -319,17 +323,17 @@ class MultiAgentAdapter(ABC):
         self._seed = seed
 
     def keep_observations(self) -> None:
-        """Copy the newest observations, which the environment may write over."""
+        """Copy the newest observations, which the environment may overwrite."""
         for group in self.groups:
             group.observations = [copy_observation(observation) for observation in group.observations]
 
     def refusing(self, agent: Any) -> Refuse:
-        """Make errors for values that the environment returned for an agent in the newest step."""
+        """Return a function that creates errors for invalid values of an agent in the newest step."""
         where = f"for agent {agent!r} from environment {self.env_id} in step {self.t}"
         return lambda sentence, _: EnvironmentSpecError(f"{sentence} {where}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the environment and the episode, which can be pickled, for `load_state_dict`."""
+        """Return the picklable state of environment and episode, for `load_state_dict`."""
         groups = [
             (group.policy_id, group.agents, group.observations, group.infos, group.begins) for group in self.groups
         ]
@@ -337,7 +341,7 @@ class MultiAgentAdapter(ABC):
         return {"saved": save_environments([self.environment]), **copy.deepcopy({"values": values, "groups": groups})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Continue where an environment made alike was; return whether that could be saved."""
+        """Restore the state of an equally created environment; return whether the environment was restored."""
         if not load_environments([self.environment], state["saved"]):
             return False
         vars(self).update(copy.deepcopy(state["values"]))
@@ -350,16 +354,16 @@ class MultiAgentAdapter(ABC):
 
     @abstractmethod
     def _reset(self, seed: int | None, **arguments: Any) -> None:
-        """Reset the environment, and find the agents that act first."""
+        """Reset the environment and set `groups` to the agents that act first."""
 
     @abstractmethod
     def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
-        """Let the agents act.
+        """Make the agents of `groups` act.
 
         Parameters
         ----------
         actions
-            An action for each agent of each of the `groups`, as the environment takes it.
+            Actions in environment units: one per agent, for each group.
         """
 
     def _group(
@@ -367,9 +371,9 @@ class MultiAgentAdapter(ABC):
         agents: Iterable[Any],
         observations: Mapping[Any, Any],
         infos: Mapping[Any, Any],
-        going_on: Collection[Any],
+        continuing: Collection[Any],
     ) -> list[AgentGroup]:
-        """Group agents by policy; those that are not going on begin."""
+        """Group agents by policy; agents outside of `going_on` start their trajectories."""
         policies, positions = self._policies, self._positions
         episode = Episode(self.eps_id, self.env_id, self._episodes - 1)
         by_policy: dict[PolicyID, list[Any]] = {}
@@ -380,11 +384,11 @@ class MultiAgentAdapter(ABC):
                 positions.setdefault(agent, len(positions))
             by_policy.setdefault(policy_id, []).append(agent)
         groups = []
-        for policy_id, own in by_policy.items():
-            group = AgentGroup(self, policy_id, own, positions)
+        for policy_id, policy_agents in by_policy.items():
+            group = AgentGroup(self, policy_id, policy_agents, positions)
             group.observations = group.pick(observations)
-            group.infos = [infos.get(agent, {}) for agent in own]
-            begins = [agent not in going_on for agent in own]
+            group.infos = [infos.get(agent, {}) for agent in policy_agents]
+            begins = [agent not in continuing for agent in policy_agents]
             group.begins = begins if any(begins) else None
             groups.append(group)
         return groups
@@ -395,7 +399,7 @@ def _pick_only(agent: Any) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def copy_observation(value: Any) -> Any:
-    """Copy an observation that the environment may write over in its next step."""
+    """Copy an observation that the environment may overwrite in its next step."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):

@@ -20,17 +20,17 @@ from samplebatch.errors import ArgumentError, EnvironmentSpecError
 
 
 def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[str, Any] | None = None) -> Environments:
-    """Create the adapter of Gymnasium environments.
+    """Create an adapter of Gymnasium environments.
 
     Parameters
     ----------
     env
-        An environment or vector environment, Tianshou's included; a function that makes one, or its id (see
-        `make_environment`); or a list of single environments, functions that make them and ids.
+        An environment or vector environment, including Tianshou's; a function that creates one, or its id (see
+        `make_environment`); or a list of single environments, functions and ids.
     num_envs
-        How many environments to create from one function or id; 1 by default.
+        Number of environments to create from one function or id; 1 by default.
     env_kwargs
-        Keyword arguments of these functions, or of those behind the ids.
+        Keyword arguments of the functions or ids.
 
     Examples
     --------
@@ -43,16 +43,16 @@ def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[s
     """
     if num_envs is not None:
         whole("num_envs", num_envs, 1)
-    found = _adapt(bind_arguments(env, env_kwargs), num_envs or 1)
-    check_num_envs(num_envs, found.num_envs, env)
-    return found
+    adapter = _adapt(bind_arguments(env, env_kwargs), num_envs or 1)
+    check_num_envs(num_envs, adapter.num_envs, env)
+    return adapter
 
 
-def check_num_envs(num_envs: int | None, given: int, env: Any) -> None:
-    """Reject a number of environments that differs from the given ones; None stands for all."""
-    if num_envs not in (None, given):
+def check_num_envs(num_envs: int | None, actual: int, env: Any) -> None:
+    """Reject `num_envs` if it differs from the number of existing environments; None is accepted."""
+    if num_envs not in (None, actual):
         word = "a list" if isinstance(env, list | tuple) else f"a {type(env).__name__}"
-        raise ArgumentError(f"num_envs must be {given}, as env is {word} of as many environments, got {num_envs}")
+        raise ArgumentError(f"num_envs must be {actual}, the number of environments in env, {word}, got {num_envs}")
 
 
 def _adapt(env: Any, num_envs: int) -> Environments:
@@ -80,7 +80,7 @@ def _adapt_made(env: Any) -> Environments:
         ) from None
     if kind in ("parallel", "aec", "rllib"):
         raise EnvironmentSpecError(
-            f"env must be a Gymnasium environment, got a {type(env).__name__} of several agents; "
+            f"env must be a Gymnasium environment, got a {type(env).__name__} with several agents; "
             "use a MultiAgentCollector"
         )
     if kind == "gymnasium":
@@ -88,17 +88,17 @@ def _adapt_made(env: Any) -> Environments:
     return EnvPoolEnvironments(env) if is_envpool(env) else vector_environments(env)
 
 
-def make_all(given: Sequence[Any]) -> list[Any]:
+def make_all(sources: Sequence[Any]) -> list[Any]:
     """Create environments from functions or ids; existing environments are returned unchanged."""
     with ExitStack() as stack:
-        made = []
-        for env in given:
+        environments = []
+        for env in sources:
             if is_factory(env):
                 env = make_environment(env)
                 stack.callback(env.close)
-            made.append(env)
+            environments.append(env)
         stack.pop_all()
-    return made
+    return environments
 
 
 def bind_arguments(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
@@ -112,17 +112,15 @@ def bind_arguments(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
     if not env_kwargs:
         return env
     if isinstance(env, list | tuple):
-        return [bind_arguments(one, env_kwargs) for one in env]
+        return [bind_arguments(item, env_kwargs) for item in env]
     if not is_factory(env):
-        raise ArgumentError(
-            f"env_kwargs must be for functions and ids that make environments, and env is a {type(env).__name__}"
-        )
+        raise ArgumentError(f"env_kwargs must be given with a function or id as env, got a {type(env).__name__}")
     environment_factory(env)
     return partial(make_environment, env, dict(env_kwargs))
 
 
 def is_factory(env: Any) -> bool:
-    """Return whether an argument creates environments, as ids, classes and functions do."""
+    """Return whether an argument creates environments: an id, a class or a function."""
     return isinstance(env, str | type) or (callable(env) and not hasattr(env, "step"))
 
 
@@ -132,8 +130,8 @@ def environment_makers(env: Environment | Sequence[Environment], num_envs: int |
     Parameters
     ----------
     env
-        Functions or ids, one for each environment; or one for all; or a vector environment of Tianshou, whose functions
-        are used.
+        Functions or ids, one per environment; or one for all; or a vector environment of Tianshou, whose functions are
+        used.
     num_envs
         Number of environments, by default the number of functions.
 
@@ -149,24 +147,24 @@ def environment_makers(env: Environment | Sequence[Environment], num_envs: int |
     if not isinstance(env, (list, tuple)):
         return [_maker(env)] * (num_envs or 1)
     if not env:
-        raise EnvironmentSpecError("there must be at least one environment, got none")
+        raise EnvironmentSpecError("env must contain at least one environment, got none")
     if num_envs not in (None, len(env)):
-        raise ArgumentError(f"num_envs must be {len(env)}, as env is a list of as many functions, got {num_envs}")
-    return [_maker(one) for one in env]
+        raise ArgumentError(f"num_envs must be {len(env)}, the number of functions in env, got {num_envs}")
+    return [_maker(source) for source in env]
 
 
 def _maker(env: Any) -> Callable[[], Any]:
     if is_factory(env):
         return environment_factory(env)
-    own = "the functions that it was made of, its env_fns" if hasattr(env, "env_fns") else "functions that make it"
+    expected = "the functions that it was made of, its env_fns" if hasattr(env, "env_fns") else "functions that make it"
     raise EnvironmentSpecError(
-        "env must be given as functions that make environments, or ids, since each is made in a process of its own, "
-        f"got a {type(env).__name__}; pass {own}"
+        "env must be functions or ids, because each environment is created in its own process, "
+        f"got a {type(env).__name__}; pass {expected}"
     )
 
 
 def list_environments(env: Environment | Sequence[Environment], count: int) -> tuple[Environment, ...]:
-    """List the name or function of each of the environments of all workers.
+    """Return the id or function of each environment of all workers.
 
     Examples
     --------
@@ -197,28 +195,28 @@ def adapt_agents(environment: Any, env_id: int, seed: int, policy_of: PolicyOfAg
         kind = environment_kind(environment)
     except EnvironmentSpecError:
         raise EnvironmentSpecError(
-            "env must be a PettingZoo environment or a MultiAgentEnv of RLlib's, a list of these, a function or an id, "
+            "env must be a PettingZoo environment or a MultiAgentEnv of RLlib, a function, an id or a list, "
             f"got a {type(environment).__name__}"
         ) from None
     adapter = _BY_KIND.get(kind)
     if adapter is None:
         raise EnvironmentSpecError(
-            "an environment of several agents must have one of PettingZoo's interfaces or RLlib's, got a "
-            f"{type(environment).__name__}, which Collector steps"
+            "a multi-agent environment must have an interface of PettingZoo or RLlib, got a "
+            f"{type(environment).__name__}; use a Collector"
         )
     return adapter(environment, env_id, seed, policy_of)
 
 
 def make_several(env: Any, num_envs: int | None) -> list[Any]:
-    """Create the environments of a multi-agent collector: `num_envs` from a function or id, or those of a list."""
+    """Create the environments of a multi-agent collector: `num_envs` of a function or id, or one per list item."""
     if num_envs is not None:
         whole("num_envs", num_envs, 1)
     listed = isinstance(env, list | tuple)
     if not listed and is_factory(env):
         return make_all([env] * (num_envs or 1))
-    given = env if listed else [env]
-    check_num_envs(num_envs, len(given), env)
-    if not given:
-        raise EnvironmentSpecError("there must be at least one environment, got none")
-    check_different(given)
-    return make_all(given)
+    environments = env if listed else [env]
+    check_num_envs(num_envs, len(environments), env)
+    if not environments:
+        raise EnvironmentSpecError("env must contain at least one environment, got none")
+    check_different(environments)
+    return make_all(environments)

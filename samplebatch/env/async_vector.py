@@ -1,4 +1,4 @@
-"""AsyncEnvironments: environments in processes of their own, each stepped when it is ready."""
+"""Environments in separate processes, each stepped when it is ready."""
 
 from __future__ import annotations
 
@@ -45,32 +45,32 @@ from samplebatch.transport.peers import Poller
 from samplebatch.transport.region import Region
 
 _LOOK_EVERY_S = 1.0
-"""How often a process that does not answer is looked at."""
+"""Interval at which processes without an answer are checked."""
 _START_WITHIN_S = 60.0
-"""How long processes may take in any case to start and make their environments."""
+"""Minimum time limit for processes to start and create their environments."""
 _CLOSE_WITHIN_S = 10.0
-"""How long processes may take to come to their end when they are closed."""
+"""Time limit for processes to exit after `close`."""
 
 Answer = tuple[Any, ...]
-"""The kind of an answer, and its parts; see `environment_process`."""
+"""Kind and parts of an answer; see `environment_process`."""
 
 
 class EnvironmentProcesses:
-    """The processes of an `AsyncEnvironments`, asked one by one.
+    """Processes of `AsyncEnvironments`, which are queried individually.
 
     Parameters
     ----------
     makers
-        Functions that make the environments, one each.
+        Functions that each create an environment.
     start_method
-        How processes start: `"spawn"`, `"forkserver"` or `"fork"`.
+        Start method of processes: `"spawn"`, `"forkserver"` or `"fork"`.
     stall_timeout_s
-        Seconds after which a process that has not answered is taken to hang, and killed.
+        Seconds without an answer after which a process counts as hung and is killed.
 
     Attributes
     ----------
     processes
-        The processes, by environment.
+        Processes in order of environments.
     """
 
     def __init__(self, makers: Sequence[Callable[[], Any]], start_method: str, stall_timeout_s: float) -> None:
@@ -79,7 +79,7 @@ class EnvironmentProcesses:
         self.processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self._poller = Poller()
-        # Ends what is left when nobody has called close; at the end of the program, before that waits for children.
+        # Kills remaining processes if close was not called, at exit before Python waits for child processes.
         self._end = util.Finalize(self, _end, (self.processes, self._pipes), exitpriority=10)
         self._asked: dict[int, float] = {}
         self._answers: dict[int, list[Answer]] = {}
@@ -113,7 +113,7 @@ class EnvironmentProcesses:
 
     @property
     def under_way(self) -> int:
-        """How many processes were asked, and their answers not handed out."""
+        """Number of processes with a request whose answer has not been returned by `receive`."""
         return len(self._asked.keys() | self._answers.keys())
 
     def share(self, region: Region, num_envs: int) -> None:
@@ -127,23 +127,23 @@ class EnvironmentProcesses:
         self.check()
 
     def check(self) -> None:
-        """Tell of a failure; of one that a process survives only once."""
+        """Raise the error of a failure; an error that the process survived is raised only once."""
         if self._lost is not None:
             raise self._lost
         if self._midst is not None:
             raise WorkerError(
-                f"an exchange with environment {self._midst} must be whole, and was interrupted; close the "
-                "collector, and make another"
+                f"the exchange with environment {self._midst} must be complete, but was interrupted; close the "
+                "collector and create a new one"
             )
         if self._failures:
             failure = self._failures[min(self._failures)]
             self._failures.clear()
             raise failure
 
-    def ask(self, index: int, command: int, given: Any = None) -> None:
-        """Ask a process to carry out a command."""
+    def ask(self, index: int, command: int, argument: Any = None) -> None:
+        """Send a command to a process."""
         self.check()
-        request = pickle.dumps((command, given), pickle.HIGHEST_PROTOCOL)
+        request = pickle.dumps((command, argument), pickle.HIGHEST_PROTOCOL)
         self._midst = index
         try:
             self._pipes[index].send_bytes(request)
@@ -158,38 +158,38 @@ class EnvironmentProcesses:
     def receive(
         self, min_num: int, timeout_s: float | None = None, among: npt.NDArray[np.bool_] | None = None
     ) -> list[tuple[int, list[Answer]]]:
-        """Wait for answers, and return all that there are.
+        """Wait for answers and return all available ones.
 
         Parameters
         ----------
         min_num
-            How many processes to wait for; if fewer are under way, for all of these.
+            Number of processes to wait for; at most the number of pending ones.
         timeout_s
-            Seconds after which fewer are enough, if it is one at least.
+            Seconds after which fewer answers suffice, but at least one.
         among
-            Whether to wait for each process, shape (num_envs,); answers of others are kept for later. None for all.
+            Whether to wait for each process, shape (num_envs,); other answers stay queued. None for all.
         """
         expected = self._asked.keys() | self._answers.keys()
         min_num = min(min_num, len(expected) if among is None else sum(bool(among[index]) for index in expected))
         give_up = None if timeout_s is None else time.monotonic() + timeout_s
         self._listen(0.0)
         while True:
-            found = sorted(index for index in self._answers if among is None or among[index])
+            answered = sorted(index for index in self._answers if among is None or among[index])
             left = None if give_up is None else give_up - time.monotonic()
             failed = self._lost is not None or self._midst is not None or bool(self._failures)
-            if not found:
+            if not answered:
                 self.check()
-            if len(found) >= min_num or (found and (failed or (left is not None and left <= 0))):
-                return [(index, self._answers.pop(index)) for index in found]
+            if len(answered) >= min_num or (answered and (failed or (left is not None and left <= 0))):
+                return [(index, self._answers.pop(index)) for index in answered]
             self._listen(_LOOK_EVERY_S if left is None or left <= 0 else min(left, _LOOK_EVERY_S))
 
     def wait_for_all(self) -> None:
-        """Wait for all that are under way; of failures, and of processes that are lost, the next call tells."""
+        """Wait for all pending requests; errors are raised by the next call."""
         while self._asked and self._midst is None:
             self._listen(_LOOK_EVERY_S)
 
     def _listen(self, patience_s: float) -> None:
-        """Take the answers that are there, or that come first within so many seconds."""
+        """Receive available answers, or wait up to `patience_s` seconds for the first ones."""
         if self._midst is not None:
             return
         for descriptor in self._poller.poll(patience_s):
@@ -200,7 +200,7 @@ class EnvironmentProcesses:
             self._look(now)
 
     def _take(self, index: int) -> None:
-        """Take a message, or notice that there will be none."""
+        """Receive a message, or detect that the process has exited."""
         self._midst = index
         try:
             message = self._pipes[index].recv_bytes()
@@ -228,17 +228,17 @@ class EnvironmentProcesses:
             self._failures[index] = EnvironmentSpecError(words)
             return
         cause = None
-        # An error may be one that cannot be pickled, or not be made again.
+        # Some errors cannot be pickled or unpickled.
         with suppress(Exception):
             cause = pickle.loads(pickled)
         failure = _failure(index, words, cause)
         failure.add_note(trace)
         self._failures[index] = failure
 
-    # Processes that are lost
+    # Lost processes
 
     def _look(self, now: float) -> None:
-        """Look for processes that have ended while a child of theirs holds their pipe, and for those that hang."""
+        """Detect processes that have exited although a child keeps their pipe open, and hung processes."""
         for index, since in list(self._asked.items()):
             if self._pipes[index].poll(0):
                 continue
@@ -254,21 +254,21 @@ class EnvironmentProcesses:
         self._lose(index, f"its process {process.pid} {end.how}", end.advice)
 
     def _lose(self, index: int, how: str, advice: str = "") -> None:
-        """Word how a process was lost, and expect nothing more of it."""
+        """Record why a process was lost and discard its requests."""
         self._asked.pop(index, None)
         if self._index_of.pop(self._pipes[index].fileno(), None) is not None:
             self._poller.unregister(self._pipes[index].fileno())
         if self._lost is not None:
-            # The first loss is what others may follow from.
+            # The first loss may be the cause of the others.
             return
         self._lost = WorkerError(
-            f"environment {index} must answer until it is closed, and {how}; close the collector, and make another"
+            f"environment {index} must answer until it is closed, and {how}; close the collector and create a new one"
         )
         if advice:
             self._lost.add_note(advice)
 
     def close(self) -> None:
-        """Let the environments finish their steps and close; end the processes, those that hang by force."""
+        """Wait for steps in flight, close the environments and end the processes; kill hung processes."""
         until = time.monotonic() + _CLOSE_WITHIN_S
         for pipe in self._pipes:
             _hang_up(pipe)
@@ -281,7 +281,7 @@ class EnvironmentProcesses:
 
 
 class _Maker:
-    """A function that makes an environment, on its way to another process: by value, where cloudpickle is installed."""
+    """Picklable wrapper of a function that creates an environment: by value if cloudpickle is installed."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -290,31 +290,31 @@ class _Maker:
         return self._make()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What goes by multiprocessing only, such as shared memory, cannot go by value.
+        # Objects that only multiprocessing can send, such as shared memory, cannot be pickled by value.
         with suppress(Exception):
             return pickle.loads, (import_module("cloudpickle").dumps(self._make),)
         return _Maker, (self._make,)
 
 
 def _failure(index: int, how: str, cause: BaseException | None) -> WorkerError:
-    """Make the error for a command that an environment could not carry out."""
-    error = WorkerError(f"environment {index} must be reset and stepped without error, and {how}")
+    """Create the error for a command that an environment failed to execute."""
+    error = WorkerError(f"environment {index} must be reset and stepped without error, but {how}")
     error.__cause__ = cause
     return error
 
 
 def _hang_up(pipe: Connection) -> None:
-    """Tell the process at the other end that this one is closed, even if other processes have inherited it."""
-    with suppress(OSError), socket.socket(fileno=pipe.fileno()) as own:
+    """Signal end of file to the peer process, even if other processes have inherited this end of the pipe."""
+    with suppress(OSError), socket.socket(fileno=pipe.fileno()) as peer_socket:
         try:
-            own.shutdown(socket.SHUT_RDWR)
+            peer_socket.shutdown(socket.SHUT_RDWR)
         finally:
-            # The descriptor is the pipe's.
-            own.detach()
+            # The pipe owns the descriptor.
+            peer_socket.detach()
 
 
 def _end(processes: Sequence[BaseProcess], pipes: Sequence[Connection]) -> None:
-    """Kill processes, and close their pipes and shared memory here."""
+    """Kill processes and close this end of their pipes."""
     end_children(processes, _LOOK_EVERY_S)
     for pipe in pipes:
         pipe.close()
@@ -324,24 +324,24 @@ _NONE: Rows = np.empty(0, np.intp)
 
 
 class AsyncStepResult(NamedTuple):
-    """The step results of environments that have answered: k of them made a step, m of them can be acted in now.
+    """Step results of environments that have answered: k have completed a step, m are ready for an action.
 
     Attributes
     ----------
     envs
-        The environments that made a step, ascending, shape (k,).
+        Environments that have completed a step, ascending, shape (k,).
     columns
-        The columns `new_obs` (or its parts), `rewards`, `terminateds` and `truncateds` of these steps, each of shape
-        (k, ...); where an episode ended, its last observation. None if k is 0.
+        Columns `new_obs` (or its parts), `rewards`, `terminateds` and `truncateds` of the steps, shape (k, ...) each;
+        final observations where an episode ended. None if k is 0.
     step_infos
-        The infos of these steps.
+        Infos of the steps.
     ended
-        Those of the environments whose episode ended.
+        Environments whose episode ended.
     ready
-        The environments that can be acted in, ascending, shape (m,): those that made a step, unless they have yet to
-        begin another episode, and those that have begun one.
+        Environments that are ready for an action, ascending, shape (m,): environments that completed a step and are not
+        being reset, and environments that have started an episode.
     obs, infos
-        The observations to act on there, by leaf, and the infos that came with them. No leaves if m is 0.
+        Observations and infos of the ready environments, observations by leaf. No leaves if m is 0.
     """
 
     envs: Rows
@@ -354,19 +354,19 @@ class AsyncStepResult(NamedTuple):
 
 
 class AsyncEnvironments(Environments):
-    """Environments in processes of their own, for `AsyncCollector`: each stepped when it is ready, or all together.
+    """Environments in separate processes for `AsyncCollector`, stepped individually or together.
 
-    An environment whose episode ended begins another one at once. That is no step, and nobody waits for it before the
-    last step of the episode is told.
+    An environment is reset immediately after its episode has ended. The reset is not a step, and the last step of the
+    episode is returned without waiting for it.
 
     Parameters
     ----------
     makers
-        Functions that make the environments, one each.
+        Functions that each create an environment.
     start_method
-        How processes start: `"spawn"`, `"forkserver"` or `"fork"`.
+        Start method of processes: `"spawn"`, `"forkserver"` or `"fork"`.
     stall_timeout_s
-        Seconds without an answer after which an environment is taken to hang.
+        Seconds without an answer after which an environment counts as hung.
 
     Examples
     --------
@@ -400,12 +400,12 @@ class AsyncEnvironments(Environments):
 
     @property
     def under_way(self) -> int:
-        """How many environments were asked for something, and have not been waited for."""
+        """Number of environments with pending requests."""
         return self._processes.under_way
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the environments, in their order."""
+        """Process id of each environment."""
         return [process.pid or 0 for process in self._processes.processes]
 
     def reset(
@@ -414,30 +414,30 @@ class AsyncEnvironments(Environments):
         seeds: Sequence[int] | None = None,
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
-        **given: Any,
+        **arguments: Any,
     ) -> tuple[Sequence[Leaf], Infos]:
-        """Start an episode in every environment; steps that are under way are waited for, and dropped."""
+        """Start an episode in every environment; steps in flight are completed and dropped."""
         count = self.num_envs
         numbers = seeds_of_reset(count, seeds, seed)
         while self.under_way:
             self.recv(self.under_way)
         for env, number in enumerate(numbers):
-            self._processes.ask(env, RESET, {"seed": number, "options": options, **given})
-        # Where several fail, the first of them is told, and the others are not left for later.
+            self._processes.ask(env, RESET, {"seed": number, "options": options, **arguments})
+        # If several environments fail, raise the first error and discard the others.
         self._processes.wait_for_all()
         begun = self.recv(count)
         self._processes.check()
         return begun.obs, begun.infos
 
     def send(self, envs: Rows, actions: Sequence[Leaf]) -> None:
-        """Let environments that are ready make a step.
+        """Step environments that are ready.
 
         Parameters
         ----------
         envs
-            The environments, shape (k,).
+            Environments, shape (k,).
         actions
-            The leaves of the actions, each of shape (k, ...).
+            Leaves of the actions, shape (k, ...) each.
         """
         for env, action in zip(envs.tolist(), self.actions.nest_each(actions, len(envs)), strict=True):
             self._processes.ask(env, STEP, action)
@@ -445,16 +445,16 @@ class AsyncEnvironments(Environments):
     def recv(
         self, min_num: int = 1, timeout_s: float | None = None, among: npt.NDArray[np.bool_] | None = None
     ) -> AsyncStepResult:
-        """Wait for environments that are under way, and return the step results of all that are done.
+        """Wait for pending environments and return the step results of all that have answered.
 
         Parameters
         ----------
         min_num
-            How many to wait for; if fewer are under way, for all of these.
+            Number of environments to wait for; at most the number of pending ones.
         timeout_s
-            Seconds after which fewer are enough, if it is one at least.
+            Seconds after which fewer environments suffice, but at least one.
         among
-            Whether to wait for each environment, shape (num_envs,): others stay under way. None for all.
+            Whether to wait for each environment, shape (num_envs,); others stay pending. None for all.
         """
         stepped: dict[int, Sequence[Any]] = {}
         begun: dict[int, Sequence[Any]] = {}
@@ -475,16 +475,16 @@ class AsyncEnvironments(Environments):
         first = np.array(list(begun), np.intp)
         ready = np.concatenate([envs[goes_on], first])
         order = ready.argsort()
-        said = [infos[row] for row in goes_on.nonzero()[0].tolist()] + [info for _, info in begun.values()]
+        all_infos = [infos[row] for row in goes_on.nonzero()[0].tolist()] + [info for _, info in begun.values()]
         parts = [[leaf[goes_on] for leaf in new_obs]] if goes_on.any() else []
         if begun:
             parts.append(self._shared.read(first, FIRST_OBS, [left for left, _ in begun.values()]))
         obs = [np.concatenate(leaves)[order] for leaves in zip(*parts, strict=True)]
-        said = [said[row] for row in order.tolist()]
-        return AsyncStepResult(envs, columns, infos, envs[done], ready[order], obs, said)
+        all_infos = [all_infos[row] for row in order.tolist()]
+        return AsyncStepResult(envs, columns, infos, envs[done], ready[order], obs, all_infos)
 
     def _steps(self, envs: Rows, steps: Sequence[Sequence[Any]]) -> tuple[list[Leaf], Floats, Flags, Flags, list[Any]]:
-        """Put steps together: new observations by leaf, rewards, flags and infos."""
+        """Join steps: new observations by leaf, rewards, flags and infos."""
         if not steps:
             return [], np.empty(0, FLOAT), np.empty(0, BOOL), np.empty(0, BOOL), []
         left, rewards, terminateds, truncateds, infos = zip(*steps, strict=True)
@@ -493,10 +493,10 @@ class AsyncEnvironments(Environments):
 
     def step_raw(self, actions: Sequence[Leaf]) -> Sequence[Any]:
         self.send(np.arange(self.num_envs), actions)
-        made = result = self.recv(self.num_envs)
+        stepped = result = self.recv(self.num_envs)
         self._processes.check()
-        new_obs = [made.columns[name] for name in self._new_names]
-        obs, infos = [leaf.copy() for leaf in new_obs], list(made.step_infos)
+        new_obs = [stepped.columns[name] for name in self._new_names]
+        obs, infos = [leaf.copy() for leaf in new_obs], list(stepped.step_infos)
         while True:
             if result.obs:
                 obs = [put(leaf, result.ready, begun) for leaf, begun in zip(obs, result.obs, strict=True)]
@@ -505,8 +505,8 @@ class AsyncEnvironments(Environments):
             if not self.under_way:
                 break
             result = self.recv(self.under_way)
-        said = made.step_infos if any(made.step_infos) else []
-        return (new_obs, *(made.columns[name] for name in OUTCOMES), said, None, obs, infos)
+        step_infos = stepped.step_infos if any(stepped.step_infos) else []
+        return (new_obs, *(stepped.columns[name] for name in OUTCOMES), step_infos, None, obs, infos)
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
         return step[6], step[7]
@@ -521,10 +521,10 @@ class AsyncEnvironments(Environments):
         self._processes.check()
 
     def state_dict(self) -> dict[str, Any]:
-        found = self._ask_all(SAVE, [None] * self.num_envs)
-        refused = next((one for one in found if one["pickles"] is None), None)
-        pickles = [pickled for one in found for pickled in one["pickles"] or ()]
-        return {"saved": refused or {"pickles": pickles, "why": None}, "made": self.made}
+        saved = self._ask_all(SAVE, [None] * self.num_envs)
+        failed = next((answer for answer in saved if answer["pickles"] is None), None)
+        pickles = [pickled for answer in saved for pickled in answer["pickles"] or ()]
+        return {"saved": failed or {"pickles": pickles, "why": None}, "made": self.made}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         pickles = state["saved"]["pickles"]
@@ -533,22 +533,21 @@ class AsyncEnvironments(Environments):
             self.made = state["made"]
         return pickles is not None
 
-    def _ask_all(self, command: int, given: Sequence[Any]) -> list[Any]:
-        """Let the process of each environment, none of them under way, carry out a command, and return the answers."""
-        for env, own in enumerate(given):
-            self._processes.ask(env, command, own)
+    def _ask_all(self, command: int, arguments: Sequence[Any]) -> list[Any]:
+        """Send a command to each process and return the answers; requires that no process is pending."""
+        for env, argument in enumerate(arguments):
+            self._processes.ask(env, command, argument)
         self._processes.wait_for_all()
         self._processes.check()
-        return [answer for _, answers in self._processes.receive(len(given)) for _, answer in answers]
+        return [answer for _, answers in self._processes.receive(len(arguments)) for _, answer in answers]
 
     def close(self) -> None:
-        """Let the environments finish their steps and close; those that take longer than ten seconds are ended."""
+        """Wait for steps in flight and close the environments; processes are killed after ten seconds."""
         self._processes.close()
         self._shared.close()
 
 
 def _common_spaces(spaces: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return the spaces that all environments have."""
     first = spaces[0]
     order = SpaceLayout(first[0]).names
     for env, (observations, actions) in enumerate(spaces):
@@ -556,7 +555,7 @@ def _common_spaces(spaces: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
         check_space(names.ACTIONS, env, actions, first[1])
         if SpaceLayout(observations).names != order:
             raise EnvironmentSpecError(
-                f"environments must have the parts of their observations in the order of environment 0, {order}, got "
+                f"environments must have observation parts in the order of environment 0, {order}, got "
                 f"{SpaceLayout(observations).names} from environment {env}"
             )
     return first

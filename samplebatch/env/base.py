@@ -24,24 +24,24 @@ Flags = npt.NDArray[np.bool_]
 _NONE_TYPES = {type(None)}
 
 OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
-"""Columns that every step has beside observations."""
+"""Columns of every step besides observations."""
 
 
 class StepResult(NamedTuple):
-    """Steps of n environments as arrays, in order of time.
+    """Steps of n environments as arrays, in time order.
 
     Attributes
     ----------
     steps
-        Number of steps. The arrays of a single step may be the environment's own.
+        Number of steps. Arrays of a single step may be owned by the environment.
     new_obs
-        By leaf, arrays of shape (steps * n, ...).
+        Arrays of shape (steps * n, ...), one per leaf.
     rewards, terminateds, truncateds
         Arrays of shape (steps * n,): float64, bool and bool.
     infos
-        The infos by step; steps without infos may be missing.
+        Infos by step; steps without infos may be missing.
     autoreset
-        Rows of autoreset steps, which are no transitions; None if there are none.
+        Rows of autoreset steps, which are not transitions; None if there are none.
     """
 
     steps: int
@@ -63,7 +63,7 @@ class StepResult(NamedTuple):
 def join_outcomes(
     rewards: Sequence[Floats], terminateds: Sequence[Flags], truncateds: Sequence[Flags]
 ) -> tuple[Floats, Flags, Flags]:
-    """Join the rewards and flags of steps, arrays of shape (n,) in the dtypes that these columns have.
+    """Join rewards and flags of several steps, arrays of shape (n,) in the dtypes of their columns.
 
     >>> join_outcomes([np.zeros(1), np.ones(1)], [np.array([False])] * 2, [np.array([True])] * 2)
     (array([0., 1.]), array([False, False]), array([ True,  True]))
@@ -75,18 +75,16 @@ def join_outcomes(
     )
 
 
-def refuse_mask(given: Mapping[str, Any]) -> None:
-    """Reject arguments of `reset` that exclude environments, as collectors reset all of them.
+def refuse_mask(arguments: Mapping[str, Any]) -> None:
+    """Reject arguments of `reset` that exclude environments, because collectors reset all environments.
 
     Raises
     ------
     EnvironmentSpecError
         If the options contain a `reset_mask`.
     """
-    if "reset_mask" in (given.get("options") or {}):
-        raise EnvironmentSpecError(
-            "options must have no 'reset_mask', as a collector resets all environments, and has one"
-        )
+    if "reset_mask" in (arguments.get("options") or {}):
+        raise EnvironmentSpecError("options must have no 'reset_mask', because a collector resets all environments")
 
 
 class Environments(ABC):
@@ -95,28 +93,28 @@ class Environments(ABC):
     Attributes
     ----------
     env
-        The object that is stepped: an environment, or a list of environments.
+        The stepped object: an environment, or a list of environments.
     num_envs
         Number of environments.
     observation_space, action_space
-        The spaces of one environment.
+        Spaces of one environment.
     observations, actions
-        Their layouts.
+        Layouts of the spaces.
     resets_later
-        Whether an environment is reset in an autoreset step after its episode ended, not with its last step.
+        Whether an environment is reset in an autoreset step after its episode, not with the last step.
     keeps_seeds
-        Whether a collector without a seed resets the environments without seeds, so that seeds that they were given
-        before remain in effect.
+        Whether a collector without a seed resets the environments without seeds, so that seeds set before remain in
+        effect.
     made
-        Calls of the environment's `step` since all environments were reset, which errors name.
+        Number of `step` calls since all environments were reset; errors include it.
     """
 
     resets_later = False
     keeps_seeds = False
     _resets: Flags | None = None
-    """Which environments the next step resets; None for none."""
+    """Environments that the next step resets; None for none."""
     _kept: ClassVar[Sequence[str]] = ("made",)
-    """Attributes that belong to the state beside the environments themselves."""
+    """Attributes in the state besides the environments."""
 
     def __init__(self, env: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         self.env = env
@@ -127,7 +125,7 @@ class Environments(ABC):
         self.made = 0
 
     def refuse(self, sentence: str, env: int | None) -> EnvironmentSpecError:
-        """Return the error for an invalid value of the last step, or of a reset."""
+        """Return the error for an invalid value of the last step or reset."""
         whose = "" if env is None else f" from environment {env}"
         return EnvironmentSpecError(f"{sentence}{whose} in {f'step {self.made}' if self.made else 'a reset'}")
 
@@ -136,36 +134,36 @@ class Environments(ABC):
         return lambda sentence, row: self.refuse(sentence, None if row is None else envs[row])
 
     @abstractmethod
-    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
+    def reset(self, *, seeds: Sequence[int] | None = None, **arguments: Any) -> tuple[Sequence[Leaf], Infos]:
         """Start an episode in every environment.
 
         Parameters
         ----------
         seeds
-            A seed for each environment; None leaves their generators running.
-        **given
-            Further arguments of the environment's own `reset`; their `seed` takes precedence.
+            One seed per environment; None continues their generators.
+        **arguments
+            Further arguments of the environment's `reset`; a `seed` among them has precedence.
         """
 
     @abstractmethod
     def step_raw(self, actions: Sequence[Leaf]) -> Sequence[Any]:
-        """Step every environment, given the leaves of the actions, each of shape (n, ...).
+        """Step every environment with the leaves of the actions, shape (n, ...) each.
 
-        Work that can be done for several steps at once is left to `finish_chunk`. The first five parts are the leaves
-        of the new observations, rewards, flags and infos; the sixth is the mask of environments that were reset
-        instead, shape (n,), or None. Callers may read the flags only, shape (n,). Autoreset steps may have
-        flags as well.
+        Conversions of several steps are deferred to `finish_chunk`. The first five items are the leaves of the new
+        observations, rewards, flags and infos; the sixth is the mask of environments that were reset instead of
+        stepped, shape (n,), or None. Callers may read only the flags, shape (n,), which may also be set in autoreset
+        steps.
         """
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return the observations to act on after a raw step, and their infos."""
+        """Return the observations for the next action after a raw step, and their infos."""
         return step[0], step[4]
 
     def _note_ends(self, terminateds: Flags, truncateds: Flags) -> None:
-        """Mark environments whose episode ended: the next step resets them."""
+        """Mark environments whose episode ended, for the next step to reset them."""
         ended = terminateds | truncateds
         if self._resets is not None:
-            # Autoreset steps may have flags, too.
+            # Autoreset steps may have flags as well.
             ended &= ~self._resets
         self._resets = ended if count_nonzero(ended) else None
 
@@ -180,17 +178,19 @@ class Environments(ABC):
         Parameters
         ----------
         steps
-            All raw steps since the last chunk was finished; not empty.
+            All raw steps since the last chunk; not empty.
         """
         if len(steps) == 1:
             obs, reward, terminated, truncated, info, resets, *_ = steps[0]
             autoreset = None if resets is None else resets.nonzero()[0]
             return StepResult(1, obs, reward, terminated, truncated, {0: info} if info else {}, autoreset)
         new_obs, rewards, terminateds, truncateds, infos, masks, *_ = zip(*steps, strict=True)
-        spoken = {place: said for place, said in enumerate(infos) if said}
-        leaves = [join_steps(name, own) for name, own in zip(self._new_names, zip(*new_obs, strict=True), strict=True)]
+        infos_by_step = {step: step_infos for step, step_infos in enumerate(infos) if step_infos}
+        leaves = [
+            join_steps(name, blocks) for name, blocks in zip(self._new_names, zip(*new_obs, strict=True), strict=True)
+        ]
         outcomes = join_outcomes(rewards, terminateds, truncateds)
-        return StepResult(len(steps), leaves, *outcomes, spoken, self._autoreset_rows(masks))
+        return StepResult(len(steps), leaves, *outcomes, infos_by_step, self._autoreset_rows(masks))
 
     def _autoreset_rows(self, masks: Sequence[Flags | None]) -> Rows | None:
         """Return the rows of autoreset steps; None if there are none."""
@@ -201,17 +201,17 @@ class Environments(ABC):
         return rows
 
     def _parts(self) -> list[Any]:
-        """Return the stepped objects, which contain the state."""
+        """Return the objects to pickle as the state of the environments."""
         return [self.env]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the environments, which can be pickled, for `load_state_dict`."""
+        """Return the picklable state of the environments, for `load_state_dict`."""
         return {"saved": save_environments(self._parts()), **{name: getattr(self, name) for name in self._kept}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore environments from `state_dict`; return whether these could be saved.
+        """Restore environments from `state_dict`; return whether the environments were restored.
 
-        Otherwise nothing changes, and the environments must be reset.
+        If they could not be pickled, nothing changes, and they must be reset.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Child processes of environments and workers: started, supervised and ended in one way."""
+"""Start, supervision and termination of child processes of environments and workers."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _GUARD_ADVICE: Final = (
 def start_child(
     context: Any, target: Callable[..., None], args: tuple[Any, ...], *, name: str, must: str
 ) -> BaseProcess:
-    """Start a process that leaves Ctrl-C to this one.
+    """Start a process that ignores Ctrl-C, which this process handles.
 
     Parameters
     ----------
     context
-        The context of `multiprocessing` for a start method.
+        Multiprocessing context of a start method.
     target, args, name
-        As for its `Process`.
+        Arguments of `Process`.
     must
-        What the arguments must be to be pickled, for the error.
+        Start of the error message if the arguments cannot be pickled.
 
     Raises
     ------
     EnvironmentSpecError
-        If they cannot be pickled.
+        If the arguments cannot be pickled.
     """
     exit_if_unguarded()
     process: BaseProcess = context.Process(target=target, args=args, name=name)
@@ -47,7 +47,7 @@ def start_child(
 
 
 class ChildExit(NamedTuple):
-    """The end of a process: its exit status, None while it runs; how it ended in words; and advice, if there is any."""
+    """Exit status of a process (None while it runs), a description of its end, and advice or an empty string."""
 
     status: int | None
     how: str
@@ -55,14 +55,14 @@ class ChildExit(NamedTuple):
 
 
 def wait_for_exit(process: BaseProcess, timeout_s: float) -> ChildExit:
-    """Wait until a process has ended, and word how."""
+    """Wait for a process to exit and describe its end."""
     process.join(timeout_s)
     status = process.exitcode
     return ChildExit(status, describe_exit(status), _GUARD_ADVICE if status == UNGUARDED_STATUS else "")
 
 
 def end_children(processes: Sequence[BaseProcess], timeout_s: float) -> None:
-    """Terminate processes, and kill those that have not ended within so many seconds."""
+    """Terminate processes; kill processes that are still alive after `timeout_s` seconds."""
     for end in ("terminate", "kill"):
         running = [process for process in processes if process.is_alive()]
         for process in running:
@@ -72,7 +72,7 @@ def end_children(processes: Sequence[BaseProcess], timeout_s: float) -> None:
 
 
 def describe_exit(status: int | None) -> str:
-    """Word how a process ended, by its exit status; None if it is still running.
+    """Describe how a process ended, from its exit status; None if it is still running.
 
     >>> describe_exit(-9), describe_exit(3)
     ('was killed by SIGKILL', 'exited with status 3')

@@ -1,24 +1,23 @@
-"""The main function of an environment's process: it steps one environment, as the process that started it asks by pipe.
+"""Main function of environment processes, which execute the requests of their parent process.
 
-A message of the process is a byte, which says whether another message follows without being asked for, and a pickle. A
-request is a pickle of a command and its arguments.
+A message of the process is one byte, which is set if another message follows without a request, and a pickle. A request
+is a pickle of a command and its arguments.
 
 ===========  ============================  ===========================================================================
 command      arguments                     answer
 ===========  ============================  ===========================================================================
-`MAKE`       none; each process begins     `SPACES`: the observation space and the action space
-             with it
+`MAKE`       none; executed on startup     `SPACES`: the observation space and the action space
 `SHARE`      num_envs, nbytes              none; the descriptor of shared memory follows on the pipe
 `RESET`      keyword arguments             `BEGUN`: left, info
-`STEP`       the action                    `STEPPED`: left, reward, terminated, truncated, info; where the episode ended
-                                           `BEGUN` follows, once the environment is reset
+`STEP`       the action                    `STEPPED`: left, reward, terminated, truncated, info; at the end of an
+                                           episode `BEGUN` follows after the reset
 `RENDER`     none                          `RENDERED`
 `SAVE`       none                          `SAVED`: the environment, see `save_environments`
-`LOAD`       what `SAVED` brought          `SAVED`: None
+`LOAD`       the value of `SAVED`          `SAVED`: None
 ===========  ============================  ===========================================================================
 
-"left" are the leaves of the observation that do not lie in shared memory. `FAILED` stands in the place of every answer:
-whether a value was refused, the error in words, the error itself in a pickle if it has one, and the traceback.
+"left" are the leaves of the observation that are not in shared memory. `FAILED` replaces any answer after an error:
+whether a value was rejected, the error text, the pickled error if possible, and the traceback.
 """
 
 from __future__ import annotations
@@ -45,28 +44,29 @@ from samplebatch.transport.peers import begin_child
 from samplebatch.transport.region import Region
 
 NEW_OBS, FIRST_OBS = range(2)
-"""The places that each environment has: for the observation of a step, and for that of a reset."""
+"""Slots of each environment: for the observation of a step, and for the observation of a reset."""
 
 _ALIGNMENT = 64
 
 Left = list[Any] | None
-"""Leaves of an observation that do not fit into the memory, None in place of the others; None if all fit."""
+"""Leaves of an observation that are not in shared memory, None for the others; None if all are in memory."""
 
 
 class SharedObservations:
-    """Two places in shared memory for the observations of each environment, for both ends of a pipe.
+    """Shared memory with two observation slots per environment, used by both ends of a pipe.
 
-    A process writes an observation before it sends its message, and the parent reads it before it asks for the next
-    step, so nothing is locked. Leaves that are no numbers, and values of a wider dtype than their space, go by pipe.
+    A process writes an observation before it sends its message, and the parent reads it before it requests the next
+    step, so no lock is needed. Leaves that are not numeric, and values wider than their space's dtype, are sent by
+    pipe.
 
     Parameters
     ----------
     layout
-        The layout of the observations.
+        Layout of the observations.
     num_envs
-        How many environments there are.
+        Number of environments.
     region
-        Memory of `nbytes` bytes; None where no leaf is numeric.
+        Memory of `nbytes` bytes; None if no leaf is numeric.
 
     Examples
     --------
@@ -95,66 +95,66 @@ class SharedObservations:
 
     @classmethod
     def create(cls, layout: SpaceLayout, num_envs: int) -> Self:
-        """Make the memory that observations of a layout need."""
+        """Allocate the memory for observations of a layout."""
         nbytes = cls.nbytes(layout, num_envs)
         return cls(layout, num_envs, Region.create(nbytes) if nbytes else None)
 
     @staticmethod
     def nbytes(layout: SpaceLayout, num_envs: int) -> int:
-        """Count the bytes that observations of a layout need."""
+        """Return the number of bytes for observations of a layout."""
         leaves = [space for space in layout.spaces if layout.is_numeric(space)]
         counts = [2 * num_envs * space.dtype.itemsize * int(np.prod(space.shape)) for space in leaves]
         return sum(-(-count // _ALIGNMENT) * _ALIGNMENT for count in counts)
 
-    def write(self, env: int, place: int, leaves: Sequence[Leaf]) -> Left:
-        """Write the observation of an environment, and return the leaves that have to be sent.
+    def write(self, env: int, slot: int, leaves: Sequence[Leaf]) -> Left:
+        """Write the observation of an environment, and return the leaves to send by pipe.
 
         Parameters
         ----------
         env
-            The environment.
-        place
+            Number of the environment.
+        slot
             `NEW_OBS` or `FIRST_OBS`.
         leaves
-            The leaves, each of shape (1, ...).
+            Leaves of the observation, shape (1, ...) each.
         """
         left: list[Any] = [None] * len(leaves)
         fits = True
-        for number, (own, leaf) in enumerate(zip(self._leaves, leaves, strict=True)):
-            if own is not None and own.dtype == leaf.dtype:
-                own[env, place] = leaf[0]
+        for number, (shared, leaf) in enumerate(zip(self._leaves, leaves, strict=True)):
+            if shared is not None and shared.dtype == leaf.dtype:
+                shared[env, slot] = leaf[0]
             else:
                 left[number], fits = leaf, False
         return None if fits else left
 
-    def read(self, envs: Rows, place: int, sent: Sequence[Left]) -> list[Leaf]:
-        """Return observations of environments, leaf by leaf, in memory of their own.
+    def read(self, envs: Rows, slot: int, sent: Sequence[Left]) -> list[Leaf]:
+        """Return observations of environments, leaf by leaf, in newly allocated memory.
 
         Parameters
         ----------
         envs
-            The environments, shape (k,), k at least 1.
-        place
+            Environments, shape (k,), k at least 1.
+        slot
             `NEW_OBS` or `FIRST_OBS`.
         sent
-            By environment, the leaves that `write` returned.
+            Return values of `write`, by environment.
         """
-        found: list[Leaf] = []
-        for number, own in enumerate(self._leaves):
+        leaves: list[Leaf] = []
+        for number, shared in enumerate(self._leaves):
             parts = [None if left is None else left[number] for left in sent]
-            if own is not None and all(part is None for part in parts):
-                found.append(own[envs, place])
+            if shared is not None and all(part is None for part in parts):
+                leaves.append(shared[envs, slot])
                 continue
-            held: Any = own
-            found.append(
+            memory: Any = shared
+            leaves.append(
                 np.concatenate(
-                    [held[env, place][None] if part is None else part for env, part in zip(envs, parts, strict=True)]
+                    [memory[env, slot][None] if part is None else part for env, part in zip(envs, parts, strict=True)]
                 )
             )
-        return found
+        return leaves
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._leaves = []
         if self.region is not None:
             self.region.close()
@@ -167,32 +167,32 @@ LAST, MORE = b"\0", b"\1"
 
 
 def run_environment(pipe: Connection, make: Callable[[], Any], index: int) -> None:
-    """Make an environment, and answer requests until the other end of the pipe is closed.
+    """Create an environment and execute requests until the peer closes the pipe.
 
     Parameters
     ----------
     pipe
-        The end of the pipe that requests come by.
+        Connection on which requests arrive.
     make
-        Makes the environment.
+        Function that creates the environment.
     index
-        The number of the environment, which errors name.
+        Number of the environment, for errors.
     """
-    # A forked child has the handlers of its parent.
+    # A forked child inherits the handlers of its parent.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     begin_child()
     service = _Service(pipe, make, index)
-    command, given = MAKE, None
+    command, argument = MAKE, None
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            for message in service.answer(command, given):
+            for message in service.answer(command, argument):
                 pipe.send_bytes(message)
-            command, given = pickle.loads(pipe.recv_bytes())
+            command, argument = pickle.loads(pipe.recv_bytes())
     service.close()
 
 
 class _Service:
-    """The environment of this process, for `run_environment`, and the commands that are carried out on it."""
+    """Environment of this process, and the commands of `run_environment`."""
 
     _stepper: EnvironmentStepper
     _observations: SharedObservations
@@ -210,10 +210,10 @@ class _Service:
             LOAD: self._load,
         }
 
-    def answer(self, command: int, given: Any) -> Iterator[bytes]:
-        """Carry out a command, and yield the messages that answer it."""
+    def answer(self, command: int, argument: Any) -> Iterator[bytes]:
+        """Execute a command and yield its answers."""
         try:
-            yield from self._commands[command](given)
+            yield from self._commands[command](argument)
         except Exception as error:
             yield _failure(error)
 
@@ -225,14 +225,14 @@ class _Service:
         self._observations = SharedObservations(self._stepper.observations, 0, None)
         yield _message(SPACES, env.observation_space, env.action_space)
 
-    def _share(self, given: tuple[int, int]) -> Iterable[bytes]:
-        num_envs, nbytes = given
+    def _share(self, sizes: tuple[int, int]) -> Iterable[bytes]:
+        num_envs, nbytes = sizes
         with Region.attach(reduction.recv_handle(self._pipe), nbytes) as region:
             self._observations = SharedObservations(self._stepper.observations, num_envs, region)
         return ()
 
-    def _reset(self, given: dict[str, Any]) -> Iterator[bytes]:
-        yield self._tell_begun(*self._stepper.reset(**given))
+    def _reset(self, arguments: dict[str, Any]) -> Iterator[bytes]:
+        yield self._tell_begun(*self._stepper.reset(**arguments))
 
     def _step(self, action: Any) -> Iterator[bytes]:
         step = self._stepper.step(action)
@@ -257,7 +257,7 @@ class _Service:
         yield _message(SAVED, None)
 
     def close(self) -> None:
-        """Close the environment; there is nobody to tell an error to."""
+        """Close the environment; errors are suppressed, because no peer can receive them."""
         if self._env is not None:
             with contextlib.suppress(Exception):
                 self._env.close()
@@ -278,16 +278,16 @@ def _failure(error: Exception) -> bytes:
 
 
 class SingleStep(NamedTuple):
-    """One step of one environment, as `EnvironmentStepper.step` returns it to adapters.
+    """One step of one environment: the result of `EnvironmentStepper.step`.
 
     Attributes
     ----------
     new_obs
-        The leaves of the observation, each of shape (1, ...).
+        Leaves of the observation, shape (1, ...) each.
     reward, terminated, truncated
-        A float and two flags, Python's or NumPy's.
+        A float and two flags, of Python's or NumPy's types.
     info
-        The info, in a dict of its own.
+        Copy of the info.
     """
 
     new_obs: Sequence[Leaf]
@@ -303,23 +303,23 @@ class SingleStep(NamedTuple):
 
 
 class EnvironmentStepper:
-    """A Gymnasium environment in its process, with values that are converted exactly before they leave it.
+    """A Gymnasium environment whose values are converted exactly before they are returned.
 
-    The arrays that it returns are their caller's: the environment may write to its own again.
+    The returned arrays are owned by the caller: the environment may overwrite its own.
 
     Parameters
     ----------
     env
         A `gymnasium.Env`.
     index
-        The number of the environment, which errors name.
+        Number of the environment, for errors.
 
     Attributes
     ----------
     env
-        As given.
+        The environment.
     observations, actions
-        The layouts of its spaces.
+        Layouts of its spaces.
 
     Examples
     --------
@@ -338,21 +338,21 @@ class EnvironmentStepper:
         self._made = 0
         self._resets = True
 
-    def reset(self, **given: Any) -> tuple[Sequence[Leaf], dict[str, Any]]:
-        """Reset the environment on demand, and count its steps from 1 again.
+    def reset(self, **arguments: Any) -> tuple[Sequence[Leaf], dict[str, Any]]:
+        """Reset the environment on request, and restart the step count for errors.
 
         Parameters
         ----------
-        **given
-            Arguments of the environment's own `reset`.
+        **arguments
+            Arguments of the environment's `reset`.
         """
         self._made = 0
-        return self.begin_episode(**given)
+        return self.begin_episode(**arguments)
 
-    def begin_episode(self, **given: Any) -> tuple[Sequence[Leaf], dict[str, Any]]:
-        """Reset the environment after an episode; see `reset`, but steps are counted on."""
+    def begin_episode(self, **arguments: Any) -> tuple[Sequence[Leaf], dict[str, Any]]:
+        """Reset the environment after an episode; like `reset`, but the step count continues."""
         self._resets = True
-        obs, info = self.env.reset(**given)
+        obs, info = self.env.reset(**arguments)
         return self._flatten(obs), dict(info)
 
     def step(self, action: Any) -> SingleStep:
@@ -361,7 +361,7 @@ class EnvironmentStepper:
         Parameters
         ----------
         action
-            An action, nested as its space has it.
+            Action, with the structure of its space.
         """
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._resets = False
@@ -379,7 +379,7 @@ class EnvironmentStepper:
         return self.observations.flatten_one(obs, names.OBS, self._refuse)
 
     def _refuse(self, sentence: str, row: int | None) -> EnvironmentSpecError:
-        """Make the error for a value of the newest step or reset."""
+        """Create the error for an invalid value of the newest step or reset."""
         after = f"the reset after step {self._made}" if self._made else "a reset"
         where = after if self._resets else f"step {self._made}"
         return EnvironmentSpecError(f"{sentence} from environment {self._index} in {where}")

@@ -1,4 +1,4 @@
-"""States of environments: pickled with their generators, and restored into environments of the same classes."""
+"""Environment states: pickled with their generators, and restored into environments of the same classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from samplebatch.errors import EnvironmentSpecError
 
 _ARGUMENTS = "_ezpickle_args"
-"""The attribute of Gymnasium's `EzPickle`, which pickles the arguments of an object, not its state."""
+"""Attribute of Gymnasium's `EzPickle`, which pickles the arguments of an object instead of its state."""
 
 
 class SavedEnvironments(TypedDict):
@@ -20,9 +20,9 @@ class SavedEnvironments(TypedDict):
     Attributes
     ----------
     pickles
-        One pickle per environment; None if one of them cannot be pickled.
+        One pickle per environment; None if an environment cannot be pickled.
     why
-        The reason, if so.
+        Reason if `pickles` is None, otherwise None.
     """
 
     pickles: list[bytes] | None
@@ -30,7 +30,7 @@ class SavedEnvironments(TypedDict):
 
 
 def save_environments(envs: Sequence[Any]) -> SavedEnvironments:
-    """Pickle environments, all or none of them."""
+    """Pickle all environments, or none if one cannot be pickled."""
     try:
         return {"pickles": [save_environment(env) for env in envs], "why": None}
     except Exception as error:
@@ -38,7 +38,7 @@ def save_environments(envs: Sequence[Any]) -> SavedEnvironments:
 
 
 def load_environments(envs: Sequence[Any], saved: SavedEnvironments) -> bool:
-    """Restore environments from `save_environments`; return whether these could be pickled.
+    """Restore environments from `save_environments`; return whether they had been pickled.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def load_environments(envs: Sequence[Any], saved: SavedEnvironments) -> bool:
 def save_environment(env: Any) -> bytes:
     """Pickle an environment with its wrappers and generators, so that it resumes exactly.
 
-    Windows, fonts and images of pygame are left out, as they are drawn again.
+    Windows, fonts and images of pygame are omitted, because rendering recreates them.
 
     Raises
     ------
@@ -96,32 +96,32 @@ def load_environment(env: Any, state: bytes) -> None:
     EnvironmentSpecError
         If the class differs.
     """
-    own = dict(_find_drawn(env))
+    drawn = dict(_find_drawn(env))
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, path: Any) -> Any:
-            return own.get(path)
+            return drawn.get(path)
 
     loaded = Unpickler(io.BytesIO(state)).load()
     if type(loaded) is not type(env):
         raise EnvironmentSpecError(
-            f"the state of an environment must be one of a {type(env).__name__}, got one of a {type(loaded).__name__}"
+            f"the state of an environment must be of a {type(env).__name__}, got a {type(loaded).__name__}"
         )
-    # The collector and its user hold references to this object.
+    # The collector and its user have references to this object.
     env.__dict__.clear()
     env.__dict__.update(loaded.__dict__)
 
 
 def _find_drawn(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the pygame attributes of an environment and its wrappers, each with its path."""
-    known: set[int] = set()
+    seen: set[int] = set()
     waiting: list[tuple[tuple[str, ...], Any]] = [((), env)]
     while waiting:
         path, layer = waiting.pop()
         attributes = getattr(layer, "__dict__", None)
-        if id(layer) in known or not isinstance(attributes, Mapping):
+        if id(layer) in seen or not isinstance(attributes, Mapping):
             continue
-        known.add(id(layer))
+        seen.add(id(layer))
         for name, value in attributes.items():
             if type(value).__module__.partition(".")[0] == "pygame":
                 yield (*path, name), value
@@ -129,10 +129,10 @@ def _find_drawn(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
                 waiting.append(((*path, name), value))
             elif isinstance(value, list | tuple):
                 waiting += [
-                    ((*path, name, str(place)), part) for place, part in enumerate(value) if hasattr(part, "step")
+                    ((*path, name, str(index)), part) for index, part in enumerate(value) if hasattr(part, "step")
                 ]
 
 
-def _fill(made: Any, attributes: dict[str, Any]) -> None:
+def _fill(instance: Any, attributes: dict[str, Any]) -> None:
     """Set the attributes of an object created without `__init__`."""
-    made.__dict__.update(attributes)
+    instance.__dict__.update(attributes)

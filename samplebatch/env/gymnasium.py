@@ -1,16 +1,16 @@
-"""Gymnasium's environments, one, a list or a vector of them, behind one interface.
+"""Adapters of Gymnasium environments: single ones, lists and vector environments.
 
-After an episode has ended, Gymnasium's vector environments go on in one of three ways, which the classes here make one:
-every step is a transition or an autoreset step, and gives both its outcome and the observations to act on next.
+Gymnasium's vector environments reset in one of three ways after an episode, which the adapters unify: every step result
+is a transition or an autoreset step, with its outcome and the observations for the next action.
 
 ============  ====================================================  ====================================================
 autoreset     in Gymnasium                                          in the step result
 ============  ====================================================  ====================================================
 next step     the following step resets; its action is ignored,     it is an autoreset step: no transition
               its reward 0
-same step     resets at once; the last observation and info are     they are put back where they belong
-              among the infos
-disabled      nothing                                               the environments that ended are reset at once
+same step     resets immediately; the final observation and info    they are moved to the step that ended
+              are in the infos of the reset
+disabled      nothing                                               ended environments are reset immediately
 ============  ====================================================  ====================================================
 """
 
@@ -44,19 +44,19 @@ from samplebatch.errors import EnvironmentSpecError, require
 
 Info = dict[str, Any]
 StepParts = tuple[list[Leaf], Floats, Flags, Flags, list[Info], Flags | None]
-"""New observations by leaf, rewards, flags, infos, none where no environment says anything, and autoreset steps."""
+"""New observations by leaf, rewards, flags, infos (empty if all infos are empty), and autoreset steps."""
 
 
 class EnvironmentList(Environments):
-    """One or many single Gymnasium environments, stepped one after the other by a collector or a worker.
+    """Adapter of a list of single Gymnasium environments, stepped sequentially in this process.
 
-    An environment whose episode ended is reset at once, or by the next step if the adapter `resets_later`. Values of a
-    step are converted together, and exactly; the environments may write to their own arrays and infos again.
+    An environment is reset after its episode, immediately or, if the adapter `resets_later`, by the next step. The
+    values of a step are converted exactly; the environments may overwrite their arrays and infos.
 
     Parameters
     ----------
     envs
-        The environments, with equal spaces.
+        Environments with equal spaces.
 
     Examples
     --------
@@ -81,29 +81,29 @@ class EnvironmentList(Environments):
             return super().refuse(sentence, env)
         return EnvironmentSpecError(f"{sentence} from environment {env} in the reset after step {self.made}")
 
-    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
-        numbers = seeds_of_reset(self.num_envs, seeds, given.pop("seed", None))
+    def reset(self, *, seeds: Sequence[int] | None = None, **arguments: Any) -> tuple[Sequence[Leaf], Infos]:
+        numbers = seeds_of_reset(self.num_envs, seeds, arguments.pop("seed", None))
         self.made = 0
-        seeded = [given if number is None else {"seed": number, **given} for number in numbers]
+        seeded = [arguments if number is None else {"seed": number, **arguments} for number in numbers]
         return self._reset(range(self.num_envs), seeded)
 
-    def _reset(self, envs: Sequence[int], given: Iterable[dict[str, Any]]) -> tuple[list[Leaf], list[Info]]:
-        """Reset k environments, each with arguments of its own."""
+    def _reset(self, envs: Sequence[int], arguments: Iterable[dict[str, Any]]) -> tuple[list[Leaf], list[Info]]:
+        """Reset k environments, each with its own arguments."""
         self._resetting = True
-        returned = self._reset_each(envs, given)
+        returned = self._reset_each(envs, arguments)
         refuse = self.refusing(*envs)
         obs, infos = take_apart("reset", returned, 2, refuse)
-        said = _copy_infos(infos, refuse) if any(infos) else []
-        begun = self.observations.flatten_each(obs, names.OBS, refuse), said
+        infos_of_reset = _copy_infos(infos, refuse) if any(infos) else []
+        begun = self.observations.flatten_each(obs, names.OBS, refuse), infos_of_reset
         self._resetting = False
         return begun
 
     def _reset_each(self, envs: Sequence[int], arguments: Iterable[dict[str, Any]]) -> list[Any]:
-        """Return what `reset` of each environment returns."""
-        return [self._envs[env].reset(**own) for env, own in zip(envs, arguments, strict=False)]
+        """Return the result of `reset` of each environment."""
+        return [self._envs[env].reset(**env_arguments) for env, env_arguments in zip(envs, arguments, strict=False)]
 
     def _step_each(self, actions: Iterable[Any]) -> list[Any]:
-        """Return what `step` of each environment returns."""
+        """Return the result of `step` of each environment."""
         return [env.step(action) for env, action in zip(self._envs, actions, strict=True)]
 
     def step_raw(self, actions: Sequence[Leaf]) -> StepParts:
@@ -113,38 +113,41 @@ class EnvironmentList(Environments):
             returned = self._step_each(rows)
         else:
             asked = zip(resets.tolist(), self._envs, rows, strict=True)
-            returned = [self._begin(env) if due else own.step(action) for env, (due, own, action) in enumerate(asked)]
+            returned = [
+                self._begin(env) if due else environment.step(action)
+                for env, (due, environment, action) in enumerate(asked)
+            ]
         self.made += 1
         refuse = self.refuse
         obs, rewards, terminateds, truncateds, infos = take_apart("step", returned, 5, refuse)
         leaves = self.observations.flatten_each(obs, names.OBS, refuse)
         outcomes = exact_outcomes(rewards, terminateds, truncateds, refuse)
-        said = _copy_infos(infos, refuse) if any(infos) else []
+        info_copies = _copy_infos(infos, refuse) if any(infos) else []
         if self.resets_later:
             self._note_ends(*outcomes[1:])
-        return leaves, *outcomes, said, resets
+        return leaves, *outcomes, info_copies, resets
 
     def _begin(self, env: int) -> tuple[Any, ...]:
-        """Reset an environment in an autoreset step: it is paid nothing there."""
+        """Reset an environment in an autoreset step, whose reward is 0."""
         self._resetting = True
         (obs,), (info,) = take_apart("reset", [self._envs[env].reset()], 2, self.refusing(env))
         self._resetting = False
         return obs, 0.0, False, False, info
 
     def next_obs(self, step: StepParts) -> tuple[Sequence[Leaf], Infos]:
-        """Reset environments at the ends of episodes; a reset that fails costs no step: the collector has it by now."""
-        new_obs, _, terminateds, truncateds, said, _ = step
+        """Reset environments whose episodes ended; the collector has stored their steps even if the reset fails."""
+        new_obs, _, terminateds, truncateds, infos_of_step, _ = step
         if self.resets_later:
-            return new_obs, said
+            return new_obs, infos_of_step
         done = terminateds | truncateds
         if not count_nonzero(done):
-            return new_obs, said
+            return new_obs, infos_of_step
         ended = done.nonzero()[0]
         first_obs, first_said = self._reset(ended.tolist(), repeat({}))
         obs = [put(leaf.copy(), ended, first) for leaf, first in zip(new_obs, first_obs, strict=True)]
-        if not (said or first_said):
-            return obs, said
-        infos = list(said) or [{} for _ in range(self.num_envs)]
+        if not (infos_of_step or first_said):
+            return obs, infos_of_step
+        infos = list(infos_of_step) or [{} for _ in range(self.num_envs)]
         for env, info in zip(ended.tolist(), first_said or repeat({}), strict=False):
             infos[env] = info
         return obs, infos
@@ -163,22 +166,22 @@ class EnvironmentList(Environments):
 
 
 def take_apart(method: str, returned: Sequence[Any], count: int, refuse: Refuse) -> Sequence[tuple[Any, ...]]:
-    """Return the values that environments returned as `count` tuples, each with an item an environment."""
+    """Transpose results of environments into `count` tuples with one item per environment."""
     try:
         parts = tuple(zip(*returned, strict=True))
     except (TypeError, ValueError):
         parts = ()
     if len(parts) == count:
         return parts
-    for row, one in enumerate(returned):
-        if not isinstance(one, tuple | list) or len(one) != count:
-            got = len(one) if isinstance(one, tuple | list) else f"a single {type(one).__name__}"
+    for row, result in enumerate(returned):
+        if not isinstance(result, tuple | list) or len(result) != count:
+            got = len(result) if isinstance(result, tuple | list) else f"a single {type(result).__name__}"
             raise refuse(f"{method} must return {count} values, got {got}", row)
-    raise AssertionError("values of which each has the right number must come apart")
+    raise AssertionError("results of the right length must be transposable")
 
 
 def _copy_infos(infos: Sequence[Any], refuse: Refuse) -> list[Info]:
-    """Copy infos, which environments may use again."""
+    """Copy infos, which environments may reuse."""
     for row, info in enumerate(infos):
         if not isinstance(info, Mapping):
             raise refuse(f"column {names.INFOS!r} must hold dicts, got a {type(info).__name__}", row)
@@ -186,9 +189,9 @@ def _copy_infos(infos: Sequence[Any], refuse: Refuse) -> list[Info]:
 
 
 def _check_environments(envs: Sequence[Any]) -> None:
-    """Raise EnvironmentSpecError unless these are different Gymnasium environments with equal spaces."""
+    """Raise EnvironmentSpecError unless `envs` are different Gymnasium environments with equal spaces."""
     if not envs:
-        raise EnvironmentSpecError("there must be at least one environment, got none")
+        raise EnvironmentSpecError("env must contain at least one environment, got none")
     single = require("gymnasium", "envs").Env
     for index, env in enumerate(envs):
         if not isinstance(env, single):
@@ -207,41 +210,39 @@ def check_equal_spaces(observation_spaces: Sequence[Any], action_spaces: Sequenc
 
 
 def check_different(envs: Sequence[Any]) -> None:
-    """Refuse environments of which one stands in the list twice; functions and ids that make them may."""
-    known: set[int] = set()
+    """Reject a list with the same environment twice; functions and ids may be repeated."""
+    seen: set[int] = set()
     for index, env in enumerate(envs):
         if not hasattr(env, "step") or isinstance(env, type):
             continue
-        own = id(getattr(env, "unwrapped", env))
-        if own in known:
-            raise EnvironmentSpecError(
-                f"environments must be different objects, and environment {index} is one of those before it"
-            )
-        known.add(own)
+        identity = id(getattr(env, "unwrapped", env))
+        if identity in seen:
+            raise EnvironmentSpecError(f"environments must be different objects, got environment {index} twice")
+        seen.add(identity)
 
 
 def check_space(top: str, index: int, space: Any, first: Any) -> None:
-    """Refuse a space that is not that of environment 0."""
+    """Reject a space that differs from the space of environment 0."""
     if space == first:
         return
-    layout, wanted = SpaceLayout(space), SpaceLayout(first)
+    layout, expected = SpaceLayout(space), SpaceLayout(first)
     name, must, got = top, first, space
-    if layout.names == wanted.names:
-        parts = zip(column_names(top, layout), wanted.spaces, layout.spaces, strict=True)
+    if layout.names == expected.names:
+        parts = zip(column_names(top, layout), expected.spaces, layout.spaces, strict=True)
         name, must, got = next((part for part in parts if part[1] != part[2]), (top, first, space))
     raise EnvironmentSpecError(
-        f"column {name!r} must come from the space {must}, as in environment 0, got {got} from environment {index}"
+        f"column {name!r} must have the space of environment 0, {must}, got {got} from environment {index}"
     )
 
 
 _count = np.count_nonzero
 
 _FINAL_OBSERVATIONS = ("final_obs", "final_observation")
-"""Names of the last observations among infos, in Gymnasium 1.0 and before."""
+"""Names of final observations in infos, in Gymnasium 1.0 and earlier."""
 
 
 class VectorEnvironments(Environments):
-    """A vector environment of Gymnasium's, which resets its environments by itself or not at all."""
+    """Base of adapters of Gymnasium vector environments."""
 
     _kept: ClassVar[Sequence[str]] = ("made", "_raw", "_device")
 
@@ -256,30 +257,30 @@ class VectorEnvironments(Environments):
         self._obs_names = column_names(names.OBS, self.observations)
         self._obs_dtype = env.single_observation_space.dtype
         shape = (self.num_envs,)
-        # Dtypes and shapes of a step that needs no conversion.
+        # Dtypes and shapes of a step that requires no conversion.
         self._usual = (
             self._obs_dtype, self._shape_of(env.single_observation_space), FLOAT, shape, BOOL, shape, BOOL, shape,
         )  # fmt: skip
         self._device: Any = None
-        # Whether nothing must be done to what the environment gives before it is acted on: known from a reset.
+        # Whether observations can be passed on unchanged; determined by a reset.
         self._raw = False
 
-    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
-        refuse_mask(given)
+    def reset(self, *, seeds: Sequence[int] | None = None, **arguments: Any) -> tuple[Sequence[Leaf], Infos]:
+        refuse_mask(arguments)
         if seeds is not None:
-            given.setdefault("seed", list(seeds) if self._seeds_each else seeds[0])
-        obs, infos = self.env.reset(**given)
+            arguments.setdefault("seed", list(seeds) if self._seeds_each else seeds[0])
+        obs, infos = self.env.reset(**arguments)
         self.made = 0
         self._raw = self._flat and not self._copies and getattr(obs, "dtype", None) == self._obs_dtype
-        own = self._own(obs)
-        self._device = own[0].device if is_tensor(own[0]) else None
-        return own, infos if self._device is None else infos_to_host(infos)
+        leaves = self._own(obs)
+        self._device = leaves[0].device if is_tensor(leaves[0]) else None
+        return leaves, infos if self._device is None else infos_to_host(infos)
 
     def _shape_of(self, space: Any) -> tuple[int, ...]:
         return (self.num_envs, *(space.shape or ()))
 
     def _own(self, obs: Any) -> Sequence[Leaf]:
-        """Take observations apart into arrays that hold them exactly, and that the environment will not write to."""
+        """Split observations into leaves, converted exactly and owned by the caller."""
         layout = self.observations
         try:
             leaves = layout.flatten(obs)
@@ -288,21 +289,21 @@ class VectorEnvironments(Environments):
                 f"observations must have the parts {', '.join(map(repr, layout.names))}, as the observation space has"
             )
             raise self.refuse(must, None) from error
-        for place, (leaf, space, name) in enumerate(zip(leaves, layout.spaces, self._obs_names, strict=True)):
+        for index, (leaf, space, name) in enumerate(zip(leaves, layout.spaces, self._obs_names, strict=True)):
             exact = leaf
             if is_tensor(leaf):
                 check_tensor(name, leaf, space.dtype, self._shape_of(space), self.refuse)
-                leaves[place] = own_tensor(leaf) if self._copies else leaf
+                leaves[index] = own_tensor(leaf) if self._copies else leaf
                 continue
             if layout.is_numeric(space):
                 exact = exact_rows(name, leaf, space.dtype, self._shape_of(space), self.refuse)
             elif len(leaf) != self.num_envs:
                 raise self.refuse(f"column {name!r} must have {self.num_envs} rows, got {len(leaf)}", None)
-            leaves[place] = exact.copy() if exact is leaf and self._copies else exact
+            leaves[index] = exact.copy() if exact is leaf and self._copies else exact
         return leaves
 
     def _step_exactly(self, actions: Sequence[Leaf]) -> tuple[Any, ...]:
-        """Step every environment, and return arrays of the usual dtypes that it will not write to."""
+        """Step every environment; return arrays in the usual dtypes, owned by the caller."""
         if self._device is not None:
             spaces = zip(actions, self.actions.spaces, strict=True)
             actions = [actions_to_device(leaf, space, self._device) for leaf, space in spaces]
@@ -314,7 +315,7 @@ class VectorEnvironments(Environments):
         return obs, rewards, terminateds, truncateds, infos
 
     def _convert(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any) -> tuple[Any, ...]:
-        """Convert a step exactly, or refuse it."""
+        """Convert a step exactly, or raise the error for a value that cannot be converted."""
         shape, refuse = (self.num_envs,), self.refuse
         if self._device is not None:
             rewards, terminateds, truncateds = to_host(rewards), to_host(terminateds), to_host(truncateds)
@@ -338,7 +339,7 @@ class VectorEnvironments(Environments):
                     terminateds.dtype, terminateds.shape, truncateds.dtype, truncateds.shape,
                 ) == self._usual  # fmt: skip
             except AttributeError:
-                # One is no array.
+                # One value is not an array.
                 usual = False
             if usual:
                 obs = (obs,)
@@ -352,7 +353,7 @@ class VectorEnvironments(Environments):
 
 
 class NextStepEnvironments(VectorEnvironments):
-    """A vector environment that resets an environment in the step after its episode ended."""
+    """Adapter of a vector environment with next-step autoreset."""
 
     resets_later = True
     _kept = ("made", "_raw", "_device", "_resets")
@@ -360,37 +361,37 @@ class NextStepEnvironments(VectorEnvironments):
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         inner = getattr(env, "unwrapped", env)
-        # Processes without shared memory do not notice that a reset of all made up for the one that they owe: in the
-        # next step they reset their environment once more.
+        # Processes without shared memory do not notice that a reset of all environments replaces the autoreset that
+        # they still owe: in the next step they would reset their environment once more.
         self._resets_again = _is_async(inner) and not inner.shared_memory
 
-    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
+    def reset(self, *, seeds: Sequence[int] | None = None, **arguments: Any) -> tuple[Sequence[Leaf], Infos]:
         if not self._resets_again:
             self._resets = None
-        return super().reset(seeds=seeds, **given)
+        return super().reset(seeds=seeds, **arguments)
 
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         result = super().finish_chunk(steps)
-        for said in result.infos.values():
-            _refuse_finals(said)
+        for step_infos in result.infos.values():
+            _refuse_finals(step_infos)
         return result
 
 
 def _refuse_finals(infos: Any) -> None:
-    """Raise EnvironmentSpecError if an environment that resets in the next step tells the last observation in this."""
+    """Raise EnvironmentSpecError if infos of next-step autoreset contain final observations."""
     for name in _FINAL_OBSERVATIONS:
         if infos and isinstance(infos, dict) and name in infos:
             raise EnvironmentSpecError(
-                f"a vector environment that resets in the step after an episode must give no infos[{name!r}], and gave "
-                "them; if it resets in the same step, its metadata['autoreset_mode'] must say AutoresetMode.SAME_STEP"
+                f"a vector environment with next-step autoreset must return no infos[{name!r}]; "
+                "with same-step autoreset, its metadata['autoreset_mode'] must be AutoresetMode.SAME_STEP"
             )
 
 
 class SameStepEnvironments(VectorEnvironments):
-    """A vector environment that resets an environment in the very step in which its episode ended."""
+    """Adapter of a vector environment with same-step autoreset."""
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
-        """Return the observations to act on, and the infos without those of last steps."""
+        """Return the observations for the next action, and their infos without final infos."""
         infos = step[4]
         return step[0], drop_finals(infos) if infos else infos
 
@@ -400,66 +401,68 @@ class SameStepEnvironments(VectorEnvironments):
         if not len(rows):
             return result
         infos = result.infos
-        places, envs = np.divmod(rows, self.num_envs)
-        finals = [_finals(infos.get(place))[env] for place, env in zip(places.tolist(), envs.tolist(), strict=True)]
-        for place in dict.fromkeys(places.tolist()):
-            if says_more(infos[place]):
-                infos[place] = restore_finals(infos[place], envs[places == place], self.num_envs)
+        steps_of_finals, envs = np.divmod(rows, self.num_envs)
+        finals = [
+            _finals(infos.get(step))[env] for step, env in zip(steps_of_finals.tolist(), envs.tolist(), strict=True)
+        ]
+        for step in dict.fromkeys(steps_of_finals.tolist()):
+            if says_more(infos[step]):
+                infos[step] = restore_finals(infos[step], envs[steps_of_finals == step], self.num_envs)
             else:
-                del infos[place]
+                del infos[step]
         leaves = result.new_obs
         if len(steps) == 1:
-            # The policy acts on the others next.
+            # The policy acts next on the observations of the resets.
             leaves = [join_blocks(name, [leaf]) for name, leaf in zip(self._new_names, leaves, strict=True)]
         return result._replace(new_obs=self._put_last(leaves, rows, finals, self.refusing(*envs.tolist())))
 
     def _put_last(self, leaves: Sequence[Leaf], rows: Rows, finals: Sequence[Any], refuse: Refuse) -> Sequence[Leaf]:
-        """Write last observations of single environments into rows of each leaf, in the dtypes of all others."""
+        """Write final observations of single environments into rows of each leaf, widening dtypes if necessary."""
         parts: list[Any] = [list(finals)]
         if not self._flat:
             parts = self.observations.flatten_each(finals, names.NEXT_OBS, refuse)
-        found = []
+        written = []
         for name, leaf, part, space in zip(self._new_names, leaves, parts, self.observations.spaces, strict=True):
             dtype = space.dtype if is_tensor(leaf) else leaf.dtype
             if not dtype.hasobject:
                 part = nearest_rows(name, part, dtype, (len(rows), *space.shape), refuse)
-            found.append(put(leaf, rows, part))
-        return found
+            written.append(put(leaf, rows, part))
+        return written
 
 
 def _finals(infos: Any) -> Any:
     finals = infos.get("final_obs") if isinstance(infos, dict) else None
     if finals is None:
         raise EnvironmentSpecError(
-            "a vector environment that resets in the same step must give the last observations of episodes as "
-            "infos['final_obs'], and gave none"
+            "a vector environment with same-step autoreset must return final observations in "
+            "infos['final_obs'], got none"
         )
     return finals
 
 
 class DisabledEnvironments(VectorEnvironments):
-    """A vector environment that resets nothing by itself; the adapter resets environments at the end of an episode."""
+    """Adapter of a vector environment without autoreset; the adapter resets environments after their episodes."""
 
     def step_raw(self, actions: Sequence[Leaf]) -> Any:
         obs, rewards, terminateds, truncateds, infos = self._step_exactly(actions)
         done = terminateds | truncateds
         if not _count(done):
             return obs, rewards, terminateds, truncateds, infos, None, obs, infos
-        begun, said = self.env.reset(options={"reset_mask": done})
-        said = replace_infos(infos, said, done.nonzero()[0], self.num_envs)
-        return obs, rewards, terminateds, truncateds, infos, None, self._own(begun), said
+        reset_obs, reset_infos = self.env.reset(options={"reset_mask": done})
+        reset_infos = replace_infos(infos, reset_infos, done.nonzero()[0], self.num_envs)
+        return obs, rewards, terminateds, truncateds, infos, None, self._own(reset_obs), reset_infos
 
     def next_obs(self, step: Any) -> tuple[Sequence[Leaf], Infos]:
         return step[6], step[7]
 
 
 def check_shared(observations: SpaceLayout) -> None:
-    """Refuse observations that Gymnasium reads but once from the memory that it shares with its processes."""
+    """Reject non-numeric observations in shared memory, which Gymnasium updates only on the first read."""
     for name, space in zip(observations.names, observations.spaces, strict=True):
         if not observations.is_numeric(space):
             raise EnvironmentSpecError(
-                f"observations in shared memory must be numbers, and {f'{name!r} is' if name else 'they are'} of a "
-                f"{type(space).__name__}, which Gymnasium reads there but once; make the AsyncVectorEnv with "
+                f"observations in shared memory must be numeric, got {f'{name!r}, ' if name else ''}a "
+                f"{type(space).__name__}, which Gymnasium reads only once; create the AsyncVectorEnv with "
                 "shared_memory=False"
             )
 
@@ -476,7 +479,7 @@ def _is_async(env: Any) -> bool:
 
 
 def vector_environments(env: Any) -> Environments:
-    """Put a vector environment behind the interface of environment adapters, whenever it resets."""
+    """Create the adapter of a Gymnasium vector environment for its autoreset mode."""
     mode = _mode(env)
     if is_plain_sync(env):
         return NextStepSyncEnvironments(env) if mode == "NextStep" else SyncEnvironments(env)
@@ -484,7 +487,7 @@ def vector_environments(env: Any) -> Environments:
 
 
 def _mode(env: Any) -> str:
-    # The metadata belong to the environments' class: vector environments of one class share them, whatever their mode.
+    # Metadata may be shared by all vector environments of a class, regardless of their modes.
     metadata = getattr(env, "metadata", None) or {}
     mode = getattr(getattr(env, "unwrapped", env), "autoreset_mode", None) or metadata.get("autoreset_mode")
     if mode is None:
@@ -500,20 +503,20 @@ def _mode(env: Any) -> str:
 
 
 def is_plain_sync(env: Any) -> bool:
-    """Tell whether an environment is a `SyncVectorEnv` that does nothing but step its environments.
+    """Return whether an environment is a `SyncVectorEnv` that only steps its environments.
 
-    Wrapped ones, derived ones, those with spaces of their own, and those whose `step` or `reset` has been replaced are
-    not: they may do more.
+    The result is False for wrapped and derived environments, environments with custom spaces, and environments whose
+    `step` or `reset` has been replaced.
     """
     plain = type(env) is require("gymnasium.vector", "envs").SyncVectorEnv
     return plain and not vars(env).keys() & {"step", "reset"} and getattr(env, "observation_mode", "same") == "same"
 
 
 class SyncEnvironments(EnvironmentList):
-    """The environments of a plain `SyncVectorEnv`, which a collector steps one by one and resets at an episode's end.
+    """Environments of a plain `SyncVectorEnv`, stepped individually and reset at the end of their episodes.
 
-    That is what its autoreset modes same-step and disabled come to. The vector environment itself is not stepped: it
-    can be used again once it is reset.
+    This is equivalent to the autoreset modes same-step and disabled. The vector environment itself is not stepped; it
+    must be reset before it is used again.
 
     Parameters
     ----------
@@ -525,9 +528,9 @@ class SyncEnvironments(EnvironmentList):
         super().__init__(env.envs)
         self.env = env
 
-    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
-        refuse_mask(given)
-        return super().reset(seeds=seeds, **given)
+    def reset(self, *, seeds: Sequence[int] | None = None, **arguments: Any) -> tuple[Sequence[Leaf], Infos]:
+        refuse_mask(arguments)
+        return super().reset(seeds=seeds, **arguments)
 
     def render_all(self) -> None:
         self.env.render()
@@ -537,11 +540,11 @@ class SyncEnvironments(EnvironmentList):
 
 
 class NextStepSyncEnvironments(SyncEnvironments):
-    """The environments of a plain `SyncVectorEnv` that resets each in the step after its episode ended."""
+    """Environments of a plain `SyncVectorEnv` with next-step autoreset."""
 
     resets_later = True
     _kept = ("made", "_resets")
 
-    def reset(self, *, seeds: Sequence[int] | None = None, **given: Any) -> tuple[Sequence[Leaf], Infos]:
+    def reset(self, *, seeds: Sequence[int] | None = None, **arguments: Any) -> tuple[Sequence[Leaf], Infos]:
         self._resets = None
-        return super().reset(seeds=seeds, **given)
+        return super().reset(seeds=seeds, **arguments)

@@ -1,8 +1,7 @@
-"""Infos of many environments: as rows, as a batch, and partly replaced.
+"""Infos of several environments: conversion to rows and batches, and replacement of rows.
 
-Infos come in one of two forms: a list with a dict a row, or, as Gymnasium's vector environments give them, a dict of
-arrays, in which the mask `_key` says for which rows `key` is meant. Nothing said at all is an empty dict or an empty
-list in both.
+Infos have one of two forms: a list with one dict per row, or, as from Gymnasium's vector environments, a dict of arrays
+in which the mask `_key` marks the rows that have `key`. Empty infos are an empty dict or list.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _FINALS = frozenset({"final_obs", "_final_obs", "final_info", "_final_info"})
 
 
 def copy_infos(infos: dict[str, Any]) -> dict[str, Any]:
-    """Copy dicts and arrays, which a vector environment may use again; all else stays the same."""
+    """Copy dicts and arrays, which a vector environment may reuse; other values are not copied."""
     return {
         key: copy_infos(value) if isinstance(value, dict) else value.copy() if isinstance(value, np.ndarray) else value
         for key, value in infos.items()
@@ -35,34 +34,34 @@ def copy_infos(infos: dict[str, Any]) -> dict[str, Any]:
 
 
 def says_more(infos: dict[str, Any]) -> bool:
-    """Tell whether infos hold more than the last observations of episodes."""
+    """Return whether infos contain more than final observations."""
     return bool(infos.get("final_info")) or not infos.keys() <= _FINALS
 
 
 def drop_finals(infos: dict[str, Any]) -> dict[str, Any]:
-    """Leave out Gymnasium's infos about episodes that ended in the same step."""
+    """Remove Gymnasium's final observations and final infos."""
     if infos.keys() <= _FINALS:
         return {}
     return {key: value for key, value in infos.items() if key not in _FINALS}
 
 
 def restore_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, Any]:
-    """Put the infos of last steps, which Gymnasium keeps apart, in the place of those of the resets.
+    """Replace the infos of resets by the final infos, which Gymnasium stores separately.
 
-    The report of a vector environment's wrapper about these episodes stays.
+    Episode statistics from a wrapper of the vector environment are kept.
     """
-    said = drop_finals(infos)
+    remaining = drop_finals(infos)
     finals = dict(infos.get("final_info", {}))
-    if not said and not finals:
-        return said
+    if not remaining and not finals:
+        return remaining
     for key in ("episode", "_episode"):
         if key in infos:
             finals.setdefault(key, infos[key])
-    return replace_infos(said, finals, ended, count)
+    return replace_infos(remaining, finals, ended, count)
 
 
 def replace_infos(infos: dict[str, Any], others: dict[str, Any], rows: Rows, count: int) -> dict[str, Any]:
-    """Take the infos of some rows, out of `count`, from elsewhere, and those of all other rows as they are.
+    """Replace the infos of some of `count` rows by rows of other infos.
 
     Examples
     --------
@@ -80,25 +79,25 @@ def replace_infos(infos: dict[str, Any], others: dict[str, Any], rows: Rows, cou
     for key, value in others.items():
         if _is_mask(key, others):
             continue
-        there = np.zeros(count, np.bool_)
-        there[rows] = _mask(others, key, count)[rows]
-        merged[key] = _choose(merged[key], value, there) if key in merged else value
-        merged[f"_{key}"] = merged[f"_{key}"] | there if f"_{key}" in merged else there
+        replaced = np.zeros(count, np.bool_)
+        replaced[rows] = _mask(others, key, count)[rows]
+        merged[key] = _choose(merged[key], value, replaced) if key in merged else value
+        merged[f"_{key}"] = merged[f"_{key}"] | replaced if f"_{key}" in merged else replaced
     return merged
 
 
-def _choose(value: Any, other: Any, there: npt.NDArray[np.bool_]) -> Any:
+def _choose(value: Any, other: Any, replaced: npt.NDArray[np.bool_]) -> Any:
     if isinstance(value, dict) and isinstance(other, dict):
-        return replace_infos(value, other, there.nonzero()[0], len(there))
+        return replace_infos(value, other, replaced.nonzero()[0], len(replaced))
     if isinstance(value, np.ndarray) and isinstance(other, np.ndarray) and value.shape[1:] == other.shape[1:]:
         for dtype in (value.dtype, *wider(value.dtype, other.dtype)):
-            kept, new = cast_exactly(value, dtype), cast_exactly(other, dtype)
-            if kept is not None and new is not None:
-                kept = kept.copy()
-                kept[there] = new[there]
-                return kept
-    mixed = np.empty(len(there), object)
-    for row, elsewhere in enumerate(there.tolist()):
+            widened, new = cast_exactly(value, dtype), cast_exactly(other, dtype)
+            if widened is not None and new is not None:
+                widened = widened.copy()
+                widened[replaced] = new[replaced]
+                return widened
+    mixed = np.empty(len(replaced), object)
+    for row, elsewhere in enumerate(replaced.tolist()):
         mixed[row] = (other if elsewhere else value)[row]
     return mixed
 
@@ -108,12 +107,12 @@ def _is_mask(key: str, infos: dict[str, Any]) -> bool:
 
 
 def _mask(infos: dict[str, Any], key: str, count: int) -> npt.NDArray[np.bool_]:
-    found = infos.get(f"_{key}")
-    return np.ones(count, np.bool_) if found is None else np.array(found, np.bool_)
+    mask = infos.get(f"_{key}")
+    return np.ones(count, np.bool_) if mask is None else np.array(mask, np.bool_)
 
 
 def infos_to_rows(infos: Infos, rows: int) -> list[dict[str, Any]]:
-    """Return a dict a row, each of its own memory; numbers are Python's.
+    """Convert infos to one new dict per row, with Python numbers.
 
     Examples
     --------
@@ -122,20 +121,20 @@ def infos_to_rows(infos: Infos, rows: int) -> list[dict[str, Any]]:
     """
     if isinstance(infos, list):
         return [dict(info) for info in infos] if infos else [{} for _ in range(rows)]
-    made: list[dict[str, Any]] = [{} for _ in range(rows)]
+    converted: list[dict[str, Any]] = [{} for _ in range(rows)]
     for key, value in infos.items():
         if _is_mask(key, infos):
             continue
         items = infos_to_rows(value, rows) if isinstance(value, dict) else _items(value)
         mask = infos.get(f"_{key}")
         for row in range(rows) if mask is None else np.flatnonzero(mask).tolist():
-            made[row][key] = items[row]
-    return made
+            converted[row][key] = items[row]
+    return converted
 
 
 def empty_infos(rows: int) -> npt.NDArray[Any]:
-    """Return an empty dict a row, shape (rows,)."""
-    # The fastest of the ways to make many.
+    """Return one empty dict per row, shape (rows,)."""
+    # The fastest way to create many dicts.
     return np.fromiter(map(dict.copy, repeat({}, rows)), object, rows)
 
 
@@ -146,7 +145,7 @@ def _items(values: Any) -> list[Any]:
 
 
 def batch_of(infos: Infos) -> Batch:
-    """Return a batch of arrays; rows that say nothing of a key have zeros there, or None."""
+    """Convert infos to a batch of arrays; rows without a key have 0 or None."""
     if isinstance(infos, list):
         return Batch(infos) if any(infos) else Batch()
     return node(
@@ -160,30 +159,32 @@ def batch_of(infos: Infos) -> Batch:
 
 
 def batch_of_steps(infos: Mapping[int, Infos], steps: int, count: int) -> Batch:
-    """Return a batch of the infos of `count` environments in several steps, one step after the other.
+    """Convert the infos of `count` environments in several steps to a batch, step by step.
 
     Parameters
     ----------
     infos
-        By step; those in which nothing was said may be missing.
+        Infos by step; steps without infos may be missing.
 
     Examples
     --------
     >>> batch_of_steps({1: {"lives": np.array([3, 2])}}, steps=3, count=2).lives
     array([0, 0, 3, 2, 0, 0])
     """
-    said = {step: one for step, one in infos.items() if isinstance(one, dict)}
-    joined = _join_steps(said, steps, count) if len(said) == len(infos) else None
+    dicts = {step: step_infos for step, step_infos in infos.items() if isinstance(step_infos, dict)}
+    joined = _join_steps(dicts, steps, count) if len(dicts) == len(infos) else None
     if joined is not None:
         return joined
     return batch_of([row for step in range(steps) for row in infos_to_rows(infos.get(step, {}), count)])
 
 
-def _join_steps(said: Mapping[int, dict[str, Any]], steps: int, count: int) -> Batch | None:
-    """Join the infos of each key; None if they are of different kinds or shapes."""
+def _join_steps(infos: Mapping[int, dict[str, Any]], steps: int, count: int) -> Batch | None:
+    """Join the infos of each key; None if types or shapes differ."""
     data: dict[str, Any] = {}
-    for key in dict.fromkeys([key for one in said.values() for key in one if not _is_mask(key, one)]):
-        values = {step: one[key] for step, one in said.items() if key in one}
+    for key in dict.fromkeys(
+        [key for step_infos in infos.values() for key in step_infos if not _is_mask(key, step_infos)]
+    ):
+        values = {step: step_infos[key] for step, step_infos in infos.items() if key in step_infos}
         if all(isinstance(value, dict) for value in values.values()):
             inner = _join_steps(values, steps, count)
             if inner is None:
@@ -195,7 +196,7 @@ def _join_steps(said: Mapping[int, dict[str, Any]], steps: int, count: int) -> B
         if len(alike) > 1:
             return None
         ((shape, dtype),) = alike
-        whole = np.full((steps, *shape), None if dtype.hasobject else 0, dtype)
-        whole[list(arrays)] = list(arrays.values())
-        data[key] = whole.reshape(steps * count, *shape[1:])
+        column = np.full((steps, *shape), None if dtype.hasobject else 0, dtype)
+        column[list(arrays)] = list(arrays.values())
+        data[key] = column.reshape(steps * count, *shape[1:])
     return node(Batch, data)

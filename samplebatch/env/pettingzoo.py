@@ -1,4 +1,4 @@
-"""PettingZoo's environments behind one interface: agents that act at once, or in turns."""
+"""Adapters of PettingZoo environments, parallel and turn-based."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Numbers = tuple[Any, ...]
 
 _ndarray = np.ndarray
 _new_tuple = tuple.__new__
-"""Makes a named tuple without a call of Python code."""
+"""Creates a named tuple without executing Python code."""
 _shape_of = attrgetter("shape")
 _NO_INFO: dict[str, Any] = {}
 
 
 class ParallelAdapter(MultiAgentAdapter):
-    """Adapter of an environment in which all agents act at once."""
+    """Adapter of a parallel environment, in which agents act simultaneously."""
 
     environment: ParallelEnvironment
     together = True
@@ -37,7 +37,7 @@ class ParallelAdapter(MultiAgentAdapter):
     def _await(
         self, agents: list[Any], observations: Mapping[Any, Any], infos: Mapping[Any, Any], going_on: Collection[Any]
     ) -> None:
-        """Let agents be the next to act."""
+        """Set the agents that act next."""
         _check("an observation", observations, agents)
         self._refuse_none(map(observations.__getitem__, agents), agents)
         self._agents = agents
@@ -46,13 +46,13 @@ class ParallelAdapter(MultiAgentAdapter):
     def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
         environment, agents, groups = self.environment, self._agents, self.groups
         if len(groups) == 1:
-            given = dict(zip(agents, actions[0], strict=True))
+            actions_by_agent = dict(zip(agents, actions[0], strict=True))
         else:
-            # The environment may look at them in its order.
-            given = dict.fromkeys(agents)
-            for group, own in zip(groups, actions, strict=True):
-                given.update(zip(group.agents, own, strict=True))
-        answers = observations, rewards, terminations, truncations, infos = environment.step(given)
+            # The environment may iterate over the actions in order of its agents.
+            actions_by_agent = dict.fromkeys(agents)
+            for group, group_actions in zip(groups, actions, strict=True):
+                actions_by_agent.update(zip(group.agents, group_actions, strict=True))
+        answers = observations, rewards, terminations, truncations, infos = environment.step(actions_by_agent)
         try:
             outcomes = [self._advance(group, answers) for group in groups]
         except KeyError:
@@ -63,7 +63,11 @@ class ParallelAdapter(MultiAgentAdapter):
             raise
         self.t += 1
         staying = list(environment.agents)
-        if staying == agents and not [own for own in outcomes if True in own.terminateds or True in own.truncateds]:
+        if staying == agents and not [
+            group_actions
+            for group_actions in outcomes
+            if True in group_actions.terminateds or True in group_actions.truncateds
+        ]:
             return outcomes
         going_on = {agent for agent in agents if not (terminations[agent] or truncations[agent])}
         is_over = not staying or (not going_on and set(staying) <= set(agents))
@@ -71,24 +75,29 @@ class ParallelAdapter(MultiAgentAdapter):
         return outcomes
 
     def _advance(self, group: AgentGroup, answers: Sequence[Mapping[Any, Any]]) -> AgentOutcomes:
-        """Pick the outcomes of a group out of the environment's answers, and let it go on with them."""
+        """Select the outcomes of a group from the environment's step result and update the group."""
         pick = group.pick
         observations, rewards, terminations, truncations, infos = answers
-        seen, paid, terminateds, truncateds = pick(observations), pick(rewards), pick(terminations), pick(truncations)
+        new_observations, paid, terminateds, truncateds = (
+            pick(observations),
+            pick(rewards),
+            pick(terminations),
+            pick(truncations),
+        )
         if [*map(type, paid + terminateds + truncateds)] != group.number_types:
             paid, terminateds, truncateds = self._convert(paid, terminateds, truncateds, group)
         try:
-            alike = [*map(_shape_of, seen)] == group.shapes
+            alike = [*map(_shape_of, new_observations)] == group.shapes
         except AttributeError:
             alike = False
         if not alike:
-            self._check_observations(seen, group)
+            self._check_observations(new_observations, group)
         try:
-            said = pick(infos)
+            agent_infos = pick(infos)
         except KeyError:
-            said = tuple([infos.get(agent, _NO_INFO) for agent in group.agents])
-        group.observations, group.infos, group.begins = seen, said, None
-        return _new_tuple(AgentOutcomes, (group.agents, seen, paid, terminateds, truncateds, said))
+            agent_infos = tuple([infos.get(agent, _NO_INFO) for agent in group.agents])
+        group.observations, group.infos, group.begins = new_observations, agent_infos, None
+        return _new_tuple(AgentOutcomes, (group.agents, new_observations, paid, terminateds, truncateds, agent_infos))
 
     def _convert(self, paid: Numbers, terminateds: Numbers, truncateds: Numbers, group: AgentGroup) -> list[Numbers]:
         """Convert rewards and flags exactly."""
@@ -102,16 +111,16 @@ class ParallelAdapter(MultiAgentAdapter):
             (names.TRUNCATEDS, BOOL, truncateds),
         ]
         return [
-            tuple([exact_number(name, one, dtype, refuse) for one, refuse in zip(values, of_agents, strict=True)])
+            tuple([exact_number(name, value, dtype, refuse) for value, refuse in zip(values, of_agents, strict=True)])
             for name, dtype, values in parts
         ]
 
     def _check_observations(self, observations: Sequence[Any], group: AgentGroup) -> None:
-        """Refuse observations that are not there or of another shape, before a row of the step is recorded."""
+        """Reject missing observations and changed shapes before a row of the step is recorded."""
         self._refuse_none(observations, group.agents)
-        for place, (new, old) in enumerate(zip(observations, group.observations, strict=True)):
+        for index, (new, old) in enumerate(zip(observations, group.observations, strict=True)):
             if type(new) is _ndarray and type(old) is _ndarray and new.shape != old.shape:
-                refuse = self.refusing(group.agents[place])
+                refuse = self.refusing(group.agents[index])
                 raise refuse(f"column {names.NEXT_OBS!r} must have rows of shape {old.shape}, got {new.shape}", None)
         group.shapes = [new.shape if type(new) is _ndarray else None for new in observations]
 
@@ -122,11 +131,11 @@ class ParallelAdapter(MultiAgentAdapter):
 
 
 class TurnBasedAdapter(MultiAgentAdapter):
-    """Adapter of an environment in which agents take turns.
+    """Adapter of a turn-based environment.
 
-    Every turn of a living agent is a step. Its outcome is known at the agent's next turn, be it a dead agent's last:
-    the reward is then all that it got since, during the others' turns, too. A reward that an agent gets before it acts
-    for the first time counts with its first action.
+    Every turn of a living agent is a step. Its outcome is known at the agent's next turn, or at its last turn if it is
+    dead. The reward is the sum of all rewards since its action, including rewards during other agents' turns. Rewards
+    before an agent's first action are added to the first action's reward.
     """
 
     environment: AECEnvironment
@@ -135,9 +144,9 @@ class TurnBasedAdapter(MultiAgentAdapter):
     def __init__(self, environment: AECEnvironment, env_id: int, seed: int, policy_of: PolicyOfAgents) -> None:
         super().__init__(environment, env_id, seed, policy_of)
         self._acted: dict[Any, None] = {}
-        """Agents that have not seen the outcome of their last action."""
+        """Agents that have not observed the outcome of their last action."""
         self._early: dict[Any, Any] = {}
-        """Rewards of agents from before their first action."""
+        """Rewards of agents before their first action."""
 
     def abandon(self) -> None:
         super().abandon()
@@ -158,7 +167,7 @@ class TurnBasedAdapter(MultiAgentAdapter):
         return self._next_turn()
 
     def _next_turn(self) -> list[AgentOutcomes]:
-        """Step dead agents out until it is a living one's turn, and return the outcomes that are seen on the way."""
+        """Remove dead agents until a living agent's turn, and return the outcomes observed meanwhile."""
         environment = self.environment
         outcomes: list[AgentOutcomes] = []
         self.groups = []
@@ -167,8 +176,7 @@ class TurnBasedAdapter(MultiAgentAdapter):
             observation, reward, terminated, truncated, info = environment.last()
             if observation is None:
                 raise EnvironmentSpecError(
-                    f"an environment must give an observation for every agent whose turn it is, and gave none for "
-                    f"{agent!r}"
+                    f"an environment must return an observation for the agent whose turn it is, got none for {agent!r}"
                 )
             observation = copy_observation(observation)
             refuse = self.refusing(agent)
@@ -188,12 +196,12 @@ class TurnBasedAdapter(MultiAgentAdapter):
             environment.step(None)
             if agent in environment.agents:
                 raise EnvironmentSpecError(
-                    f"an environment must take a dead agent out when it is stepped with None, and kept {agent!r}"
+                    f"an environment must remove a dead agent that is stepped with None, got {agent!r} again"
                 )
         if self._acted:
             raise EnvironmentSpecError(
-                "an environment must let every agent that acted see what came of it before the episode ends, and did "
-                f"not let {next(iter(self._acted))!r}"
+                "an environment must give every agent that acted a last turn before the episode ends, got none for "
+                f"{next(iter(self._acted))!r}"
             )
         return outcomes
 
@@ -202,5 +210,5 @@ def _check(part: str, by_agent: Mapping[Any, Any], agents: Iterable[Any]) -> Non
     for agent in agents:
         if agent not in by_agent:
             raise EnvironmentSpecError(
-                f"an environment must give {part} for every agent that acts, and gave none for {agent!r}"
+                f"an environment must return {part} for every agent that acts, got none for {agent!r}"
             )

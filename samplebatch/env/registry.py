@@ -1,4 +1,4 @@
-"""Environments by name, of Gymnasium and PettingZoo, or made by a function."""
+"""Creation of environments from ids of Gymnasium and PettingZoo, module paths and functions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from samplebatch.errors import EnvironmentSpecError, near_names, require
 DEFAULT_ENVIRONMENT = "mpe2/simple_spread_v3"
 
 Kind = Literal["gymnasium", "vector", "parallel", "aec", "rllib"]
-"""How an environment is stepped: by one agent; many of that kind at once; by all of its agents at once; in turns; by
-those agents that it gave an observation."""
+"""Stepping interface of an environment: one agent; a vector of single-agent environments; all agents simultaneously;
+agents in turns; or the agents that received an observation."""
 
 _REGISTERED = re.compile(r"-v\d+$")
 _VERSION = re.compile(r"[-_]v\d+$")
@@ -25,47 +25,47 @@ _FORMS = "'Name-v0', 'package/module' or 'module:function'"
 
 
 class GymnasiumEnvironment(Protocol):
-    """Gymnasium's interface, of one environment or of many in a vector environment."""
+    """Gymnasium's interface of environments and vector environments."""
 
     @property
     def observation_space(self) -> Any:
-        """The space of observations."""
+        """Observation space."""
 
     @property
     def action_space(self) -> Any:
-        """The space of actions."""
+        """Action space."""
 
     def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Start an episode, and return observation and info."""
+        """Start an episode and return observation and info."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Act, and return observation, reward, the two flags and info."""
+        """Execute an action and return observation, reward, terminated, truncated and info."""
 
     def close(self) -> Any:
         """Close the environment."""
 
 
 class RLlibEnvironment(Protocol):
-    """RLlib's `MultiAgentEnv`: those agents act that it gave an observation."""
+    """RLlib's `MultiAgentEnv`: agents that receive an observation act next."""
 
     def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Start an episode, and return observations and infos by agent."""
+        """Start an episode and return observations and infos by agent."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Let agents act, and return observations, rewards, the two flags and infos by agent."""
+        """Execute actions and return observations, rewards, terminations, truncations and infos by agent."""
 
     def get_observation_space(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the space of an agent's observations."""
+        """Return the observation space of an agent."""
 
     def get_action_space(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the space of an agent's actions."""
+        """Return the action space of an agent."""
 
     def close(self) -> Any:
         """Close the environment."""
 
 
 class ParallelEnvironment(Protocol):
-    """PettingZoo's parallel interface: all agents act at once."""
+    """PettingZoo's parallel interface: all agents act simultaneously."""
 
     agents: list[Any]
     """Agents that act in the next step."""
@@ -73,15 +73,15 @@ class ParallelEnvironment(Protocol):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """Start an episode, and return each agent's observation and info."""
+        """Start an episode and return observations and infos by agent."""
         ...
 
     def step(self, actions: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
-        """Let every agent act, and return observations, rewards, terminations, truncations and infos by agent."""
+        """Execute actions and return observations, rewards, terminations, truncations and infos by agent."""
         ...
 
     def action_space(self, agent: Any) -> Any:
-        """Return the space of an agent's actions."""
+        """Return the action space of an agent."""
         ...
 
     def close(self) -> None:
@@ -90,27 +90,27 @@ class ParallelEnvironment(Protocol):
 
 
 class AECEnvironment(Protocol):
-    """PettingZoo's interface of agents that take turns ("agent environment cycle")."""
+    """PettingZoo's turn-based interface ("agent environment cycle")."""
 
     agents: list[Any]
-    """Agents that take part, those included that are dead and have their last turn to come."""
+    """Active agents, including dead agents before their last turn."""
     agent_selection: Any
-    """Whose turn it is."""
+    """Agent whose turn it is."""
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Start an episode."""
         ...
 
     def last(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Return the selected agent's observation, its rewards since its last turn, its flags and its info."""
+        """Return observation, rewards since the last turn, flags and info of the selected agent."""
         ...
 
     def step(self, action: Any) -> None:
-        """Let the selected agent act; None takes a dead one out."""
+        """Execute the selected agent's action; None removes a dead agent."""
         ...
 
     def action_space(self, agent: Any) -> Any:
-        """Return the space of an agent's actions."""
+        """Return the action space of an agent."""
         ...
 
     def close(self) -> None:
@@ -119,21 +119,20 @@ class AECEnvironment(Protocol):
 
 
 Environment = str | Callable[..., Any]
-"""An environment's name, or a function that makes it."""
+"""Environment id, or function that creates an environment."""
 
 EnvLike = Environment | GymnasiumEnvironment | Sequence[Environment | GymnasiumEnvironment]
-"""All that collectors of one agent take as `env`."""
+"""Types of `env` in single-agent collectors."""
 
 _Several = Environment | ParallelEnvironment | AECEnvironment | RLlibEnvironment
 MultiAgentEnvLike = _Several | Sequence[_Several]
-"""All that collectors of several agents take as `env`."""
+"""Types of `env` in multi-agent collectors."""
 
 
 def environment_factory(environment: Environment) -> Callable[[], Any]:
-    """Return a function without arguments that makes an environment; see `make_environment`.
+    """Return a function without arguments that creates an environment; see `make_environment`.
 
-    If the environment is given by name, the function can be pickled, and imports the module again in the process that
-    calls it.
+    If the environment is an id, the function is picklable, and imports the module in the process that calls it.
 
     Examples
     --------
@@ -148,50 +147,50 @@ def environment_factory(environment: Environment) -> Callable[[], Any]:
 
 
 def make_environment(environment: Environment, env_kwargs: Mapping[str, Any] | None = None) -> Any:
-    """Create an environment from its name, or by a function.
+    """Create an environment from an id or a function.
 
     Parameters
     ----------
     environment
         One of
 
-        - an id that Gymnasium or PettingZoo knows, such as `CartPole-v1`, `classic/tictactoe-v3` or, to import a module
-          first, `module:Name-v0`;
-        - `package/module`, such as `mpe2/simple_spread_v3`: the PettingZoo environment that the module's `parallel_env`
-          makes, or its `env` if agents can only take turns;
+        - an id of Gymnasium or PettingZoo, such as `CartPole-v1` or `classic/tictactoe-v3`, or `module:Name-v0`, which
+          imports a module first;
+        - `package/module`, such as `mpe2/simple_spread_v3`: the PettingZoo environment of the module's `parallel_env`,
+          or of its `env` if agents can only act in turns;
         - `module:function`: a function that returns an environment with Gymnasium's, PettingZoo's or RLlib's interface;
-        - such a function itself.
+        - such a function.
     env_kwargs
         Keyword arguments of the function.
 
     Raises
     ------
     EnvironmentSpecError
-        If there is no such environment, module or function (the error suggests similar names); if its module requires
-        another that is not installed; or if the function makes no environment.
+        If the environment, module or function does not exist (the error suggests similar names), the module requires
+        another module that is not installed, or the function does not return an environment.
     MissingExtraError
-        If a package that the extra `envs` brings is not installed.
+        If a package of the extra `envs` is not installed.
 
     Examples
     --------
     >>> make_environment("mpe2/simple_spread_v3").possible_agents
     ['agent_0', 'agent_1', 'agent_2']
     """
-    made = (_find(environment) if isinstance(environment, str) else environment)(**(env_kwargs or {}))
+    instance = (_find(environment) if isinstance(environment, str) else environment)(**(env_kwargs or {}))
     try:
-        environment_kind(made)
+        environment_kind(instance)
     except EnvironmentSpecError as error:
         named = isinstance(environment, str)
         word = repr(environment) if named else getattr(environment, "__qualname__", repr(environment))
-        raise EnvironmentSpecError(f"{word} must make an environment: {error}") from None
-    return made
+        raise EnvironmentSpecError(f"{word} must create an environment: {error}") from None
+    return instance
 
 
 def imports_module(name: str) -> bool:
-    """Return whether making an environment of this name imports a module that the name chooses.
+    """Return whether creating an environment of this name imports a module chosen by the name.
 
-    Only ids of the registries, such as `CartPole-v1`, do not: a name that comes from a file is used without permission
-    only if it is one.
+    Ids of the registries, such as `CartPole-v1`, do not import modules: only such names from files are used without
+    permission.
 
     >>> [imports_module(name) for name in ("CartPole-v1", "ALE/Pong-v5", "module:Id-v0", "module:make", "a/b_v3")]
     [False, False, True, True, True]
@@ -199,32 +198,32 @@ def imports_module(name: str) -> bool:
     return ":" in name or not _REGISTERED.search(name)
 
 
-def environment_kind(made: Any) -> Kind:
-    """Tell how an environment is stepped.
+def environment_kind(environment: Any) -> Kind:
+    """Return the stepping interface of an environment.
 
     Raises
     ------
     EnvironmentSpecError
-        If it is no environment.
+        If the object is not an environment.
 
     Examples
     --------
     >>> environment_kind(make_environment("CartPole-v1")), environment_kind(make_environment("mpe2/simple_spread_v3"))
     ('gymnasium', 'parallel')
     """
-    if hasattr(made, "step") and hasattr(made, "reset") and not isinstance(made, type):
-        if hasattr(made, "agent_iter") or hasattr(made, "agent_selection"):
+    if hasattr(environment, "step") and hasattr(environment, "reset") and not isinstance(environment, type):
+        if hasattr(environment, "agent_iter") or hasattr(environment, "agent_selection"):
             return "aec"
-        if hasattr(made, "num_envs") and hasattr(made, "single_action_space"):
+        if hasattr(environment, "num_envs") and hasattr(environment, "single_action_space"):
             return "vector"
-        if hasattr(made, "get_observation_space") and hasattr(made, "get_action_space"):
+        if hasattr(environment, "get_observation_space") and hasattr(environment, "get_action_space"):
             return "rllib"
-        # A space is no function: PettingZoo's agents have one each, Gymnasium's environments have one.
-        space = getattr(made, "action_space", None)
+        # PettingZoo's `action_space` is a function of the agent, Gymnasium's is a space.
+        space = getattr(environment, "action_space", None)
         if space is not None:
             return "parallel" if callable(space) else "gymnasium"
     raise EnvironmentSpecError(
-        f"it must have Gymnasium's or one of PettingZoo's interfaces, or RLlib's, got a {type(made).__name__}"
+        f"it must have an interface of Gymnasium, PettingZoo or RLlib, got a {type(environment).__name__}"
     )
 
 
@@ -234,20 +233,20 @@ def _find(name: str) -> Callable[..., Any]:
     module_name, colon, function_name = name.partition(":")
     if colon:
         return _find_function(_import(module_name, name), function_name, name)
-    package, slash, rest = name.replace(".", "/").rpartition("/")
+    package, slash, stem = name.replace(".", "/").rpartition("/")
     if not slash or not package:
-        raise EnvironmentSpecError(f"an environment must be named as {_FORMS}, got {name!r}{_hint_for_bare(name)}")
-    module = _import(f"{package}.{rest}".replace("/", "."), name)
+        raise EnvironmentSpecError(f"an environment id must have the form {_FORMS}, got {name!r}{_hint_for_bare(name)}")
+    module = _import(f"{package}.{stem}".replace("/", "."), name)
     for function_name in ("parallel_env", "env"):
         if hasattr(module, function_name):
             return _find_function(module, function_name, name)
-    raise EnvironmentSpecError(f"the module of {name!r} must have a function parallel_env or env, and has neither")
+    raise EnvironmentSpecError(f"the module of {name!r} must have a function parallel_env or env, got neither")
 
 
 def _find_registered(name: str) -> Callable[..., Any]:
-    """Find an id in Gymnasium's registry, else in PettingZoo's, which it has since 1.27."""
+    """Find an id in Gymnasium's registry, or else in the registry that PettingZoo has since 1.27."""
     gymnasium = require("gymnasium", "envs")
-    module_name, colon, rest = name.rpartition(":")
+    module_name, colon, env_id = name.rpartition(":")
     if colon:
         _import(module_name, name)
     elif name.startswith("ALE/"):
@@ -255,17 +254,17 @@ def _find_registered(name: str) -> Callable[..., Any]:
         require("ale_py", "atari")
     try:
         with warnings.catch_warnings():
-            # That there is a later version is said once, when the environment is made.
+            # The warning about later versions is issued once, when the environment is created.
             warnings.simplefilter("ignore")
-            gymnasium.spec(rest)
-        return partial(gymnasium.make, rest)
+            gymnasium.spec(env_id)
+        return partial(gymnasium.make, env_id)
     except gymnasium.error.Error as error:
-        known = list(gymnasium.registry)
+        ids = list(gymnasium.registry)
         for interface, registry in _pettingzoo_registries():
-            known += registry
-            if rest in registry:
-                return partial(import_module("pettingzoo").make, interface, rest)
-        raise EnvironmentSpecError(f"no environment {name!r}; {near_names(rest, dict.fromkeys(known))}") from error
+            ids += registry
+            if env_id in registry:
+                return partial(import_module("pettingzoo").make, interface, env_id)
+        raise EnvironmentSpecError(f"no environment {name!r}; {near_names(env_id, dict.fromkeys(ids))}") from error
 
 
 def _pettingzoo_registries() -> Iterator[tuple[str, Collection[str]]]:
@@ -278,19 +277,23 @@ def _pettingzoo_registries() -> Iterator[tuple[str, Collection[str]]]:
 
 
 def _find_function(module: ModuleType, function_name: str, name: str) -> Callable[..., Any]:
-    found: Any = getattr(module, function_name, None)
-    if not callable(found):
-        functions = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+    attribute: Any = getattr(module, function_name, None)
+    if not callable(attribute):
+        functions = [
+            attribute_name
+            for attribute_name, value in vars(module).items()
+            if callable(value) and not attribute_name.startswith("_")
+        ]
         raise EnvironmentSpecError(
             f"no function {function_name!r} in module {module.__name__!r}; {near_names(function_name, functions)}"
         )
-    made: Callable[..., Any] = found
+    made: Callable[..., Any] = attribute
     return made
 
 
 def _import(module_name: str, name: str) -> ModuleType:
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise EnvironmentSpecError(f"an environment must be named as {_FORMS}, got {name!r}")
+        raise EnvironmentSpecError(f"an environment id must have the form {_FORMS}, got {name!r}")
     root = module_name.partition(".")[0]
     if root == "mpe2":
         require("mpe2", "envs")
@@ -298,7 +301,7 @@ def _import(module_name: str, name: str) -> ModuleType:
         require("pettingzoo", "envs")
     try:
         with warnings.catch_warnings():
-            # PettingZoo's modules warn that they will go, in favour of its registry, which older releases do not have.
+            # PettingZoo's modules warn of their removal in favour of its registry, which older releases lack.
             warnings.simplefilter("ignore", DeprecationWarning)
             return import_module(module_name)
     except ModuleNotFoundError as error:
@@ -306,12 +309,12 @@ def _import(module_name: str, name: str) -> ModuleType:
         if module_name == missing or module_name.startswith(missing + "."):
             raise EnvironmentSpecError(f"no environment {name!r}; {_near_environments(module_name, name)}") from error
         raise EnvironmentSpecError(
-            f"environment {name!r} needs the module {missing!r}, which is not installed; install what has it"
+            f"environment {name!r} requires the module {missing!r}; install the package that provides it"
         ) from error
     except Exception as error:
-        # What goes wrong inside a module is its author's to read: the cause stays attached.
+        # The module's author needs the original error, which is the cause.
         raise EnvironmentSpecError(
-            f"the module of environment {name!r} must import without error, and raised {type(error).__name__}: {error}"
+            f"the module of environment {name!r} must import without error, got {type(error).__name__}: {error}"
         ) from error
 
 
@@ -332,12 +335,12 @@ def _near_environments(module_name: str, name: str) -> str:
 
 
 def known_environments() -> list[str]:
-    """List the environments of the packages that the extra `envs` brings, as far as they are installed.
+    """Return ids of the environments in installed packages of the extra `envs`.
 
     >>> {"mpe2/simple_spread_v3", "pettingzoo/classic/tictactoe_v3", "CartPole-v1"} <= set(known_environments())
     True
     """
-    found: list[str] = []
+    ids: list[str] = []
     packages = ("mpe2", *(f"pettingzoo.{name}" for name in ("classic", "butterfly", "sisl", "atari")))
     for package_name in packages:
         try:
@@ -345,21 +348,21 @@ def known_environments() -> list[str]:
         except ImportError:
             continue
         modules = (module.name for module in pkgutil.iter_modules(package.__path__))
-        found += [f"{package_name.replace('.', '/')}/{module}" for module in modules if re.search(r"_v\d+$", module)]
+        ids += [f"{package_name.replace('.', '/')}/{module}" for module in modules if re.search(r"_v\d+$", module)]
     try:
-        return [*found, *import_module("gymnasium").registry]
+        return [*ids, *import_module("gymnasium").registry]
     except ImportError:
-        return found
+        return ids
 
 
 def _hint_for_bare(name: str) -> str:
-    """Word a hint for a name without a package, or without a version."""
+    """Return a hint for an id without a package or version."""
     bare: dict[str, str] = {}
     versions: dict[str, str] = {}
     for full in known_environments():
         short = full.rpartition("/")[2]
         if bare.setdefault(short, full) == full:
-            # The latest version is listed last.
+            # The last listed version is the latest.
             versions[_VERSION.sub("", short)] = full
     exact = bare.get(name) or versions.get(name)
     if exact:

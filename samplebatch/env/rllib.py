@@ -1,7 +1,7 @@
-"""RLlib's MultiAgentEnv behind the interface of environments of several agents.
+"""Adapter of RLlib's MultiAgentEnv.
 
-Agents that get an observation act next: all at once, some of them, or one after the other. So an agent may see the
-outcome of its action several steps later, with all rewards that it got by then, and agents may come and go.
+Agents that receive an observation act next: all, some, or one at a time. An agent may therefore observe the outcome of
+its action several steps later, with the sum of its rewards until then, and agents may join and leave.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _ALL = "__all__"
 
 
 class RLlibAdapter(MultiAgentAdapter):
-    """Adapter of a `MultiAgentEnv` of RLlib's, for multi-agent collectors.
+    """Adapter of an RLlib `MultiAgentEnv` for multi-agent collectors.
 
-    An agent's reward is the sum of those since its last action; one from before its first action counts with that.
-    The episode ends with `"__all__"`, for all agents that are still in it. A terminated agent that gets no observation
-    keeps its last one.
+    An agent's reward is the sum of its rewards since its last action; rewards before its first action are added to the
+    first action's reward. `"__all__"` ends the episode for all remaining agents. A terminated agent without a new
+    observation keeps its last one.
     """
 
     together = False
@@ -29,11 +29,11 @@ class RLlibAdapter(MultiAgentAdapter):
     def __init__(self, environment: Any, env_id: int, seed: int, policy_of: PolicyOfAgents) -> None:
         super().__init__(environment, env_id, seed, policy_of)
         self._waiting: dict[Any, float] = {}
-        """Rewards of the agents that have not seen the outcome of their last action."""
+        """Rewards of agents that have not observed the outcome of their last action."""
         self._early: dict[Any, float] = {}
         """Rewards of agents that have not acted yet."""
         self._seen: dict[Any, Any] = {}
-        """The observation that each agent saw last."""
+        """Newest observation of each agent."""
 
     def abandon(self) -> None:
         super().abandon()
@@ -46,21 +46,25 @@ class RLlibAdapter(MultiAgentAdapter):
 
     def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
         pairs = zip(self.groups, actions, strict=True)
-        given = {agent: action for group, own in pairs for agent, action in zip(group.agents, own, strict=True)}
-        self._waiting |= {agent: self._early.pop(agent, 0.0) for agent in given}
-        outcomes, is_over = self._advance(given)
+        actions_by_agent = {
+            agent: action
+            for group, group_actions in pairs
+            for agent, action in zip(group.agents, group_actions, strict=True)
+        }
+        self._waiting |= {agent: self._early.pop(agent, 0.0) for agent in actions_by_agent}
+        outcomes, is_over = self._advance(actions_by_agent)
         while not (self.groups or is_over):
-            # Where nobody is to act, the environment goes on by itself.
+            # If no agent acts next, step the environment without actions.
             more, is_over = self._advance({})
             outcomes += more
         return outcomes
 
-    def _advance(self, given: dict[Any, Any]) -> tuple[list[AgentOutcomes], bool]:
-        """Step the environment once; return the outcomes that agents see with that, and whether the episode is over."""
-        observations, rewards, terminateds, truncateds, infos = self.environment.step(given)
+    def _advance(self, actions: dict[Any, Any]) -> tuple[list[AgentOutcomes], bool]:
+        """Step the environment once; return the observed outcomes, and whether the episode is over."""
+        observations, rewards, terminateds, truncateds, infos = self.environment.step(actions)
         for agent, reward in rewards.items():
-            held = self._waiting if agent in self._waiting else self._early
-            held[agent] = held.get(agent, 0.0) + exact_number(names.REWARDS, reward, FLOAT, self.refusing(agent))
+            pending = self._waiting if agent in self._waiting else self._early
+            pending[agent] = pending.get(agent, 0.0) + exact_number(names.REWARDS, reward, FLOAT, self.refusing(agent))
         all_terminate = self._flag(names.TERMINATEDS, terminateds, _ALL)
         all_truncate = self._flag(names.TRUNCATEDS, truncateds, _ALL)
         outcomes: list[AgentOutcomes] = []
@@ -81,21 +85,21 @@ class RLlibAdapter(MultiAgentAdapter):
         return outcomes, all_terminate or all_truncate
 
     def _await(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], going_on: Collection[Any]) -> None:
-        """Let the agents with an observation be the next to act."""
+        """Set the agents with an observation as the next to act."""
         for agent, seen in observations.items():
             if seen is None:
                 raise self.refusing(agent)(f"column {names.OBS!r} must hold an observation, got None", None)
-        # The environment may write over them before it is known what their agents' actions led to.
-        kept = {agent: copy_observation(seen) for agent, seen in observations.items()}
-        self._seen |= kept
-        self.groups = self._group(kept, kept, infos, going_on)
+        # The environment may overwrite observations before the outcomes of actions are known.
+        copies = {agent: copy_observation(seen) for agent, seen in observations.items()}
+        self._seen |= copies
+        self.groups = self._group(copies, copies, infos, going_on)
 
     def _last(self, agent: Any, observations: Mapping[Any, Any], *, truncated: bool) -> Any:
-        """Return the observation that an agent's action led to."""
+        """Return the next observation of an agent's action."""
         if agent in observations:
             return observations[agent]
         if truncated:
-            must = f"column {names.NEXT_OBS!r} must hold the last observation of an agent that is truncated, got none"
+            must = f"column {names.NEXT_OBS!r} must have a final observation for a truncated agent, got none"
             raise self.refusing(agent)(must, None)
         return self._seen[agent]
 

@@ -1,4 +1,4 @@
-"""Seeds of environments, policies and random actions, by purpose, and the state of a process's own generators."""
+"""Seeds of environments, policies and random actions by purpose, and state of process-wide generators."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
 
 POLICY, RANDOM, ENVIRONMENT, PROCESS, RESTART = range(5)
-"""Places of the seeds of: policies, random actions by `env_id`, environments by `env_id`, the generators that a
-worker's process has by itself, and workers that replace others."""
+"""Spawn keys of seeds for: policies, random actions by `env_id`, environments by `env_id`, process-wide generators of
+workers, and replacement workers."""
 
 
 def as_seeds(seed: Any) -> np.random.SeedSequence:
-    """Return the seeds of a run that `seed` stands for: a whole number, NumPy's seeds as they are, or None for any.
+    """Convert a seed to a SeedSequence: an integer, a SeedSequence (returned unchanged), or None for a random seed.
 
     Examples
     --------
@@ -30,36 +30,37 @@ def as_seeds(seed: Any) -> np.random.SeedSequence:
     try:
         return np.random.SeedSequence(seed)
     except (TypeError, ValueError):
-        found = f"a {type(seed).__name__}" if not isinstance(seed, int) else seed
-        raise ArgumentError(f"seed must be a whole number from 0, a SeedSequence or None, got {found}") from None
+        actual = f"a {type(seed).__name__}" if not isinstance(seed, int) else seed
+        raise ArgumentError(f"seed must be a non-negative integer, a SeedSequence or None, got {actual}") from None
 
 
-def seeds_at(seeds: np.random.SeedSequence, *place: int) -> np.random.SeedSequence:
-    """Return the seeds of a place, regardless of others that were spawned before.
+def seeds_at(seeds: np.random.SeedSequence, *key: int) -> np.random.SeedSequence:
+    """Return the seeds at a spawn key, independent of earlier spawned seeds.
 
     >>> root = np.random.SeedSequence(5)
     >>> seeds_at(root, 1).generate_state(1) == root.spawn(2)[1].generate_state(1)
     array([ True])
     """
-    return np.random.SeedSequence(seeds.entropy, spawn_key=(*seeds.spawn_key, *place), pool_size=seeds.pool_size)
+    return np.random.SeedSequence(seeds.entropy, spawn_key=(*seeds.spawn_key, *key), pool_size=seeds.pool_size)
 
 
 def seed_number(seeds: np.random.SeedSequence) -> int:
-    """Return a seed for code that takes a single number."""
+    """Return a seed for code that accepts a single integer."""
     return int(seeds.generate_state(1)[0])
 
 
 def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequence[int | None]:
-    """Return the seed of each of `count` environments that are reset together; None leaves a generator running.
+    """Return the seed of each of `count` environments for a common reset; None continues a generator.
 
     Parameters
     ----------
     count
-        How many environments there are.
+        Number of environments.
     seeds
-        A seed for each, by default; None for none.
+        Default seed of each environment; None for no seeds.
     seed
-        The caller's own in place of these: a seed for each, or that of the first, from which the others count on.
+        Seeds given by the caller, which have precedence: one per environment, or the first one, from which the others
+        count up.
 
     Examples
     --------
@@ -72,19 +73,19 @@ def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequen
     elif seed is not None:
         numbers = seed
     if len(numbers) != count:
-        raise EnvironmentSpecError(f"there must be a seed for each of {count} environments, got {len(numbers)}")
+        raise EnvironmentSpecError(f"seed must have one number for each of {count} environments, got {len(numbers)}")
     return numbers
 
 
 def generators_state() -> dict[str, Any]:
-    """Return the states of the process's own generators; None for that of torch where nobody has imported it."""
+    """Return the states of process-wide generators; the state of torch is None if torch is not imported."""
     torch = sys.modules.get("torch")
     drawn = None if torch is None else torch.get_rng_state()
     return {"random": random.getstate(), "numpy": np.random.get_state(legacy=False), "torch": drawn}
 
 
 def load_generators(state: Mapping[str, Any] | None) -> None:
-    """Let the process's own generators go on; a worker without a process leaves those of its caller alone.
+    """Restore process-wide generators from `generators_state`; None, of workers in the caller's process, does nothing.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""SpaceLayout: how the values of a space lie where those of many environments come together."""
+"""Layout of the values of a space, for several environments."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ _shape_of = attrgetter("shape")
 _concatenate = np.concatenate
 
 Leaf = npt.NDArray[Any]
-"""The values of one leaf of a space, shape (n, ...): numbers where the space says so, else objects."""
+"""Values of one leaf of a space, shape (n, ...): numbers if the space is numeric, otherwise objects."""
 
 Columns = dict[str, Leaf]
-"""Values by column, each of shape (k, ...); the leaves of nested ones have dotted names."""
+"""Values by column, shape (k, ...) each; leaves of nested columns have dotted names."""
 
 
 class SpaceLayout:
-    """The leaves of a space: dicts and tuples of spaces are walked into, every other space is a leaf.
+    """Leaves of a space: dict and tuple spaces are traversed, every other space is a leaf.
 
-    Values of n environments come as Gymnasium's vector environments give them: dicts and tuples of arrays of shape
-    (n, ...), and tuples of n objects for spaces that are no arrays (texts, graphs, sequences).
+    Values of n environments have the form of Gymnasium's vector environments: dicts and tuples of arrays of shape
+    (n, ...), and tuples of n objects for spaces that are not arrays (text, graph, sequence).
 
     Parameters
     ----------
     space
-        A Gymnasium space, of one environment.
+        Gymnasium space of one environment.
 
     Attributes
     ----------
     plain
-        Whether the space is one leaf of numbers, so that its values are one array.
+        Whether the space is one numeric leaf, so that its values are one array.
     names
-        The leaves' names: dotted paths, or "" for a space that is a leaf itself.
+        Names of the leaves: dotted paths, or "" if the space is a leaf.
     spaces
-        The leaves' spaces.
+        Spaces of the leaves.
     structure
-        How the leaves are put together; see `samplebatch.batch.tree`.
+        Nesting of the leaves; see `samplebatch.batch.tree`.
     choices
-        The first and the number of the values of a discrete space, else None.
+        First value and number of values of a discrete space, otherwise None.
 
     Examples
     --------
@@ -68,9 +68,9 @@ class SpaceLayout:
         self._numeric = (kinds.Box, kinds.Discrete, kinds.MultiDiscrete, kinds.MultiBinary)
         self._space = space
         self._known: dict[int, list[tuple[Any, Any]] | None] = {}
-        found = list(self._walk(space, ""))
-        self.names: tuple[str, ...] = tuple(name for name, _ in found)
-        self.spaces: tuple[Any, ...] = tuple(leaf for _, leaf in found)
+        leaves = list(self._walk(space, ""))
+        self.names: tuple[str, ...] = tuple(name for name, _ in leaves)
+        self.spaces: tuple[Any, ...] = tuple(leaf for _, leaf in leaves)
         self.structure = self._structure_of(space)
         self.plain = self.names == ("",) and self.is_numeric(space)
         self._form: tuple[int, ...] = space.shape if self.plain else ()
@@ -94,10 +94,10 @@ class SpaceLayout:
         return {str(key): self._structure_of(part) for key, part in parts}
 
     def _parts(self, space: Any) -> list[tuple[Any, Any]] | None:
-        known = self._known
-        if id(space) not in known:
-            known[id(space)] = self._find_parts(space)
-        return known[id(space)]
+        parts = self._known
+        if id(space) not in parts:
+            parts[id(space)] = self._find_parts(space)
+        return parts[id(space)]
 
     def _find_parts(self, space: Any) -> list[tuple[Any, Any]] | None:
         if isinstance(space, self._dict):
@@ -105,21 +105,21 @@ class SpaceLayout:
         return list(enumerate(space.spaces)) if isinstance(space, self._tuple) else None
 
     def is_numeric(self, leaf: Any) -> bool:
-        """Tell whether the values of a leaf's space are numbers, or arrays of them of one shape."""
+        """Return whether the values of a leaf's space are numbers, or numeric arrays of one shape."""
         return isinstance(leaf, self._numeric)
 
     def has_keys(self, values: Mapping[str, Any]) -> bool:
-        """Tell whether a dict has exactly the keys that the values of a dict space have."""
+        """Return whether a dict has exactly the keys of a dict space."""
         return isinstance(self._space, self._dict) and self._space.spaces.keys() == values.keys()
 
     def flatten(self, values: Any) -> list[Leaf]:
-        """Take the values of n environments apart into one array a leaf, without copying arrays; tensors stay tensors.
+        """Split the values of n environments into one array per leaf, without copying arrays; tensors stay tensors.
 
         Parameters
         ----------
         values
-            Dicts, batches or tuples, as the space has them, of arrays of shape (n, ...) or sequences of n objects; a
-            batch has a tuple's items under the names `0`, `1`, ...
+            Dicts, batches or tuples with the structure of the space, of arrays of shape (n, ...) or sequences of n
+            objects; in a batch, the items of a tuple are named `0`, `1`, ...
 
         Raises
         ------
@@ -128,53 +128,54 @@ class SpaceLayout:
         """
         if self.plain:
             return [_as_rows(values)]
-        found: list[Leaf] = []
-        self._gather(self._space, values, found)
-        return found
+        leaves: list[Leaf] = []
+        self._gather(self._space, values, leaves)
+        return leaves
 
-    def _gather(self, space: Any, values: Any, found: list[Leaf]) -> None:
+    def _gather(self, space: Any, values: Any, leaves: list[Leaf]) -> None:
         parts = self._parts(space)
         if parts is None:
-            found.append(_as_rows(values) if self.is_numeric(space) else _objects(values))
+            leaves.append(_as_rows(values) if self.is_numeric(space) else _objects(values))
             return
         for key, part in parts:
-            self._gather(part, _part_of(values, key), found)
+            self._gather(part, _part_of(values, key), leaves)
 
     def flatten_one(self, value: Any, top: str, refuse: Refuse) -> list[Leaf]:
-        """Take the value of a single environment apart into one array of shape (1, ...) a leaf, each of its own memory.
+        """Split the value of a single environment into one new array of shape (1, ...) per leaf.
 
-        Numbers get the dtype of their space, or keep a wider one; see `exact_rows`.
+        Numbers are converted to the dtype of their space, or keep a wider dtype; see `exact_rows`.
 
         Parameters
         ----------
         value
             The value.
         top
-            The name of the column, for errors.
+            Name of the column, for errors.
         refuse
-            Makes the error for a value that does not fit the space.
+            Function that creates the error for a value that does not fit the space.
         """
         if self.plain:
             space = self._space
             if type(value) is np.ndarray and value.dtype == space.dtype and value.shape == space.shape:
                 return [value[None].copy()]
-            # A list of one value is copied into an array.
+            # NumPy copies a list of one value into an array.
             return [exact_rows(top, [value], space.dtype, (1, *space.shape), refuse)]
         return self.flatten_each([value], top, refuse)
 
     def flatten_each(self, values: Sequence[Any], top: str, refuse: Refuse) -> list[Leaf]:
-        """Take the values of n single environments apart into one array of shape (n, ...) a leaf.
+        """Split the values of n single environments into one array of shape (n, ...) per leaf.
 
-        Every array has memory of its own. Numbers get the dtype of their space, or keep a wider one; see `exact_rows`.
+        Every array is newly allocated. Numbers are converted to the dtype of their space, or keep a wider dtype; see
+        `exact_rows`.
 
         Parameters
         ----------
         values
-            A value an environment, not stacked.
+            One value per environment, not stacked.
         top
-            The name of the column, for errors.
+            Name of the column, for errors.
         refuse
-            Makes the error for a value that does not fit the space.
+            Function that creates the error for a value that does not fit the space.
 
         Examples
         --------
@@ -192,39 +193,39 @@ class SpaceLayout:
             count, shape = len(values), self._form
             if _ARRAYS.issuperset(map(type, values)) and [*map(_shape_of, values)].count(shape) == count:
                 try:
-                    # Refused unless all have the dtype.
+                    # NumPy raises unless all values have the dtype.
                     return [_concatenate(values, dtype=self._space.dtype, casting="no").reshape(count, *shape)]
                 except TypeError:
                     pass
-        found: list[Leaf] = []
-        # Arrays that are stacked from a list are never those of an environment.
-        self._gather_each(self._space, list(values), top, found, refuse)
-        return found
+        leaves: list[Leaf] = []
+        # Stacking a list always copies the arrays of the environments.
+        self._gather_each(self._space, list(values), top, leaves, refuse)
+        return leaves
 
-    def _gather_each(self, space: Any, values: list[Any], name: str, found: list[Leaf], refuse: Refuse) -> None:
+    def _gather_each(self, space: Any, values: list[Any], name: str, leaves: list[Leaf], refuse: Refuse) -> None:
         parts = self._parts(space)
         if parts is None:
             numeric = self.is_numeric(space)
             shape = (len(values), *(space.shape or ())) if numeric else ()
-            found.append(exact_rows(name, values, space.dtype, shape, refuse) if numeric else _objects(values))
+            leaves.append(exact_rows(name, values, space.dtype, shape, refuse) if numeric else _objects(values))
             return
         for key, part in parts:
-            own = []
+            part_values = []
             for row, value in enumerate(values):
                 try:
-                    own.append(_part_of(value, key))
+                    part_values.append(_part_of(value, key))
                 except (KeyError, IndexError, TypeError) as error:
                     raise refuse(f"column '{name}.{key}' must have a value, got none", row) from error
-            self._gather_each(part, own, f"{name}.{key}", found, refuse)
+            self._gather_each(part, part_values, f"{name}.{key}", leaves, refuse)
 
     def nest(self, leaves: Sequence[Any]) -> Any:
-        """Put leaves, or anything that stands for them, together as the space has them: in dicts and tuples."""
+        """Nest leaves, or other values per leaf, in dicts and tuples with the structure of the space."""
         if self.names == ("",):
             return leaves[0]
         return self._nest(self._space, iter(leaves), dict)
 
     def nest_each(self, leaves: Sequence[Leaf], count: int) -> Iterable[Any]:
-        """Put the rows of leaves, each of shape (count, ...), together as the space has them: a value for each row.
+        """Nest the rows of leaves, shape (count, ...) each, in values of the space: one value per row.
 
         >>> from gymnasium import spaces
         >>> layout = SpaceLayout(spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)]))
@@ -236,7 +237,7 @@ class SpaceLayout:
         return [self._nest(self._space, iter([leaf[row] for leaf in leaves]), dict) for row in range(count)]
 
     def batch(self, leaves: Sequence[Any]) -> Any:
-        """Put leaves together as policies and buffers see them: nested batches, or the one array itself."""
+        """Nest leaves in batches, as for policies and buffers; the array itself if there is only one leaf."""
         if self.names == ("",):
             return leaves[0]
         return self._nest(self._space, iter(leaves), lambda parts: node(Batch, parts))
@@ -251,7 +252,7 @@ class SpaceLayout:
 
 
 def column_names(top: str, layout: SpaceLayout) -> tuple[str, ...]:
-    """Name the columns of a layout's leaves.
+    """Return the column names of a layout's leaves.
 
     >>> from gymnasium import spaces
     >>> column_names("obs", SpaceLayout(spaces.Dict(camera=spaces.Discrete(2))))
@@ -261,7 +262,7 @@ def column_names(top: str, layout: SpaceLayout) -> tuple[str, ...]:
 
 
 def put(leaf: Leaf, rows: npt.NDArray[np.intp], values: Leaf) -> Leaf:
-    """Write rows of an array, and return it; in a copy of a wider dtype where the values have one.
+    """Write rows of an array and return the array, or a copy with a wider dtype if the values require one.
 
     >>> put(np.zeros(3, np.float32), np.array([1]), np.array([0.1]))
     array([0. , 0.1, 0. ])
@@ -281,7 +282,7 @@ def _as_rows(values: Any) -> Any:
 
 
 def _part_of(value: Any, key: Any) -> Any:
-    """Return a part of a dict, a tuple or a batch, our own or another library's; batches name the items of a tuple."""
+    """Return a part of a dict, tuple or batch of any library; batches name tuple items by number."""
     if KINDS[type(value)] in (NODE, RECORD) and not isinstance(value, tuple):
         return (values_of(value) or {})[str(key)]
     return value[key]

@@ -1,4 +1,4 @@
-"""Observations, stacked and joined without loss, as arrays or as tensors of torch on their device."""
+"""Lossless stacking and joining of observations, as arrays or as torch tensors on their device."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _dtype_of = attrgetter("dtype")
 _concatenate = np.concatenate
 
 _MAX_SMALL_NBYTES = 1024
-"""Blocks of at most so many bytes are joined as bytes."""
+"""Maximum bytes of blocks that are joined as bytes objects."""
 
 
 class NestedRows(NamedTuple):
-    """Rows of a nested column: its structure, and an array of shape (k, ...) a leaf."""
+    """Rows of a nested column: its structure, and one array of shape (k, ...) per leaf."""
 
     structure: Structure
     leaves: list[Leaf]
 
 
 def stack_rows(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
-    """Lay k values one under the other, in memory of their own.
+    """Stack k values along a new axis, in a new array.
 
     Parameters
     ----------
     name
-        The column's name, for errors.
+        Name of the column, for errors.
     values
-        Arrays or numbers, which may differ in dtype, trees of these, or any objects.
+        Arrays or numbers, whose dtypes may differ, trees of arrays and numbers, or any objects.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def stack_rows(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
         shape = first.shape
         if _ARRAYS.issuperset(map(type, values)) and [*map(_shape_of, values)].count(shape) == len(values):
             try:
-                # Refused unless all agree in dtype.
+                # NumPy raises unless all dtypes are equal.
                 return _concatenate(values, casting="no").reshape(len(values), *shape)
             except TypeError:
                 pass
@@ -71,17 +71,17 @@ def stack_rows(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
         return _stack_leaf(name, values)
     structure, _ = flatten(name, first)
     taken_apart = [flatten(name, value) if is_nested(value) else (None, []) for value in values]
-    if any(own != structure for own, _ in taken_apart):
-        raise ColumnMismatchError(f"column {name!r} must be nested in the same way in all rows, and is not")
+    if any(other != structure for other, _ in taken_apart):
+        raise ColumnMismatchError(f"column {name!r} must have the same structure in all rows")
     paths = list(leaf_names(name, structure))
     return NestedRows(
         structure,
-        [_stack_leaf(path, [leaves[place][1] for _, leaves in taken_apart]) for place, path in enumerate(paths)],
+        [_stack_leaf(path, [leaves[index][1] for _, leaves in taken_apart]) for index, path in enumerate(paths)],
     )
 
 
 def _as_dicts(value: Any) -> Any:
-    """Return a batch, our own or another library's, as nested dicts."""
+    """Convert a batch of any library to nested dicts."""
     named = values_of(value)
     return value if named is None else {key: _as_dicts(part) for key, part in named.items()}
 
@@ -102,9 +102,9 @@ def _stack_leaf(name: str, values: Sequence[Any]) -> Leaf:
 
 
 def join_blocks(name: str, blocks: Sequence[Leaf]) -> Leaf:
-    """Lay blocks of rows one under the other, in memory of their own.
+    """Concatenate blocks of rows into a new array.
 
-    The dtype is that of the first block, unless values of another one need a wider dtype.
+    The result has the dtype of the first block, or a wider one if another block requires it.
 
     Examples
     --------
@@ -119,14 +119,14 @@ def join_blocks(name: str, blocks: Sequence[Leaf]) -> Leaf:
         return _join_objects(name, blocks, rows)
     joined = memory.empty((rows, *first.shape[1:]), first.dtype)
     try:
-        # Refused unless all agree in dtype and row shape.
+        # NumPy raises unless all dtypes and row shapes are equal.
         return _concatenate(blocks, 0, joined, casting="no")
     except (TypeError, ValueError):
         return _join_widened(name, blocks, rows)
 
 
 def join_alike(name: str, blocks: Sequence[Leaf]) -> Leaf:
-    """Lay arrays that are known to be of one dtype and shape one under the other, in memory of their own.
+    """Concatenate arrays of one dtype and shape into a new array.
 
     >>> join_alike("rewards", [np.zeros(2), np.ones(2)])
     array([0., 0., 1., 1.])
@@ -135,15 +135,15 @@ def join_alike(name: str, blocks: Sequence[Leaf]) -> Leaf:
     if first.nbytes > _MAX_SMALL_NBYTES:
         return join_blocks(name, blocks)
     try:
-        # Three times as fast as NumPy, which looks at the dtype of each block.
+        # Three times as fast as NumPy, which checks the dtype of each block.
         return _ndarray((len(blocks) * len(first), *first.shape[1:]), first.dtype, bytearray().join(buffers))
     except TypeError:
-        # One is not in C order.
+        # A block is not in C order.
         return join_blocks(name, blocks)
 
 
 def join_steps(name: str, blocks: Sequence[Leaf]) -> Leaf:
-    """Lay the rows of several steps, blocks of one shape each, one under the other; see `join_blocks`.
+    """Concatenate the rows of several steps, blocks of equal shape; see `join_blocks`.
 
     >>> join_steps("obs", [np.array([1, 2]), np.array([3, 4])])
     array([1, 2, 3, 4])
@@ -160,21 +160,21 @@ def _join_tensors(name: str, blocks: Sequence[Any]) -> Leaf:
         _check_shape(name, blocks[0], block)
         if block.dtype != blocks[0].dtype:
             raise ColumnMismatchError(
-                f"column {name!r} must hold {blocks[0].dtype}, as in the steps before, got {block.dtype}"
+                f"column {name!r} must contain {blocks[0].dtype}, the dtype of earlier steps, got {block.dtype}"
             )
     joined: Leaf = sys.modules["torch"].cat([*blocks])
     return joined
 
 
 def take_rows(column: Leaf, rows: npt.NDArray[np.intp]) -> Leaf:
-    """Take rows of an array or a tensor, into memory of their own.
+    """Copy rows of an array or a tensor.
 
     >>> take_rows(np.array([4, 5, 6]), np.array([2, 0]))
     array([6, 4])
     """
-    # Clipping is what makes NumPy skip a second look at every index.
-    taken: Leaf = column[rows] if is_tensor(column) else column.take(rows, 0, None, "clip")
-    return taken
+    # With mode "clip", NumPy skips bounds checks.
+    selected: Leaf = column[rows] if is_tensor(column) else column.take(rows, 0, None, "clip")
+    return selected
 
 
 def _join_objects(name: str, blocks: Sequence[Leaf], rows: int) -> Leaf:
@@ -186,55 +186,57 @@ def _join_objects(name: str, blocks: Sequence[Leaf], rows: int) -> Leaf:
 
 def _join_widened(name: str, blocks: Sequence[Leaf], rows: int) -> Leaf:
     dtype = blocks[0].dtype
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         _check_shape(name, blocks[0], block)
         if cast_exactly(block, dtype) is None:
-            dtype = _widen(name, blocks[:place], dtype, block)
+            dtype = _widen(name, blocks[:index], dtype, block)
     joined = memory.empty((rows, *blocks[0].shape[1:]), dtype)
     return np.concatenate(blocks, out=joined, casting="unsafe")
 
 
 def _widen(name: str, before: Sequence[Leaf], dtype: np.dtype[Any], block: Leaf) -> np.dtype[Any]:
-    """Find a dtype that holds a block and those before it."""
+    """Return a dtype that represents a block and all earlier blocks exactly."""
     for candidate in wider(dtype, block.dtype):
-        if all(cast_exactly(own, candidate) is not None for own in (block, *before)):
+        if all(cast_exactly(earlier, candidate) is not None for earlier in (block, *before)):
             return candidate
     raise ColumnMismatchError(
-        f"column {name!r} must hold {dtype}, as in the steps before, got {block.dtype} that neither fits it nor allows "
-        "a wider dtype without loss"
+        f"column {name!r} must contain {dtype}, the dtype of earlier steps, got {block.dtype}, which cannot be widened "
+        "without loss"
     )
 
 
 def _check_shape(name: str, first: Leaf, block: Leaf) -> None:
     if block.shape[1:] != first.shape[1:]:
         raise ColumnMismatchError(
-            f"column {name!r} must have rows of shape {first.shape[1:]}, as in the steps before, got {block.shape[1:]}"
+            f"column {name!r} must have rows of shape {first.shape[1:]}, as earlier steps, got {block.shape[1:]}"
         )
 
 
 def is_tensor(value: Any) -> bool:
-    """Tell whether a value is a tensor; torch need not be loaded."""
+    """Return whether a value is a torch tensor, without importing torch."""
     return KINDS[type(value)] == TENSOR
 
 
 def check_tensor(name: str, tensor: Any, dtype: np.dtype[Any], shape: tuple[int, ...], refuse: Refuse) -> None:
-    """Refuse observations of another shape than their space has, or of another kind of numbers."""
-    found = tuple(tensor.shape)
-    if found[:1] != shape[:1]:
-        raise refuse(f"column {name!r} must have {shape[0]} rows, got {found[0] if found else 'a single number'}", None)
-    if found != shape:
-        raise refuse(f"column {name!r} must have rows of shape {shape[1:]}, got {found[1:]}", None)
+    """Reject tensors whose shape or kind of numbers does not fit their space."""
+    actual = tuple(tensor.shape)
+    if actual[:1] != shape[:1]:
+        raise refuse(
+            f"column {name!r} must have {shape[0]} rows, got {actual[0] if actual else 'a single number'}", None
+        )
+    if actual != shape:
+        raise refuse(f"column {name!r} must have rows of shape {shape[1:]}, got {actual[1:]}", None)
     if tensor.is_complex() or (tensor.is_floating_point() and dtype.kind != "f"):
         raise refuse(f"column {name!r} must hold {dtype}, got {tensor.dtype}", None)
 
 
 def own_tensor(tensor: Any) -> Any:
-    """Copy a tensor that an environment may write over, on its device."""
+    """Copy a tensor that an environment may overwrite, on its device."""
     return tensor.detach().clone()
 
 
 def to_host(value: Any) -> Any:
-    """Return a tensor as an array, over the same memory if it is on the host; anything else stays as it is."""
+    """Convert a tensor to an array, over the same memory if it is on the host; other values are unchanged."""
     if not is_tensor(value):
         return value
     if value.dtype is sys.modules["torch"].bfloat16:
@@ -243,16 +245,16 @@ def to_host(value: Any) -> Any:
 
 
 def infos_to_host(infos: Any) -> Any:
-    """Return infos with arrays in place of tensors, in nested dicts too."""
+    """Convert tensors in infos to arrays, also in nested dicts."""
     if isinstance(infos, dict):
         return {key: infos_to_host(value) for key, value in infos.items()}
     return to_host(infos)
 
 
 def to_tensor(values: npt.NDArray[Any], device: Any) -> Any:
-    """Return an array as a tensor on a device, over the same memory if that is the host.
+    """Convert an array to a tensor on a device, over the same memory if that is the host.
 
-    An array that no tensor can hold, such as one of objects, stays as it is.
+    An array whose dtype torch does not support, such as objects, is returned unchanged.
     """
     if is_tensor(values) or torch_dtype(values.dtype) is None:
         return values
@@ -260,8 +262,8 @@ def to_tensor(values: npt.NDArray[Any], device: Any) -> Any:
 
 
 def actions_to_device(actions: npt.NDArray[Any], space: Any, device: Any) -> Any:
-    """Return actions as a tensor on a device, floats in the dtype of their space."""
+    """Convert actions to a tensor on a device, floats in the dtype of their space."""
     if actions.dtype.kind == "f" and space.dtype is not None:
         actions = actions.astype(space.dtype, copy=False)
-    # Policies may give arrays that must not be written to.
+    # Policies may return read-only arrays.
     return to_tensor(actions if actions.flags.writeable else actions.copy(), device)

@@ -1,4 +1,4 @@
-"""Tianshou's vector environments, which step and reset the environments that they are asked to."""
+"""Adapter of Tianshou's vector environments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samplebatch.errors import EnvironmentSpecError
 
 
 def is_tianshou_vector(env: Any) -> bool:
-    """Return whether an object is a vector environment of Tianshou, or a wrapper of one; Tianshou is not imported."""
+    """Return whether an object is a vector environment of Tianshou, wrapped or not; Tianshou is not imported."""
     module = sys.modules.get("tianshou.env.venvs")
     return module is not None and isinstance(env, module.BaseVectorEnv)
 
@@ -22,7 +22,7 @@ def open_vector(env: Any) -> Any:
     Raises
     ------
     EnvironmentSpecError
-        If it has been closed.
+        If the vector environment has been closed.
     """
     inner = _unwrap(env)
     if inner.is_closed:
@@ -37,21 +37,21 @@ def _unwrap(env: Any) -> Any:
 
 
 def functions_of(env: Any) -> list[Callable[[], Any]]:
-    """List the functions that make the environments of a vector environment of Tianshou."""
+    """Return the functions that create the environments of a Tianshou vector environment."""
     return list(open_vector(env)._env_fns)
 
 
 def waiting_of(env: Any) -> tuple[int | None, float | None]:
-    """Return `wait_num` and `timeout` of a vector environment of Tianshou; None for both if it is synchronous."""
+    """Return `wait_num` and `timeout` of a Tianshou vector environment; None for both if it is synchronous."""
     inner = open_vector(env)
     return (inner.wait_num, inner.timeout) if inner.is_async else (None, None)
 
 
 class TianshouEnvironments(EnvironmentList):
-    """The environments of Tianshou's `DummyVectorEnv`, `SubprocVectorEnv`, `ShmemVectorEnv` or `RayVectorEnv`.
+    """Environments of Tianshou's `DummyVectorEnv`, `SubprocVectorEnv`, `ShmemVectorEnv` or `RayVectorEnv`.
 
-    All of them are stepped by one call of the vector environment, wrappers such as `VectorEnvNormObs` included. The
-    environments whose episodes ended are reset together.
+    Each step is one call of the vector environment, including wrappers such as `VectorEnvNormObs`. Environments whose
+    episodes ended are reset together.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class TianshouEnvironments(EnvironmentList):
     Raises
     ------
     EnvironmentSpecError
-        If it is closed, steps environments asynchronously, or their spaces differ.
+        If the vector environment is closed or asynchronous, or spaces of environments differ.
     """
 
     keeps_seeds = True
@@ -79,17 +79,19 @@ class TianshouEnvironments(EnvironmentList):
         self._resetting = False
 
     def _reset_each(self, envs: Sequence[int], arguments: Iterable[dict[str, Any]]) -> list[Any]:
-        given = [own for _, own in zip(envs, arguments, strict=False)]
-        if all(own is given[0] for own in given):
-            return list(zip(*self.env.reset(list(envs), **given[0]), strict=True))
-        # A call passes the same arguments to all, and each has a seed of its own.
-        returned = [self.env.reset([env], **own) for env, own in zip(envs, given, strict=True)]
+        env_arguments = [arguments_of_env for _, arguments_of_env in zip(envs, arguments, strict=False)]
+        if all(arguments_of_env is env_arguments[0] for arguments_of_env in env_arguments):
+            return list(zip(*self.env.reset(list(envs), **env_arguments[0]), strict=True))
+        # One call passes the same arguments to all environments, but seeds differ.
+        returned = [
+            self.env.reset([env], **arguments_of_env) for env, arguments_of_env in zip(envs, env_arguments, strict=True)
+        ]
         return [(obs[0], infos[0]) for obs, infos in returned]
 
     def _step_each(self, actions: Iterable[Any]) -> list[Any]:
         returned = list(zip(*self.env.step(actions), strict=True))
         for *_, info in returned:
-            # Tianshou adds the number of the environment, which is a column of its own here.
+            # Tianshou adds the environment's number to infos; here it is the column `env_id`.
             info.pop("env_id", None)
         return returned
 

@@ -160,7 +160,7 @@ def test_mistakes_with_tianshou_vectors_are_named() -> None:
     with pytest.raises(EnvironmentSpecError, match="must be open, got a closed DummyVectorEnv"):
         Collector(Upright(), envs)
     mixed = DummyVectorEnv([make_cart_pole, lambda: gymnasium.make("Acrobot-v1")])
-    with pytest.raises(EnvironmentSpecError, match=r"as in environment 0, got .* from environment 1"):
+    with pytest.raises(EnvironmentSpecError, match=r"the space of environment 0, .* got .* from environment 1"):
         Collector(Upright(), mixed)
     mixed.close()
     collector = Collector(lambda obs: np.zeros(7, int), DummyVectorEnv([make_cart_pole] * 2))

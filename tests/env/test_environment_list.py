@@ -72,8 +72,8 @@ def test_a_vector_environment_may_be_made_by_a_function() -> None:
 @pytest.mark.parametrize(
     ("env", "given", "message"),
     [
-        ([make_cart, make_cart], {"num_envs": 3}, "num_envs must be 2, as env is a list"),
-        (gyms.Ladder(0), {"num_envs": 2}, "num_envs must be 1, as env is a Ladder"),
+        ([make_cart, make_cart], {"num_envs": 3}, "num_envs must be 2, the number of environments in env, a list"),
+        (gyms.Ladder(0), {"num_envs": 2}, "num_envs must be 1, the number of environments in env, a Ladder"),
         (make_cart, {"num_envs": 0}, "num_envs must be a whole number from 1, got 0"),
         (make_cart, {"num_envs": 2.0}, r"num_envs must be a whole number from 1, got 2\.0"),
     ],
@@ -109,14 +109,14 @@ TWICE = gyms.Ladder(0)
             [gymnasium.make_vec("CartPole-v1", 2)],
             "environment 0 must be a single Gymnasium environment, got a Cart",
         ),
-        ([TWICE, gyms.Ladder(1), TWICE], "environment 2 is one of those before it"),
-        ([gyms.Ladder(0), Wide()], r"column 'obs' must come from the space .*\(3,\).*, got .*\(4,\).* environment 1"),
+        ([TWICE, gyms.Ladder(1), TWICE], "got environment 2 twice"),
+        ([gyms.Ladder(0), Wide()], r"column 'obs' must have the space of environment 0, .*\(3,\).*, got .*\(4,\).* environment 1"),
         ([gyms.Nested(0), Armed()], r"column 'actions\.hands' must .*\[2 3\].*, got .*\[2 4\].* environment 1"),
-        ([gyms.Ladder(0), gyms.Nested(1)], r"column 'obs' must come from the space Box.*, got Dict"),
+        ([gyms.Ladder(0), gyms.Nested(1)], r"column 'obs' must have the space of environment 0, Box.*, got Dict"),
         (["mpe2/simple_spread_v3"], "environment 0 must be a single Gymnasium environment"),
         ("mpe2/simple_spread_v3", "several agents; use a MultiAgentCollector"),
         (["CartPoll-v1"], "no environment 'CartPoll-v1'; did you mean 'CartPole-v1'"),
-        ([lambda: 7], "must make an environment"),
+        ([lambda: 7], "must create an environment"),
     ],
 )
 def test_environments_that_do_not_go_together_are_refused(envs: Any, message: str) -> None:
@@ -150,7 +150,7 @@ def test_seeds_reach_every_environment_of_a_list() -> None:
         [(3, {"level": 1}), (8, None), (5, None), (None, None)],
         [(4, {"level": 1}), (9, None), (None, None), (None, None)],
     ]
-    with pytest.raises(EnvironmentSpecError, match="a seed for each of 2 environments, got 3"):
+    with pytest.raises(EnvironmentSpecError, match="one number for each of 2 environments, got 3"):
         environments.reset(seed=[1, 2, 3])
 
 

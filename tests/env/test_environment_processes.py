@@ -135,7 +135,7 @@ def test_a_process_that_exits_is_named() -> None:
     with (
         Async(stay, env) as collector,
         pytest.raises(
-            WorkerError, match=r"environment 1 must .* exited with status 7; close the collector, and make another"
+            WorkerError, match=r"environment 1 must .* exited with status 7; close the collector and create a new one"
         ),
     ):
         collector.collect(n_step=100_000)
@@ -263,7 +263,7 @@ def test_an_interrupt_in_the_midst_of_an_answer_leaves_a_collector_that_can_be_c
     pipes[1] = Torn(pipes[1])  # type: ignore[call-overload]
     with pytest.raises(KeyboardInterrupt):
         collector.collect(n_step=100)
-    with pytest.raises(WorkerError, match="environment 1 must be whole, and was interrupted"):
+    with pytest.raises(WorkerError, match="environment 1 must be complete, but was interrupted"):
         collector.collect(n_step=1)
     collector.close()
     assert are_gone(collector)

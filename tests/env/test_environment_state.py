@@ -77,7 +77,7 @@ def test_an_environment_that_cannot_be_pickled_says_why() -> None:
 
 def test_the_state_of_another_class_is_refused() -> None:
     saved = save_environments([vector()])
-    with pytest.raises(EnvironmentSpecError, match=r"must be one of a .*, got one of a SyncVectorEnv"):
+    with pytest.raises(EnvironmentSpecError, match=r"must be of a .*, got a SyncVectorEnv"):
         load_environments([gymnasium.make("CartPole-v1")], saved)
 
 

@@ -96,5 +96,5 @@ def test_workers_make_pools() -> None:
 
 
 def test_a_pool_that_does_not_step_all_environments_together_is_refused() -> None:
-    with pytest.raises(EnvironmentSpecError, match="with a batch_size of 3, got 2"):
+    with pytest.raises(EnvironmentSpecError, match="with batch_size=3, got 2"):
         Collector("random", make_pool(batch_size=2))

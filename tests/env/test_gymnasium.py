@@ -144,7 +144,7 @@ def test_a_reset_after_the_end_of_an_episode_costs_no_transition(mode: str, memo
 
 def test_what_gymnasium_does_not_read_from_shared_memory_is_refused() -> None:
     vector = AsyncVectorEnv([lambda: gyms.Nested(0)], context="fork")
-    with pytest.raises(EnvironmentSpecError, match=r"'mouth' is of a Text, .* with shared_memory=False"):
+    with pytest.raises(EnvironmentSpecError, match=r"'mouth', a Text, .* with shared_memory=False"):
         as_environments(vector)
     vector.close()
 
@@ -277,5 +277,5 @@ def test_a_last_observation_in_the_step_that_ends_an_episode_belies_next_step() 
     environments.reset()
     actions = [np.zeros(1, int)]
     step_once(environments, actions)
-    with pytest.raises(EnvironmentSpecError, match=r"infos\['final_obs'\].*must say AutoresetMode.SAME_STEP"):
+    with pytest.raises(EnvironmentSpecError, match=r"infos\['final_obs'\].*must be AutoresetMode.SAME_STEP"):
         step_once(environments, actions)

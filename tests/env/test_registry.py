@@ -99,9 +99,9 @@ def test_every_kind_of_environment_is_made_by_name_in_any_process(name: str) -> 
 
 
 def test_what_is_made_must_be_an_environment() -> None:
-    with pytest.raises(EnvironmentSpecError, match=r"'arena:not_an_environment' must make an env.*got a object"):
+    with pytest.raises(EnvironmentSpecError, match=r"'arena:not_an_environment' must create an env.*got a object"):
         make_environment("arena:not_an_environment")
-    with pytest.raises(EnvironmentSpecError, match="not_an_environment must make"):
+    with pytest.raises(EnvironmentSpecError, match="not_an_environment must create"):
         make_environment(arena.not_an_environment)
     with pytest.raises(EnvironmentSpecError, match="got a type"):
         environment_kind(arena.Relay)
@@ -117,9 +117,9 @@ def test_modules_that_cannot_be_imported_say_why(tmp_path: Path, monkeypatch: py
     (tmp_path / "needs_more.py").write_text("import a_module_that_is_not_there\n")
     (tmp_path / "is_broken.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(EnvironmentSpecError, match="needs the module 'a_module_that_is_not_there'"):
+    with pytest.raises(EnvironmentSpecError, match="requires the module 'a_module_that_is_not_there'"):
         environment_factory("needs_more:make")
-    with pytest.raises(EnvironmentSpecError, match="raised ZeroDivisionError") as caught:
+    with pytest.raises(EnvironmentSpecError, match="got ZeroDivisionError") as caught:
         environment_factory("is_broken:make")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 

@@ -467,13 +467,13 @@ def test_environments_that_are_made_already_are_refused() -> None:
         (gyms.Walk(), "got a Walk; pass functions that make it"),
         ([gyms.Walk, gyms.Walk()], "got a Walk; pass functions that make it"),
     ):
-        with pytest.raises(EnvironmentSpecError, match=f"env must be given as functions .* {words}"):
+        with pytest.raises(EnvironmentSpecError, match=f"env must be functions or ids, .* {words}"):
             AsyncCollector(stay, env)
     with Async(spaces.Box(-1, 1, (2,)), together.env_fns) as collector:
         assert collector.collect(n_step=3).n_collected_steps == 3
     sync.close()
     together.close()
-    with pytest.raises(EnvironmentSpecError, match="there must be at least one environment, got none"):
+    with pytest.raises(EnvironmentSpecError, match="env must contain at least one environment, got none"):
         AsyncCollector(stay, [])
 
 
@@ -481,10 +481,10 @@ def test_environments_must_be_single_ones_of_the_same_spaces() -> None:
     for makers, words in (
         (
             [gyms.Walk, partial(gyms.Ladder, 0)],
-            "column 'obs' must come from the space .*, as in environment 0, got .* from environment 1",
+            "column 'obs' must have the space of environment 0, .*, got .* from environment 1",
         ),
         ([partial(SyncVectorEnv, [gyms.Walk])], "environment 0 must be a gymnasium.Env, got a SyncVectorEnv"),
-        ([gyms.Walk, dict], "must make an environment: it must have Gymnasium's"),
+        ([gyms.Walk, dict], "must create an environment: it must have an interface of Gymnasium"),
         (["CartPole-v7"], "no environment 'CartPole-v7'"),
     ):
         with pytest.raises(EnvironmentSpecError, match=words):
@@ -668,7 +668,7 @@ def test_resets_pass_arguments_on() -> None:
         assert collector.reset_env()[0].tolist() == [[-1, -1, 0]] * 2
         assert collector.reset_env({"seed": 11})[0][:, 0].tolist() == [11, 12]
         assert collector.reset_env({"seed": [7, 5]})[0][:, 0].tolist() == [7, 5]
-        with pytest.raises(EnvironmentSpecError, match="a seed for each of 2 environments, got 1"):
+        with pytest.raises(EnvironmentSpecError, match="one number for each of 2 environments, got 1"):
             collector.reset_env({"seed": [7]})
         with pytest.raises(WorkerError, match=r"environment 0 .* raised TypeError: .* 'level'"):
             collector.reset_env({"level": 3})
@@ -744,7 +744,7 @@ def test_exactly_one_amount_is_asked_for(amounts: dict[str, int]) -> None:
         ({"timeout_s": -1.0}, "timeout_s must not be negative, got -1.0"),
         ({"timeout_s": float("nan")}, "timeout_s must not be negative, got nan"),
         ({"stall_timeout_s": 0.0}, "stall_timeout_s must be positive, got 0.0"),
-        ({"num_envs": 3}, "num_envs must be 2, as env is a list of as many functions, got 3"),
+        ({"num_envs": 3}, "num_envs must be 2, the number of functions in env, got 3"),
         ({"num_envs": 0}, "num_envs must be a whole number from 1, got 0"),
     ],
 )

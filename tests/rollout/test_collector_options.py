@@ -118,7 +118,7 @@ def test_environments_of_several_agents_are_made_with_arguments() -> None:
 
 
 def test_arguments_for_environments_that_are_made_are_refused() -> None:
-    words = "env_kwargs must be for functions and ids that make environments, and env is a"
+    words = "env_kwargs must be given with a function or id as env, got a"
     with pytest.raises(ArgumentError, match=words):
         Collector("random", gyms.Ladder(0), env_kwargs=TALKING)
     with pytest.raises(ArgumentError, match=words):
@@ -209,7 +209,7 @@ def test_every_collector_takes_seeds_of_numpy(make: Any, env: Any) -> None:
 @pytest.mark.parametrize(("make", "env"), EVERY_KIND.values(), ids=EVERY_KIND)
 @pytest.mark.parametrize("seed", [-1, "3", 0.5])
 def test_every_collector_names_a_seed_that_is_none(make: Any, env: Any, seed: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"^seed must be a whole number from 0, a SeedSequence or None, got"):
+    with pytest.raises(ArgumentError, match=r"^seed must be a non-negative integer, a SeedSequence or None, got"):
         make(env, seed=seed)
 
 
@@ -237,9 +237,9 @@ def test_buffers_of_one_agent_and_of_several_are_told_apart() -> None:
 
 
 def test_as_many_environments_of_several_agents_as_given() -> None:
-    with pytest.raises(ArgumentError, match="num_envs must be 1, as env is a Relay of as many environments, got 2"):
+    with pytest.raises(ArgumentError, match="num_envs must be 1, the number of environments in env, a Relay, got 2"):
         MultiAgentCollector("random", arena.Relay(), num_envs=2)
-    with pytest.raises(ArgumentError, match="num_envs must be 2, as env is a list of as many environments, got 3"):
+    with pytest.raises(ArgumentError, match="num_envs must be 2, the number of environments in env, a list, got 3"):
         MultiAgentCollector("random", [arena.Relay, arena.Relay], num_envs=3)
     with MultiAgentCollector("random", [arena.Relay, arena.Relay], num_envs=2) as collector:
         assert collector.num_envs == 2
@@ -248,7 +248,7 @@ def test_as_many_environments_of_several_agents_as_given() -> None:
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ([], "there must be at least one environment, got none"),
+        ([], "env must contain at least one environment, got none"),
         (None, "env must be a PettingZoo environment .*NoneType"),
     ],
 )
@@ -259,7 +259,7 @@ def test_no_environment_of_several_agents_is_named_so(env: Any, words: str) -> N
 
 def test_an_environment_of_several_agents_is_stepped_once() -> None:
     one = arena.Relay()
-    with pytest.raises(EnvironmentSpecError, match="environment 1 is one of those before it"):
+    with pytest.raises(EnvironmentSpecError, match="got environment 1 twice"):
         MultiAgentCollector("random", [one, one])
 
 

@@ -342,7 +342,7 @@ def test_a_closed_collector_refuses() -> None:
 
 
 def test_environments_of_one_agent_belong_to_another_collector() -> None:
-    with pytest.raises(EnvironmentSpecError, match="which Collector steps"):
+    with pytest.raises(EnvironmentSpecError, match="use a Collector"):
         MultiAgentCollector("random", "CartPole-v1")
     with pytest.raises(ValueError, match="envs must be a whole number from 1"):
         MultiAgentCollector("random", "mpe2/simple_tag_v3", num_envs=0)

@@ -184,7 +184,7 @@ def test_states_are_kept_for_agents_that_wait() -> None:
             "'rewards' must hold numbers, got a NoneType for agent",
         ),
         ({"obs": {"a_0": 1, "a_1": 1}, "terminated": {"a_1": 0.5}}, "'terminateds' must hold bool.* agent 'a_1'"),
-        ({"obs": {"a_0": 1}, "truncated": {"__all__": True}}, "last observation of an agent that is truncated.* 'a_1'"),
+        ({"obs": {"a_0": 1}, "truncated": {"__all__": True}}, "final observation for a truncated agent.* 'a_1'"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_and_a_new_episode_begins(script: dict[str, Any], message: str) -> None:
@@ -229,7 +229,7 @@ def test_workers_step_environments_of_rllib(backend: Any) -> None:
 def test_collectors_of_one_agent_name_the_one_for_several() -> None:
     from samplebatch import Collector
 
-    with pytest.raises(EnvironmentSpecError, match="of several agents; use a MultiAgentCollector"):
+    with pytest.raises(EnvironmentSpecError, match="with several agents; use a MultiAgentCollector"):
         Collector("random", chain(2))
 
 

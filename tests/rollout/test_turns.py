@@ -149,9 +149,9 @@ class Mute(arena.Bazaar):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (arena.Immortal, "take a dead agent out.*kept 'trader_0'"),
-        (arena.Abrupt, "see what came of it.*'trader_"),
-        (Mute, "observation for every agent whose turn it is.*'trader_0'"),
+        (arena.Immortal, "remove a dead agent.*got 'trader_0' again"),
+        (arena.Abrupt, "a last turn before the episode ends, got none for 'trader_"),
+        (Mute, "observation for the agent whose turn it is, got none for 'trader_0'"),
     ],
 )
 def test_an_environment_that_breaks_its_word_is_named(make: Callable[[], Any], words: str) -> None:

@@ -46,9 +46,9 @@ def test_agents_who_act_at_once_and_who_take_turns_are_collected_together() -> N
     ("env", "error", "message"),
     [
         (LADDERS[:3], ArgumentError, r"num_workers \* envs_per_worker, 4, got 3"),
-        ([*LADDERS[:3], gyms.Ladder(3)], EnvironmentSpecError, "each is made in a process of its own, got a Ladder"),
+        ([*LADDERS[:3], gyms.Ladder(3)], EnvironmentSpecError, "each environment is created in its own process, got a Ladder"),
         ([*LADDERS[:3], "CartPoll-v1"], EnvironmentSpecError, "did you mean 'CartPole-v1'"),
-        (gyms.Ladder(3), EnvironmentSpecError, "each is made in a process of its own, got a Ladder"),
+        (gyms.Ladder(3), EnvironmentSpecError, "each environment is created in its own process, got a Ladder"),
     ],
 )
 def test_lists_that_do_not_fit_are_refused(env: Any, error: type[Exception], message: str) -> None:
@@ -58,7 +58,7 @@ def test_lists_that_do_not_fit_are_refused(env: Any, error: type[Exception], mes
 
 def test_environments_of_a_list_must_have_equal_spaces() -> None:
     with (
-        pytest.raises(WorkerError, match="column 'obs' must come from the space"),
+        pytest.raises(WorkerError, match="column 'obs' must have the space of environment 0,"),
         RolloutWorkers(
             "random", [LADDERS[0], "CartPole-v1"], num_workers=1, envs_per_worker=2, backend="inline"
         ) as workers,
