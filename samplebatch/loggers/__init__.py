@@ -1,1 +1,1 @@
-"""Loggers of training figures."""
+"""Loggers of training metrics."""

@@ -1,4 +1,4 @@
-"""Loggers of training figures for files, services and the terminal."""
+"""Loggers of training metrics for files, services and the terminal."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from samplebatch.names import for_terminal
 from samplebatch.rollout.statistics import PrintedAsDict
 
 _WINDOW = 100
-"""Values that a mean of recent ones is taken of."""
+"""Window size of recent means."""
 
 Figures = dict[str, Any]
 """Numbers by name, in groups that may be nested: `{"loss": 0.5, "returns_stat": {"mean": 200.0}}`."""
 
 
 def figures_of(stats: Any) -> Figures:
-    """Return the numbers of a report by name, summaries of several nested; arrays, batches and None are left out.
+    """Return the numbers of a report by name, with nested summaries; arrays, batches and None are omitted.
 
     Examples
     --------
@@ -35,34 +35,34 @@ def figures_of(stats: Any) -> Figures:
     >>> found["n_collected_steps"], found["returns_stat"]["mean"], "returns" in found
     (6, 1.0, False)
     """
-    own = vars(stats) if hasattr(stats, "__dict__") else dict(stats)
-    found: Figures = {}
-    for name, value in own.items():
+    attributes = vars(stats) if hasattr(stats, "__dict__") else dict(stats)
+    numbers: Figures = {}
+    for name, value in attributes.items():
         if isinstance(value, PrintedAsDict):
-            found[name] = figures_of(value)
+            numbers[name] = figures_of(value)
         elif isinstance(value, Mapping):
             if nested := figures_of(value):
-                found[name] = nested
+                numbers[name] = nested
         elif isinstance(value, int | float):
-            found[name] = value
-    return found
+            numbers[name] = value
+    return numbers
 
 
 def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return figures with `/` between the names of groups and those in them; others than numbers are left out.
+    """Flatten nested figures to names joined by `/`; values other than numbers are omitted.
 
     Examples
     --------
     >>> flat_figures({"loss": 1, "returns_stat": {"mean": 2.5, "of": None}})
     {'loss': 1.0, 'returns_stat/mean': 2.5}
     """
-    found: dict[str, float] = {}
+    flat: dict[str, float] = {}
     for name, value in figures.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}/{inner}": number for inner, number in flat_figures(value).items()}
+            flat |= {f"{name}/{inner}": number for inner, number in flat_figures(value).items()}
         elif isinstance(value, int | float):
-            found[str(name)] = float(value)
-    return found
+            flat[str(name)] = float(value)
+    return flat
 
 
 def short(value: Any) -> str:
@@ -76,7 +76,7 @@ def short(value: Any) -> str:
 
 @dataclass
 class RecentMeans:
-    """Means of figures over their last 100 values, for trainers; NaN as long as one of these is NaN.
+    """Means of figures over their last 100 values, for trainers; NaN while any value in the window is NaN.
 
     Examples
     --------
@@ -88,19 +88,19 @@ class RecentMeans:
     values: dict[str, deque[float]] = field(default_factory=dict)
 
     def add(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """Add a value of some figures, and return their means."""
+        """Add one value per figure and return their means."""
         for name, value in figures.items():
             self.values.setdefault(name, deque(maxlen=_WINDOW)).append(float(value))
         return {name: self.mean(name) for name in figures}
 
     def mean(self, name: str) -> float:
         """Return the mean of a figure; 0 if it has no value."""
-        own = self.values.get(name)
-        return sum(own) / len(own) if own else 0.0
+        values = self.values.get(name)
+        return sum(values) / len(values) if values else 0.0
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the recent values, for `load_state_dict`."""
-        return {name: list(own) for name, own in self.values.items()}
+        return {name: list(values) for name, values in self.values.items()}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
         """Restore values from `state_dict`."""
@@ -108,33 +108,34 @@ class RecentMeans:
 
 
 UNITS = {"training": "env_step", "test": "env_step", "update": "update_step", "info": "epoch"}
-"""Kinds of figures, and the steps that each is told at."""
+"""Scopes of figures and the step counter of each scope."""
 
 
 _SAVED = ("save/epoch", "save/env_step", "save/update_step")
-"""Names of the figures that `save_data` records."""
+"""Names of figures written by `save_data`."""
 
 
 class Logger(ABC):
-    """Base of loggers, which trainers call with the figures of collecting, tests, updates and epochs.
+    """Base of loggers, which trainers call with the figures of collections, tests, updates and epochs.
 
-    Names of figures and of steps are those of Tianshou's loggers: `training/returns_stat/mean` at `training/env_step`.
+    Names of figures and steps are the same as in Tianshou's loggers: `training/returns_stat/mean` at
+    `training/env_step`.
 
     Parameters
     ----------
     training_interval, test_interval
-        Environment steps from one report on collecting, or on a test, to the next that is written.
+        Minimum environment steps between two written reports on collections, or on tests.
     update_interval
-        Training steps from one report on updates to the next.
+        Minimum update steps between two written reports on updates.
     info_interval
-        Epochs from one report on the whole training to the next.
+        Minimum epochs between two written reports on the training.
     save_interval
-        Epochs from one call of the trainer's `save_checkpoint_fn` to the next; None for every epoch.
+        Epochs between two calls of the trainer's `save_checkpoint_fn`; None for every epoch.
 
     Raises
     ------
     ArgumentError
-        If an interval is not a positive whole number.
+        If an interval is not a positive integer.
 
     Examples
     --------
@@ -169,11 +170,11 @@ class Logger(ABC):
         Parameters
         ----------
         step_type
-            The kind of figures and of steps, such as `"training/env_step"`.
+            Scope of the figures and step counter, such as `"training/env_step"`.
         step
-            The step that they belong to.
+            Value of the step counter.
         data
-            The figures, by names in which `/` parts groups.
+            Figures by name; `/` separates groups.
         """
 
     def log_training_data(self, log_data: Mapping[str, Any], step: int) -> None:
@@ -206,7 +207,7 @@ class Logger(ABC):
         epoch, env_step, update_step
             Epochs, environment steps and update steps so far.
         save_checkpoint_fn
-            Called with the three numbers; None to save nothing.
+            Function of the three numbers; None to save nothing.
         """
         last = self._last_steps.get("save", 0)
         if save_checkpoint_fn is None or epoch - last < self._intervals["save"]:
@@ -218,7 +219,7 @@ class Logger(ABC):
     def restore_data(self) -> tuple[int, int, int]:
         """Return epoch, environment steps and update steps of the last saved checkpoint, to continue the log there.
 
-        They are read from the log by loggers that can; zeros if there are none.
+        Loggers that can read their log return its numbers, other loggers zeros.
         """
         epoch, env_step, update_step = self._saved_steps()
         if epoch:
@@ -259,11 +260,11 @@ class TensorboardLogger(Logger):
     Parameters
     ----------
     writer
-        A `SummaryWriter`, or the folder to make one for.
+        A `SummaryWriter`, or the folder for a new one.
     training_interval, test_interval, update_interval, info_interval, save_interval
         See `Logger`.
     write_flush
-        Whether each report is written to the disk at once.
+        Whether each report is flushed to disk immediately.
 
     Raises
     ------
@@ -280,7 +281,7 @@ class TensorboardLogger(Logger):
         self._flushes = write_flush
 
     def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
-        """Write a scalar for each figure, and one for the step."""
+        """Write one scalar per figure, and one for the step."""
         scope = step_type.partition("/")[0]
         self.writer.add_scalar(step_type, step, global_step=step)
         for name, value in data.items():
@@ -289,7 +290,7 @@ class TensorboardLogger(Logger):
             self.flush()
 
     def _saved_steps(self) -> tuple[int, int, int]:
-        """Read the newest scalars of `save_data` from the event files of the writer's folder."""
+        """Read the newest scalars of `save_data` from event files."""
         events_module: Any = import_module("tensorboard.backend.event_processing.event_accumulator")
 
         self.flush()
@@ -302,7 +303,7 @@ class TensorboardLogger(Logger):
         return epoch, env_step, update_step
 
     def flush(self) -> None:
-        """Write to the disk."""
+        """Write pending figures to disk."""
         self.writer.flush()
 
     def finalize(self) -> None:
@@ -316,10 +317,10 @@ class WandbLogger(Logger):
     Parameters
     ----------
     run
-        A run that `wandb.init` returned; by default one is begun with the rest of the arguments.
+        Result of `wandb.init`; by default a run is started with the other arguments.
     project, name, run_id, config, mode
-        The run's project, name, id, settings, and whether it is `"online"` or `"offline"`. A training that is resumed
-        goes on in the run of the same id.
+        Project, name, id, settings, and mode (`"online"` or `"offline"`) of the run. A resumed training continues the
+        run with the same id.
     training_interval, test_interval, update_interval, info_interval, save_interval
         See `Logger`.
 
@@ -356,7 +357,7 @@ class WandbLogger(Logger):
             self.run.define_metric(f"{scope}/*", step_metric=f"{scope}/{unit}")
 
     def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
-        """Log all figures of a report as one row, with the step that they are drawn over."""
+        """Log all figures of a report as one row, with the step as x-axis."""
         scope = step_type.partition("/")[0]
         self.run.log({step_type: step} | {for_terminal(f"{scope}/{name}", 400): value for name, value in data.items()})
 
@@ -370,16 +371,16 @@ class WandbLogger(Logger):
 
 
 _MAX_LINE = 1000
-"""Characters of a line."""
+"""Maximum characters per line."""
 
 
 class Display:
-    """Plain lines on standard output, for trainers; the base of other displays.
+    """Plain lines on standard output, for trainers; base of other displays.
 
     Parameters
     ----------
     verbose
-        Whether there are lines at all.
+        Whether to print lines.
     """
 
     def __init__(self, *, verbose: bool) -> None:
@@ -389,7 +390,7 @@ class Display:
         """Start the display of an epoch."""
 
     def advance(self, done: int, figures: Mapping[str, Any]) -> None:
-        """Show how many steps of the epoch are done, and its newest figures."""
+        """Show the number of completed steps of the epoch and the newest figures."""
 
     def close(self) -> None:
         """Restore the terminal."""
@@ -401,7 +402,7 @@ class Display:
 
 
 class Bar(Display):
-    """Bar of the epoch's steps with the newest figures beside it, drawn by rich."""
+    """Progress bar of an epoch with the newest figures, rendered by rich."""
 
     def __init__(self, *, verbose: bool) -> None:
         super().__init__(verbose=verbose)
@@ -416,14 +417,14 @@ class Bar(Display):
         self._task: Any = None
 
     def begin(self, epoch: int, done: int, total: int) -> None:
-        """Begin the bar of an epoch in place of the one before."""
+        """Replace the bar by the bar of a new epoch."""
         self._progress.start()
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task("", total=total, completed=done, epoch=epoch, figures="")
 
     def advance(self, done: int, figures: Mapping[str, Any]) -> None:
-        """Bring bar and figures up to date."""
+        """Update bar and figures."""
         shown = ", ".join(f"{for_terminal(name)} {short(value)}" for name, value in figures.items())
         self._progress.update(self._task, completed=done, figures=shown)
 

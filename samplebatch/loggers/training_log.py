@@ -1,4 +1,4 @@
-"""The log of a training, a dataset with a row for each figure: written by a logger, read as curves."""
+"""Training log: a dataset with one row per figure, written by a logger and read as learning curves."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from samplebatch.storage.datasets.dataset import Dataset
 
 COLUMNS = ("row", "time", "name", "unit", "step", "value")
 _FLUSH_S = 10.0
-"""Seconds for which figures may wait in memory."""
+"""Maximum seconds before figures in memory are flushed."""
 _MAX_WAITING = 10_000
 
 
 class TrainingLog(Logger):
-    """Logger that appends to a dataset, which `samplebatch inspect` draws and any Parquet reader can query.
+    """Logger that appends to a dataset, which `samplebatch inspect` plots and any Parquet reader can query.
 
     Each figure is a row: `name`, such as `test/returns_stat/mean`; `step` and its `unit`, such as `env_step`; `value`;
-    `time`, in seconds since 1970; and `row`, its number in the training. A process that is killed costs the figures of
-    the last ten seconds at most. Where a training is resumed from a checkpoint, the figures after that are told again,
-    with the same row numbers; readers take the newest (see `read_log`).
+    `time` in seconds since 1970; and `row`, its number in the training. A killed process loses at most the figures of
+    the last ten seconds. A training that is resumed from a checkpoint logs later figures again, with the same row
+    numbers; readers select the newest (see `read_log`).
 
     Parameters
     ----------
     folder
-        The folder of the dataset; it is made with the first figures.
+        Folder of the dataset, which is created with the first figures.
     training_interval, test_interval, update_interval, info_interval, save_interval
         See `Logger`; by default every report is written.
 
@@ -56,7 +56,7 @@ class TrainingLog(Logger):
         self._flushed_s = time.monotonic()
 
     def write(self, step_type: str, step: int, data: dict[str, float]) -> None:
-        """Add a row for each figure."""
+        """Queue one row per figure, and flush if necessary."""
         scope, _, unit = step_type.partition("/")
         now = time.time()
         for name, value in data.items():
@@ -93,11 +93,11 @@ class TrainingLog(Logger):
             self._dataset.compact()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of figures."""
+        """Return the state, with the number of figures."""
         return super().state_dict() | {"rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the figures of a checkpoint; later ones are logged again."""
+        """Continue after the figures of a checkpoint; later figures will be logged again."""
         super().load_state_dict(state)
         self._rows, self._waiting = state["rows"], []
 
@@ -108,9 +108,9 @@ class LearningCurve(NamedTuple):
     Attributes
     ----------
     unit
-        The kind of steps: `"env_step"`, `"update_step"` or `"epoch"`.
+        Unit of steps: `"env_step"`, `"update_step"` or `"epoch"`.
     steps, values
-        Where and how much, each of shape (n,).
+        Steps and values, shape (n,) each.
     """
 
     unit: str
@@ -124,21 +124,21 @@ def is_log(batch: object) -> TypeGuard[SampleBatch]:
 
 
 def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
-    """Read the figures of a training, each once where a resumed training has told it again.
+    """Read the figures of a training, without figures that a resumed training has logged again.
 
     Raises
     ------
     FormatError
-        If there is no log in the folder.
+        If the folder contains no log.
     """
-    found = Dataset(folder).read()
-    if not is_log(found):
-        raise FormatError(f"{os.fspath(folder)!r} must be a log of a training, and has other columns")
-    return newest_figures(found)
+    log = Dataset(folder).read()
+    if not is_log(log):
+        raise FormatError(f"{os.fspath(folder)!r} must be a training log with columns {', '.join(COLUMNS)}")
+    return newest_figures(log)
 
 
 def newest_figures(log: SampleBatch) -> SampleBatch:
-    """Leave out rows that were told again: those with a number that comes later once more, or a smaller one does.
+    """Remove rows that were logged again: rows before a row with the same or a smaller number.
 
     Examples
     --------
@@ -158,18 +158,18 @@ def learning_curves(log: SampleBatch | str | os.PathLike[str]) -> dict[str, Lear
     Parameters
     ----------
     log
-        The folder of a log, or the rows that `read_log` returned.
+        Folder of a log, or the result of `read_log`.
 
     Raises
     ------
     FormatError
-        If there is no log in the folder.
+        If the folder contains no log.
     """
-    found = log if isinstance(log, SampleBatch) else read_log(log)
-    names, places = np.unique(np.asarray(found["name"]).astype(str), return_inverse=True)
-    steps, values, units = (np.asarray(found[column]) for column in ("step", "value", "unit"))
+    rows_of_log = log if isinstance(log, SampleBatch) else read_log(log)
+    names, figure_of_row = np.unique(np.asarray(rows_of_log["name"]).astype(str), return_inverse=True)
+    steps, values, units = (np.asarray(rows_of_log[column]) for column in ("step", "value", "unit"))
     curves = {}
-    for place, name in enumerate(names.tolist()):
-        rows = np.flatnonzero(places == place)
+    for index, name in enumerate(names.tolist()):
+        rows = np.flatnonzero(figure_of_row == index)
         curves[name] = LearningCurve(str(units[rows[0]]), steps[rows], values[rows])
     return curves

@@ -1,7 +1,7 @@
-"""Contracts for authors of collectors and environment adapters: suites of tests, and the environments they use.
+"""Test suites for authors of collectors and environment adapters, with the environments that the tests use.
 
-A contract is a class whose methods are tests. Derive from it, say how to collect, and let pytest find it. Nothing here
-needs pytest; the environments need the extra `envs`.
+A contract is a class whose methods are tests: derive a class and implement `collect`. The module does not require
+pytest; the environments require the extra `envs`.
 """
 
 from __future__ import annotations

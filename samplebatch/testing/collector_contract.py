@@ -1,4 +1,4 @@
-"""Contract of collectors for one agent: one suite that each of them passes, in every autoreset mode."""
+"""Test suite of single-agent collectors, for every autoreset mode."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from samplebatch.testing.environments import RungError, ladder, walk
 from samplebatch.testing.steps import by_stream, check, check_steps, number_rows, says
 
 Makers = Sequence[Callable[[], Any]]
-"""Functions that make one environment each."""
+"""Functions that each create an environment."""
 
 _LENGTHS = (2, 5, 9)
 
 
 def climb(obs: Any) -> Any:
-    """Act as the third number of an observation of `ladder` says."""
+    """Return actions equal to the third number of `ladder` observations, modulo 3."""
     return (obs[:, 2] % 3).astype(np.int64)
 
 
 def stay(obs: Any) -> Any:
-    """Always take action 0."""
+    """Return action 0 for every observation."""
     return np.zeros(len(obs), np.int64)
 
 
 class CollectorContract(ABC):
-    """Tests of a collector for one agent, for authors of collectors and environment adapters.
+    """Test suite of a single-agent collector, for authors of collectors and environment adapters.
 
-    Derive a test class from it, and say how to collect. pytest, and every other runner that calls methods named
-    `test_*`, then finds the tests.
+    Derive a test class and implement the abstract methods. pytest, and every other runner that calls methods named
+    `test_*`, finds the tests.
 
     Attributes
     ----------
     modes
-        The autoreset modes to test, as Gymnasium's `AutoresetMode` names them.
+        Autoreset modes to test, named as in Gymnasium's `AutoresetMode`.
     keeps_steps
-        Whether steps made before a failure are handed out by a later call.
+        Whether steps completed before a failure are returned by a later call.
 
     Examples
     --------
@@ -78,52 +78,52 @@ class CollectorContract(ABC):
         seed: int | None = None,
         hooks: Sequence[Any] = (),
     ) -> list[SampleBatch]:
-        """Make a collector and let it collect.
+        """Create a collector and call its `collect`.
 
         Parameters
         ----------
         makers
-            Functions that make one environment each.
+            Functions that each create an environment.
         policy
             A function of observations.
         mode
-            The autoreset mode.
+            Autoreset mode.
         n_step, n_episode
-            Steps or episodes of every call; one of the two.
+            Steps or episodes per call; exactly one of the two.
         times
-            Calls, one after the other.
+            Number of calls.
         seed, hooks
-            As collectors take them.
+            Arguments of the collector.
 
         Returns
         -------
-        The batch of every call.
+        Batch of each call.
         """
 
     @abstractmethod
     def collect_after_failure(
         self, makers: Makers, policy: Any, *, mode: str, n_step: int
     ) -> tuple[BaseException, list[SampleBatch]]:
-        """Let a collector collect until it raises, and return the error and all steps it hands out then or later."""
+        """Collect until an error is raised; return the error and all steps returned until then and later."""
 
-    # -- what every batch is -------------------------------------------------------------------------------------------
+    # -- every batch ---------------------------------------------------------------------------------------------------
 
     def test_every_row_is_a_step_that_was_made(self) -> None:
-        """Rows hold the environment's values, in all modes: no reset is a step, and no last observation is lost."""
+        """Rows contain the environment's values in all modes: no reset is a step, no final observation is lost."""
         for mode in self.modes:
             for truncates in (False, True):
                 (batch,) = self.collect(_ladders(truncates=truncates), climb, mode=mode, n_step=50)
                 check_ladder(batch, _LENGTHS, truncates=truncates)
 
     def test_steps_of_an_environment_lie_together(self) -> None:
-        """Environments come in the order of their numbers, each in one piece and in time order."""
+        """Rows are ordered by environment; the rows of each environment are contiguous and in time order."""
         for mode in self.modes:
             (batch,) = self.collect(_ladders(), climb, mode=mode, n_step=50)
             check_steps(batch)
-            check((np.diff(batch["env_id"]) >= 0).all(), "environments must come in the order of their 'env_id'")
+            check((np.diff(batch["env_id"]) >= 0).all(), "rows must be in order of 'env_id'")
 
     def test_episodes_go_on_in_the_next_call(self) -> None:
-        """Batches follow on each other without a gap, and an episode keeps its id."""
+        """Successive batches have no gaps, and an episode keeps its id."""
         for mode in self.modes:
             batches = self.collect(_ladders(), climb, mode=mode, n_step=12, times=4)
             check(len(batches) == 4, f"4 calls must give 4 batches, got {len(batches)}")
@@ -132,7 +132,7 @@ class CollectorContract(ABC):
                 check(steps["t"][0] == 0, "the first step must be the first of its episode")
 
     def test_a_single_environment_is_collected_alike(self) -> None:
-        """One environment is no special case."""
+        """One environment is collected like several."""
         for mode in self.modes:
             batches = self.collect([partial(ladder, 0, 5)], climb, mode=mode, n_step=7, times=2)
             check([len(batch) for batch in batches] == [7, 7], "one environment must make exactly n_step steps")
@@ -143,15 +143,18 @@ class CollectorContract(ABC):
     # -- how much ------------------------------------------------------------------------------------------------------
 
     def test_as_many_steps_as_asked(self) -> None:
-        """At least n_step, and less than one more of every environment."""
+        """The batch has at least n_step steps, and less than one extra step per environment."""
         for mode in self.modes:
             for n_step in (1, 3, 10):
                 (batch,) = self.collect(_ladders(), climb, mode=mode, n_step=n_step)
-                made = len(batch)
-                check(n_step <= made < n_step + len(_LENGTHS), f"n_step={n_step} must give about that many, got {made}")
+                count = len(batch)
+                check(
+                    n_step <= count < n_step + len(_LENGTHS),
+                    f"n_step={n_step} must give that many steps or slightly more, got {count}",
+                )
 
     def test_exactly_as_many_episodes_as_asked(self) -> None:
-        """Every episode that is kept is whole, and long ones are as likely as short ones."""
+        """Every stored episode is complete, and long episodes are as likely as short ones."""
         for mode in self.modes:
             for n_episode in (1, 3, 7):
                 (batch,) = self.collect(_ladders(), climb, mode=mode, n_episode=n_episode)
@@ -159,8 +162,11 @@ class CollectorContract(ABC):
                 check_steps(batch)
                 ends = int((batch["terminateds"] | batch["truncateds"]).sum())
                 check(ends == n_episode, f"n_episode={n_episode} must give exactly that many, got {ends}")
-                kept = len(np.unique(batch["eps_id"]))
-                check(kept == n_episode, f"all steps must be of the {n_episode} episodes that end, got {kept} episodes")
+                stored = len(np.unique(batch["eps_id"]))
+                check(
+                    stored == n_episode,
+                    f"all steps must be in the {n_episode} finished episodes, got {stored} episodes",
+                )
                 if n_episode == len(_LENGTHS):
                     lengths = np.sort(np.unique(batch["eps_id"], return_counts=True)[1]).tolist()
                     check(lengths == list(_LENGTHS), f"each environment must give an episode, got lengths {lengths}")
@@ -168,24 +174,27 @@ class CollectorContract(ABC):
     # -- seeds ---------------------------------------------------------------------------------------------------------
 
     def test_the_same_seed_gives_the_same_data(self) -> None:
-        """Data follow from the seed, `eps_id` aside; another seed gives others."""
+        """Data except `eps_id` are determined by the seed; another seed gives different data."""
         for mode in self.modes:
-            one, same, other = (self._walked(mode, seed) for seed in (3, 3, 4))
-            check(one.keys() == same.keys(), "the same seed must give the same environments")
-            for key, rewards in one.items():
+            first, same, other = (self._walked(mode, seed) for seed in (3, 3, 4))
+            check(first.keys() == same.keys(), "the same seed must give the same environments")
+            for key, rewards in first.items():
                 check(_alike(rewards, same[key]), f"the same seed must give the same data, env_id {key[0]} differs")
-            check(not all(_alike(rewards, other[key]) for key, rewards in one.items()), "another seed must give others")
+            check(
+                not all(_alike(rewards, other[key]) for key, rewards in first.items()),
+                "another seed must give different data",
+            )
 
     def test_environments_are_unlike_each_other(self) -> None:
-        """Each has a seed of its own, and its generator runs on from episode to episode."""
+        """Each environment has its own seed, and its generator continues from episode to episode."""
         for mode in self.modes:
             walked = self._walked(mode, 3)
-            check(not _alike(walked[0, 0], walked[1, 0]), "environments must have a seed each")
+            check(not _alike(walked[0, 0], walked[1, 0]), "environments must have different seeds")
             values = np.concatenate(list(walked.values()))
             check(len(np.unique(values)) == len(values), "no two episodes must draw the same numbers")
 
     def test_data_do_not_depend_on_how_many_environments_there_are(self) -> None:
-        """The data of an environment follow from the seed and its number."""
+        """The data of an environment are determined by the seed and its number."""
         for mode in self.modes:
             few, many = self._walked(mode, 3), self._walked(mode, 3, count=5)
             for key, rewards in few.items():
@@ -198,78 +207,81 @@ class CollectorContract(ABC):
     # -- infos, hooks, columns -----------------------------------------------------------------------------------------
 
     def test_infos_belong_to_their_step(self) -> None:
-        """Every row has the info of its own step, that of a last step included."""
+        """Every row has the info of its step, also at the end of an episode."""
         for mode in self.modes:
             (batch,) = self.collect(_ladders(), climb, mode=mode, n_step=50)
             steps = np.asarray(batch["obs"])[:, 2] + 1
-            found = [info.get("step") for info in batch["infos"].tolist()]
-            check(found == steps.tolist(), "column 'infos' must hold the info of each row's own step")
+            recorded = [info.get("step") for info in batch["infos"].tolist()]
+            check(recorded == steps.tolist(), "column 'infos' must hold the info of each row's step")
 
     def test_hooks_see_every_trajectory_once(self) -> None:
-        """A hook is called on the steps that a batch has of each episode, and may add columns."""
+        """A hook is called once per episode in a batch, and may add columns."""
         for mode in self.modes:
             (batch,) = self.collect(_ladders(), climb, mode=mode, n_step=50, hooks=[number_rows])
-            places = np.asarray(batch["place"])
+            offsets = np.asarray(batch["place"])
             _, first, counts = np.unique(batch["eps_id"], return_index=True, return_counts=True)
             for start, count in zip(first.tolist(), counts.tolist(), strict=True):
-                own = places[start : start + count].tolist()
-                check(own == list(range(count)), "a hook must see the steps of an episode together and in order")
+                numbers = offsets[start : start + count].tolist()
+                check(numbers == list(range(count)), "a hook must be called with all steps of an episode in order")
 
     def test_columns_of_the_policy_are_kept_and_widened(self) -> None:
-        """Extra outputs of a policy are kept with its step; a wider dtype in a later step loses nothing."""
+        """Extra outputs of a policy are stored with their step; a wider dtype in a later step is lossless."""
         for mode in self.modes:
             (batch,) = self.collect(_ladders(), _telling, mode=mode, n_step=50)
             check(batch["vf_preds"].dtype == np.float64, "a column of integers must widen to floats")
             expected = np.where(batch["obs"][:, 2] == 0, 7.0, batch["obs"][:, 2] + 0.5)
-            check(np.array_equal(batch["vf_preds"], expected), "column 'vf_preds' must hold what the policy said")
+            check(
+                np.array_equal(batch["vf_preds"], expected),
+                "column 'vf_preds' must contain the policy's value estimates",
+            )
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
     def test_an_environment_that_raises_costs_no_step_before(self) -> None:
-        """Steps that were made before a failure are right, and follow on each other."""
+        """Steps completed before a failure are correct and have no gaps."""
         for mode in self.modes:
             makers = [partial(ladder, 0, 5), partial(ladder, 1, 5, fails_at=9)]
             error, batches = self.collect_after_failure(makers, climb, mode=mode, n_step=60)
-            check(says(error, RungError, "the rung broke"), f"the environment's own error must be told, got {error!r}")
+            check(says(error, RungError, "the rung broke"), f"the environment's error must be reported, got {error!r}")
             self._check_kept(batches, 8)
 
     def test_a_policy_that_raises_costs_no_step_before(self) -> None:
-        """As for environments."""
+        """Steps completed before a failure are correct and have no gaps."""
         for mode in self.modes:
             makers = [partial(ladder, 0, 5), partial(ladder, 1, 5)]
             error, batches = self.collect_after_failure(makers, _Failing(9), mode=mode, n_step=60)
-            check(says(error, ZeroDivisionError, "nine"), f"the policy's own error must be told, got {error!r}")
+            check(says(error, ZeroDivisionError, "nine"), f"the policy's error must be reported, got {error!r}")
             self._check_kept(batches)
             if self.keeps_steps:
-                # Eight decisions for one environment or more, and in flight at most one step of each of the two.
+                # Eight decisions for at least one environment, with at most one step in flight per environment.
                 steps = sum(map(len, batches))
                 check(steps >= 6, f"at least 6 steps must be kept, got {steps}")
 
     def test_values_that_no_column_can_hold_are_refused(self) -> None:
-        """A value that would change is refused by column and step, and the steps before it are kept whole."""
+        """A value that would change is rejected by column and step name; earlier steps are stored unchanged."""
         for mode in self.modes:
             makers = [partial(ladder, 0, 5), partial(ladder, 1, 5, odd_at=9)]
             error, batches = self.collect_after_failure(makers, climb, mode=mode, n_step=60)
             check(says(error, SampleBatchError, "obs'"), f"the column must be named, got {error!r}")
             self._check_kept(batches, 8)
 
-    def _check_kept(self, batches: list[SampleBatch], least: int = 0) -> None:
-        kept = by_stream([batch for batch in batches if len(batch)])
-        for steps in kept.values():
+    def _check_kept(self, batches: list[SampleBatch], minimum: int = 0) -> None:
+        streams = by_stream([batch for batch in batches if len(batch)])
+        for steps in streams.values():
             check_ladder(steps, [5, 5])
             check_steps(steps)
         if self.keeps_steps:
-            found = len(kept[1, 0]) if (1, 0) in kept else 0
-            check(found >= least, f"at least {least} steps of environment 1 must be kept, got {found}")
+            count = len(streams[1, 0]) if (1, 0) in streams else 0
+            check(count >= minimum, f"at least {minimum} steps of environment 1 must be kept, got {count}")
 
 
 def check_ladder(batch: SampleBatch, lengths: Sequence[int], *, truncates: bool = False) -> None:
-    """Check every row against the rules of `ladder`, where environment k has number k and episodes of `lengths[k]`.
+    """Check every row against the rules of `ladder`: environment k has number k and episodes of `lengths[k]` steps.
 
     Raises
     ------
     AssertionError
-        If a value is not the one that the environment gave.
+        If a value differs from the environment's.
     """
     obs, new_obs = np.asarray(batch["obs"]), np.asarray(batch["new_obs"])
     check(
@@ -282,12 +294,14 @@ def check_ladder(batch: SampleBatch, lengths: Sequence[int], *, truncates: bool 
         "column 'new_obs' must be what the step led to, also at the end",
     )
     check(np.array_equal(batch["t"], step), "column 't' must be the number of the step in its episode")
-    check(np.array_equal(batch["rewards"], 100 * number + step + 1), "column 'rewards' must be that of the step")
-    check(np.array_equal(batch["actions"], step % 3), "column 'actions' must be what the policy decided")
+    check(
+        np.array_equal(batch["rewards"], 100 * number + step + 1), "column 'rewards' must have the reward of the step"
+    )
+    check(np.array_equal(batch["actions"], step % 3), "column 'actions' must have the actions of the policy")
     over = step + 1 == np.asarray(lengths)[number.astype(int)]
     ends = (batch["truncateds"], batch["terminateds"]) if truncates else (batch["terminateds"], batch["truncateds"])
-    check(np.array_equal(ends[0], over), "an episode must end with its last step, and be marked as it ended")
-    check(not ends[1].any(), "no step must be marked as the end that it is not")
+    check(np.array_equal(ends[0], over), "the last step of an episode must be marked with its kind of end")
+    check(not ends[1].any(), "no step must be marked with the other kind of end")
     check((batch["agent_index"] == 0).all(), "column 'agent_index' must be 0 for one agent")
 
 
@@ -296,14 +310,14 @@ def _ladders(*, truncates: bool = False) -> list[Callable[[], Any]]:
 
 
 def _telling(obs: Any) -> dict[str, Any]:
-    """Say integers as long as all environments are in their first step, floats after that."""
+    """Return integer value estimates while all environments are in their first step, floats afterwards."""
     first = obs[:, 2] == 0
     values = np.where(first, 7, obs[:, 2] + 0.5)
     return {"act": climb(obs), "vf_preds": np.full(len(obs), 7) if first.all() else values.astype(np.float64)}
 
 
 class _Failing:
-    """A policy that raises when it is asked for the n-th time."""
+    """Policy that raises in its n-th call."""
 
     def __init__(self, n: int) -> None:
         self._left = n
@@ -315,7 +329,7 @@ class _Failing:
         return climb(obs)
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Tell whether two sequences are the same as far as both go."""
-    length = min(len(one), len(other))
-    return bool(length) and np.array_equal(one[:length], other[:length])
+def _alike(left: Any, right: Any) -> bool:
+    """Return whether the common prefix of two sequences is not empty and equal."""
+    length = min(len(left), len(right))
+    return bool(length) and np.array_equal(left[:length], right[:length])

@@ -1,4 +1,4 @@
-"""Small deterministic environments with every step known beforehand, for the contracts of collectors."""
+"""Small environments with predictable steps, for the test suites of collectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RungError(RuntimeError):
 def ladder(
     number: int, length: int = 4, *, truncates: bool = False, fails_at: int | None = None, odd_at: int | None = None
 ) -> Any:
-    """Make a Gymnasium environment with episodes of a given length.
+    """Create a Gymnasium environment with episodes of fixed length.
 
     An observation is `(number, episode, step)`, float32; the reward of a step is `100 * number + step`, the info
     `{"step": step}`, where `step` counts from 1. Actions are 0, 1 or 2.
@@ -25,15 +25,15 @@ def ladder(
     Parameters
     ----------
     number
-        Tells environments apart.
+        Number of the environment.
     length
-        Steps of an episode.
+        Steps per episode.
     truncates
         Whether episodes end by truncation.
     fails_at
-        The step, counted from 1 over all episodes, that raises `RungError`.
+        Step, counted from 1 over all episodes, that raises `RungError`.
     odd_at
-        The step whose observation has another shape.
+        Step whose observation has a different shape.
 
     Examples
     --------
@@ -47,9 +47,9 @@ def ladder(
 
 
 def walk(number: int = 0) -> Any:
-    """Make a Gymnasium environment that steps left or right by chance, until it is four steps away.
+    """Create a Gymnasium environment that moves left or right randomly until it is four steps from its start.
 
-    An observation is the place, float64, shape (1,); the reward is a random number.
+    An observation is the position, float64, shape (1,); the reward is a random number.
     """
     return _walk_class()()
 
@@ -59,7 +59,7 @@ def _ladder_class() -> Any:
     gymnasium: Any = require("gymnasium", "envs")
 
     class Ladder(gymnasium.Env):  # type: ignore[misc]
-        """Episodes of a given length."""
+        """Episodes of fixed length."""
 
         metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
@@ -71,7 +71,7 @@ def _ladder_class() -> Any:
             self._episode, self._made = -1, 0
 
         def _observe(self) -> Any:
-            # A new array each time: Gymnasium keeps last observations by reference where it resets in the same step.
+            # A new array each time: with same-step autoreset, Gymnasium stores final observations by reference.
             return np.array([self._number, self._episode, self._step], np.float32)
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -82,7 +82,7 @@ def _ladder_class() -> Any:
 
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             if self._step >= self._length:
-                raise AssertionError("an environment must be reset after its episode has ended, and was stepped")
+                raise AssertionError("an environment must be reset after its episode has ended, got a step")
             self._made += 1
             if self._made == self._fails_at:
                 raise RungError("the rung broke")
@@ -121,23 +121,23 @@ def _walk_class() -> Any:
 
 
 class Relay:
-    """A parallel environment of PettingZoo's interface with agents that come and go.
+    """Parallel PettingZoo environment whose agents join and leave.
 
     Runner k of three joins before step 2k and leaves after step 2k + 3; an episode has eight steps. An observation is
-    `(step, runner)`, float32, written to one array in every step; the reward is `100 * step + runner`, the info
+    `(step, runner)`, float32, written to the same array in every step; the reward is `100 * step + runner`, the info
     `{"now": step}`. Actions are 0 to 4.
 
     Parameters
     ----------
     fails_at
-        The step, counted from 1 over all episodes, that raises `RungError`.
+        Step, counted from 1 over all episodes, that raises `RungError`.
     odd_at
-        The step in which rewards are None.
+        Step whose rewards are None.
 
     Attributes
     ----------
     length, rows
-        Environment steps of an episode, and steps of all its agents in it.
+        Environment steps and agent steps per episode.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "relay"}
@@ -154,11 +154,11 @@ class Relay:
         self.agents: list[str] = []
 
     def observation_space(self, agent: str) -> Any:
-        """Return the space of an agent's observations."""
+        """Return the observation space of an agent."""
         return self._observations
 
     def action_space(self, agent: str) -> Any:
-        """Return the space of an agent's actions."""
+        """Return the action space of an agent."""
         return self._actions[agent]
 
     def _observe(self, agent: str) -> Any:
@@ -172,7 +172,7 @@ class Relay:
         return {"runner_0": self._observe("runner_0")}, {"runner_0": {}}
 
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-        """Let all runners act that run."""
+        """Execute the actions of all active runners."""
         acted, now = self.agents, self._step
         if sorted(actions) != sorted(acted):
             raise AssertionError(f"an action must be given for each of {acted}, got {sorted(actions)}")
@@ -188,27 +188,27 @@ class Relay:
         return observations, rewards, leaving, dict.fromkeys(acted, False), {agent: {"now": now} for agent in acted}
 
     def close(self) -> None:
-        """Do nothing: there is nothing to let go of."""
+        """Do nothing, because there are no resources to release."""
 
 
 class Market:
-    """A turn-based environment of PettingZoo's interface with agents that pay each other and leave one by one.
+    """Turn-based PettingZoo environment whose agents pay each other and leave one by one.
 
-    Trader k of three is out after k + 2 turns of its own, and all of them after seven turns. In every turn each trader
-    that is in is paid the number of the turn, and the one whose turn it is ten times that. An observation is
+    Trader k of three leaves after k + 2 own turns, and all traders leave after seven turns. In every turn, each active
+    trader receives the number of the turn as reward, the acting trader ten times the number. An observation is
     `(turn, trader)`, float32; the info is `{"turn": turn}`. Actions are 0 to 3.
 
     Parameters
     ----------
     fails_at
-        The turn, counted from 1 over all episodes, that raises `RungError`.
+        Turn, counted from 1 over all episodes, that raises `RungError`.
     odd_at
-        The turn after which `last` says None for the reward.
+        Turn after which `last` returns None as reward.
 
     Attributes
     ----------
     length, rows
-        Environment steps of an episode, and steps of all its agents in it.
+        Environment steps and agent steps per episode.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "market"}
@@ -226,15 +226,15 @@ class Market:
         self.agent_selection = ""
 
     def observation_space(self, agent: str) -> Any:
-        """Return the space of an agent's observations."""
+        """Return the observation space of an agent."""
         return self._observations
 
     def action_space(self, agent: str) -> Any:
-        """Return the space of an agent's actions."""
+        """Return the action space of an agent."""
         return self._actions
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
-        """Start an episode; the first trader begins."""
+        """Start an episode with the first trader's turn."""
         self._turn = 0
         self.agents = list(self.possible_agents)
         self._own_turns = dict.fromkeys(self.agents, 0)
@@ -243,7 +243,7 @@ class Market:
         self.agent_selection = self.agents[0]
 
     def last(self, observe: bool = True) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Return the trader's observation, its pay since its last turn, its flags and its info."""
+        """Return the trader's observation, rewards since its last turn, flags and info."""
         agent = self.agent_selection
         self._array[:] = self._turn, int(agent[-1])
         odd = self._turn > 0 and self._made == self._odd_at
@@ -252,7 +252,7 @@ class Market:
         return self._array, None if odd else self._paid[agent], terminated, truncated, {"turn": self._turn}
 
     def step(self, action: Any) -> None:
-        """Let the trader act; None takes one out that has no further turn."""
+        """Execute the trader's action; None removes a trader that has no further turn."""
         agent = self.agent_selection
         over = self._turn == self.length
         if self._out[agent] or over:
@@ -267,16 +267,16 @@ class Market:
         self._turn += 1
         self._own_turns[agent] += 1
         self._paid[agent] = 0.0
-        for one in self.agents:
-            self._paid[one] += self._turn * (10.0 if one == agent else 1.0)
+        for other in self.agents:
+            self._paid[other] += self._turn * (10.0 if other == agent else 1.0)
         self._out[agent] = self._own_turns[agent] == int(agent[-1]) + 2
         self._choose(agent)
 
     def _choose(self, agent: str) -> None:
-        """Let the dead go first, then the next in the circle."""
-        waiting = [one for one in self.agents if self._out[one]] or self.agents
-        later = [one for one in waiting if one > agent]
+        """Select a dead agent if any, otherwise the next agent in cyclic order."""
+        waiting = [trader for trader in self.agents if self._out[trader]] or self.agents
+        later = [trader for trader in waiting if trader > agent]
         self.agent_selection = (later or waiting or [""])[0]
 
     def close(self) -> None:
-        """Do nothing: there is nothing to let go of."""
+        """Do nothing, because there are no resources to release."""

@@ -110,7 +110,10 @@ TWICE = gyms.Ladder(0)
             "environment 0 must be a single Gymnasium environment, got a Cart",
         ),
         ([TWICE, gyms.Ladder(1), TWICE], "got environment 2 twice"),
-        ([gyms.Ladder(0), Wide()], r"column 'obs' must have the space of environment 0, .*\(3,\).*, got .*\(4,\).* environment 1"),
+        (
+            [gyms.Ladder(0), Wide()],
+            r"column 'obs' must have the space of environment 0, .*\(3,\).*, got .*\(4,\).* environment 1",
+        ),
         ([gyms.Nested(0), Armed()], r"column 'actions\.hands' must .*\[2 3\].*, got .*\[2 4\].* environment 1"),
         ([gyms.Ladder(0), gyms.Nested(1)], r"column 'obs' must have the space of environment 0, Box.*, got Dict"),
         (["mpe2/simple_spread_v3"], "environment 0 must be a single Gymnasium environment"),

@@ -229,5 +229,5 @@ def test_a_killed_process_leaves_a_log_that_can_be_read_and_continued(tmp_path: 
 
 def test_a_dataset_of_steps_is_no_log(tmp_path: Path) -> None:
     Dataset(tmp_path / "steps").extend(SampleBatch(obs=np.zeros(3)))
-    with pytest.raises(FormatError, match="must be a log of a training, and has other columns"):
+    with pytest.raises(FormatError, match="must be a training log with columns row, time"):
         read_log(tmp_path / "steps")
