@@ -22,6 +22,9 @@ _STREAM_COLUMNS = (names.EPS_ID, names.AGENT_INDEX, names.ENV_ID, names.UNROLL_I
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.intp]
 
+_FEW_PER_ROW = 16
+"""The most codes per row of a batch that are counted instead of sorted."""
+
 
 def run_starts(*keys: npt.NDArray[Any]) -> Rows:
     """Return the first row of every run of equal keys, shape (r,); keys must not be empty.
@@ -31,6 +34,26 @@ def run_starts(*keys: npt.NDArray[Any]) -> Rows:
     """
     changed = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     return np.concatenate(([0], np.flatnonzero(changed) + 1))
+
+
+class DistinctIds(NamedTuple):
+    """Distinct ids, ascending, shape (k,), the first row of each, shape (k,), and each row's place among them."""
+
+    ids: npt.NDArray[Any]
+    first: Rows
+    place: Rows
+
+
+def distinct_ids(ids: npt.NDArray[Any]) -> DistinctIds:
+    """Return what `numpy.unique` does for ids, shape (n,), not empty; only the first of equal neighbours is sorted.
+
+    >>> distinct_ids(np.array([7, 7, 3, 7]))
+    DistinctIds(ids=array([3, 7]), first=array([2, 0]), place=array([1, 1, 0, 1]))
+    """
+    starts = run_starts(ids)
+    distinct, first, place = np.unique(ids[starts], return_index=True, return_inverse=True)
+    lengths = np.concatenate((starts[1:], [len(ids)])) - starts
+    return DistinctIds(distinct, starts[first], place.reshape(-1).repeat(lengths))
 
 
 def by_stream(*keys: npt.NDArray[Any], t: npt.NDArray[Any] | None = None) -> Rows:
@@ -78,12 +101,30 @@ def number_env_steps(eps_id: npt.NDArray[Any], t: npt.NDArray[Any]) -> EnvSteps:
     >>> number_env_steps(np.array([7, 7, 5, 7]), np.array([0, 1, 0, 0]))
     EnvSteps(step=array([1, 2, 0, 1]), episode=array([0, 1, 1]))
     """
-    episodes = np.unique(eps_id, return_inverse=True)[1].reshape(-1)
-    times = np.unique(t, return_inverse=True)[1].reshape(-1)
-    width = times.max() + 1
-    # Two codes below the number of rows make one that fits 64 bits for any batch that fits in memory.
-    keys, step = np.unique(episodes * width + times, return_inverse=True)
-    return EnvSteps(step.reshape(-1), keys // width)
+    return number_coded_steps(distinct_ids(eps_id).place, t)
+
+
+def number_coded_steps(episodes: npt.NDArray[np.intp], t: npt.NDArray[Any]) -> EnvSteps:
+    """Number the environment steps of rows by the number of the episode, from 0, and the time; see `number_env_steps`.
+
+    >>> number_coded_steps(np.array([1, 1, 0, 1]), np.array([0, 1, 0, 0]))
+    EnvSteps(step=array([1, 2, 0, 1]), episode=array([0, 1, 1]))
+    """
+    if t.dtype.kind in "iu" and int(t.max()) - int(t.min()) < _FEW_PER_ROW * len(t):
+        times = (t - t.min()).astype(np.int64)
+    else:
+        times = np.unique(t, return_inverse=True)[1].reshape(-1)
+    width = int(times.max()) + 1
+    # Two codes below a few times the number of rows make one that fits 64 bits for any batch that fits in memory.
+    codes = episodes * width + times
+    size = (int(episodes.max()) + 1) * width
+    if size > _FEW_PER_ROW * len(t):
+        keys, step = np.unique(codes, return_inverse=True)
+        return EnvSteps(step.reshape(-1), keys // width)
+    # Few codes are counted faster than sorted.
+    is_step = np.zeros(size, np.bool_)
+    is_step[codes] = True
+    return EnvSteps((is_step.cumsum() - 1)[codes], is_step.nonzero()[0] // width)
 
 
 def order_streams(policies: Mapping[PolicyID, SampleBatch]) -> dict[PolicyID, SampleBatch]:
@@ -106,7 +147,7 @@ def order_streams(policies: Mapping[PolicyID, SampleBatch]) -> dict[PolicyID, Sa
     """
     nonempty = {policy_id: rows for policy_id, rows in policies.items() if rows.count}
     eps_id = np.concatenate([rows[names.EPS_ID] for rows in nonempty.values()])
-    _, first, of_row = np.unique(eps_id, return_index=True, return_inverse=True)
+    _, first, of_row = distinct_ids(eps_id)
     numbers, ordered = first.argsort().argsort()[of_row], {}
     for policy_id, rows in nonempty.items():
         episodes, numbers = numbers[: rows.count], numbers[rows.count :]
@@ -179,7 +220,7 @@ def episode_ends(policies: Mapping[PolicyID, SampleBatch]) -> EpisodeEnds | None
     eps_id = np.concatenate([np.asarray(steps[names.EPS_ID]) for steps in batches])
     if marked:
         last = np.concatenate([np.asarray(steps[names.EPS_DONE]) for steps in batches]).astype(np.bool_)
-        ids, episode = np.unique(eps_id, return_inverse=True)
+        ids, _, episode = distinct_ids(eps_id)
         finished = np.zeros(len(ids), np.bool_)
         finished[episode[last]] = True
         return EpisodeEnds(ids, finished)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import accumulate, chain, islice, pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.arguments import choice, whole
 from samplebatch.batch.concat import concat_samples, join
-from samplebatch.batch.episodes import by_stream, episode_ends, number_env_steps, run_starts
+from samplebatch.batch.episodes import by_stream, distinct_ids, episode_ends, number_coded_steps, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.interface import Column
@@ -408,8 +408,9 @@ def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
     agents = np.bincount(np.concatenate(list(numbered.units.values())), minlength=len(episode))
     last = np.zeros(len(episode), np.int64)
     if ends is not None:
-        finished = np.isin(numbered.ids, ends.ids[ends.finished])
-        last[:] = finished[episode] & np.append(episode[1:] != episode[:-1], True)
+        finished = ends.finished[np.searchsorted(ends.ids, numbered.ids)]
+        last[-1] = finished[episode[-1]]
+        last[:-1] = finished[episode[:-1]] & (episode[1:] != episode[:-1])
     counts = _before(np.ones(len(episode), np.int64), agents, last)
     return FragmentView(list(policies.items()), list(numbered.units.values()), counts, flat=False)
 
@@ -438,15 +439,14 @@ def number_steps(policies: Mapping[PolicyID, SampleBatch]) -> NumberedSteps | No
     if not batches or any(names.EPS_ID not in steps or names.T not in steps for steps in batches):
         return None
     eps_id, t = (np.concatenate([np.asarray(steps[name]) for steps in batches]) for name in (names.EPS_ID, names.T))
-    ids, first, episodes = np.unique(eps_id, return_index=True, return_inverse=True)
+    ids, first, episodes = distinct_ids(eps_id)
     appearance = np.argsort(first, kind="stable")
     rank = np.empty(len(ids), np.int64)
     rank[appearance] = np.arange(len(ids))
-    numbered = number_env_steps(rank[episodes], t)
-    stops = np.cumsum([len(steps) for steps in batches])
-    return NumberedSteps(
-        dict(zip(policies, np.split(numbered.step, stops[:-1]), strict=True)), numbered.episode, ids[appearance]
-    )
+    numbered = number_coded_steps(rank[episodes], t)
+    stops = [0, *accumulate(map(len, batches))]
+    units = {policy: numbered.step[start:stop] for policy, (start, stop) in zip(policies, pairwise(stops), strict=True)}
+    return NumberedSteps(units, numbered.episode, ids[appearance])
 
 
 def join_streams(fragments: Sequence[SampleBatch | MultiAgentBatch]) -> SampleBatch | MultiAgentBatch:

@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from samplebatch import MultiAgentBatch, SampleBatch
+from samplebatch.batch import episodes as episodes_module
+from samplebatch.batch.episodes import distinct_ids, number_env_steps
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.errors import ColumnNotFoundError
 from tests.batch.every_kind import with_every_kind
@@ -343,3 +347,26 @@ def test_rows_make_the_batch_again() -> None:
     batch = SampleBatch(a=np.arange(4), b=np.arange(8.0).reshape(4, 2), infos=[{}, None, {"x": 1}, {}])
     made = list(batch.rows())
     assert SampleBatch({name: [row[name] for row in made] for name in batch}) == batch
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-5, 200)), min_size=1, max_size=40), st.booleans())
+def test_environment_steps_that_are_counted_are_those_that_are_sorted(rows: list[tuple[int, int]], wide: bool) -> None:
+    eps_id = np.array([episode for episode, _ in rows])
+    t = np.array([time for _, time in rows]) * (10**15 if wide else 1)
+    pairs = sorted(set(zip(eps_id.tolist(), t.tolist(), strict=True)))
+    episodes = sorted(set(eps_id.tolist()))
+    for limit in (0, episodes_module._FEW_PER_ROW, 10**6):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(episodes_module, "_FEW_PER_ROW", limit if not wide else min(limit, 16))
+            step, episode = number_env_steps(eps_id, t)
+        assert step.tolist() == [pairs.index(pair) for pair in zip(eps_id.tolist(), t.tolist(), strict=True)]
+        assert episode.tolist() == [episodes.index(own) for own, _ in pairs]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([3, -1, 7, 2**62]), min_size=1, max_size=30))
+def test_distinct_ids_are_those_of_numpy(ids: list[int]) -> None:
+    expected = np.unique(np.array(ids), return_index=True, return_inverse=True)
+    for found, wanted in zip(distinct_ids(np.array(ids)), expected, strict=True):
+        assert found.tolist() == wanted.tolist()
