@@ -22,7 +22,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 FIGURES = HERE.parent / "images" / "tutorials"
-NOTEBOOKS = ("ppo-loop", "offline")
+NOTEBOOKS = ("ppo-loop", "offline", "grpo")
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 MARK = "#### output of block"
 
