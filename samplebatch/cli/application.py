@@ -75,9 +75,9 @@ Ctrl-C or SIGTERM ends the run early, and writes what has been collected so far.
 
 _TRAIN_HELP = """Train a policy, and show how it learns: by ALGORITHM, in an environment or from data.
 
-ALGORITHM is ppo, a2c, impala, appo, reinforce, dqn, c51, qrdqn, rainbow, sac, dsac, td3, ddpg, bc, bcq or cql.
-SOURCE is an environment, as [bold]collect[/bold] takes it; for the algorithms that learn from data (bc, bcq, cql), a
-file, a dataset or a folder of Parquet files, such as [bold]collect[/bold] writes.
+ALGORITHM is ppo, a2c, impala, appo, reinforce, dqn, c51, qrdqn, rainbow, sac, dsac, td3, ddpg, bc, bcq, cql or iql.
+SOURCE is an environment, as [bold]collect[/bold] takes it; for the algorithms that learn from data (bc, bcq, cql, iql),
+a file, a dataset or a folder of Parquet files, such as [bold]collect[/bold] writes.
 
 Everything goes into a folder: the options ([bold]train.toml[/bold]), the best policy ([bold]policy.pt[/bold]), the
 figures ([bold]log[/bold], for samplebatch inspect), and a checkpoint, from which a run goes on exactly.

@@ -28,6 +28,7 @@ from samplebatch.learn.heads import (
     ValueCritic,
 )
 from samplebatch.learn.impala import APPO, IMPALA
+from samplebatch.learn.iql import IQL
 from samplebatch.learn.networks import Convolutional, Net, NoisyLinear
 from samplebatch.learn.optimizer import AdamOptimizerFactory
 from samplebatch.learn.policy import DiscreteActorPolicy, ProbabilisticActorPolicy
@@ -352,6 +353,21 @@ def _make_bcq(obs: Space, act: Space, settings: Settings) -> DiscreteBCQ:
     return DiscreteBCQ(policy=policy, optim=_optim(settings), **_arguments(DiscreteBCQ, settings))
 
 
+def _make_iql(obs: Space, act: Space, settings: Settings) -> IQL:
+    if _is_discrete(act):
+        policy = _actor_policy(obs, act, settings)
+        heads = {name: DiscreteCritic.for_space(_body(obs, settings), act) for name in ("critic", "critic2")}
+        critics: dict[str, Any] = heads | {"critic_optim": _optim(settings)}
+    else:
+        _check_continuous(act, "iql")
+        # Means within the bounds of the actions, as those of data are.
+        head = ContinuousActorProbabilistic.for_space(_body(obs, settings), act, max_action=1.0)
+        policy = ProbabilisticActorPolicy(actor=head, deterministic_eval=True, **_spaces(obs, act))
+        critics = _critics(obs, act, settings)
+    value = ValueCritic(_body(obs, settings))
+    return IQL(policy=policy, policy_optim=_optim(settings), value=value, **critics, **_arguments(IQL, settings))
+
+
 RECIPES: Mapping[str, Recipe] = {
     "ppo": Recipe(
         "proximal policy optimization, for any actions",
@@ -494,6 +510,13 @@ RECIPES: Mapping[str, Recipe] = {
         OfflineTrainerParams,
         _make_soft(CQL),
         _OFFLINE | {"lr": 3e-4, "hidden_sizes": [256, 256], "alpha": 0.2, "learn_alpha": True, "calibrated": False},
+    ),
+    "iql": Recipe(
+        "implicit Q-learning, from data",
+        IQL,
+        OfflineTrainerParams,
+        _make_iql,
+        _OFFLINE | {"lr": 3e-4, "hidden_sizes": [256, 256]},
     ),
 }
 """Every algorithm that the command line trains by; a new one is entered here."""

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from samplebatch.learn.independent import MultiAgentOffPolicyAlgorithm as MultiAgentOffPolicyAlgorithm
     from samplebatch.learn.independent import MultiAgentOnPolicyAlgorithm as MultiAgentOnPolicyAlgorithm
     from samplebatch.learn.independent import MultiAgentPolicy as MultiAgentPolicy
+    from samplebatch.learn.iql import IQL as IQL
     from samplebatch.learn.joint_actions import JointActions as JointActions
     from samplebatch.learn.mappo import MAPPO as MAPPO
     from samplebatch.learn.networks import MLP as MLP

@@ -104,7 +104,7 @@ ENVIRONMENTS = {
     "dsac": "CartPole-v1",
     "sac": "Pendulum-v1",
 }
-DATA = {"bc": "CartPole-v1", "bcq": "CartPole-v1", "cql": "Pendulum-v1"}
+DATA = {"bc": "CartPole-v1", "bcq": "CartPole-v1", "cql": "Pendulum-v1", "iql": "Pendulum-v1"}
 
 
 def test_every_algorithm_is_named_by_the_help_and_tried_below() -> None:

@@ -24,6 +24,7 @@ from samplebatch.learn import (
     CQL,
     DDPG,
     DQN,
+    IQL,
     MAPPO,
     PPO,
     QRDQN,
@@ -53,6 +54,7 @@ from samplebatch.learn import (
     OffPolicyTrainerParams,
     OnPolicyTrainerParams,
     OUNoise,
+    ProbabilisticActorPolicy,
     QRDQNPolicy,
     SACPolicy,
     ValueCritic,
@@ -196,6 +198,15 @@ def cql() -> Any:
     return offline(algorithm, Aim)
 
 
+def iql() -> Any:
+    body, value = (Net.for_space(Aim.observation_space, [8]) for _ in range(2))
+    policy = ProbabilisticActorPolicy(
+        actor=ContinuousActorProbabilistic.for_space(body, Aim.action_space, max_action=1.0),
+        action_space=Aim.action_space,
+    )
+    return offline(IQL(policy=policy, value=ValueCritic(value), **critics(Aim)), Aim)
+
+
 def discrete_bcq() -> Any:
     heads = [
         head.for_space(Net.for_space(Match.observation_space, [8]), Match.action_space)
@@ -231,7 +242,7 @@ ONLINE_RUNS = [
     independent_a2c,
     mappo,
 ]
-OFFLINE_RUNS = [cql, discrete_bcq, behaviour_cloning]
+OFFLINE_RUNS = [cql, iql, discrete_bcq, behaviour_cloning]
 
 
 @pytest.mark.parametrize("make", [*ONLINE_RUNS, *OFFLINE_RUNS])
