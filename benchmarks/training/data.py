@@ -53,5 +53,5 @@ def write_replay(path: Path, steps: int = 10_000) -> None:
     buffer.to_sample_batch().save(path)
 
 
-WRITERS = {"bc": write_balanced, "cql": write_replay}
+WRITERS = {"bc": write_balanced, "cql": write_replay, "iql": write_replay}
 """Writers of data, by the tasks that learn from them."""

@@ -16,20 +16,26 @@ from samplebatch import (
     HERVectorReplayBuffer,
     MultiAgentCollector,
     MultiAgentReplayBuffer,
+    PrioritizedVectorReplayBuffer,
     ReplayBuffer,
     VectorReplayBuffer,
     load,
 )
 from samplebatch.learn import (
+    C51,
     CQL,
+    DDPG,
     DQN,
+    IQL,
     MAPPO,
     PPO,
+    QRDQN,
     SAC,
     TD3,
     AdamOptimizerFactory,
     AutoAlpha,
     BehaviourCloning,
+    C51Policy,
     ContinuousActorDeterministic,
     ContinuousActorProbabilistic,
     ContinuousCritic,
@@ -38,14 +44,18 @@ from samplebatch.learn import (
     DiscreteActorPolicy,
     DiscreteCritic,
     DiscreteQLearningPolicy,
+    DiscreteSAC,
     GaussianNoise,
     ImitationPolicy,
     JointCritic,
     LinearSchedule,
     Net,
+    NoisyLinear,
     OfflineTrainerParams,
     OffPolicyTrainerParams,
     OnPolicyTrainerParams,
+    ProbabilisticActorPolicy,
+    QRDQNPolicy,
     RecurrentBody,
     SACPolicy,
     ValueCritic,
@@ -160,20 +170,86 @@ def sac(task: Task, curve: Curve, seed: int, buffer: Any = None) -> Run:
     return _off_policy(task, curve, seed, _soft(task, SAC), rows, noise=False)
 
 
-def td3(task: Task, curve: Curve, seed: int) -> Run:
-    env, optim = task.make(), AdamOptimizerFactory(task.lr)
-    policy = ContinuousDeterministicPolicy(
+def _deterministic_policy(task: Task) -> ContinuousDeterministicPolicy:
+    env = task.make()
+    return ContinuousDeterministicPolicy(
         actor=ContinuousActorDeterministic.for_space(
             Net.for_space(env.observation_space, task.hidden), env.action_space
         ),
         exploration_noise=GaussianNoise(sigma=task.options["noise"]), action_space=env.action_space,
         observation_space=env.observation_space,
     )  # fmt: skip
+
+
+def td3(task: Task, curve: Curve, seed: int) -> Run:
+    env, optim = task.make(), AdamOptimizerFactory(task.lr)
     algorithm = TD3(
-        policy=policy, policy_optim=optim, critic=_critic(task, env), critic2=_critic(task, env), critic_optim=optim,
+        policy=_deterministic_policy(task), policy_optim=optim, critic=_critic(task, env), critic2=_critic(task, env),
+        critic_optim=optim, tau=task.options["tau"], gamma=task.gamma,
+    )  # fmt: skip
+    return _off_policy(task, curve, seed, algorithm, _buffer(task, seed), noise=True)
+
+
+def ddpg(task: Task, curve: Curve, seed: int) -> Run:
+    env, optim = task.make(), AdamOptimizerFactory(task.lr)
+    algorithm = DDPG(
+        policy=_deterministic_policy(task), policy_optim=optim, critic=_critic(task, env), critic_optim=optim,
         tau=task.options["tau"], gamma=task.gamma,
     )  # fmt: skip
     return _off_policy(task, curve, seed, algorithm, _buffer(task, seed), noise=True)
+
+
+def _distributional(task: Task, curve: Curve, seed: int, kind: Any, policy_class: Any, buffer: Any, **net: Any) -> Run:
+    env, options = task.make(), task.options
+    space = env.action_space
+    model = Net(env.observation_space.shape, space.n, task.hidden, num_atoms=options["atoms"], **net)
+    atoms = {"num_atoms": options["atoms"], "v_min": options["v_min"], "v_max": options["v_max"]}
+    policy = policy_class(
+        model=model, action_space=space, observation_space=env.observation_space,
+        eps_training=LinearSchedule(1.0, options["epsilon"], int(options["fraction"] * task.steps)),
+        **(atoms if kind is C51 else {}),
+    )  # fmt: skip
+    algorithm = kind(
+        policy=policy, optim=AdamOptimizerFactory(task.lr), gamma=task.gamma, target_update_freq=options["target"],
+        n_step_return_horizon=options["n_step"],
+    )  # fmt: skip
+    return _off_policy(task, curve, seed, algorithm, buffer, noise=True)
+
+
+def c51(task: Task, curve: Curve, seed: int) -> Run:
+    return _distributional(task, curve, seed, C51, C51Policy, _buffer(task, seed), softmax=True)
+
+
+def qrdqn(task: Task, curve: Curve, seed: int) -> Run:
+    return _distributional(task, curve, seed, QRDQN, QRDQNPolicy, _buffer(task, seed))
+
+
+def rainbow(task: Task, curve: Curve, seed: int) -> Run:
+    options = task.options
+    buffer = PrioritizedVectorReplayBuffer(
+        options["size"], task.envs, alpha=options["alpha"], beta=options["beta"], random_seed=seed
+    )
+    net: dict[str, Any] = {"softmax": True, "dueling_param": ({}, {}), "linear_layer": NoisyLinear}
+    return _distributional(task, curve, seed, C51, C51Policy, buffer, **net)
+
+
+def dsac(task: Task, curve: Curve, seed: int) -> Run:
+    env, options, optim = task.make(), task.options, AdamOptimizerFactory(task.lr)
+    space = env.action_space
+
+    def body() -> Any:
+        return Net.for_space(env.observation_space, task.hidden)
+
+    policy = DiscreteActorPolicy(
+        actor=DiscreteActor.for_space(body(), space), action_space=space, observation_space=env.observation_space,
+        deterministic_eval=True,
+    )  # fmt: skip
+    algorithm = DiscreteSAC(
+        policy=policy, policy_optim=optim, critic=DiscreteCritic.for_space(body(), space),
+        critic2=DiscreteCritic.for_space(body(), space), critic_optim=optim, tau=options["tau"], gamma=task.gamma,
+        alpha=options["alpha"], n_step_return_horizon=options["n_step"],
+    )  # fmt: skip
+    return _off_policy(task, curve, seed, algorithm, _buffer(task, seed), noise=False)
 
 
 def _on_policy_params(task: Task, collector: Any) -> OnPolicyTrainerParams:
@@ -279,7 +355,22 @@ def cql(task: Task, curve: Curve, seed: int) -> Run:
     return _offline(task, curve, _soft(task, CQL, cql_weight=task.options["weight"], with_lagrange=False))
 
 
+def iql(task: Task, curve: Curve, seed: int) -> Run:
+    env, optim = task.make(), AdamOptimizerFactory(task.lr)
+    body = Net.for_space(env.observation_space, task.hidden)
+    policy = ProbabilisticActorPolicy(
+        actor=ContinuousActorProbabilistic.for_space(body, env.action_space, max_action=1.0),
+        action_space=env.action_space, observation_space=env.observation_space, deterministic_eval=True,
+    )  # fmt: skip
+    algorithm = IQL(
+        policy=policy, policy_optim=optim, critic=_critic(task, env), critic2=_critic(task, env), critic_optim=optim,
+        value=ValueCritic(Net.for_space(env.observation_space, task.hidden)), tau=task.options["tau"],
+        gamma=task.gamma,
+    )  # fmt: skip
+    return _offline(task, curve, algorithm)
+
+
 RUNS = {
     "ppo": ppo, "recurrent": recurrent, "mappo": mappo, "dqn": dqn, "her": her, "sac": sac, "td3": td3, "bc": bc,
-    "cql": cql,
+    "cql": cql, "iql": iql, "ddpg": ddpg, "c51": c51, "qrdqn": qrdqn, "rainbow": rainbow, "dsac": dsac,
 }  # fmt: skip

@@ -141,12 +141,25 @@ def sac(task: Task, curve: Curve, seed: int) -> Run:
     return _off_policy(SAC, "MlpPolicy", task, curve, seed, tau=task.options["tau"])
 
 
-def td3(task: Task, curve: Curve, seed: int) -> Run:
-    from stable_baselines3 import TD3
+def _deterministic(kind: Any, task: Task, curve: Curve, seed: int) -> Run:
     from stable_baselines3.common.noise import NormalActionNoise
 
     noise = NormalActionNoise(np.zeros(1), np.full(1, task.options["noise"]))
-    return _off_policy(TD3, "MlpPolicy", task, curve, seed, tau=task.options["tau"], action_noise=noise)
+    return _off_policy(kind, "MlpPolicy", task, curve, seed, tau=task.options["tau"], action_noise=noise)
 
 
-RUNS = {"ppo": ppo, "mappo": mappo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "recurrent": recurrent}
+def td3(task: Task, curve: Curve, seed: int) -> Run:
+    from stable_baselines3 import TD3
+
+    return _deterministic(TD3, task, curve, seed)
+
+
+def ddpg(task: Task, curve: Curve, seed: int) -> Run:
+    from stable_baselines3 import DDPG
+
+    return _deterministic(DDPG, task, curve, seed)
+
+
+RUNS = {
+    "ppo": ppo, "mappo": mappo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "recurrent": recurrent, "ddpg": ddpg,
+}  # fmt: skip

@@ -151,6 +151,8 @@ def _spread() -> Any:
     return simple_spread_v3.parallel_env()
 
 
+_DISCRETE = {"size": 20_000, "start": 1000, "batch": 64, "every": 8, "updates": 4, "n_step": 3, "target": 250}
+_ATOMS = _DISCRETE | {"atoms": 51, "v_min": 0.0, "v_max": 100.0, "epsilon": 0.05, "fraction": 0.25}
 _PPO = {"n_steps": 128, "epochs": 10, "batch": 256, "lambda": 0.95, "clip": 0.2, "entropy": 0.0, "norm": 0.5}
 
 TASKS = {
@@ -171,6 +173,15 @@ TASKS = {
             {"size": 50_000, "start": 500, "batch": 256, "every": 1, "updates": 1, "tau": 0.005, "noise": 0.1},
         ),
         Task(
+            "ddpg", _pendulum, 8_000, 1, (64, 64), 1e-3, 0.98,
+            {"size": 50_000, "start": 500, "batch": 256, "every": 1, "updates": 1, "tau": 0.005, "noise": 0.1},
+        ),
+        # Returns of three steps, a gradient step for two steps; returns of CartPole reach 100 when discounted.
+        Task("c51", _cartpole, 20_000, 1, (128, 128), 1e-3, 0.99, _ATOMS),
+        Task("qrdqn", _cartpole, 20_000, 1, (128, 128), 1e-3, 0.99, _ATOMS),
+        Task("rainbow", _cartpole, 20_000, 1, (128, 128), 1e-3, 0.99, _ATOMS | {"alpha": 0.5, "beta": 0.4}),
+        Task("dsac", _cartpole, 20_000, 1, (128, 128), 1e-3, 0.99, _DISCRETE | {"tau": 0.005, "alpha": 0.05}),
+        Task(
             "her", BitFlipping, 20_000, 1, (64, 64), 1e-3, 0.95,
             {"size": 50_000, "start": 500, "batch": 128, "every": 16, "updates": 16, "target": 100, "epsilon": 0.1,
              "fraction": 0.2, "horizon": 8},
@@ -179,6 +190,7 @@ TASKS = {
         Task("bc", _cartpole, 2_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256}),
         # Weight and tau are the defaults of Tianshou.
         Task("cql", _pendulum, 5_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256, "tau": 0.005, "weight": 1.0}),
+        Task("iql", _pendulum, 5_000, 0, (64, 64), 1e-3, 0.99, {"batch": 256, "tau": 0.005}),
         Task("recurrent", _masked, 100_352, 8, (64,), 1e-3, 0.98, _PPO | {"state": 64}),
         Task(
             "mappo", _spread, 64_000, 32, (64, 64), 2e-3, 0.95,

@@ -212,26 +212,113 @@ def sac(task: Task, curve: Curve, seed: int) -> Run:
     return _off_policy(task, _soft(task, envs, SAC), envs, buffer, _rows, noise=False)
 
 
-def td3(task: Task, curve: Curve, seed: int) -> Run:
+def _deterministic_policy(task: Task, envs: Any) -> Any:
     from tianshou.algorithm.modelfree.ddpg import ContinuousDeterministicPolicy
-    from tianshou.algorithm.modelfree.td3 import TD3
-    from tianshou.data import VectorReplayBuffer
     from tianshou.exploration import GaussianNoise
     from tianshou.utils.net.continuous import ContinuousActorDeterministic
 
-    envs = _vector(task, curve, seed)
     space = envs.action_space[0]
     actor = ContinuousActorDeterministic(
         preprocess_net=network(envs, task.hidden, actions=False), action_shape=space.shape, max_action=1.0
     )
-    policy = ContinuousDeterministicPolicy(
+    return ContinuousDeterministicPolicy(
         actor=actor, exploration_noise=GaussianNoise(sigma=task.options["noise"]), action_space=space
     )
-    algorithm = TD3(
-        policy=policy, policy_optim=optimizer(task.lr), critic=pair_values(envs, task.hidden),
-        critic_optim=optimizer(task.lr), tau=task.options["tau"], gamma=task.gamma,
+
+
+def _deterministic(task: Task, curve: Curve, seed: int, kind: Any) -> Run:
+    from tianshou.data import VectorReplayBuffer
+
+    envs = _vector(task, curve, seed)
+    algorithm = kind(
+        policy=_deterministic_policy(task, envs), policy_optim=optimizer(task.lr),
+        critic=pair_values(envs, task.hidden), critic_optim=optimizer(task.lr), tau=task.options["tau"],
+        gamma=task.gamma,
     )  # fmt: skip
     return _off_policy(task, algorithm, envs, VectorReplayBuffer(task.options["size"], 1), _rows, noise=True)
+
+
+def td3(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.algorithm.modelfree.td3 import TD3
+
+    return _deterministic(task, curve, seed, TD3)
+
+
+def ddpg(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.algorithm.modelfree.ddpg import DDPG
+
+    return _deterministic(task, curve, seed, DDPG)
+
+
+def _distributional(
+    task: Task, curve: Curve, seed: int, kind: Any, policy_class: Any, buffer: Any, atoms: dict[str, Any], **net: Any
+) -> Run:
+    options, envs = task.options, _vector(task, curve, seed)
+    model = network(envs, task.hidden, num_atoms=options["atoms"], **net)
+    policy = policy_class(model=model, action_space=envs.action_space[0], **atoms)
+    counts = {} if atoms else {"num_quantiles": options["atoms"]}
+    algorithm = kind(
+        policy=policy, optim=optimizer(task.lr), gamma=task.gamma, target_update_freq=options["target"],
+        n_step_return_horizon=options["n_step"], **counts,
+    )  # fmt: skip
+    until = options["fraction"] * task.steps
+
+    def explore(epoch: int, step: int) -> None:
+        policy.set_eps_training(1 + (options["epsilon"] - 1) * min(step / until, 1.0))
+
+    return _off_policy(task, algorithm, envs, buffer, _rows, noise=True, training_fn=explore)
+
+
+def _atoms(task: Task) -> dict[str, Any]:
+    return {"num_atoms": task.options["atoms"], "v_min": task.options["v_min"], "v_max": task.options["v_max"]}
+
+
+def c51(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.algorithm.modelfree.c51 import C51, C51Policy
+    from tianshou.data import VectorReplayBuffer
+
+    buffer = VectorReplayBuffer(task.options["size"], 1)
+    return _distributional(task, curve, seed, C51, C51Policy, buffer, _atoms(task), softmax=True)
+
+
+def qrdqn(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.algorithm.modelfree.qrdqn import QRDQN, QRDQNPolicy
+    from tianshou.data import VectorReplayBuffer
+
+    return _distributional(task, curve, seed, QRDQN, QRDQNPolicy, VectorReplayBuffer(task.options["size"], 1), {})
+
+
+def rainbow(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.algorithm.modelfree.c51 import C51Policy
+    from tianshou.algorithm.modelfree.rainbow import RainbowDQN
+    from tianshou.data import PrioritizedVectorReplayBuffer
+    from tianshou.utils.net.discrete import NoisyLinear
+
+    options = task.options
+    buffer = PrioritizedVectorReplayBuffer(options["size"], 1, alpha=options["alpha"], beta=options["beta"])
+    net: dict[str, Any] = {"softmax": True, "dueling_param": ({}, {}), "linear_layer": NoisyLinear}
+    return _distributional(task, curve, seed, RainbowDQN, C51Policy, buffer, _atoms(task), **net)
+
+
+def dsac(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.algorithm.modelfree.discrete_sac import DiscreteSAC, DiscreteSACPolicy
+    from tianshou.data import VectorReplayBuffer
+    from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
+
+    options, envs = task.options, _vector(task, curve, seed)
+    space = envs.action_space[0]
+
+    def body() -> Any:
+        return network(envs, task.hidden, actions=False)
+
+    actor = DiscreteActor(preprocess_net=body(), action_shape=space.n, softmax_output=False)
+    critics = [DiscreteCritic(preprocess_net=body(), last_size=space.n) for _ in range(2)]
+    algorithm = DiscreteSAC(
+        policy=DiscreteSACPolicy(actor=actor, action_space=space), policy_optim=optimizer(task.lr), critic=critics[0],
+        critic2=critics[1], critic_optim=optimizer(task.lr), critic2_optim=optimizer(task.lr), tau=options["tau"],
+        gamma=task.gamma, alpha=options["alpha"], n_step_return_horizon=options["n_step"],
+    )  # fmt: skip
+    return _off_policy(task, algorithm, envs, VectorReplayBuffer(options["size"], 1), _rows, noise=False)
 
 
 def _offline(task: Task, curve: Curve, algorithm: Any) -> Run:
@@ -273,5 +360,8 @@ def cql(task: Task, curve: Curve, seed: int) -> Run:
     return _offline(task, curve, _soft(task, envs, CQL, **options))
 
 
-RUNS = {"ppo": ppo, "mappo": mappo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "bc": bc, "cql": cql}
+RUNS = {
+    "ppo": ppo, "mappo": mappo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "bc": bc, "cql": cql, "ddpg": ddpg,
+    "c51": c51, "qrdqn": qrdqn, "rainbow": rainbow, "dsac": dsac,
+}  # fmt: skip
 """Its recurrent policies learn from stacked observations only, and not with PPO."""
