@@ -157,7 +157,7 @@ def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], rename
     Parameters
     ----------
     cls
-        The class. Names are those of its `__init__`, and of its base classes' if it accepts `**options`.
+        The class. Valid names are parameters of its `__init__`, and of base classes if it accepts `**options`.
     values, names
         Positional arguments, and the names of the others.
     renamed
@@ -203,11 +203,11 @@ def _parameters_of(cls: type) -> tuple[dict[str, Parameter], bool]:
     return ({} if takes_any else parameters), takes_positional
 
 
-def _no_argument(subject: str, name: str, known: Iterable[str], renamed: Mapping[str, str]) -> str:
-    known = list(known)
-    if (near := renamed.get(name)) is not None and near.split("=")[0] in known:
+def _no_argument(subject: str, name: str, valid_names: Iterable[str], renamed: Mapping[str, str]) -> str:
+    valid_names = list(valid_names)
+    if (near := renamed.get(name)) is not None and near.split("=")[0] in valid_names:
         return f"{subject} has no argument {name!r}; did you mean {near!r}?"
-    return f"{subject} has no argument {name!r}; {near_names(name, known)}"
+    return f"{subject} has no argument {name!r}; {near_names(name, valid_names)}"
 
 
 def suggest_names(
@@ -238,8 +238,8 @@ def suggest_names(
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             for name in kwargs:
                 if name not in parameters and (name in renamed or not takes_any):
-                    known = [known for known in parameters if known != "self"]
-                    raise ArgumentError(_no_argument(subject, name, known, renamed))
+                    valid_names = [valid_names for valid_names in parameters if valid_names != "self"]
+                    raise ArgumentError(_no_argument(subject, name, valid_names, renamed))
             return function(*args, **kwargs)
 
         return call

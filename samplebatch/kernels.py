@@ -1,8 +1,8 @@
 """Loops that NumPy cannot vectorize efficiently, compiled by numba.
 
 Each kernel has one signature and is compiled when this module is imported: nothing compiles during training, and an
-unexpected dtype or layout is rejected. That takes 1.6 s the first time on a machine, and 0.26 s in later processes,
-mostly for numba's import; 0.42 s where SciPy is installed, which numba imports (numba 0.68, server core at 2.7 GHz).
+unexpected dtype or layout is rejected. The import needs 1.6 s the first time on a machine, and 0.26 s in later
+processes, mostly for numba; 0.42 s if SciPy is installed, which numba imports (numba 0.68, server core at 2.7 GHz).
 
 numba caches the machine code in `__pycache__` beside this file; if that is read-only, in the user's cache folder or in
 the folder `NUMBA_CACHE_DIR`. Without a writable folder, every process compiles. Concurrent compilations replace each
@@ -29,7 +29,7 @@ Indices = npt.NDArray[np.intp]
 
 
 def _input(item: Any, ndim: int = 1) -> Any:
-    """Declare a read-only array, so that memory-mapped and shared memory is accepted."""
+    """Return the type of a read-only array, so that memory-mapped and shared memory is accepted."""
     return types.Array(item, ndim, "C", readonly=True)
 
 
@@ -46,7 +46,7 @@ def _compiled(result: Any, *arguments: Any) -> Callable[[F], F]:
         try:
             return cast("F", njit(signature, cache=True, nogil=True)(function))
         except (RuntimeError, OSError):
-            # numba refuses to cache where it finds no folder to write to; a full disk fails later.
+            # numba cannot cache without a writable folder; a full disk fails later.
             return cast("F", njit(signature, nogil=True)(function))
 
     return compile_
@@ -78,7 +78,7 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
     """
     n = len(slots)
     for k in range(n):
-        # Written so that NaN, which compares false to everything, is refused.
+        # Written so that NaN, for which all comparisons are false, is rejected.
         if not (0 <= slots[k] < size and 0.0 <= weights[k] <= limit):
             return k
     nodes = np.empty(n, np.intp)
@@ -86,8 +86,8 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
         leaf = leaves + slots[k]
         tree[leaf] = weights[k]
         nodes[k] = leaf >> 1
-    # Each sum is made from its two parts and never adjusted, so rounding does not add up over updates. Level by level,
-    # because the reads of one level are independent and can be under way at once.
+    # Each sum is recomputed from its two children and never adjusted, so rounding errors do not accumulate. Level by
+    # level, because the reads of one level are independent and can be in flight together.
     width = leaves >> 1
     while width > n:
         for k in range(n):
@@ -95,7 +95,7 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
             tree[node] = tree[2 * node] + tree[2 * node + 1]
             nodes[k] = node >> 1
         width >>= 1
-    # Where a level has fewer nodes than there are slots, all of them in order cost less.
+    # If a level has fewer nodes than there are slots, updating all nodes in order is cheaper.
     for node in range(2 * width - 1, 0, -1):
         tree[node] = tree[2 * node] + tree[2 * node + 1]
     return -1
@@ -118,7 +118,7 @@ def tree_find(tree: Floats, leaves: int, values: Floats, found: Indices) -> None
     left_over = values.copy()
     found[:] = 1
     width = 1
-    # All values go down together: the reads of one level are independent, so their cache misses overlap.
+    # All values descend together: the reads of one level are independent, so their cache misses overlap.
     while width < leaves:
         for k in range(n):
             child = 2 * found[k]
@@ -130,7 +130,7 @@ def tree_find(tree: Floats, leaves: int, values: Floats, found: Indices) -> None
         width *= 2
     for k in range(n):
         if tree[found[k]] == 0.0:
-            # The value is 0, or what was left of it had been rounded up past the last positive leaf.
+            # The value is 0, or rounding moved its remainder past the last positive leaf.
             value = values[k]
             node = 1
             while node < leaves:
@@ -202,11 +202,11 @@ def vtrace(
     Parameters
     ----------
     rewards, terminated, cut, values, next_values
-        As `gae` takes them.
+        As for `gae`.
     log_ratios
         Logarithms of the ratio of target to behaviour probability of each action, shape (n,).
     gamma, vtrace_lambda
-        Discount per step, and decay of the trace on top of it.
+        Discount per step, and additional decay of the trace.
     rho_clip, c_clip, advantage_rho_clip
         Upper bounds of the ratios in temporal differences, in traces and in advantages.
     advantages, returns
@@ -384,9 +384,9 @@ def count_places(offsets: Indices, places: Indices) -> None:
     Parameters
     ----------
     offsets
-        Where rows begin and end, shape (n + 1,), from 0 to m.
+        Offsets of rows, shape (n + 1,), from 0 to m.
     places
-        Takes the position of each element in its row, shape (m,).
+        Output: position of each element in its row, shape (m,).
     """
     for row in range(len(offsets) - 1):
         start = offsets[row]
@@ -409,7 +409,7 @@ def first_fit(weights: Indices, capacity: int, tree: Indices, bins: Indices) -> 
     bins
         Output: bin of each item, shape (n,).
     """
-    # Each node holds the most room among the bins below it, so the first bin with room is found in log(n) steps.
+    # Each node is the maximum free capacity of the bins below it, so the first fitting bin is found in log(n) steps.
     leaves = len(tree) >> 1
     tree[:] = capacity
     used = 0
@@ -439,20 +439,20 @@ def balance(weights: Floats, order: Indices, largest: int, is_equal_size: bool, 
     weights
         Shape (n,), not negative.
     order
-        The items by falling weight, shape (n,).
+        Items by decreasing weight, shape (n,).
     largest
-        The most items in a part.
+        Maximum number of items per part.
     is_equal_size
         Whether sizes of parts must stay within one of each other, so that items are exchanged but not moved.
     parts
-        Takes the part of each item, shape (n,).
+        Output: part of each item, shape (n,).
     totals
-        Takes the weight of each part, shape (k,).
+        Output: weight of each part, shape (k,).
     """
     k, n = len(totals), len(weights)
     sizes = np.zeros(k, np.intp)
     totals[:] = 0.0
-    # Once as many parts have the larger size as may, the others are full one item earlier.
+    # When the maximum number of parts has the larger size, the others are full with one item less.
     spare = n - (largest - 1) * k
     for item in order:
         best = -1

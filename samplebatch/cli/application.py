@@ -1,4 +1,4 @@
-"""The command line: commands, options, and how errors are told."""
+"""Command line: commands, options, and error output."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _WRONG_ARGUMENTS = (
     PriorityError,
 )
 
-_HELP = """Collect reinforcement-learning experience into Arrow files, look into them, and learn from it.
+_HELP = """Collect reinforcement-learning experience into Arrow files, inspect them, and train policies.
 
-[bold]Step an environment in four processes, and keep what happened:[/bold]
+[bold]Step an environment in four processes and store the steps:[/bold]
 
   samplebatch collect mpe2/simple_spread_v3 --workers 4 --steps 10000 --out spread.arrow
 
-[bold]Look into the file:[/bold]
+[bold]Inspect the file:[/bold]
 
   samplebatch inspect spread.arrow --html spread.html
 
-[bold]Train a policy, and see how it learns:[/bold]
+[bold]Train a policy and show its learning curve:[/bold]
 
   samplebatch train ppo CartPole-v1
 
@@ -55,10 +55,9 @@ _HELP = """Collect reinforcement-learning experience into Arrow files, look into
   batch = samplebatch.read_arrow("spread.arrow")
 """
 
-_COLLECT_HELP = """Step an environment in several processes, and write one batch, or a dataset of many.
+_COLLECT_HELP = """Step an environment in several processes, and write one batch or a dataset.
 
-ENV is any id that Gymnasium or PettingZoo knows, or [bold]module:function[/bold] for any function that makes an
-environment.
+ENV is an id of Gymnasium or PettingZoo, or [bold]module:function[/bold], a function that creates an environment.
 
 [bold]Examples[/bold]
 
@@ -70,17 +69,17 @@ environment.
 
   samplebatch collect my_package.arena:make_arena --steps 1000000 --out arena/
 
-Ctrl-C or SIGTERM ends the run early, and writes what has been collected so far.
+Ctrl-C or SIGTERM ends the run early; the steps collected so far are written.
 """
 
-_TRAIN_HELP = """Train a policy, and show how it learns: by ALGORITHM, in an environment or from data.
+_TRAIN_HELP = """Train a policy by ALGORITHM, in an environment or from data, and show its learning curve.
 
 ALGORITHM is ppo, a2c, impala, appo, reinforce, dqn, c51, qrdqn, rainbow, sac, dsac, td3, ddpg, bc, bcq, cql or iql.
-SOURCE is an environment, as [bold]collect[/bold] takes it; for the algorithms that learn from data (bc, bcq, cql, iql),
-a file, a dataset or a folder of Parquet files, such as [bold]collect[/bold] writes.
+SOURCE is an environment, as for [bold]collect[/bold]; for algorithms that learn from data (bc, bcq, cql, iql), a file,
+a dataset or a folder of Parquet files, such as the output of [bold]collect[/bold].
 
-Everything goes into a folder: the options ([bold]train.toml[/bold]), the best policy ([bold]policy.pt[/bold]), the
-figures ([bold]log[/bold], for samplebatch inspect), and a checkpoint, from which a run goes on exactly.
+The run's folder contains the options ([bold]train.toml[/bold]), the best policy ([bold]policy.pt[/bold]), the log
+([bold]log[/bold], for samplebatch inspect), and a checkpoint, from which a run resumes exactly.
 
 [bold]Examples[/bold]
 
@@ -96,12 +95,12 @@ figures ([bold]log[/bold], for samplebatch inspect), and a checkpoint, from whic
 
   samplebatch train dqn --settings
 
-Ctrl-C or SIGTERM ends the run after its step, saves a checkpoint, and says how to go on.
+Ctrl-C or SIGTERM ends the run after the current step, saves a checkpoint, and prints how to resume.
 """
 
-_INSPECT_HELP = """Print what is in a file or dataset: each policy's columns, its episodes and their returns.
+_INSPECT_HELP = """Print the contents of a file or dataset: columns, episodes and returns of each policy.
 
-With a second file, compare the two, column by column.
+With a second file, compare both column by column.
 
 [bold]Examples[/bold]
 
@@ -112,7 +111,7 @@ With a second file, compare the two, column by column.
   samplebatch inspect before.arrow after.arrow
 """
 
-_VERIFY_HELP = """Hold a file or folder against its checksums: every byte of it.
+_VERIFY_HELP = """Verify the checksums of a file or folder, over every byte.
 
 PATH is an Arrow, Parquet or HDF5 file, a dataset, or the folder of a replay buffer, which no process may have open.
 
@@ -122,13 +121,13 @@ PATH is an Arrow, Parquet or HDF5 file, a dataset, or the folder of a replay buf
 
   samplebatch verify replay/
 
-The exit status is 1 if anything has changed since it was written.
+The exit status is 1 if any byte has changed since it was written.
 """
 
-_SERVE_HELP = """Serve replay tables to writers and learners on any machine, by Arrow Flight.
+_SERVE_HELP = """Serve replay tables to writers and learners on any machine, over Arrow Flight.
 
-A table is [bold]NAME=KIND:CAPACITY[/] and any options after commas. Its kind is [bold]uniform[/] or
-[bold]prioritized[/], of steps, or [bold]fifo[/], [bold]lifo[/], [bold]key[/] or [bold]queue[/], of whole fragments.
+A table is [bold]NAME=KIND:CAPACITY[/], followed by options after commas. KIND is [bold]uniform[/] or
+[bold]prioritized[/] for steps, or [bold]fifo[/], [bold]lifo[/], [bold]key[/] or [bold]queue[/] for entire fragments.
 
 [bold]Examples[/bold]
 
@@ -139,11 +138,11 @@ A table is [bold]NAME=KIND:CAPACITY[/] and any options after commas. Its kind is
 
   samplebatch serve --table rollouts=queue:64 --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem
 
-Only this machine can reach it unless --host says otherwise. Tables carry on from the newest checkpoint; Ctrl-C writes a
-last one, and ends.
+Only this machine can connect unless --host is given. Tables are restored from the newest checkpoint; Ctrl-C writes a
+last checkpoint and exits.
 """
 
-_TOP_HELP = """Show how the tables of a replay service stand: sizes, rates, limits, and who is held back and why.
+_TOP_HELP = """Show the tables of a replay service: sizes, rates, limits, and which requests are blocked and why.
 
 [bold]Examples[/bold]
 
@@ -151,7 +150,7 @@ _TOP_HELP = """Show how the tables of a replay service stand: sizes, rates, limi
 
   samplebatch top grpc+tls://replay.example:5005 --token-file token --tls-roots cert.pem --once
 
-Ctrl-C ends it.
+Ctrl-C exits.
 """
 
 
@@ -167,7 +166,7 @@ def main() -> None:
 
 
 def application() -> Typer:
-    """Build the command line."""
+    """Create the command line application."""
     typer = require("typer", "cli")
     app: Typer = typer.Typer(
         name="samplebatch",
@@ -202,19 +201,19 @@ def application() -> Typer:
     def collect_command(
         env: str = typer.Argument(DEFAULT_ENVIRONMENT, metavar="ENV", help="Environment to step."),
         workers: int = typer.Option(2, "--workers", "-w", min=1, help="Processes that step environments."),
-        envs_per_worker: int = typer.Option(1, "--envs-per-worker", min=1, help="Environments in each of them."),
+        envs_per_worker: int = typer.Option(1, "--envs-per-worker", min=1, help="Environments per process."),
         steps: int | None = typer.Option(
-            None, "--steps", "-n", min=1, help="Environment steps, in all processes together. [dim]\\[default: 1000][/]"
+            None, "--steps", "-n", min=1, help="Total environment steps of all processes. [dim]\\[default: 1000][/]"
         ),
         episodes: int | None = typer.Option(
-            None, "--episodes", min=1, help="Episodes to the end, in place of --steps."
+            None, "--episodes", min=1, help="Episodes to complete, instead of --steps."
         ),
         policy: list[str] = typer.Option(
             ["random"],
             "--policy",
             metavar="[ID=]POLICY",
-            help="Who acts: [bold]random[/], [bold]module:function[/], or a file that torch wrote (.pt2, .pt). "
-            "Where there are several policies, repeat it with the id of each.",
+            help="Policy: [bold]random[/], [bold]module:function[/], or a file of torch (.pt2, .pt). "
+            "For several policies, repeat the option with each id.",
         ),
         seed: int | None = typer.Option(
             None, "--seed", min=0, help="Seed of environments and actions. [dim]\\[default: a random one][/]"
@@ -223,13 +222,13 @@ def application() -> Typer:
             Path("rollout.arrow"),
             "--out",
             "-o",
-            help="Where to write: an Arrow file, a Parquet file (.parquet), or a folder for a dataset, "
-            "written as it is collected.",
+            help="Output: an Arrow file, a Parquet file (.parquet), or a folder for a dataset, "
+            "written during collection.",
         ),
         fragment_length: int = typer.Option(
-            200, "--fragment-length", min=1, help="Environment steps that a worker sends at once."
+            200, "--fragment-length", min=1, help="Environment steps per fragment that a worker sends."
         ),
-        restarts: int = typer.Option(0, "--restarts", min=0, help="Workers to replace, if they crash or hang."),
+        restarts: int = typer.Option(0, "--restarts", min=0, help="Crashed or hung workers to replace."),
         plot: Path | None = plot_option,
         allow_pickle: bool = pickle_option,
     ) -> None:
@@ -255,51 +254,50 @@ def application() -> Typer:
 
     @app.command("inspect", help=_INSPECT_HELP)
     def inspect_command(
-        file: Path = typer.Argument(..., metavar="FILE", help="File or dataset that samplebatch wrote."),
-        other: Path | None = typer.Argument(None, metavar="[OTHER]", help="Another one, to compare it with."),
+        file: Path = typer.Argument(..., metavar="FILE", help="File or dataset written by samplebatch."),
+        other: Path | None = typer.Argument(None, metavar="[OTHER]", help="Second file or dataset to compare with."),
         plot: Path | None = plot_option,
-        html: Path | None = typer.Option(None, "--html", metavar="PAGE", help="Write a page with all of it."),
+        html: Path | None = typer.Option(None, "--html", metavar="PAGE", help="Write an HTML page with the report."),
         allow_pickle: bool = pickle_option,
     ) -> None:
         from samplebatch.cli.inspecting import compare, inspect
 
         if other is not None:
             if plot is not None or html is not None:
-                raise typer.BadParameter("two files are compared in the terminal; leave out --plot and --html")
+                raise typer.BadParameter("--plot and --html must not be given with two files")
             raise typer.Exit(_guard(lambda: compare(file, other, allow_pickle=allow_pickle)))
         raise typer.Exit(_guard(lambda: inspect(file, plot=plot, html=html, allow_pickle=allow_pickle)))
 
     @app.command("train", help=_TRAIN_HELP)
     def train_command(
-        algorithm: str | None = typer.Argument(None, metavar="[ALGORITHM]", help="How to learn."),
-        source: str | None = typer.Argument(None, metavar="[SOURCE]", help="Environment, or data, to learn from."),
+        algorithm: str | None = typer.Argument(None, metavar="[ALGORITHM]", help="Algorithm to train with."),
+        source: str | None = typer.Argument(None, metavar="[SOURCE]", help="Environment or data to learn from."),
         config: Path | None = typer.Option(
-            None, "--config", metavar="FILE", help="A TOML file with algorithm, source and settings, a line each."
+            None, "--config", metavar="FILE", help="TOML file with algorithm, source and settings, one per line."
         ),
         assignments: list[str] = typer.Option(
-            [], "--set", metavar="NAME=VALUE", help="A setting; repeat it. It goes before the file's."
+            [], "--set", metavar="NAME=VALUE", help="Setting, with precedence over the file's; repeat it for several."
         ),
         settings: bool = typer.Option(False, "--settings", help="Print the algorithm's settings, and exit."),
-        env: str | None = typer.Option(None, "--env", help="Environment of the tests, where SOURCE is data."),
+        env: str | None = typer.Option(None, "--env", help="Test environment, if SOURCE is data."),
         steps: int | None = typer.Option(
             None,
             "--steps",
             "-n",
             min=1,
-            help="Environment steps of the whole run, or gradient steps where SOURCE is data; sets max_epochs and "
-            "epoch_num_steps.",
+            help="Total environment steps, or gradient steps if SOURCE is data; sets max_epochs and epoch_num_steps.",
         ),
         workers: int | None = typer.Option(
-            None, "--workers", "-w", min=0, help="Processes that collect. [dim]\\[default: 0, collect in this one][/]"
+            None, "--workers", "-w", min=0, help="Worker processes. [dim]\\[default: 0, collect in this one][/]"
         ),
         normalize: bool | None = typer.Option(
             None, "--normalize", help="Normalize observations and rewards by running statistics."
         ),
-        seed: int | None = typer.Option(None, "--seed", min=0, help="Seed of everything. [dim]\\[default: 0][/]"),
+        seed: int | None = typer.Option(None, "--seed", min=0, help="Seed of the run. [dim]\\[default: 0][/]"),
         out: Path | None = typer.Option(
             None, "--out", "-o", help="The run's folder. [dim]\\[default: runs/ALGORITHM-SOURCE][/]"
         ),
-        resume: Path | None = typer.Option(None, "--resume", metavar="FOLDER", help="Go on with the run in a folder."),
+        resume: Path | None = typer.Option(None, "--resume", metavar="FOLDER", help="Resume the run in a folder."),
         plot: Path | None = typer.Option(
             None, "--plot", metavar="PICTURE", help="Draw the learning curves (.png, .svg, .pdf)."
         ),
@@ -319,8 +317,8 @@ def application() -> Typer:
         if resume is not None:
             if any(value is not None for value in (config, steps, workers, seed, out, normalize)) or assignments:
                 raise typer.BadParameter(
-                    "the folder has all options; only ALGORITHM, SOURCE and --env, as they are there, --plot and "
-                    "--allow-pickle go with it",
+                    "options must be omitted with --resume, as the folder contains them; only --plot, --allow-pickle, "
+                    "and equal ALGORITHM, SOURCE and --env are accepted",
                     param_hint="--resume",
                 )
             raise typer.Exit(_guard(lambda: resume_training(resume, flags, plot=plot, allow_pickle=allow_pickle)))
@@ -335,7 +333,7 @@ def application() -> Typer:
 
     @app.command("verify", help=_VERIFY_HELP)
     def verify_command(
-        path: Path = typer.Argument(..., metavar="PATH", help="File or folder that samplebatch wrote."),
+        path: Path = typer.Argument(..., metavar="PATH", help="File or folder written by samplebatch."),
     ) -> None:
         from samplebatch.cli.inspecting import verify
 
@@ -350,29 +348,33 @@ def application() -> Typer:
         table: list[str] = typer.Option(
             ..., "--table", "-t", metavar="NAME=KIND:CAPACITY,...", help="Table to serve; repeat it for several."
         ),
-        port: int = typer.Option(0, "--port", "-p", min=0, max=65535, help="Port to listen at, 0 for any."),
-        host: str = typer.Option("127.0.0.1", "--host", help="Address to listen at."),
+        port: int = typer.Option(0, "--port", "-p", min=0, max=65535, help="Port to listen on, 0 for any free port."),
+        host: str = typer.Option("127.0.0.1", "--host", help="Address to listen on."),
         checkpoint: Path | None = typer.Option(
-            None, "--checkpoint", metavar="FOLDER", help="Where tables are written to, and carry on from."
+            None, "--checkpoint", metavar="FOLDER", help="Folder of checkpoints, to write and restore."
         ),
         checkpoint_every: float | None = typer.Option(
-            None, "--checkpoint-every", metavar="SECONDS", min=1.0, help="How often to write them while they are used."
+            None, "--checkpoint-every", metavar="SECONDS", min=1.0, help="Interval between checkpoints."
         ),
-        checkpoint_keep: int = typer.Option(1, "--checkpoint-keep", min=1, help="Checkpoints to keep, the newest."),
+        checkpoint_keep: int = typer.Option(
+            1, "--checkpoint-keep", min=1, help="Number of newest checkpoints to keep."
+        ),
         token_file: Path | None = token_option,
         tls_cert: Path | None = typer.Option(None, "--tls-cert", metavar="FILE", help="Certificate, in PEM."),
-        tls_key: Path | None = typer.Option(None, "--tls-key", metavar="FILE", help="Its private key, in PEM."),
+        tls_key: Path | None = typer.Option(None, "--tls-key", metavar="FILE", help="Private key, in PEM."),
         metrics_port: int | None = typer.Option(
-            None, "--metrics-port", min=0, max=65535, help="Port of this machine for Prometheus to read."
+            None, "--metrics-port", min=0, max=65535, help="Port on this machine that serves Prometheus metrics."
         ),
         allow_pickle: bool = pickle_option,
     ) -> None:
         from samplebatch.cli.serving import Serving, serve
 
         if checkpoint_every is not None and checkpoint is None:
-            raise typer.BadParameter("give a folder with --checkpoint, too", param_hint="--checkpoint-every")
+            raise typer.BadParameter(
+                "--checkpoint must be given with --checkpoint-every", param_hint="--checkpoint-every"
+            )
         if (tls_cert is None) != (tls_key is None):
-            raise typer.BadParameter("give a certificate and its key, --tls-cert and --tls-key")
+            raise typer.BadParameter("--tls-cert and --tls-key must be given together")
         options = Serving(
             tables=table,
             host=host,
@@ -390,11 +392,11 @@ def application() -> Typer:
     @app.command("top", help=_TOP_HELP)
     def top_command(
         uri: str = typer.Argument(..., metavar="URI", help="Address of the service, as `serve` prints it."),
-        interval: float = typer.Option(1.0, "--interval", min=0.05, help="Seconds between two looks."),
-        once: bool = typer.Option(False, "--once", help="Look twice, print the second time, and end."),
+        interval: float = typer.Option(1.0, "--interval", min=0.05, help="Seconds between two updates."),
+        once: bool = typer.Option(False, "--once", help="Print the tables once, after one interval, and exit."),
         token_file: Path | None = token_option,
         tls_roots: Path | None = typer.Option(
-            None, "--tls-roots", metavar="FILE", help="Certificates that the service's is checked by, in PEM."
+            None, "--tls-roots", metavar="FILE", help="Root certificates that verify the service's certificate, in PEM."
         ),
     ) -> None:
         from samplebatch.cli.top import Top, top
@@ -405,11 +407,11 @@ def application() -> Typer:
 
 
 def _guard(command: Callable[[], int]) -> int:
-    """Run a command, and turn errors into one sentence and an exit status."""
+    """Run a command; convert errors to one sentence and an exit status."""
     try:
         return command()
     except UntrustedPickleError as error:
-        # Its own advice is an argument of Python.
+        # The error's advice names a Python argument.
         reason = str(error).partition("; pass allow_pickle")[0]
         complain(f"{reason}; if you trust who wrote it, add --allow-pickle")
         return FAILED
@@ -429,6 +431,6 @@ def _guard(command: Callable[[], int]) -> int:
         complain("interrupted")
         return INTERRUPTED
     except SystemExit as error:
-        # An environment or a policy may call sys.exit, also with status 0: what was to be done is not done.
+        # An environment or a policy may call sys.exit, also with status 0: the command has failed anyway.
         complain(f"the command must finish its work, and sys.exit({error.code!r}) was called in it")
         return error.code if isinstance(error.code, int) and error.code else FAILED

@@ -46,20 +46,20 @@ AnyBatch = SampleBatch | MultiAgentBatch
 
 
 class Destination(ABC):
-    """Takes fragments in; `finish` returns them as one batch, written.
+    """Destination of fragments; `finish` writes them and returns them as one batch.
 
     Attributes
     ----------
     fragments
-        Fragments taken in.
+        Number of added fragments.
     env_steps, agent_steps
-        Environment steps in them, and steps of all agents.
+        Environment steps and agent steps in these fragments.
     """
 
     fragments = env_steps = agent_steps = 0
 
     def add(self, fragment: AnyBatch) -> None:
-        """Take a fragment in."""
+        """Add a fragment."""
         self.take(fragment)
         self.fragments += 1
         self.env_steps += fragment.env_steps()
@@ -67,15 +67,15 @@ class Destination(ABC):
 
     @abstractmethod
     def take(self, fragment: AnyBatch) -> None:
-        """Keep or write a fragment."""
+        """Store or write a fragment."""
 
     @abstractmethod
     def finish(self) -> tuple[AnyBatch, int]:
-        """Write the rest, and return all steps and the bytes that they take on the disk."""
+        """Write pending steps, and return all steps and their size on disk in bytes."""
 
 
 class OneFile(Destination):
-    """A single Arrow or Parquet file, written at the end; an older one is replaced."""
+    """A single Arrow or Parquet file, written at the end; an existing file is replaced."""
 
     def __init__(self, path: Path) -> None:
         form_to_write(path)
@@ -84,18 +84,18 @@ class OneFile(Destination):
         self._aggregator = Aggregator()
 
     def take(self, fragment: AnyBatch) -> None:
-        """Keep a fragment."""
+        """Store a fragment in memory."""
         self._aggregator.add(fragment)
 
     def finish(self) -> tuple[AnyBatch, int]:
-        """Join the fragments, and write them."""
+        """Join and write the fragments."""
         batch = self._aggregator.build_and_reset()
         save(batch, self._path)
         return batch, self._path.stat().st_size
 
 
 class Folder(Destination):
-    """A folder that gets a Parquet file for every fragment; those that are there stay."""
+    """A dataset folder to which every fragment is appended as a Parquet file."""
 
     def __init__(self, path: Path) -> None:
         self._dataset = Dataset(path)
@@ -106,35 +106,35 @@ class Folder(Destination):
         self._nbytes += self._dataset.extend(fragment).stat().st_size
 
     def finish(self) -> tuple[AnyBatch, int]:
-        """Read the folder; the bytes are those of this run."""
+        """Return all steps of the folder, and the bytes written by this run."""
         batch: Any = self._dataset.read()
         return batch, self._nbytes
 
 
 def destination(path: Path) -> Destination:
-    """Tell the kind of a path: a folder is one that is there, or has a name without an ending."""
+    """Return the destination for a path: a folder if it exists as one or has no suffix, otherwise a file."""
     return Folder(path) if path.is_dir() or not path.suffix else OneFile(path)
 
 
 def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
-    """Read a file or folder of any format as a batch, a buffer's rows in time order; raises as `load` does."""
-    found: Any = load(path, allow_pickle=allow_pickle, verify=True)
-    if isinstance(found, ReplayBuffer):
-        with found as buffer:
-            found = buffer.sample(0).batch if len(buffer) else Batch()
-    elif isinstance(found, MultiAgentReplayBuffer):
-        found = found.sample(0).batch
-    batch: AnyBatch = found.as_sample_batch(convention="rllib") if isinstance(found, Batch) else found
+    """Read a file or folder of any format as a batch, buffers in time order; raises as `load`."""
+    loaded: Any = load(path, allow_pickle=allow_pickle, verify=True)
+    if isinstance(loaded, ReplayBuffer):
+        with loaded as buffer:
+            loaded = buffer.sample(0).batch if len(buffer) else Batch()
+    elif isinstance(loaded, MultiAgentReplayBuffer):
+        loaded = loaded.sample(0).batch
+    batch: AnyBatch = loaded.as_sample_batch(convention="rllib") if isinstance(loaded, Batch) else loaded
     return batch
 
 
 _SHOWN_POLICIES = 3
-"""Policies whose returns the line of progress has room for."""
+"""Maximum number of policies whose returns are in the progress line."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The options of `samplebatch collect`."""
+    """Options of `samplebatch collect`."""
 
     environment: str
     policies: Sequence[str]
@@ -151,19 +151,19 @@ class Run:
 
     @property
     def total(self) -> int:
-        """Steps or episodes, whichever is counted."""
+        """Requested number of steps or episodes."""
         return self.steps or self.episodes or 0
 
     @property
     def unit(self) -> str:
-        """The unit that is counted."""
+        """Unit of `total`."""
         return "steps" if self.steps else "episodes"
 
 
 def collect(run: Run) -> int:
-    """Collect and write, show how it goes, and return the exit status."""
+    """Collect and write steps with a progress bar, and return the exit status."""
     if run.allow_pickle or imports_module(run.environment) or any(":" in policy for policy in run.policies):
-        # A console script has its own folder on the path, not the one it is called from.
+        # A console script has its own folder on sys.path, not the current directory.
         sys.path.insert(0, os.getcwd())
     policies = find_policies(run.policies, allow_pickle=run.allow_pickle)
     if run.plot is not None:
@@ -206,7 +206,7 @@ def collect(run: Run) -> int:
 
 
 def _finish(run: Run, pool: RolloutWorkers, target: Destination) -> None:
-    """Write the collected steps, and report them."""
+    """Write and summarize the collected steps."""
     batch, nbytes = target.finish()
     show_columns(batch)
     show_episodes(episode_statistics(batch))
@@ -224,26 +224,26 @@ def _finish(run: Run, pool: RolloutWorkers, target: Destination) -> None:
         say(f"Drew the episodes' returns and lengths to {run.plot}")
 
 
-def find_policies(given: Sequence[str], *, allow_pickle: bool = False) -> Any:
-    """Find the policies that `--policy` names: one for all, or one for each id.
+def find_policies(texts: Sequence[str], *, allow_pickle: bool = False) -> Any:
+    """Return the policies named by `--policy`: one for all agents, or one per id.
 
     Examples
     --------
     >>> find_policies(["wolf=random", "sheep=random"], allow_pickle=False)
     {'wolf': 'random', 'sheep': 'random'}
     """
-    pairs = [text.rpartition("=") for text in given]
-    if len(given) > 1 and not all(equals for _, equals, _ in pairs):
-        raise PolicySpecError("several policies must each have the id of who acts by them, as in ID=module:function")
-    found = {policy_id: _find_policy(name, allow_pickle=allow_pickle) for policy_id, _, name in pairs}
-    return found if pairs[0][1] else found[""]
+    pairs = [text.rpartition("=") for text in texts]
+    if len(texts) > 1 and not all(equals for _, equals, _ in pairs):
+        raise PolicySpecError("each of several policies must have an id, as in ID=module:function")
+    policies = {policy_id: _find_policy(name, allow_pickle=allow_pickle) for policy_id, _, name in pairs}
+    return policies if pairs[0][1] else policies[""]
 
 
 def _find_policy(name: str, *, allow_pickle: bool = False) -> Any:
     if not is_policy_file(name):
         return name
     load = partial(load_policy, name, allow_pickle=allow_pickle)
-    # Loaded here once, so that what is wrong with it is said before any process starts.
+    # Load the policy once here, so that errors are reported before any process starts.
     load()
     return load
 
@@ -263,7 +263,7 @@ def _progress(unit: str) -> Progress:
 def _show(
     progress: Progress, run: Run, pool: RolloutWorkers, target: Destination, running: RunningStatistics
 ) -> Callable[[], None]:
-    """Start a bar, and return the function that brings it up to date."""
+    """Start a progress bar and return the function that updates it."""
     task = progress.add_task("", total=run.total, details="workers are starting")
 
     def show() -> None:
@@ -271,7 +271,9 @@ def _show(
         details = [f"{target.env_steps / (progress.tasks[0].elapsed or 1e-9):.0f} steps/s"]
         details += [f"{running.episodes} episodes"] if run.steps else [f"{target.env_steps} steps"]
         policies = running.statistics().policies
-        returns = [(policy, found.mean_return) for policy, found in policies.items() if len(found.lengths)]
+        returns = [
+            (policy, statistics.mean_return) for policy, statistics in policies.items() if len(statistics.lengths)
+        ]
         if len(returns) == 1:
             details.append(f"mean return {number(returns[0][1])}")
         elif returns:

@@ -1,4 +1,4 @@
-"""Learning curves of a training's log, in the terminal and as a picture."""
+"""Learning curves of a training log, in the terminal and as a picture."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOG = "log"
-"""Where the log lies in the folder of a run."""
+"""Name of the log in the folder of a run."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _HEIGHT = 60, 10
 _POINTS = 12
 _NUMBER_WIDTH = 9
-"""Room for any number of four digits; in a narrow terminal names of figures take several lines."""
+"""Width of any number with four digits; in a narrow terminal, names of figures are wrapped."""
 _MAX_PANELS = 8
 _MEAN, _STD = "returns_stat/mean", "returns_stat/std"
 _RETURNS = (f"test/{_MEAN}", f"training/{_MEAN}")
 _FACTS = ("info/", "update/smoothed_loss/", "update/train_time", "training/collect_", "test/collect_")
-"""Beginnings of names whose curves say nothing of learning."""
+"""Prefixes of figures that do not measure learning."""
 
 Curves = Mapping[str, LearningCurve]
 
 
 def show_curves(log: SampleBatch) -> None:
-    """Print the curve of returns as a drawing, and every other one as a line of a table."""
+    """Print the curve of returns as a plot, and other curves as rows of a table."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -59,7 +59,7 @@ def show_curves(log: SampleBatch) -> None:
 
 
 def blocks(values: npt.NDArray[np.float64], width: int = _POINTS) -> str:
-    """Draw numbers as a line of blocks, means of neighbours where there are many.
+    """Plot numbers as a line of block characters; more than `width` numbers are averaged.
 
     >>> blocks(np.array([0.0, 1.0, 2.0, 7.0]))
     '▁▂▃█'
@@ -67,13 +67,13 @@ def blocks(values: npt.NDArray[np.float64], width: int = _POINTS) -> str:
     means = _means(values[np.isfinite(values)], width)
     if not len(means):
         return ""
-    least, span = means.min(), np.ptp(means) or 1.0
-    levels = ((means - least) / span * (len(_BLOCKS) - 1)).round().astype(int)
+    minimum, span = means.min(), np.ptp(means) or 1.0
+    levels = ((means - minimum) / span * (len(_BLOCKS) - 1)).round().astype(int)
     return "".join(_BLOCKS[level] for level in levels.tolist())
 
 
 def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int = _HEIGHT) -> list[str]:
-    """Draw a curve over its steps with characters, from its least value to its largest.
+    """Plot a curve over its steps with characters, from its minimum to its maximum.
 
     Examples
     --------
@@ -99,20 +99,20 @@ def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int 
     grid[height - 1 - rows, filled] = "•"
     labels = {0: number(float(means[filled].max())), height - 1: number(float(means[filled].min()))}
     lines = [f"{for_terminal(name)} over {for_terminal(curve.unit)}"]
-    for place, row in enumerate(grid):
-        label = labels.get(place, "")
+    for index, row in enumerate(grid):
+        label = labels.get(index, "")
         lines.append(f"{label:>12} {'┤' if label else '│'}{''.join(row)}".rstrip())
     first, last = str(int(steps[0])), str(int(steps[-1]))
     return [*lines, " " * 13 + "└" + "─" * width, " " * 14 + first + last.rjust(width - len(first))]
 
 
 def draw_curves(log: SampleBatch, path: str | os.PathLike[str]) -> None:
-    """Draw the learning curves of a log: returns of tests and of training, then the figures of updates."""
+    """Plot the learning curves of a log: returns of tests and training, then figures of updates."""
     _figure(learning_curves(newest_figures(log))).savefig(path)
 
 
 def as_svg(draw: Callable[[], Figure]) -> str:
-    """Draw a figure as SVG for a page; its text can be searched, and has the reader's font."""
+    """Render a figure as SVG for a page, with searchable text in the reader's font."""
     matplotlib = require("matplotlib", "plot")
     page = BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
@@ -122,7 +122,7 @@ def as_svg(draw: Callable[[], Figure]) -> str:
 
 
 def curves_as_svg(log: SampleBatch) -> str:
-    """Draw the picture of `draw_curves` as SVG."""
+    """Render the plot of `draw_curves` as SVG."""
     return as_svg(lambda: _figure(learning_curves(newest_figures(log))))
 
 
@@ -151,16 +151,16 @@ def _figure(curves: Curves) -> Figure:
             axes.set_xlabel(for_matplotlib(unit))
     if axes.lines:
         axes.legend(frameon=False)
-    for place, name in enumerate(panels):
-        own = figure.add_subplot(grid[1 + place // 2, place % 2])
-        own.plot(curves[name].steps, curves[name].values, linewidth=0.9)
-        own.set_title(for_matplotlib(name.removeprefix("update/")), loc="left", fontsize="medium")
-        own.set_xlabel(for_matplotlib(curves[name].unit))
+    for index, name in enumerate(panels):
+        panel = figure.add_subplot(grid[1 + index // 2, index % 2])
+        panel.plot(curves[name].steps, curves[name].values, linewidth=0.9)
+        panel.set_title(for_matplotlib(name.removeprefix("update/")), loc="left", fontsize="medium")
+        panel.set_xlabel(for_matplotlib(curves[name].unit))
     return figure
 
 
 def _means(values: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float64]:
-    """Return the values, or the means of `width` runs of them where there are more."""
+    """Return the values, or the means of `width` runs if there are more values."""
     if len(values) <= width:
         return values
     edges = np.linspace(0, len(values), width + 1).astype(int)[:-1]
@@ -170,7 +170,7 @@ def _means(values: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float6
 
 
 def _places(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
-    """Return the place of each value, of `count` between the least and the largest."""
+    """Quantize values to `count` levels between their minimum and maximum."""
     span = float(np.ptp(values)) or 1.0
     places: npt.NDArray[np.int64] = ((values - values.min()) / span * (count - 1)).round().astype(np.int64)
     return places

@@ -18,9 +18,9 @@ from samplebatch.storage import verifying
 
 
 def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, allow_pickle: bool = False) -> int:
-    """Print a file's columns and episodes, draw them and write a page about them, and return the exit status.
+    """Print a file's columns and episodes, plot them and write a page, and return the exit status.
 
-    Of the log of a training, or the folder of its run, the learning curves are printed and drawn.
+    For a training log, or the folder of a run, print and plot the learning curves.
     """
     if plot is not None:
         check_picture(plot)
@@ -43,7 +43,7 @@ def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, a
 
 
 def compare(first: Path, second: Path, *, allow_pickle: bool = False) -> int:
-    """Print two files column by column, those of each policy apart, and return the exit status."""
+    """Compare two files column by column for each policy, and return the exit status."""
     sides = [read_any(path, allow_pickle=allow_pickle) for path in (first, second)]
     policies = [side.as_multi_agent().policy_batches for side in sides]
     for path, side in zip((first, second), sides, strict=True):
@@ -57,7 +57,7 @@ def compare(first: Path, second: Path, *, allow_pickle: bool = False) -> int:
 
 
 def _show(policy: Any, left: SampleBatch, right: SampleBatch, *, flat: bool) -> bool:
-    """Print the columns of one policy in both files; return whether they are the same."""
+    """Print the columns of one policy in both files; return whether they are equal."""
     verdicts = {name: _verdict(name, left, right) for name in [*left.column_names, *right.column_names]}
     show_table(
         ("column", "first", "range", "mean", "second", "range", "mean", ""),
@@ -85,7 +85,7 @@ def _cells(name: str, batch: SampleBatch) -> tuple[str, str, str]:
 
 
 def verify(path: Path) -> int:
-    """Print for each file whether it is intact, and return the exit status: 1 if one is damaged."""
+    """Print for each file whether it is intact; return the exit status, 1 if a file is damaged."""
     reports = verifying.verify(path)
     rows = []
     for report in reports:

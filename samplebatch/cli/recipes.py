@@ -1,4 +1,4 @@
-"""Recipes: how `samplebatch train` makes algorithms from plain settings, one table of all of them."""
+"""Recipes of all algorithms of `samplebatch train`: how they are created from plain settings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Space = Any
-"""A space of Gymnasium's."""
+"""A Gymnasium space."""
 Settings = Mapping[str, Any]
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -56,20 +56,20 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Recipe:
-    """An algorithm as the command line knows it.
+    """Description of an algorithm for the command line.
 
     Attributes
     ----------
     summary
         The algorithm in a few words.
     algorithm
-        Its class, whose plain arguments are settings.
+        Class of the algorithm, whose plain arguments are settings.
     params
-        The parameters of its trainer, whose plain fields are settings.
+        Parameter class of its trainer, whose plain fields are settings.
     make
-        Makes it, from the spaces and the settings.
+        Function that creates the algorithm from spaces and settings.
     settings
-        Settings that are no arguments, such as `lr`, and defaults that differ from those of class and trainer.
+        Settings that are not arguments, such as `lr`, and defaults that differ from those in class and trainer.
     """
 
     summary: str
@@ -80,7 +80,7 @@ class Recipe:
 
     @property
     def is_offline(self) -> bool:
-        """Whether it learns from data alone."""
+        """Whether the algorithm learns from data only."""
         return self.params is OfflineTrainerParams
 
     def defaults(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Recipe:
 
 
 _MODULES = ("critic2", "critic2_optim")
-"""Arguments of algorithms that are no settings, though their defaults are plain."""
+"""Arguments with plain defaults that are not settings."""
 _OF_TRAINERS = (
     "max_epochs",
     "epoch_num_steps",
@@ -101,7 +101,7 @@ _OF_TRAINERS = (
     "update_step_num_repetitions",
     "update_step_num_gradient_steps_per_sample",
 )
-"""Parameters of trainers that are settings, where a trainer has them."""
+"""Parameters of trainers that are settings, if the trainer has them."""
 _COMMON = {"hidden_sizes": [64, 64], "num_envs": 8, "max_epochs": 10, "test_step_num_episodes": 10, "threads": 1}
 _OFF_POLICY = _COMMON | {
     "buffer_size": 100_000,
@@ -137,7 +137,7 @@ _Q_LEARNING = _OFF_POLICY | {
     "prioritized_beta": 0.4,
 }
 _ATOMS = {"num_atoms": 51, "v_min": -10.0, "v_max": 100.0}
-"""Atoms of the return: for CartPole, whose discounted returns reach 100, as for rewards clipped to [-1, 1]."""
+"""Atoms of the return, for CartPole, whose discounted returns reach 100, and for rewards clipped to [-1, 1]."""
 _OFFLINE = _COMMON | {"epoch_num_steps": 1000, "batch_size": 256}
 
 
@@ -158,7 +158,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def complete_settings(name: str, given: Settings) -> dict[str, Any]:
-    """Return all settings of an algorithm: those given, and the defaults of the others.
+    """Return all settings of an algorithm: given values, and defaults of the others.
 
     Examples
     --------
@@ -185,17 +185,17 @@ def _as_type_of(default: Any, value: Any, name: str) -> Any:
 
 
 def _plain_arguments(cls: type) -> dict[str, Any]:
-    """Return the arguments of a class that have plain defaults, with those that it hands on to its base."""
-    found: dict[str, Any] = {}
+    """Return the arguments of a class with plain defaults, including arguments that it passes to its base."""
+    arguments: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):
             parameters = signature(vars(base)["__init__"]).parameters.values()
-            for own in parameters:
-                if isinstance(own.default, _PLAIN) and own.name not in _MODULES:
-                    found.setdefault(own.name, own.default)
-            if all(own.kind is not Parameter.VAR_KEYWORD for own in parameters):
+            for parameter in parameters:
+                if isinstance(parameter.default, _PLAIN) and parameter.name not in _MODULES:
+                    arguments.setdefault(parameter.name, parameter.default)
+            if all(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters):
                 break
-    return found
+    return arguments
 
 
 def _trainer_defaults(params: type[TrainerParams]) -> dict[str, Any]:
@@ -203,12 +203,12 @@ def _trainer_defaults(params: type[TrainerParams]) -> dict[str, Any]:
 
 
 def _arguments(cls: type, settings: Settings) -> dict[str, Any]:
-    """Return those settings that are arguments of a class."""
+    """Select the settings that are arguments of a class."""
     return {name: settings[name] for name in _plain_arguments(cls) if name in settings}
 
 
 def _body(space: Space, settings: Settings, **layers: Any) -> nn.Module:
-    """Make layers for observations: convolutions for images, linear ones else."""
+    """Create layers for observations: convolutional for images, otherwise linear."""
     if len(space.shape or ()) == 3:
         return Convolutional(space, **layers)
     return Net.for_space(space, settings["hidden_sizes"], **layers)
@@ -264,7 +264,7 @@ def _make_reinforce(obs: Space, act: Space, settings: Settings) -> Reinforce:
 
 
 def _make_q_learning(cls: Any, policy_class: Any) -> Callable[[Space, Space, Settings], Any]:
-    """Make a maker of Q-learning: of values, or of as many atoms or quantiles per action as a setting says."""
+    """Return a factory of Q-learning: of values, or of atoms or quantiles whose number is a setting."""
 
     def make(obs: Space, act: Space, settings: Settings) -> Any:
         _check_discrete(act, cls.__name__.lower())
@@ -519,14 +519,14 @@ RECIPES: Mapping[str, Recipe] = {
         _OFFLINE | {"lr": 3e-4, "hidden_sizes": [256, 256]},
     ),
 }
-"""Every algorithm that the command line trains by; a new one is entered here."""
+"""Every algorithm of the command line, by name."""
 
 
 def make_algorithm(name: str, obs: Space, act: Space, settings: Settings) -> Algorithm[Any]:
-    """Make an algorithm from all of its settings."""
+    """Create an algorithm from its complete settings."""
     return find_recipe(name).make(obs, act, settings)
 
 
 def trainer_arguments(name: str, settings: Settings) -> dict[str, Any]:
-    """Return those settings that are parameters of the trainer."""
+    """Select the settings that are parameters of the trainer."""
     return {field: settings[field] for field in _trainer_defaults(find_recipe(name).params)}

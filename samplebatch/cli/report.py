@@ -1,4 +1,4 @@
-"""Reports about a batch: a picture of its episodes, and a page with columns, statistics and that picture."""
+"""Reports about a batch: a plot of its episodes, and an HTML page with columns, statistics and the plot."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 FORMATS = ("png", "svg", "pdf", "jpg", "jpeg")
-"""Endings of the files that a picture can be written to."""
+"""Suffixes of picture formats."""
 
 _WINDOW = 20
-"""Episodes that the line through the returns averages over."""
+"""Window of the running mean of returns, in episodes."""
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #222; }
@@ -48,7 +48,7 @@ figure { margin: 1.5rem 0; }
 
 
 def draw_episodes(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[str]) -> None:
-    """Draw the returns and lengths of the episodes that ended in a batch, a row for each policy.
+    """Plot returns and lengths of the completed episodes in a batch, one row per policy.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def draw_episodes(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[
 
 
 def check_picture(path: str | os.PathLike[str]) -> None:
-    """See to it that a picture can be written to a path, before the work that it is to show."""
+    """Check that a picture can be written to a path, before long work starts."""
     require("matplotlib", "plot")
     target = Path(path)
     if target.suffix.lower().removeprefix(".") not in FORMATS:
@@ -78,7 +78,7 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 
 
 def episodes_as_svg(batch: SampleBatch | MultiAgentBatch) -> str:
-    """Draw the picture of `draw_episodes` as SVG."""
+    """Render the plot of `draw_episodes` as SVG."""
     return as_svg(lambda: _figure(_statistics(batch)))
 
 
@@ -86,8 +86,8 @@ def _statistics(batch: SampleBatch | MultiAgentBatch) -> EpisodeStatistics:
     statistics = episode_statistics(batch)
     if statistics is None:
         raise FormatError(
-            "a picture of episodes needs the columns 'eps_id', 't', 'agent_index', 'rewards' and 'terminateds' and "
-            "'truncateds' (or 'dones'), and the batch lacks one of them"
+            "a plot of episodes must have the columns 'eps_id', 't', 'agent_index', 'rewards' and 'terminateds' and "
+            "'truncateds' (or 'dones'), got a batch without one"
         )
     return statistics
 
@@ -96,20 +96,20 @@ def _figure(statistics: EpisodeStatistics) -> Figure:
     from matplotlib.figure import Figure
 
     policies = statistics.policies
-    # Not through pyplot: that keeps figures, and may open windows.
+    # Without pyplot, which retains figures and may open windows.
     figure = Figure(figsize=(10, 1 + 2.6 * max(len(policies), 1)), layout="constrained", dpi=120)
     figure.suptitle(episodes_of(statistics))
     rows = figure.subplots(max(len(policies), 1), 2, squeeze=False, width_ratios=(2, 1))
-    for axes, (policy, found) in zip(rows, policies.items(), strict=False):
-        _draw_returns(axes[0], policy, found.returns)
-        _draw_lengths(axes[1], found.lengths)
+    for axes, (policy, policy_statistics) in zip(rows, policies.items(), strict=False):
+        _draw_returns(axes[0], policy, policy_statistics.returns)
+        _draw_lengths(axes[1], policy_statistics.lengths)
     return figure
 
 
 def _draw_returns(axes: Axes, policy: PolicyID, returns: npt.NDArray[Any]) -> None:
     axes.set_title(f"{for_matplotlib(policy)}: return of each episode", loc="left", fontsize="medium")
     axes.set_xlabel("episode")
-    # Rewards of several parts have a line each.
+    # Vector rewards have one line per component.
     for part, values in enumerate(returns.reshape(len(returns), -1).T if len(returns) else ()):
         few = len(values) <= 2 * _WINDOW
         axes.plot(values, "o" if few else ".", alpha=0.7 if few else 0.35, markersize=4, color=f"C{part % 10}")
@@ -144,10 +144,10 @@ def _or_say_so(axes: Axes, values: Sequence[Any] | npt.NDArray[Any]) -> None:
 
 
 def write_html_report(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[str], *, title: str) -> None:
-    """Write a page about a batch, whole or not at all.
+    """Write an HTML page about a batch, atomically.
 
-    It has the columns of each policy with their dtypes, shapes and ranges, frames of images, and, where the batch
-    tells its episodes, their statistics and their picture. Of the log of a training it has the learning curves.
+    It contains the columns of each policy with dtypes, shapes and ranges, frames of images, and, if the batch has
+    columns of episodes, their statistics and plot. For a training log it contains the learning curves.
 
     Examples
     --------
@@ -179,7 +179,7 @@ def _page(batch: SampleBatch | MultiAgentBatch, title: str) -> str:
 
 
 def _frames(name: str, sheet: str) -> str:
-    """Lay a contact sheet out under the name of its column."""
+    """Return the HTML of a contact sheet with the name of its column."""
     return f'<figure><figcaption>{for_html(name)}</figcaption><img src="{sheet}" alt="frames"></figure>'
 
 
@@ -190,16 +190,16 @@ def _counts(batch: SampleBatch | MultiAgentBatch) -> str:
 _MAX_FRAMES = 24
 _FRAMES_A_ROW = 8
 _MIN_SIDE = 8
-"""Pixels that a side of an image has at least; smaller rows are features."""
+"""Minimum side of an image in pixels; smaller rows are features."""
 _GAP = 2
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def contact_sheet(column: Column) -> str:
-    """Draw evenly spaced frames of a column as a data URI of a PNG; "" if its rows are no images.
+    """Render evenly spaced frames of a column as a data URI of a PNG; "" if its rows are not images.
 
     Images are rows of bytes of shape (height, width), with up to four channels before or after. Three channels are
-    colours; of others, such as stacked frames, the last is drawn.
+    colours; for other numbers of channels, such as stacked frames, the last channel is rendered.
 
     Examples
     --------
@@ -224,7 +224,7 @@ def contact_sheet(column: Column) -> str:
 
 
 def _channels_at(shape: tuple[int, ...]) -> int | None:
-    """Return the axis of the channels of rows, 0 if images have none, or None if rows are no images."""
+    """Return the channel axis of rows, 0 if images have no channels, None if rows are not images."""
     if len(shape) == 2 and min(shape) >= _MIN_SIDE:
         return 0
     for axis, sides in ((3, shape[:2]), (1, shape[1:])):
@@ -234,13 +234,13 @@ def _channels_at(shape: tuple[int, ...]) -> int | None:
 
 
 def _tile(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Lay frames of shape (n, height, width, ...) in rows, with white between them."""
+    """Arrange frames of shape (n, height, width, ...) in a grid with white gaps."""
     n, height, width = frames.shape[:3]
     across = min(n, _FRAMES_A_ROW)
     down = -(-n // across)
     sheet = np.full((down * (height + _GAP), across * (width + _GAP), *frames.shape[3:]), 255, np.uint8)
-    for place, frame in enumerate(frames):
-        top, left = place // across * (height + _GAP), place % across * (width + _GAP)
+    for index, frame in enumerate(frames):
+        top, left = index // across * (height + _GAP), index % across * (width + _GAP)
         sheet[top : top + height, left : left + width] = frame
     return sheet[:-_GAP, :-_GAP]
 

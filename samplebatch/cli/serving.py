@@ -22,7 +22,7 @@ from samplebatch.service.weights import PublishedWeights
 
 @dataclass(frozen=True)
 class Serving:
-    """The options of `samplebatch serve`."""
+    """Options of `samplebatch serve`."""
 
     tables: Sequence[str]
     host: str
@@ -37,7 +37,7 @@ class Serving:
 
 
 def serve(options: Serving) -> int:
-    """Serve tables until Ctrl-C or SIGTERM, and return the exit status: 1 if the last checkpoint was not written."""
+    """Serve tables until Ctrl-C or SIGTERM; return the exit status, 1 if the last checkpoint was not written."""
     tables = [parse_table(text) for text in options.tables]
     checkpoints, weights = None, PublishedWeights()
     if options.checkpoint is not None:
@@ -62,10 +62,10 @@ def serve(options: Serving) -> int:
             if checkpoints is not None:
                 # A failure is reported, and serving continues.
                 _write(checkpoints, tables, weights)
-    # Nobody writes any more.
+    # No client can write any more.
     if checkpoints is not None and not _write(checkpoints, tables, weights):
         return FAILED
-    # SIGTERM is how a service is told to end.
+    # SIGTERM is the regular way to stop a service.
     return INTERRUPTED if interruption.status == INTERRUPTED else 0
 
 
@@ -76,7 +76,7 @@ def _make_server(
     write: Callable[[], Any] | None,
     weights: PublishedWeights,
 ) -> ReplayServer:
-    """Make the server; a file that it cannot encrypt with is named by its option, and warnings are lines as others."""
+    """Create the server; errors of TLS files name their option, and warnings are printed as lines."""
     if options.tls is not None:
         read_pair(options.tls, ("--tls-cert", "--tls-key"))
     with warnings.catch_warnings(record=True) as caught:
@@ -95,15 +95,15 @@ def _make_server(
 
 
 def read_token(path: Path) -> str:
-    """Read the word that clients must bring."""
+    """Read the token of clients from a file."""
     token = path.read_text(encoding="utf-8").strip()
     if not token:
-        raise ArgumentError(f"{str(path)!r} must have a token, it is empty")
+        raise ArgumentError(f"{str(path)!r} must contain a token, got an empty file")
     return token
 
 
 def _is_loopback(host: str) -> bool:
-    """Tell whether a server that listens at an address is reached from this machine alone.
+    """Return whether a server that listens on an address is reachable only from this machine.
 
     >>> _is_loopback("127.0.0.2"), _is_loopback("::1"), _is_loopback("localhost"), _is_loopback("0.0.0.0")
     (True, True, True, False)
@@ -117,17 +117,17 @@ def _is_loopback(host: str) -> bool:
 def _write(
     checkpoints: Checkpoints, tables: Sequence[ReplayTable | RowTable], weights: PublishedWeights | None = None
 ) -> bool:
-    """Write a checkpoint, or report why there is none; return whether it was written."""
+    """Write a checkpoint or report the error; return whether it was saved."""
     try:
-        found = checkpoints.write(tables, weights)
+        saved = checkpoints.write(tables, weights)
     except (SampleBatchError, OSError) as error:
         complain(f"no checkpoint was written: {error}")
         return False
     except Exception as error:
-        # Such as a lack of memory: the service has rows that nobody else has.
+        # For example out of memory: continue, because only the service has the rows.
         complain(f"no checkpoint was written: {type(error).__name__}: {error}")
         return False
-    say(f"Wrote {_sizes(tables, found.sizes)} ({megabytes(found.nbytes)}) to {found.path} in {found.seconds:.1f} s")
+    say(f"Wrote {_sizes(tables, saved.sizes)} ({megabytes(saved.nbytes)}) to {saved.path} in {saved.seconds:.1f} s")
     return True
 
 

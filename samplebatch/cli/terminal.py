@@ -1,4 +1,4 @@
-"""The terminal of the command: tables, sentences, numbers for people, exit statuses and signals."""
+"""Terminal output of the command line: tables, messages, formatted numbers, exit statuses and signals."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from samplebatch.rollout.statistics import EpisodeStatistics
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
-"""Exit statuses: the work failed, the arguments were wrong, Ctrl-C (`Interruption` has that of SIGTERM)."""
+"""Exit statuses: failure, invalid arguments, Ctrl-C (see `Interruption` for SIGTERM)."""
 
 EPISODE_HEADINGS = ("policy", "episodes", "agent episodes", "mean return", "std", "min", "max", "mean length")
 _MAX_LINE = 4000
-"""Characters of a line of a message."""
+"""Maximum characters per line of a message."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOOK_S = 0.2
-"""Seconds after which a command that waits looks whether a signal has come."""
+"""Interval at which a waiting command checks for signals."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Make a console on standard output, or on standard error."""
+    """Create a console on standard output or standard error."""
     from rich.console import Console
 
     return Console(stderr=stderr)
@@ -44,12 +44,12 @@ def complain(sentence: str) -> None:
 
 
 def say(sentence: str, *, stderr: bool = False) -> None:
-    """Print a sentence of any length as it is."""
+    """Print a sentence of any length without wrapping or markup."""
     console(stderr=stderr).print(_printable(sentence), highlight=False, markup=False, soft_wrap=True)
 
 
 def _printable(sentence: str) -> str:
-    """Escape what names in a message may contain; line breaks remain."""
+    """Escape control characters in a message, except line breaks."""
     return "\n".join(for_terminal(line.replace("\t", "    "), _MAX_LINE) for line in sentence.split("\n"))
 
 
@@ -87,29 +87,31 @@ def titled_steps(batch: SampleBatch | MultiAgentBatch) -> Iterator[tuple[str, Sa
 
 
 def show_episodes(statistics: EpisodeStatistics | None) -> None:
-    """Print how episodes went, if the batch has the columns of episodes."""
+    """Print statistics of episodes, if there are any."""
     if statistics is not None:
         show_table(EPISODE_HEADINGS, episode_cells(statistics), episodes_of(statistics), right=EPISODE_HEADINGS[1:])
 
 
 def episodes_of(statistics: EpisodeStatistics) -> str:
-    """Word the number of episodes."""
+    """Format the number of episodes."""
     return f"{statistics.episodes} episodes ended, {statistics.unfinished} did not"
 
 
 def episode_cells(statistics: EpisodeStatistics) -> list[list[str]]:
     """List the cells of `EPISODE_HEADINGS` for each policy."""
     rows = []
-    for policy, found in statistics.policies.items():
-        returns = found.returns
+    for policy, policy_statistics in statistics.policies.items():
+        returns = policy_statistics.returns
         spread = (returns.std(), returns.min(), returns.max()) if returns.size else (float("nan"),) * 3
-        numbers = [number(float(value)) for value in (found.mean_return, *spread, found.mean_length)]
-        rows.append([str(policy), str(found.episodes), str(len(found.lengths)), *numbers])
+        numbers = [
+            number(float(value)) for value in (policy_statistics.mean_return, *spread, policy_statistics.mean_length)
+        ]
+        rows.append([str(policy), str(policy_statistics.episodes), str(len(policy_statistics.lengths)), *numbers])
     return rows
 
 
 def number(value: float) -> str:
-    """Write a number with four digits, and NaN as a dash.
+    """Format a number with four digits, and NaN as a dash.
 
     >>> number(12.3456), number(float("nan"))
     ('12.35', '-')
@@ -118,7 +120,7 @@ def number(value: float) -> str:
 
 
 def megabytes(nbytes: int) -> str:
-    """Write a size.
+    """Format a size in megabytes.
 
     >>> megabytes(1_234_567)
     '1.23 MB'
@@ -129,19 +131,19 @@ def megabytes(nbytes: int) -> str:
 class Interruption:
     """Signals that end a command early.
 
-    Within a `with` block the first Ctrl-C or SIGTERM asks the work to stop, so that it is saved. A Ctrl-C after that
-    ends the program. Another SIGTERM does nothing more: `timeout`, and a batch system that signals a process and its
-    group, send two.
+    In a `with` block, the first Ctrl-C or SIGTERM requests the work to stop, so that it is saved. A second Ctrl-C ends
+    the program. Further SIGTERMs are ignored: `timeout`, and batch systems that signal a process and its group, send
+    two.
 
     Parameters
     ----------
     request_stop
-        Called by the first signal, in the middle of whatever the main thread does: it must not take a lock.
+        Called by the first signal, at any point of the main thread: it must not acquire a lock.
 
     Attributes
     ----------
     status
-        Exit status for the first signal, 128 and its number; 0 if there was none.
+        Exit status for the first signal, 128 plus its number; 0 without a signal.
 
     Examples
     --------
@@ -166,10 +168,10 @@ class Interruption:
             signal.signal(number, handler)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for a signal, and return whether there was one; None waits without end.
+        """Wait for a signal, and return whether one arrived; None waits indefinitely.
 
-        An event would not do: its lock may be taken when the signal comes, and a signal that comes between a check
-        and the wait would wake nobody.
+        A `threading.Event` is unsuitable: its lock may be held when the signal arrives, and a signal between the check
+        and the wait would not wake the waiter.
         """
         deadline = inf if timeout_s is None else time.monotonic() + timeout_s
         while not self.status and (left_s := deadline - time.monotonic()) > 0:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _HEADINGS = ("table", "items", "memory", "inserted", "sampled")
 _SHOWN_HELD = 8
-"""Requests that are held back and shown by themselves."""
+"""Maximum number of blocked requests to list individually."""
 
 
 @dataclass(frozen=True)
 class Top:
-    """The options of `samplebatch top`."""
+    """Options of `samplebatch top`."""
 
     uri: str
     interval_s: float
@@ -33,7 +33,7 @@ class Top:
 
 
 def top(options: Top) -> int:
-    """Show how the tables of a service stand until Ctrl-C, or once, and return the exit status."""
+    """Show the tables of a service until Ctrl-C, or once, and return the exit status."""
     from rich.live import Live
 
     pictures = watch(options)
@@ -43,7 +43,7 @@ def top(options: Top) -> int:
         return 0
     screen = console()
     if not screen.is_terminal:
-        # A file, or a pipe: one picture after the other.
+        # Output to a file or pipe: print every update.
         for picture in pictures:
             screen.print(picture)
     with Live(next(pictures), console=screen, auto_refresh=False) as live:
@@ -53,7 +53,7 @@ def top(options: Top) -> int:
 
 
 def watch(options: Top) -> Iterator[Group]:
-    """Yield a picture of the tables every so often, for ever."""
+    """Yield the rendered tables repeatedly, without end."""
     from samplebatch.service.link import Link
 
     token = None if options.token_file is None else read_token(options.token_file)
@@ -70,44 +70,44 @@ def watch(options: Top) -> Iterator[Group]:
 
 
 def draw_tables(tables: Mapping[str, Any], before: Mapping[str, Any], seconds: float, title: str) -> Group:
-    """Draw how tables stand, with the rates since they stood as before: 80 columns of text hold it."""
+    """Render tables with rates since `before`, in at most 80 columns."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(title=for_rich(title), title_justify="left", title_style="bold")
+    table = Table(title=for_rich(title), title_justify="left", title_style="bold")
     for heading in _HEADINGS:
-        found.add_column(heading, justify="left" if heading == "table" else "right")
-    told: list[str] = []
-    held: list[str] = []
+        table.add_column(heading, justify="left" if heading == "table" else "right")
+    notes: list[str] = []
+    blocked: list[str] = []
     for name, info in tables.items():
         rates = [_rate(info[count], before[name][count], seconds) if name in before else "-" for count in _COUNTS]
         counts = [f"{info[count]:,}\n{rate}/s" for count, rate in zip(_COUNTS, rates, strict=True)]
         items = f"{info['size']:,} {for_terminal(info['items'])}\nof {info['capacity']:,}"
-        found.add_row(
+        table.add_row(
             Text(f"{for_terminal(name)}\n{for_terminal(info['kind'])}"), Text(items), megabytes(info["nbytes"]), *counts
         )
         limits = ", ".join(f"{limit}={value:g}" for limit, value in info["limits"].items() if value)
-        told += [f"{name}: limits {limits}"] * bool(limits)
-        told += [f"{name}: columns {_columns(info.get('columns') or {})}"] * bool(info.get("columns"))
-        held += [_held(name, one) for one in info["held_back"]]
-    told += held[:_SHOWN_HELD] + [f"and {len(held) - _SHOWN_HELD} more"] * (len(held) > _SHOWN_HELD)
-    return Group(found, Text("\n".join(for_terminal(line, 400) for line in told)))
+        notes += [f"{name}: limits {limits}"] * bool(limits)
+        notes += [f"{name}: columns {_columns(info.get('columns') or {})}"] * bool(info.get("columns"))
+        blocked += [_held(name, request) for request in info["held_back"]]
+    notes += blocked[:_SHOWN_HELD] + [f"and {len(blocked) - _SHOWN_HELD} more"] * (len(blocked) > _SHOWN_HELD)
+    return Group(table, Text("\n".join(for_terminal(line, 400) for line in notes)))
 
 
 _COUNTS = ("inserted", "sampled")
 
 
 def _columns(declared: Mapping[str, Any]) -> str:
-    """Word declared columns, those of several policies with the policy.
+    """Format declared columns, prefixed by the policy if there are several policies.
 
     >>> _columns({"obs": "float32[4]"}), _columns({"left": {"obs": "float32[4]"}})
     ('obs:float32[4]', 'left/obs:float32[4]')
     """
     flat = {
-        f"{name}/{inner}" if isinstance(form, Mapping) else name: one
+        f"{name}/{inner}" if isinstance(form, Mapping) else name: column_form
         for name, form in declared.items()
-        for inner, one in (form if isinstance(form, Mapping) else {name: form}).items()
+        for inner, column_form in (form if isinstance(form, Mapping) else {name: form}).items()
     }
     return ", ".join(f"{name}:{form}" for name, form in flat.items())
 
@@ -116,8 +116,8 @@ def _rate(now: int, before: int, seconds: float) -> str:
     return number((now - before) / seconds) if now >= before and seconds > 0 else "-"
 
 
-def _held(table: str, held: Mapping[str, Any]) -> str:
-    """Word who is held back, why and for how long."""
-    who = repr(held["who"]) if held["who"] else "somebody"
-    seconds = max(time.time() - held["since"], 0.0)
-    return f"{table}: the {held['action']} of {who} has been held back for {seconds:.1f} s: {held['why']}"
+def _held(table: str, request: Mapping[str, Any]) -> str:
+    """Describe a blocked request: client, reason and duration."""
+    who = repr(request["who"]) if request["who"] else "somebody"
+    seconds = max(time.time() - request["since"], 0.0)
+    return f"{table}: the {request['action']} of {who} has been held back for {seconds:.1f} s: {request['why']}"

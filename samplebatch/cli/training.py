@@ -38,25 +38,25 @@ from samplebatch.workers.workers import RolloutWorkers
 
 _CONFIG, _LOG, _POLICY = "train.toml", LOG, "policy.pt"
 _POINTS = 1000
-"""Points of a learning curve, about: figures in between are left out."""
+"""Approximate number of points of a learning curve; other figures are not logged."""
 _OWN = ("algorithm", "source", "env", "seed", "workers")
-"""Names in a config file that are no settings of the algorithm."""
+"""Names in a config file that are not settings of the algorithm."""
 _LENGTH = ("max_epochs", "epoch_num_steps")
-"""Settings whose product is the length of a run, which `steps` sets: epochs of about the length that they have."""
+"""Settings whose product is the length of a run, set by `steps`; epoch_num_steps changes as little as possible."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """The options of `samplebatch train`, from flags, a file, or the run that is resumed.
+    """Options of `samplebatch train`, from flags, a file, or the resumed run.
 
     Attributes
     ----------
     algorithm, source
-        The algorithm's name; and an environment, or data to learn from.
+        Name of the algorithm; and an environment, or data to learn from.
     env
-        The environment of tests, where the source is data.
+        Test environment, if the source is data.
     seed, workers
-        The seed of everything; and processes that collect, 0 for none.
+        Seed of the run, and number of worker processes that collect.
     settings
         All settings of the algorithm.
     """
@@ -70,23 +70,23 @@ class Training:
 
     @property
     def environment(self) -> str | None:
-        """Name of the environment that is made: of the training, or of the tests if the source is data."""
+        """Name of the training environment, or of the test environment if the source is data."""
         return self.env if find_recipe(self.algorithm).is_offline else self.source
 
     def as_toml(self) -> str:
-        """Write the options as a file that `--config` takes."""
-        own = {name: getattr(self, name) for name in _OWN} | dict(self.settings)
-        # JSON's numbers, words and lists are TOML's as well.
-        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in own.items() if value is not None)
+        """Format the options as TOML for `--config`."""
+        options = {name: getattr(self, name) for name in _OWN} | dict(self.settings)
+        # Numbers, strings and lists have the same syntax in JSON and TOML.
+        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items() if value is not None)
 
 
 def read_training(
     config: Path | None, flags: Mapping[str, Any], assignments: Sequence[str], *, allow_pickle: bool = False
 ) -> Training:
-    """Put the options together: a file's, then those of flags, then those of `--set`.
+    """Merge options: from a file, then from flags, then from `--set`.
 
-    A name that imports a module is accepted from a file only with `allow_pickle`: it runs code that the file's writer
-    chose. Flags repeat such a name.
+    A name that imports a module is accepted from a file only with `allow_pickle`, because it can run any code, or if a
+    flag repeats it.
 
     Examples
     --------
@@ -101,42 +101,42 @@ def read_training(
     named = {"env": None, "seed": 0, "workers": 0} | {name: options.pop(name) for name in _OWN if name in options}
     for name in ("algorithm", "source"):
         if named.get(name) is None:
-            raise ArgumentError(f"{name} must be given, as an argument or in the file")
+            raise ArgumentError(f"{name} must be given as an argument or in the file")
     for name in ("algorithm", "source", "env"):
         if not isinstance(named[name], str | None):
-            raise ArgumentError(f"{name} must be a name, got a {type(named[name]).__name__}")
+            raise ArgumentError(f"{name} must be a string, got a {type(named[name]).__name__}")
     for name in ("seed", "workers"):
         named[name] = whole(name, named[name])
     settings = complete_settings(str(named["algorithm"]), options)
     if steps is not None:
-        if given := typed.keys() & _LENGTH:
-            raise ArgumentError(f"steps must be given without {' and '.join(sorted(given))}, which it sets")
+        if conflicting := typed.keys() & _LENGTH:
+            raise ArgumentError(f"steps must be given without {' and '.join(sorted(conflicting))}, which it sets")
         epochs = max(1, round(whole("steps", steps, 1) / settings["epoch_num_steps"]))
         settings |= {"max_epochs": epochs, "epoch_num_steps": -(-steps // epochs)}
     training = Training(settings=settings, **named)
     env, option = training.environment, "env" if find_recipe(training.algorithm).is_offline else "source"
     if env is not None and option not in typed and not allow_pickle and imports_module(env):
         raise ArgumentError(
-            f"{option} must be the id of a registered environment to be taken from {str(config)!r}, got {env!r}, "
-            f"which imports a module; repeat {env!r} on the command line, or add --allow-pickle if you trust who "
-            "wrote the file"
+            f"{option} must be the id of a registered environment in {str(config)!r}, got {env!r}, "
+            f"which imports a module; repeat {env!r} on the command line, or add --allow-pickle if you trust the "
+            "file's writer"
         )
     return training
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        found = tomllib.loads(path.read_text())
+        document = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"{str(path)!r} must be a TOML file: {error}") from error
-    for name, value in found.items():
+    for name, value in document.items():
         if isinstance(value, dict):
-            raise FormatError(f"{str(path)!r} must have every setting as NAME = VALUE, got a table [{name}]")
-    return found
+            raise FormatError(f"{str(path)!r} must have only settings NAME = VALUE, got a table [{name}]")
+    return document
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    """Read `name=value`; a value that is nothing of TOML's is a word.
+    """Parse `name=value`; a value that is not TOML is a string.
 
     >>> _assignment("hidden_sizes=[64, 64]"), _assignment("env=CartPole-v1")
     (('hidden_sizes', [64, 64]), ('env', 'CartPole-v1'))
@@ -166,7 +166,7 @@ def train(training: Training, folder: Path | None, *, plot: Path | None = None, 
     target = folder or Path("runs") / f"{training.algorithm}-{Path(training.source).name.replace(':', '-')}"
     if (target / FILE).exists():
         raise ArgumentError(
-            f"{str(target)!r} must not hold a training already; go on by --resume {target}, or give another --out"
+            f"{str(target)!r} must not contain a run; resume it with --resume {target}, or give another --out"
         )
     return _run(training, target, plot=plot, is_resumed=False, allow_pickle=allow_pickle)
 
@@ -174,12 +174,12 @@ def train(training: Training, folder: Path | None, *, plot: Path | None = None, 
 def resume_training(
     folder: Path, flags: Mapping[str, Any], *, plot: Path | None = None, allow_pickle: bool = False
 ) -> int:
-    """Go on with the training in a folder, and return the exit status."""
+    """Resume the run in a folder, and return the exit status."""
     config = folder / _CONFIG
     options = _read_toml(config)
     for name, value in flags.items():
         if value is not None and value != options.get(name):
-            raise ArgumentError(f"{name} must be {options.get(name)!r}, as in {str(config)!r}, got {value!r}")
+            raise ArgumentError(f"{name} must be {options.get(name)!r}, the value in {str(config)!r}, got {value!r}")
     training = read_training(config, flags, (), allow_pickle=allow_pickle)
     return _run(training, folder, plot=plot, is_resumed=True, allow_pickle=allow_pickle)
 
@@ -187,7 +187,7 @@ def resume_training(
 def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: bool, allow_pickle: bool = False) -> int:
     environment = training.environment
     if allow_pickle or (environment is not None and imports_module(environment)):
-        # A console script has its own folder on the path, not the one it is called from.
+        # A console script has its own folder on sys.path, not the current directory.
         sys.path.insert(0, os.getcwd())
     if plot is not None:
         check_picture(plot)
@@ -199,9 +199,10 @@ def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: boo
             if state["why_reset"] is None and state["collectors"] and not allow_pickle:
                 state["why_reset"] = "they are pickled, and --allow-pickle is not there"
             if not allow_pickle:
-                # A registered environment is made by its id: all but the episodes under way goes on.
+                # A registered environment is created from its id: everything but unfinished episodes is restored.
                 state["collectors"] = {
-                    name: leave_out_environments(own, state["why_reset"]) for name, own in state["collectors"].items()
+                    name: leave_out_environments(collector_state, state["why_reset"])
+                    for name, collector_state in state["collectors"].items()
                 }
             trainer.load_state_dict(state, allow_pickle=allow_pickle)
             say(f"Resumed in epoch {trainer.counters.epoch}.")
@@ -242,7 +243,7 @@ def _seed(training: Training) -> None:
 def make_trainer(
     training: Training, folder: Path, stack: contextlib.ExitStack, *, allow_pickle: bool = False
 ) -> Trainer[Any]:
-    """Make the trainer of a training; its environments and workers are closed with the stack."""
+    """Create the trainer; its environments and workers are closed with the stack."""
     recipe, settings = find_recipe(training.algorithm), training.settings
     test_env = training.environment
     rows = _open_rows(training.source, allow_pickle=allow_pickle) if recipe.is_offline else None
@@ -290,7 +291,7 @@ def _make_collector(training: Training, policy: Any) -> Collector | RolloutWorke
         buffer = VectorReplayBuffer(size, rings, random_seed=training.seed)
     if not training.workers:
         return Collector(policy, training.source, buffer, num_envs=envs, seed=training.seed, exploration_noise=True)
-    # Workers have copies of the policy, which shall explore as it does within a training step.
+    # Copies of the policy in workers must explore as in a training step.
     with policy_within_training_step(policy):
         return RolloutWorkers(
             policy,
@@ -305,7 +306,7 @@ def _make_collector(training: Training, policy: Any) -> Collector | RolloutWorke
 
 
 def _fill(training: Training, trainer: Any) -> None:
-    """Collect the random steps that learning off policy begins with; here, even if workers collect the others."""
+    """Collect the initial random steps of off-policy training in this process, even with workers."""
     steps = training.settings.get("start_steps")
     if not steps:
         return
@@ -317,41 +318,41 @@ def _fill(training: Training, trainer: Any) -> None:
     policy = trainer.algorithm.policy
     with Collector(policy, training.source, source.buffer, num_envs=rings, seed=training.seed + 2) as collector:
         collector.collect(n_step=steps, random=True)
-        # Workers go on in the same rings, with episodes of their own: those under way end here.
+        # Workers continue in the same rings with their own episodes, so unfinished episodes end here.
         collector.reset_env()
 
 
 def _spaces_of(env: str) -> tuple[Any, Any]:
-    made: Any = make_environment(env)
+    environment: Any = make_environment(env)
     try:
-        if not hasattr(made, "observation_space") or callable(made.observation_space):
-            raise EnvironmentSpecError(f"environment {env!r} must be of one agent to be trained in")
-        return made.observation_space, made.action_space
+        if not hasattr(environment, "observation_space") or callable(environment.observation_space):
+            raise EnvironmentSpecError(f"environment {env!r} must have one agent for training")
+        return environment.observation_space, environment.action_space
     finally:
-        made.close()
+        environment.close()
 
 
 def _open_rows(source: str, *, allow_pickle: bool = False) -> Any:
-    """Open data to learn from: a file of ours becomes a buffer, a dataset stays where it is."""
+    """Open data to learn from: a file is loaded into a buffer, a dataset is read on demand."""
     path = Path(source)
     if not path.exists():
         raise FileNotFoundError(2, "No such file or folder to learn from", source)
     if path.is_dir() or path.suffix == ".parquet":
         return open_source(path)
-    found: Any = load(path, allow_pickle=allow_pickle)
-    if isinstance(found, ReplayBuffer):
-        return found
-    buffer = ReplayBuffer(len(found))
-    buffer.extend(found)
+    loaded: Any = load(path, allow_pickle=allow_pickle)
+    if isinstance(loaded, ReplayBuffer):
+        return loaded
+    buffer = ReplayBuffer(len(loaded))
+    buffer.extend(loaded)
     return buffer
 
 
 def infer_spaces(rows: Any) -> tuple[Any, Any]:
-    """Infer the spaces of observations and actions from data: whole numbers are choices."""
+    """Infer observation and action spaces from data: integers are discrete."""
     import gymnasium
 
-    found, _ = rows.sample(0) if isinstance(rows, ReplayBuffer) else (rows.read(), None)
-    batch: Batch = found if isinstance(found, Batch) else found.as_batch("tianshou")
+    data, _ = rows.sample(0) if isinstance(rows, ReplayBuffer) else (rows.read(), None)
+    batch: Batch = data if isinstance(data, Batch) else data.as_batch("tianshou")
     obs, act = np.asarray(batch.obs), np.asarray(batch.act)
     if act.dtype.kind in "iu" and act.ndim == 1:
         actions: Any = gymnasium.spaces.Discrete(int(act.max()) + 1)
@@ -361,7 +362,7 @@ def infer_spaces(rows: Any) -> tuple[Any, Any]:
 
 
 def _check_shapes(rows: Any, env: str, spaces: Mapping[str, Any]) -> None:
-    """Refuse data with observations or actions of other shapes than the environment of the tests has."""
+    """Reject data whose observations or actions differ in shape from the test environment's."""
     if not len(rows):
         return
     first = rows[rows.sample_indices(0)[:1]] if isinstance(rows, ReplayBuffer) else rows.take([0]).as_batch("tianshou")
@@ -369,12 +370,12 @@ def _check_shapes(rows: Any, env: str, spaces: Mapping[str, Any]) -> None:
         column = first[name]
         if isinstance(column, np.ndarray) and column.shape[1:] != space.shape:
             raise ArgumentError(
-                f"column {name!r} must have elements of shape {space.shape}, as in {env!r}, got {column.shape[1:]}"
+                f"column {name!r} must have rows of shape {space.shape}, the shape in {env!r}, got {column.shape[1:]}"
             )
 
 
 def _show(folder: Path, plot: Path | None) -> None:
-    """Draw the learning curve in the terminal, and as a picture if one is wanted."""
+    """Plot the learning curve in the terminal, and as a picture if requested."""
     log = read_log(folder / _LOG)
     curves = learning_curves(log)
     for name in [name for name in ("test/returns_stat/mean", "update/loss") if name in curves][:1]:

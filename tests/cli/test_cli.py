@@ -228,7 +228,7 @@ def test_wrong_arguments_are_answered_in_one_sentence(tmp_path: Path, monkeypatc
         (("collect", "--plot", "x.txt"), "must end in one of .png"),
         (("collect", "--policy", "nowhere.pt"), "'nowhere.pt' is not"),
         (("collect", "--policy", "nowhere"), "must be named"),
-        (("collect", "--policy", "a=random", "--policy", "random"), "several policies must each have the id"),
+        (("collect", "--policy", "a=random", "--policy", "random"), "each of several policies must have an id"),
         (("inspect", "text.arrow", "--plot", "x.txt"), "must end in one of .png"),
         (("inspect", "nowhere.arrow"), "No such file or directory: 'nowhere.arrow'"),
         (("inspect", "text.arrow"), "must be an Arrow file"),

@@ -72,7 +72,7 @@ def test_columns_of_other_types_and_other_policies_differ(tmp_path: Path) -> Non
     assert "another type" in invoke("inspect", tmp_path / "a.arrow", tmp_path / "c.arrow")[1]
     code, printed = invoke("inspect", tmp_path / "a.arrow", tmp_path / "b.arrow", "--html", tmp_path / "x.html")
     assert code == 2
-    assert "compared in the terminal" in " ".join(printed.split())
+    assert "must not be given with two files" in " ".join(printed.split())
 
 
 def pixels(uri: str) -> np.ndarray:

@@ -87,7 +87,7 @@ def test_rewards_of_several_parts_have_a_line_each(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"must end in one of .png, .svg.* got 'episodes.txt'"):
         draw_episodes(STEPS, tmp_path / "episodes.txt")
-    with pytest.raises(FormatError, match="needs the columns 'eps_id'"):
+    with pytest.raises(FormatError, match="must have the columns 'eps_id'"):
         draw_episodes(SampleBatch(rewards=[1.0]), tmp_path / "episodes.png")
     with pytest.raises(FileNotFoundError):
         check_picture(tmp_path / "nowhere" / "episodes.png")

@@ -86,7 +86,7 @@ def test_a_folder_with_a_training_is_not_begun_again() -> None:
     assert invoke(*words)[0] == 0
     code, printed = invoke(*words)
     assert code == 2
-    assert "'run' must not hold a training already; go on by --resume run, or give another --out" in printed
+    assert "'run' must not contain a run; resume it with --resume run, or give another --out" in printed
 
 
 ENVIRONMENTS = {
@@ -158,7 +158,7 @@ def test_data_of_another_environment_than_that_of_the_tests_are_refused(form: st
         rows.save(form)
     code, printed = invoke("train", "bc", form, "--env", "Pendulum-v1", "--out", "run")
     assert code == 2
-    assert "column 'obs' must have elements of shape (3,), as in 'Pendulum-v1', got (4,)" in printed
+    assert "column 'obs' must have rows of shape (3,), the shape in 'Pendulum-v1', got (4,)" in printed
     assert not (tmp_path / "run").exists()
 
 
@@ -227,20 +227,20 @@ def test_settings_are_printed_as_a_file_can_have_them() -> None:
         (["dqn", "CartPole-v1", "--set", "lr"], "--set must be given NAME=VALUE, got 'lr'"),
         (["dqn", "CartPole-v1", "--set", "num_envs=many"], "setting 'num_envs' must be of type int, got str"),
         (["dqn", "CartPole-v1", "--set", "batch_size=0"], "batch_size must be a whole number from 1, got 0"),
-        (["dqn"], "source must be given, as an argument or in the file"),
+        (["dqn"], "source must be given as an argument or in the file"),
         (["sac", "CartPole-v1"], "sac must be given continuous actions, got Discrete(2)"),
         (["dqn", "Pendulum-v1"], "dqn must be given discrete actions, got Box"),
         (["ppo", "CartPole-v1", "--set", "lr=-1"], "lr must be a number above 0, got -1.0"),
-        (["--config", "tables.toml"], "'tables.toml' must have every setting as NAME = VALUE, got a table [settings]"),
+        (["--config", "tables.toml"], "'tables.toml' must have only settings NAME = VALUE, got a table [settings]"),
         (["dqn", "Cartpole-v1"], "CartPole-v1"),
-        (["dqn", "mpe2/simple_spread_v3"], "environment 'mpe2/simple_spread_v3' must be of one agent to be trained in"),
+        (["dqn", "mpe2/simple_spread_v3"], "environment 'mpe2/simple_spread_v3' must have one agent for training"),
         (["bc", "nothing.arrow"], "No such file or folder to learn from: 'nothing.arrow'"),
         (["--resume", "nowhere"], "No such file or directory: 'nowhere/train.toml'"),
         (["--config", "broken.toml"], "'broken.toml' must be a TOML file: "),
-        (["--seed", "1", "--resume", "run"], "the folder has all options"),
-        (["--steps", "9", "--resume", "run"], "the folder has all options"),
+        (["--seed", "1", "--resume", "run"], "options must be omitted with --resume"),
+        (["--steps", "9", "--resume", "run"], "options must be omitted with --resume"),
         (["ppo", "CartPole-v1", "--set", "steps=many"], "steps must be a whole number from 1, got 'many'"),
-        (["--config", "list.toml"], "source must be a name, got a list"),
+        (["--config", "list.toml"], "source must be a string, got a list"),
         (["--config", "list.toml", "--set", "source=CartPole-v1"], "workers must be a whole number from 0, got 'many'"),
     ],
 )
@@ -286,9 +286,7 @@ def test_names_of_a_resumed_folder_are_not_imported(name: str, evil: Path) -> No
     rename_environment(Path("run/train.toml"), name)
     code, printed = invoke("train", "--resume", "run")
     assert code == 2
-    assert (
-        f"source must be the id of a registered environment to be taken from 'run/train.toml', got '{name}'" in printed
-    )
+    assert f"source must be the id of a registered environment in 'run/train.toml', got '{name}'" in printed
     assert not evil.exists()
 
 
@@ -355,7 +353,7 @@ def test_a_repeated_name_must_be_that_of_the_resumed_folder(evil: Path) -> None:
     assert invoke("train", "dqn", "CartPole-v1", *assignments(QUICK), "--out", "run")[0] == 0
     code, printed = invoke("train", "dqn", "evil:make", "--resume", "run")
     assert code == 2
-    assert "source must be 'CartPole-v1', as in 'run/train.toml', got 'evil:make'" in printed
+    assert "source must be 'CartPole-v1', the value in 'run/train.toml', got 'evil:make'" in printed
     assert not evil.exists()
 
 
