@@ -52,11 +52,12 @@ class A2C(ActorCriticOnPolicyAlgorithm):
         self.advantage_normalization, self.vf_coef, self.ent_coef = advantage_normalization, vf_coef, ent_coef
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
-        batch = self._add_beginnings(batch, buffer, indices)
-        return self._add_log_probabilities(self._add_returns_and_advantages(batch, buffer, indices))
+        return self._add_returns_and_advantages(self._add_beginnings(batch, buffer, indices), buffer, indices)
 
     def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> ActorCriticTrainingStats:
         figures: list[torch.Tensor] = []
+        if "logp_old" not in batch and (repeat > 1 or (batch_size or len(batch)) < len(batch)):
+            batch = self._add_log_probabilities(batch)
         for _ in range(repeat):
             for rows, dist, values in self._evaluated(batch, batch_size):
                 log_probabilities, advantages = log_probability(dist, rows.act), rows.adv
@@ -69,7 +70,8 @@ class A2C(ActorCriticOnPolicyAlgorithm):
                 self.optim.step(loss)
                 with torch.no_grad():
                     # The estimator k3 of http://joschu.net/blog/kl-approx.html
-                    log_ratio = log_probabilities - rows.logp_old
+                    # In the first gradient step, the policy is the one that the update began with.
+                    log_ratio = log_probabilities - rows.get("logp_old", log_probabilities)
                     kl = (log_ratio.exp() - 1.0 - log_ratio).mean()
                 figures.append(torch.stack([loss, actor_loss, vf_loss, entropy, kl]).detach())
         return summarize_steps(figures)

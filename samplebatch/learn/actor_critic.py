@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 Evaluated = Iterator[tuple[Batch, Distribution, torch.Tensor]]
 """Minibatches with the distributions of actions and the values of their rows."""
 _LEARNED = ("obs", "act", "adv", "returns", "v_s", "logp_old")
-"""The columns of minibatches."""
+"""The columns of minibatches, of those that an algorithm adds."""
 
 
 class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], ABC):
@@ -189,7 +189,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         if state_of(batch) is not None:
             yield from self._evaluated_sequences(batch, batch_size)
             return
-        for rows in self._minibatches(batch, batch_size, _LEARNED):
+        for rows in self._minibatches(batch, batch_size, [name for name in _LEARNED if name in batch]):
             yield rows, self.policy.distribution(rows)[0], self._values(rows.obs)
 
     def _evaluated_sequences(self, batch: Batch, batch_size: int | None) -> Evaluated:
@@ -198,7 +198,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         firsts = lengths.cumsum() - lengths
         order = torch.randperm(len(lengths)).numpy()
         place = np.arange(lengths.max())
-        learned = Batch({name: batch[name] for name in _LEARNED})
+        learned = Batch({name: batch[name] for name in _LEARNED if name in batch})
         for part in pack(lengths[order], batch_size or len(batch)):
             first = firsts[order[part]][:, None]
             there = place < lengths[order[part]][:, None]

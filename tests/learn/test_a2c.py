@@ -12,11 +12,21 @@ from torch import nn
 
 from samplebatch import Collector, VectorReplayBuffer
 from samplebatch.errors import ArgumentError
-from samplebatch.learn import A2C, AdamOptimizerFactory, OnPolicyTrainerParams, ProbabilisticActorPolicy
+from samplebatch.learn import (
+    A2C,
+    AdamOptimizerFactory,
+    DiscreteActor,
+    Net,
+    OnPolicyTrainerParams,
+    ProbabilisticActorPolicy,
+    RecurrentBody,
+    ValueCritic,
+    policy_within_training_step,
+)
 from samplebatch.learn.policy import diagonal_normal
 from tests.learn.learning import CHOICES, MEASURES, assert_equal_parameters, assert_goes_on, filled, seeded
 from tests.learn.oracle import Asked, Valued, same_order, their_buffer, update_theirs
-from tests.learn.tasks import Match
+from tests.learn.tasks import Match, Recall
 from tests.learn.test_ppo import Gaussian
 
 STEPS: dict[str, Any] = {"seed": 1, "steps": 40, "envs": 2}
@@ -73,6 +83,83 @@ def test_the_loss_is_that_of_its_formula() -> None:
     assert stats.approx_kl is not None
     assert stats.loss.mean == pytest.approx(loss.item(), rel=1e-5)
     assert (stats.gradient_steps, stats.approx_kl.mean) == (1, pytest.approx(0.0, abs=1e-6))
+
+
+@pytest.mark.parametrize("is_recurrent", [False, True])
+def test_a_single_gradient_step_needs_no_old_log_probabilities(
+    is_recurrent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step learns the same with and without them; several report how far the policy went."""
+    first, buffer = collected_by(is_recurrent)
+    second, calls = deepcopy(first), []
+    original = A2C._add_log_probabilities
+    monkeypatch.setattr(A2C, "_add_log_probabilities", lambda own, batch: calls.append(1) or original(own, batch))
+    stats: Any = first.update(buffer)
+    assert (stats.gradient_steps, stats.approx_kl.mean, calls) == (1, 0.0, [])
+    batch, indices = second._sample_batch(buffer, 0)
+    batch = original(second, second._preprocess_batch(batch, buffer, indices))
+    again = second._update_with_batch(batch, None, 1)
+    assert again.loss.mean == pytest.approx(stats.loss.mean, rel=1e-5)  # type: ignore[union-attr]
+    assert again.approx_kl.mean == pytest.approx(0.0, abs=1e-6)  # type: ignore[union-attr]
+    assert_equal_parameters(first, second, atol=1e-6)
+    stats = first.update(buffer, None, 3)
+    assert (stats.gradient_steps, calls) == (3, [1])
+    assert stats.approx_kl.mean > 0.0
+    assert first.update(buffer, 20, 1).gradient_steps > 1  # type: ignore[attr-defined]
+    assert len(calls) == 2
+
+
+def collected_by(is_recurrent: bool) -> tuple[A2C, Any]:
+    """Collect 60 steps with a policy, recurrent or not."""
+    torch.manual_seed(0)
+    body: Any = (RecurrentBody if is_recurrent else Net.for_space)(Match.observation_space, 8 if is_recurrent else [8])
+    policy = ProbabilisticActorPolicy(
+        actor=DiscreteActor.for_space(body, Match.action_space), action_space=Match.action_space
+    )
+    algorithm = A2C(policy=policy, critic=ValueCritic(body), optim=AdamOptimizerFactory(lr=0.01), sequence_length=5)
+    buffer = VectorReplayBuffer(90, 3)
+    with Collector(policy, [Match] * 3, buffer, seed=0) as collector:
+        collector.collect(n_step=60)
+    return algorithm, buffer
+
+
+def test_a_recurrent_policy_learns_to_remember() -> None:
+    """The best return is 1, by chance it is a third."""
+    torch.manual_seed(0)
+    body = RecurrentBody(Recall.observation_space, 16)
+    policy = ProbabilisticActorPolicy(
+        actor=DiscreteActor.for_space(body, Recall.action_space),
+        action_space=Recall.action_space,
+        deterministic_eval=True,
+    )
+    algorithm = A2C(
+        policy=policy, critic=ValueCritic(body), optim=AdamOptimizerFactory(lr=0.01), ent_coef=0.0, gamma=0.9
+    )
+    buffer = VectorReplayBuffer(512, 4)
+    with Collector(policy, [Recall] * 4, buffer, seed=0) as collector:
+        for _ in range(25):
+            with policy_within_training_step(policy):
+                collector.collect(n_step=256)
+            algorithm.update(buffer, 32)
+            buffer.reset(keep_statistics=True)
+    with Collector(policy, [Recall], seed=1) as collector:
+        assert collector.collect(n_episode=20).returns.mean() >= 0.95
+
+
+def test_observations_and_rewards_are_normalized_and_resumed() -> None:
+    def algorithm(seed: int) -> A2C:
+        learner = make(seeded(seed, 3, 8, 4), seeded(seed + 1, 3, 8, 1), normalize_rewards=True)
+        learner.policy.normalize_observations((3,))
+        return learner
+
+    first, buffer = algorithm(0), filled()
+    assert_goes_on(first, algorithm(5), lambda learner: learner.update(buffer, 16, 1))
+    rows = buffer.sample(0)[0].obs
+    assert first.policy.obs_rms is not None
+    assert first.rew_rms is not None
+    # Two updates saw the same rows.
+    assert first.policy.obs_rms.count.item() == first.rew_rms.count.item() == 2 * len(rows)
+    torch.testing.assert_close(first.policy.obs_rms.mean.float(), torch.as_tensor(rows).mean(0))
 
 
 def test_continues_from_its_state() -> None:

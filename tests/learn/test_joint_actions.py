@@ -14,6 +14,7 @@ from gymnasium import spaces
 from samplebatch import Batch, Collector, VectorReplayBuffer
 from samplebatch.errors import PolicySpecError
 from samplebatch.learn import (
+    A2C,
     IMPALA,
     PPO,
     AdamOptimizerFactory,
@@ -154,10 +155,14 @@ def test_masked_choices_and_bits_are_never_drawn() -> None:
 
 
 @pytest.mark.parametrize("name", SPACES)
-@pytest.mark.parametrize("kind", [PPO, IMPALA, Reinforce])
+@pytest.mark.parametrize("kind", [PPO, A2C, IMPALA, Reinforce])
 def test_algorithms_learn_actions_with_several_parts(name: str, kind: Any) -> None:
     space = SPACES[name]
-    option = {IMPALA: "advantage_normalization", Reinforce: "return_standardization"}.get(kind)
+    option = {
+        A2C: "advantage_normalization",
+        IMPALA: "advantage_normalization",
+        Reinforce: "return_standardization",
+    }.get(kind)
     algorithm = make(kind, space, max_grad_norm=0.5, **({} if option is None else {option: True}))
     buffer = VectorReplayBuffer(400, 4)
     with collect(algorithm, space, buffer, 128) as collector:
