@@ -209,7 +209,7 @@ def test_images_are_no_stacks_of_frames(shape: tuple[int, ...]) -> None:
     frames = np.zeros(shape, np.uint8)
     for obs in (frames, {"camera": frames}):
         buf = ReplayBuffer(4, save_only_last_obs=True)
-        with pytest.raises(ColumnMismatchError, match=r"must have its frames along the first axis.*got rows of shape"):
+        with pytest.raises(ColumnMismatchError, match=r"must have frames along the first axis.*got rows of shape"):
             buf.add(Batch(obs=obs, act=0, rew=1.0, terminated=False, truncated=False))
         assert len(buf) == 0
     vector = VectorReplayBuffer(4, 1, save_only_last_obs=True)

@@ -1,4 +1,4 @@
-"""Replay: rings of slots over stores of columns, and samplers."""
+"""Replay buffers: rings of slots, column stores, and samplers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of a buffer: a tree of stores over the same slots, in the structure of the batches that were added."""
+"""Columns of a buffer: a tree of stores over the same slots, with the structure of the added batches."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from samplebatch.column.varying_rows import VaryingRows
 from samplebatch.errors import ColumnMismatchError, FormatError
 
 Tree = dict[str, Any]
-"""Names to stores, or to further trees; an empty tree is a name without values yet."""
+"""Names mapped to stores or subtrees; an empty tree is a name without values."""
 
 _NO_NAMES: dict[str, Any] = {}
 
 
 class Ready(NamedTuple):
-    """Rows that every store has checked and converted, ready to be written.
+    """Rows validated and converted by every store, ready to write.
 
     Attributes
     ----------
     rows
-        Stores, and rows ready to be written to them.
+        Stores with rows to write.
     new
-        Stores to be added first: tree, name, store or tree.
+        Stores to add first: tree, name, store or subtree.
     """
 
     rows: list[tuple[Store, Any]]
@@ -43,7 +43,7 @@ class Ready(NamedTuple):
 
 
 class Columns:
-    """A tree of stores over the same slots, for `Table` and `FinalObservations`.
+    """Tree of stores over the same slots, for `Table` and `FinalObservations`.
 
     Examples
     --------
@@ -67,79 +67,79 @@ class Columns:
         self.stores = stores
         self.tree: Tree = {}
 
-    def fit(self, given: Any, n: int, *, single: bool = False, keep: bool = False) -> Ready:
-        """Check n rows for all columns, and make them ready; nothing is changed.
+    def fit(self, batch: Any, n: int, *, single: bool = False, keep: bool = False) -> Ready:
+        """Validate n rows for all columns and convert them, without changes to the columns.
 
         Parameters
         ----------
         given
-            Values by name, nested, each with leading axis n. Names that are not given get zeros or None, and names not
-            known become new columns.
+            Values by name, nested, each with leading axis n. Missing names get zeros or None, and unknown names become
+            new columns.
         n
-            How many rows.
+            Number of rows.
         single
-            Whether the values are those of one row, without the leading axis.
+            Whether the values are one row without the leading axis.
         keep
-            Whether new columns may be the very arrays given, where these have as many rows as there are slots.
+            Whether new columns may adopt the given arrays without a copy, if these have one row per slot.
         """
         ready = Ready([], [])
-        self._fit(self.tree, values_of(given) or _NO_NAMES, n, (single, keep), "", ready)
+        self._fit(self.tree, values_of(batch) or _NO_NAMES, n, (single, keep), "", ready)
         return ready
 
     def fit_only(self, name: str, value: Any, n: int) -> Ready:
-        """Check n rows for the columns of one name, as `fit` does for all; others are left as they are."""
+        """Validate n rows for the columns of one name; other columns are not affected."""
         ready = Ready([], [])
         self._fit_name(self.tree, name, value, n, (False, False), "", ready)
         return ready
 
     def _fit(
-        self, tree: Tree, given: Mapping[str, Any], n: int, how: tuple[bool, bool], prefix: str, ready: Ready
+        self, tree: Tree, values: Mapping[str, Any], n: int, how: tuple[bool, bool], prefix: str, ready: Ready
     ) -> None:
-        for name, value in given.items():
+        for name, value in values.items():
             self._fit_name(tree, name, value, n, how, prefix, ready)
-        if not tree.keys() <= given.keys():
-            for name, held in tree.items():
-                if name not in given:
-                    ready.rows.extend((store, store.blank(n)) for _, store in leaves_of(held))
+        if not tree.keys() <= values.keys():
+            for name, node_value in tree.items():
+                if name not in values:
+                    ready.rows.extend((store, store.blank(n)) for _, store in leaves_of(node_value))
 
     def _fit_name(
         self, tree: Tree, name: str, value: Any, n: int, how: tuple[bool, bool], prefix: str, ready: Ready
     ) -> None:
-        held = tree.get(name)
+        stored = tree.get(name)
         names = values_of(value)
         single, keep = how
         if names is not None:
-            if isinstance(held, Store):
+            if isinstance(stored, Store):
                 if names:
                     raise ColumnMismatchError(
                         f"column {prefix + name!r} must have rows of values, got a nested batch of {len(names)}"
                     )
-                ready.rows.append((held, held.blank(n)))
+                ready.rows.append((stored, stored.blank(n)))
                 return
-            if held is None:
-                held = {}
-                ready.new.append((tree, name, held))
-            self._fit(held, names, n, how, f"{prefix}{name}.", ready)
+            if stored is None:
+                stored = {}
+                ready.new.append((tree, name, stored))
+            self._fit(stored, names, n, how, f"{prefix}{name}.", ready)
             return
-        if held and not isinstance(held, Store):
+        if stored and not isinstance(stored, Store):
             raise ColumnMismatchError(f"column {prefix + name!r} must be a nested batch, got a {type(value).__name__}")
         rows = _one_row(value) if single else value
-        if not held:
-            held = self.stores.make(prefix + name, rows, self.slots)
-            if keep and type(held) is DenseStore and is_plain(rows) and rows.flags.writeable and len(rows) == n:
+        if not stored:
+            stored = self.stores.make(prefix + name, rows, self.slots)
+            if keep and type(stored) is DenseStore and is_plain(rows) and rows.flags.writeable and len(rows) == n:
                 ready.new.append((tree, name, DenseStore(prefix + name, rows)))
                 return
-            ready.new.append((tree, name, held))
-        ready.rows.append((held, held.fit(rows, n)))
+            ready.new.append((tree, name, stored))
+        ready.rows.append((stored, stored.fit(rows, n)))
 
     def fit_others(
         self, ready: Ready, slots: npt.NDArray[np.intp], default: float | None
     ) -> list[tuple[Store, npt.NDArray[Any]]]:
-        """Return the rows of all slots for new columns of which only some slots get values."""
+        """Return the rows of all slots for new columns in which only some slots get values."""
         if default is None and len(np.unique(slots)) == self.slots:
             return []
-        new = {id(held) for _, _, held in ready.new}
-        found = []
+        new = {id(added) for _, _, added in ready.new}
+        filled = []
         for store, rows in ready.rows:
             if id(store) in new:
                 shape = (self.slots, *np.shape(rows)[1:])
@@ -148,24 +148,24 @@ class Columns:
                     every = np.full(shape, missing_value(dtype, store.name), dtype)
                 else:
                     every = np.full(shape, default)
-                found.append((store, store.fit(every, self.slots)))
-        return found
+                filled.append((store, store.fit(every, self.slots)))
+        return filled
 
     def write(self, ready: Ready, slots: Slots) -> None:
-        """Write rows that `fit` returned."""
-        for tree, name, held in ready.new:
-            tree[name] = held
+        """Write rows returned by `fit`."""
+        for tree, name, node_value in ready.new:
+            tree[name] = node_value
         for store, rows in ready.rows:
             store.write(slots, rows)
 
     def narrow(self, slots: npt.NDArray[np.intp]) -> bool:
-        """Replace columns of objects that are numbers, in all slots that have rows, by columns of numbers.
+        """Convert object columns whose stored rows are all numbers to numeric columns.
 
         Returns
         -------
-        Whether there was one.
+        Whether a column was converted.
         """
-        found = False
+        is_converted = False
         for path, store in list(self.leaves()):
             if isinstance(store, ObjectStore) and len(slots):
                 values = narrow(store.values[slots])
@@ -173,82 +173,84 @@ class Columns:
                     numbers = self.stores.make(store.name, values, self.slots)
                     numbers.write(slots, numbers.fit(values, len(slots)))
                     reduce(getitem, path[:-1], self.tree)[path[-1]] = numbers
-                    found = True
-        return found
+                    is_converted = True
+        return is_converted
 
     def leaves(self) -> Iterator[tuple[tuple[str, ...], Store]]:
-        """Walk over the stores with their names from the root on."""
+        """Iterate over the stores with their paths."""
         return leaves_of(self.tree)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all stores occupy."""
+        """Size of all stores in bytes."""
         return _nbytes_of(self.tree)
 
-    # Carrying on elsewhere
+    # State
 
     def state_dict(self, slots: npt.NDArray[np.intp]) -> dict[str, Any]:
-        """Return the structure, and the rows of some slots, for `load_state_dict`.
+        """Return the structure, and the rows of slots, for `load_state_dict`.
 
         Returns
         -------
         dict
-            `tree`: names to nested dicts, or to the place of a column in the lists that follow; `kinds`, `row_shapes`
-            and `columns`: for each column the kind of its store, its row shape and its rows.
+            `tree`: names mapped to nested dicts or column indices; `kinds`, `row_shapes` and `columns`: store kind, row
+            shape and rows of each column.
         """
-        found: dict[str, Any] = {"kinds": [], "row_shapes": [], "columns": []}
+        state: dict[str, Any] = {"kinds": [], "row_shapes": [], "columns": []}
 
         def walk(tree: Tree) -> dict[str, Any]:
-            places: dict[str, Any] = {}
-            for name, held in tree.items():
-                if isinstance(held, Store):
-                    places[name] = len(found["kinds"])
-                    found["kinds"].append(held.kind)
-                    found["row_shapes"].append(getattr(held, "shape", held.row_shape or ()))
-                    found["columns"].append(held.to_column(slots))
+            indices: dict[str, Any] = {}
+            for name, node_value in tree.items():
+                if isinstance(node_value, Store):
+                    indices[name] = len(state["kinds"])
+                    state["kinds"].append(node_value.kind)
+                    state["row_shapes"].append(getattr(node_value, "shape", node_value.row_shape or ()))
+                    state["columns"].append(node_value.to_column(slots))
                 else:
-                    places[name] = walk(held)
-            return places
+                    indices[name] = walk(node_value)
+            return indices
 
-        found["tree"] = walk(self.tree)
-        return found
+        state["tree"] = walk(self.tree)
+        return state
 
-    def load_state_dict(self, slots: npt.NDArray[np.intp], found: dict[str, Any]) -> None:
-        """Replace the stores by those of a `state_dict`, with its rows."""
-        columns: list[Column] = found["columns"]
+    def load_state_dict(self, slots: npt.NDArray[np.intp], state: dict[str, Any]) -> None:
+        """Replace the stores by the stores of a `state_dict`, including rows."""
+        columns: list[Column] = state["columns"]
 
-        def grow(places: dict[str, Any], prefix: str) -> Tree:
+        def grow(indices: dict[str, Any], prefix: str) -> Tree:
             tree: Tree = {}
-            for name, place in places.items():
-                if isinstance(place, dict):
-                    tree[name] = grow(place, f"{prefix}{name}.")
+            for name, index in indices.items():
+                if isinstance(index, dict):
+                    tree[name] = grow(index, f"{prefix}{name}.")
                     continue
-                if not 0 <= place < len(columns) or len(columns[place]) != len(slots):
-                    raise FormatError(f"column {prefix + name!r} must be there with {len(slots)} rows, it is not")
-                column, shape = columns[place], tuple(found["row_shapes"][place])
-                tree[name] = store = self.stores.like(found["kinds"][place], prefix + name, column, shape, self.slots)
+                if not 0 <= index < len(columns) or len(columns[index]) != len(slots):
+                    raise FormatError(
+                        f"column {prefix + name!r} must exist with {len(slots)} rows, got another or none"
+                    )
+                column, shape = columns[index], tuple(state["row_shapes"][index])
+                tree[name] = store = self.stores.like(state["kinds"][index], prefix + name, column, shape, self.slots)
                 store.load_column(slots, column)
             return tree
 
-        self.tree = grow(found["tree"], "")
+        self.tree = grow(state["tree"], "")
 
 
-def leaves_of(held: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Store]]:
-    """Walk over the stores of a tree with their names from there on."""
-    if isinstance(held, Store):
-        yield path, held
+def leaves_of(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Store]]:
+    """Iterate over the stores of a tree with their paths."""
+    if isinstance(tree, Store):
+        yield path, tree
         return
-    for name, inner in held.items():
+    for name, inner in tree.items():
         yield from leaves_of(inner, (*path, name))
 
 
-def _nbytes_of(held: Any) -> int:
-    """Sum up the bytes of the stores of a tree: a service does before each sample."""
-    return sum([_nbytes_of(inner) for inner in held.values()]) if type(held) is dict else int(held.nbytes)
+def _nbytes_of(tree: Any) -> int:
+    """Sum the bytes of the stores of a tree; called before each sample of a service."""
+    return sum([_nbytes_of(inner) for inner in tree.values()]) if type(tree) is dict else int(tree.nbytes)
 
 
 def _one_row(value: Any) -> Any:
-    """Give one row's value a leading axis."""
+    """Add a leading axis to the value of one row."""
     kind = KINDS[type(value)]
     if kind in (ARRAY, TENSOR):
         return value[None]
@@ -259,37 +261,37 @@ def _one_row(value: Any) -> Any:
 
 
 def show(value: Any) -> Any:
-    """Turn rows into values of a batch: columns that are neither arrays nor ragged become arrays of objects."""
+    """Convert rows to values of a batch: columns that are neither arrays nor ragged become object arrays."""
     return value.to_numpy() if isinstance(value, Column) and not isinstance(value, VaryingRows) else value
 
 
-def map_stores(held: Any, function: Callable[[Store], Any]) -> Any:
-    """Apply a function to each store, and nest the results as the stores are."""
-    if type(held) is dict:
-        return node(Batch, {name: map_stores(inner, function) for name, inner in held.items()})
-    return function(held)
+def map_stores(tree: Any, function: Callable[[Store], Any]) -> Any:
+    """Apply a function to each store, and nest the results as in the tree."""
+    if type(tree) is dict:
+        return node(Batch, {name: map_stores(inner, function) for name, inner in tree.items()})
+    return function(tree)
 
 
-def take_rows(held: Any, slots: npt.NDArray[np.intp]) -> Any:
-    """Gather the rows of slots of any shape into new memory, nested as they are stored."""
-    if type(held) is dict:
-        return node(Batch, {name: take_rows(inner, slots) for name, inner in held.items()})
-    found = held.take(slots)
-    return found if type(found) is np.ndarray else show(found)
+def take_rows(tree: Any, slots: npt.NDArray[np.intp]) -> Any:
+    """Gather the rows of slots of any shape into new memory, nested as in the tree."""
+    if type(tree) is dict:
+        return node(Batch, {name: take_rows(inner, slots) for name, inner in tree.items()})
+    rows = tree.take(slots)
+    return rows if type(rows) is np.ndarray else show(rows)
 
 
-def copy_rows(held: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
-    """Allocate room for ranges of slots, nested as they are stored, and collect the jobs that fill it."""
-    if type(held) is dict:
-        return node(Batch, {name: copy_rows(inner, ranges, jobs) for name, inner in held.items()})
-    out, own = held.plan_copy(ranges)
-    if own:
-        jobs += own
+def copy_rows(tree: Any, ranges: list[Range], jobs: list[threads.Job]) -> Any:
+    """Allocate memory for slot ranges, nested as in the tree, and append the jobs that fill it."""
+    if type(tree) is dict:
+        return node(Batch, {name: copy_rows(inner, ranges, jobs) for name, inner in tree.items()})
+    out, copy_jobs = tree.plan_copy(ranges)
+    if copy_jobs:
+        jobs += copy_jobs
     return out if type(out) is np.ndarray else show(out)
 
 
 def first_row(value: Any) -> Any:
-    """Take the only row of values: numbers as arrays of no dimension, objects as they are."""
+    """Return the only row of values: numbers as arrays of no dimension, objects unchanged."""
     if KINDS[type(value)] == NODE:
         return node(Batch, {name: first_row(inner) for name, inner in value.__dict__.items()})
     if type(value) is np.ndarray and value.dtype.kind != "O":

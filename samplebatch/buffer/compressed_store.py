@@ -16,14 +16,14 @@ from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import ColumnTypeError
 
 CHUNK_NBYTES = 1 << 15
-"""Bytes of rows in one chunk, at the most. A row that is sampled costs the decompression of its chunk: twice as many
-bytes cost nearly twice the time, and save a tenth of the memory."""
+"""Maximum size of the rows of a chunk in bytes. Sampling a row decompresses its chunk: twice the size takes nearly
+twice as long, and saves a tenth of the memory."""
 
 _RESTORED_ROWS = 1 << 10
 
 
 class _Chunk:
-    """An open chunk: its rows, and which rows were written since it was opened."""
+    """An open chunk: its rows, and a mask of the rows written since it was opened."""
 
     __slots__ = ("rows", "written")
 
@@ -33,22 +33,22 @@ class _Chunk:
 
 
 class CompressedStore(Store):
-    """Rows of one shape, such as images, in chunks of consecutive slots, each chunk one block of LZ4.
+    """Rows of one shape, such as images, in chunks of consecutive slots, each compressed as one LZ4 block.
 
-    A chunk that is being written lies open, uncompressed. Once all its rows are written it is sealed; when its turn
-    comes again it is opened with the rows it has, so that those not yet overwritten stay readable. At most
-    `max_open` chunks are open, those written last; the others are sealed as they are.
+    A chunk is open, uncompressed, while it is written, and sealed once all its rows are written. When it is
+    overwritten, it is opened with its rows, so that rows not yet overwritten remain readable. At most `max_open` chunks
+    are open; the least recently written ones are sealed first.
 
     Parameters
     ----------
     name
-        The column's dotted name.
+        Dotted name of the column.
     slots
-        How many slots there are.
+        Number of slots.
     dtype, row_shape
-        Dtype and shape of one row.
+        Dtype and shape of a row.
     max_open
-        How many chunks may lie open: two for each place at which rows are written in turn, and a few to spare.
+        Maximum number of open chunks: two per write position, plus a few spare ones.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class CompressedStore(Store):
     ) -> None:
         self.name = name
         self.dtype = self.row_shape = None
-        # A store without slots, which checks and converts rows.
+        # A store without slots that validates and converts rows.
         self._form = DenseStore(name, np.empty((0, *row_shape), dtype))
         self._slots = slots
         self._chunk = max(1, min(slots, CHUNK_NBYTES // max(1, dtype.itemsize * prod(row_shape))))
@@ -76,7 +76,7 @@ class CompressedStore(Store):
 
     @classmethod
     def for_rows(cls, name: str, first_rows: Any, slots: int, max_open: int = 8) -> CompressedStore:
-        """Create a store for rows such as these, which are not written. Tensors are kept as arrays."""
+        """Create a store for rows like these, which are not written. Tensors are stored as arrays."""
         rows = as_rows(first_rows, name)
         if rows.dtype.kind == "O":
             raise ColumnTypeError(f"column {name!r} must have numbers of one shape to be compressed, got objects")
@@ -124,23 +124,23 @@ class CompressedStore(Store):
             self._write(chunk, np.array([row]), rows)
             return
         numbers = np.arange(self._slots)[slots] if isinstance(slots, slice) else slots
-        for chunk, places in _by_chunk(numbers // self._chunk):
-            self._write(chunk, numbers[places] - chunk * self._chunk, rows[places])
+        for chunk, positions in _by_chunk(numbers // self._chunk):
+            self._write(chunk, numbers[positions] - chunk * self._chunk, rows[positions])
 
-    def _write(self, i: int, places: npt.NDArray[np.intp], rows: npt.NDArray[Any]) -> None:
-        """Write rows to places within chunk i, and seal it if that completes it."""
+    def _write(self, i: int, positions: npt.NDArray[np.intp], rows: npt.NDArray[Any]) -> None:
+        """Write rows at positions within chunk i, and seal the chunk if it is complete."""
         chunk = self._open.pop(i, None)
         if chunk is None:
-            if self._blocks[i] is None or len(set(places.tolist())) == self._rows_in(i):
+            if self._blocks[i] is None or len(set(positions.tolist())) == self._rows_in(i):
                 chunk = _Chunk(self._blank(i))
             else:
                 chunk = _Chunk(memory.copy_of(self._rows_of(i)))
-        chunk.rows[places] = rows
-        chunk.written[places] = True
+        chunk.rows[positions] = rows
+        chunk.written[positions] = True
         if chunk.written.all():
             self._blocks[i] = self._seal(chunk.rows)
             return
-        # The last in order is the one written last.
+        # Insertion order is the order of writes.
         self._open[i] = chunk
         if len(self._open) > self._max_open:
             oldest = next(iter(self._open))
@@ -157,7 +157,7 @@ class CompressedStore(Store):
         return CompressedColumn.compress(TensorColumn(rows), bulk=True).blocks[0]
 
     def _sealed_chunk(self, i: int) -> CompressedColumn:
-        """View chunk i, which is sealed, as a column."""
+        """View sealed chunk i as a column."""
         n, form = self._rows_in(i), self._form
         return CompressedColumn([self._blocks[i]], [n], [0], [0, n], form.dtype, form.row_shape, trusted=True)
 
@@ -165,20 +165,20 @@ class CompressedStore(Store):
         flat = slots.reshape(-1)
         out = memory.empty((len(flat), *self._form.row_shape), self._form.dtype)
         if out.nbytes:
-            for i, places in _by_chunk(flat // self._chunk):
+            for i, positions in _by_chunk(flat // self._chunk):
                 rows = self._rows_of(i)
-                # One row is copied once; several, picked by an array, twice.
-                if len(places) == 1:
-                    out[places[0]] = rows[flat[places[0]] - i * self._chunk]
+                # A single row is copied once; rows indexed by an array are copied twice.
+                if len(positions) == 1:
+                    out[positions[0]] = rows[flat[positions[0]] - i * self._chunk]
                 else:
-                    out[places] = rows[flat[places] - i * self._chunk]
+                    out[positions] = rows[flat[positions] - i * self._chunk]
         return out.reshape(*slots.shape, *out.shape[1:])
 
     def gathered_nbytes(self, slots: npt.NDArray[np.intp]) -> int:
         return self._form.gathered_nbytes(slots)
 
     def _rows_of(self, i: int) -> npt.NDArray[Any]:
-        """Return the rows of chunk i, to be read."""
+        """Return the rows of chunk i for reading."""
         if i in self._open:
             return self._open[i].rows
         return self._blank(i) if self._blocks[i] is None else self._sealed_chunk(i).decompress().values
@@ -198,9 +198,9 @@ class CompressedStore(Store):
 
 
 def _by_chunk(owners: npt.NDArray[np.intp]) -> list[tuple[int, npt.NDArray[np.intp]]]:
-    """Group positions by the chunk that owns them, in order within each."""
+    """Group positions by chunk, in order within each chunk."""
     if len(owners) == 1:
         return [(int(owners[0]), np.zeros(1, np.intp))]
     order = np.argsort(owners, kind="stable")
     cuts = np.flatnonzero(np.diff(owners[order])) + 1
-    return [(int(owners[places[0]]), places) for places in np.split(order, cuts) if len(places)]
+    return [(int(owners[positions[0]]), positions) for positions in np.split(order, cuts) if len(positions)]

@@ -1,4 +1,4 @@
-"""Environment steps: the rows of several buffers at each, so that complete steps can be drawn in lockstep."""
+"""Index of environment steps with their rows in several buffers, to sample complete steps in lockstep."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from samplebatch.errors import EmptyBufferError, FormatError, SequenceError
 from samplebatch.names import PolicyID
 
 _SPARE = 64
-"""Excess of incomplete steps over complete ones at which the incomplete ones are dropped together."""
+"""Excess of incomplete steps over complete ones at which the incomplete ones are removed."""
 
 
 class _Run:
-    """An array that grows at its end."""
+    """Growing array."""
 
     __slots__ = ("_memory", "size")
 
@@ -49,7 +49,7 @@ class _Run:
 
 
 class _Rows:
-    """Rows of one buffer: their number per step, and each step's first position among all slots."""
+    """Rows of one buffer: number of rows per step, and position of each step's first row among all slots."""
 
     __slots__ = ("counts", "of_slot", "offsets", "slots")
 
@@ -59,20 +59,20 @@ class _Rows:
         self.slots = _Run(np.intp)
         self.of_slot: Ints = np.zeros(capacity, np.intp)
 
-    def at(self, places: Ints) -> Ints:
+    def at(self, positions: Ints) -> Ints:
         """Return the slots of the rows of steps, step by step."""
-        counts = self.counts.values[places]
+        counts = self.counts.values[positions]
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
-        before = self.offsets.values[places] - ends + counts
-        found: Ints = self.slots.values[np.repeat(before, counts) + np.arange(total)]
-        return found
+        before = self.offsets.values[positions] - ends + counts
+        slots: Ints = self.slots.values[np.repeat(before, counts) + np.arange(total)]
+        return slots
 
 
 class EnvSteps:
-    """An index of environment steps, from which `MultiAgentReplayBuffer` draws complete ones in lockstep.
+    """Index of environment steps from which `MultiAgentReplayBuffer` samples complete ones in lockstep.
 
-    Rows are told by the names of their buffers and their slots.
+    Rows are identified by buffer name and slot.
 
     Examples
     --------
@@ -88,10 +88,10 @@ class EnvSteps:
 
     def __init__(self) -> None:
         self._numbers = _Run(np.intp)
-        self._whole = _Run(np.bool_)
+        self._is_complete = _Run(np.bool_)
         self._buffers: dict[PolicyID, _Rows] = {}
         self._alive = 0
-        self._begun = 0
+        self._next_number = 0
 
     def __len__(self) -> int:
         return self._alive
@@ -102,138 +102,140 @@ class EnvSteps:
             self._lose(self._buffers[buffer].of_slot[slots])
 
     def _lose(self, numbers: Ints) -> None:
-        known = self._numbers.values
-        if not len(known) or not len(numbers):
+        step_numbers = self._numbers.values
+        if not len(step_numbers) or not len(numbers):
             return
-        places = np.unique(np.searchsorted(known, numbers))
-        places = places[places < len(known)]
-        # A number that has been dropped is found in the place of the next one.
-        places = places[np.isin(known[places], numbers)]
-        whole = self._whole.values
-        self._alive -= int(np.count_nonzero(whole[places]))
-        whole[places] = False
+        positions = np.unique(np.searchsorted(step_numbers, numbers))
+        positions = positions[positions < len(step_numbers)]
+        # A removed number is located at the position of the next one.
+        positions = positions[np.isin(step_numbers[positions], numbers)]
+        is_complete = self._is_complete.values
+        self._alive -= int(np.count_nonzero(is_complete[positions]))
+        is_complete[positions] = False
 
     def add(self, count: int, rows: dict[PolicyID, tuple[Ints, Ints, int]]) -> None:
-        """Add steps, in order.
+        """Append steps.
 
         Parameters
         ----------
         count
-            How many.
+            Number of steps.
         rows
-            For each buffer that has rows of them: the step of each row, from 0 on, shape (n,); the slots that the rows
-            went to, the last m of them if there were more rows than slots, shape (m,); and how many slots there are.
+            For each buffer: the step of each row, from 0, shape (n,); the slots of the rows, shape (m,), only of the
+            last m rows if there are more rows than slots; and the number of slots.
         """
-        if self._whole.size - self._alive > self._alive + _SPARE:
+        if self._is_complete.size - self._alive > self._alive + _SPARE:
             self._compact()
-        begun = self._begun
-        self._begun += count
+        first_number = self._next_number
+        self._next_number += count
         steps = self._numbers.size
-        self._numbers.extend(np.arange(begun, self._begun))
-        self._whole.extend(np.ones(count, np.bool_))
+        self._numbers.extend(np.arange(first_number, self._next_number))
+        self._is_complete.extend(np.ones(count, np.bool_))
         self._alive += count
         for name, (step, slots, capacity) in rows.items():
             if name not in self._buffers:
                 self._buffers[name] = _Rows(steps, capacity)
-            own = self._buffers[name]
+            buffer_rows = self._buffers[name]
             skipped = len(step) - len(slots)
-            kept = step[skipped:]
-            counts = np.bincount(kept, minlength=count)
-            own.offsets.extend(own.slots.size + np.cumsum(counts) - counts)
-            own.counts.extend(counts)
-            own.slots.extend(slots[np.argsort(kept, kind="stable")])
-            own.of_slot[slots] = begun + kept
-            self._lose(begun + step[:skipped])
-        for name, own in self._buffers.items():
+            stored_steps = step[skipped:]
+            counts = np.bincount(stored_steps, minlength=count)
+            buffer_rows.offsets.extend(buffer_rows.slots.size + np.cumsum(counts) - counts)
+            buffer_rows.counts.extend(counts)
+            buffer_rows.slots.extend(slots[np.argsort(stored_steps, kind="stable")])
+            buffer_rows.of_slot[slots] = first_number + stored_steps
+            self._lose(first_number + step[:skipped])
+        for name, buffer_rows in self._buffers.items():
             if name not in rows:
-                own.offsets.extend(np.full(count, own.slots.size))
-                own.counts.extend(np.zeros(count, np.intp))
+                buffer_rows.offsets.extend(np.full(count, buffer_rows.slots.size))
+                buffer_rows.counts.extend(np.zeros(count, np.intp))
 
     def _compact(self) -> None:
-        """Drop incomplete steps."""
-        kept = np.flatnonzero(self._whole.values)
-        for own in self._buffers.values():
-            slots, counts = own.at(kept), own.counts.values[kept]
-            own.slots, own.counts, own.offsets = _Run(np.intp), _Run(np.intp), _Run(np.intp)
-            own.slots.extend(slots)
-            own.counts.extend(counts)
-            own.offsets.extend(np.cumsum(counts) - counts)
-        numbers = self._numbers.values[kept]
-        self._numbers, self._whole = _Run(np.intp), _Run(np.bool_)
+        """Remove incomplete steps."""
+        complete = np.flatnonzero(self._is_complete.values)
+        for buffer_rows in self._buffers.values():
+            slots, counts = buffer_rows.at(complete), buffer_rows.counts.values[complete]
+            buffer_rows.slots, buffer_rows.counts, buffer_rows.offsets = _Run(np.intp), _Run(np.intp), _Run(np.intp)
+            buffer_rows.slots.extend(slots)
+            buffer_rows.counts.extend(counts)
+            buffer_rows.offsets.extend(np.cumsum(counts) - counts)
+        numbers = self._numbers.values[complete]
+        self._numbers, self._is_complete = _Run(np.intp), _Run(np.bool_)
         self._numbers.extend(numbers)
-        self._whole.extend(np.ones(len(kept), np.bool_))
+        self._is_complete.extend(np.ones(len(complete), np.bool_))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as arrays for `from_state_dict`."""
         self._compact()
         parts = {
-            name: {"counts": own.counts.values, "slots": own.slots.values, "of_slot": own.of_slot.copy()}
-            for name, own in self._buffers.items()
+            name: {
+                "counts": buffer_rows.counts.values,
+                "slots": buffer_rows.slots.values,
+                "of_slot": buffer_rows.of_slot.copy(),
+            }
+            for name, buffer_rows in self._buffers.items()
         }
-        return {"numbers": self._numbers.values, "begun": self._begun, "buffers": parts}
+        return {"numbers": self._numbers.values, "begun": self._next_number, "buffers": parts}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Create the steps of a `state_dict`."""
-        made = cls()
+        """Create an index from a `state_dict`."""
+        steps = cls()
         numbers = np.asarray(state["numbers"], np.intp)
-        made._numbers.extend(numbers)
-        made._whole.extend(np.ones(len(numbers), np.bool_))
-        made._alive, made._begun = len(numbers), int(state["begun"])
+        steps._numbers.extend(numbers)
+        steps._is_complete.extend(np.ones(len(numbers), np.bool_))
+        steps._alive, steps._next_number = len(numbers), int(state["begun"])
         for name, part in state["buffers"].items():
             counts, slots, of_slot = (np.array(part[key], np.intp) for key in ("counts", "slots", "of_slot"))
             inside = (slots >= 0) & (slots < len(of_slot))
             if len(counts) != len(numbers) or counts.sum() != len(slots) or (counts < 0).any() or not inside.all():
-                raise FormatError(f"the steps of buffer {name!r} must fit its rows, they do not")
-            made._buffers[name] = own = _Rows(0, len(of_slot))
-            own.counts.extend(counts)
-            own.offsets.extend(np.cumsum(counts) - counts)
-            own.slots.extend(slots)
-            own.of_slot = of_slot
-        return made
+                raise FormatError(f"the steps of buffer {name!r} must match its rows, got inconsistent counts or slots")
+            steps._buffers[name] = buffer_rows = _Rows(0, len(of_slot))
+            buffer_rows.counts.extend(counts)
+            buffer_rows.offsets.extend(np.cumsum(counts) - counts)
+            buffer_rows.slots.extend(slots)
+            buffer_rows.of_slot = of_slot
+        return steps
 
     def all(self) -> Ints:
-        """Return the places of all complete steps, in order."""
-        return np.flatnonzero(self._whole.values)
+        """Return the positions of all complete steps in order."""
+        return np.flatnonzero(self._is_complete.values)
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """Draw the places of complete steps uniformly with replacement."""
+        """Sample positions of complete steps uniformly with replacement."""
         if not self._alive:
-            raise EmptyBufferError(
-                "a buffer must have a step of the environment whose rows are all there to draw from, it has none"
-            )
-        whole = self._whole.values
-        if 4 * self._alive < len(whole):
+            raise EmptyBufferError("a buffer must have a complete environment step to sample in lockstep, got none")
+        is_complete = self._is_complete.values
+        if 4 * self._alive < len(is_complete):
             every = self.all()
             return every[rng.integers(0, len(every), count)]
-        found = np.zeros(0, np.intp)
-        while len(found) < count:
-            wanted = count - len(found)
-            picked = rng.integers(0, len(whole), wanted + wanted // 2 + 4)
-            found = np.concatenate([found, picked[whole[picked]]])
-        return found[:count]
+        drawn = np.zeros(0, np.intp)
+        while len(drawn) < count:
+            missing = count - len(drawn)
+            picked = rng.integers(0, len(is_complete), missing + missing // 2 + 4)
+            drawn = np.concatenate([drawn, picked[is_complete[picked]]])
+        return drawn[:count]
 
-    def rows(self, buffer: PolicyID, places: Ints) -> Ints:
-        """Return the slots of the rows that a buffer has of steps, step by step."""
-        own = self._buffers.get(buffer)
-        return np.zeros(0, np.intp) if own is None else own.at(places)
+    def rows(self, buffer: PolicyID, positions: Ints) -> Ints:
+        """Return the slots of a buffer's rows of steps, step by step."""
+        buffer_rows = self._buffers.get(buffer)
+        return np.zeros(0, np.intp) if buffer_rows is None else buffer_rows.at(positions)
 
 
 def env_steps_of(parts: dict[PolicyID, SampleBatch], env_steps: int) -> tuple[int, dict[PolicyID, Ints]]:
-    """Number the steps of the environment of a multi-agent batch.
+    """Number the environment steps of a multi-agent batch.
 
     Parameters
     ----------
     parts
-        The rows of each policy. With columns `eps_id` and `t` in all of them, a step is a distinct pair of both;
-        otherwise every policy must have a row for each step, in order.
+        Rows of each policy. If all policies have columns `eps_id` and `t`, a step is a distinct pair of both; otherwise
+        every policy must have one row per step, in order.
     env_steps
-        How many steps the batch stands for.
+        Number of steps of the batch.
 
     Returns
     -------
     tuple
-        How many steps there are, and for each policy the step of each row, from 0 on.
+        Number of steps, and the step of each row per policy, from 0.
 
     Examples
     --------
@@ -254,7 +256,7 @@ def env_steps_of(parts: dict[PolicyID, SampleBatch], env_steps: int) -> tuple[in
     for policy, part in parts.items():
         if part.count != env_steps:
             raise SequenceError(
-                f"policy {policy!r} must have a row for each of {env_steps} environment steps, or all policies the "
-                f"columns {names.EPS_ID!r} and {names.T!r}, it has {part.count}"
+                f"policy {policy!r} must have one row for each of {env_steps} environment steps, or all policies the "
+                f"columns {names.EPS_ID!r} and {names.T!r}, got {part.count} rows"
             )
     return env_steps, {policy: np.arange(env_steps) for policy in parts}

@@ -1,4 +1,4 @@
-"""Whole batches into buffers: the names of their columns, the ring of each row, and where episodes do not go on."""
+"""Extension of buffers by entire batches: column names, ring of each row, and ends of episodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Tail(NamedTuple):
-    """The newest row of a buffer: its episode, its agent and its time."""
+    """Episode, agent and time of the newest row of a buffer."""
 
     episode: Any
     agent: Any
@@ -32,16 +32,16 @@ class Tail(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """How the rows of a fragment are to be laid out."""
+    """Arrangement of the rows of a fragment by stream."""
 
     order: Ints | None
-    """The rows, stream by stream, each in time order; None if they lie so already."""
+    """Row order: stream by stream, each in time order; None if the rows are already in order."""
     ends: Flags
-    """Whether each row, in that order, is followed by none of its stream."""
+    """Whether each row, in this order, is the last of consecutive rows of its stream."""
     tail: Tail | None
-    """The last row; None if no row can be told to follow it."""
+    """The last row; None if later rows cannot be matched to it."""
     goes_on: bool
-    """Whether the first row follows the newest one of before."""
+    """Whether the first row continues the previous newest row."""
 
 
 def find_streams(
@@ -51,17 +51,17 @@ def find_streams(
     t: npt.NDArray[Any] | None,
     before: Tail | None = None,
 ) -> Streams:
-    """Find the order and the ends of the streams of n rows.
+    """Determine the order and the ends of the streams of n rows.
 
     Parameters
     ----------
     episode, agent
-        Ids, shape (n,). Without those of episodes, all rows are one stream; without those of agents, those of an
-        episode are.
+        Ids, shape (n,). Without episode ids all rows are one stream; without agent ids all rows of an episode are one
+        stream.
     t
-        Times, shape (n,): rows of a stream follow each other only if they are one apart. None: they do as they come.
+        Times, shape (n,): rows of a stream are consecutive if their times differ by one. None: all are consecutive.
     before
-        The newest row that there was before.
+        The previous newest row.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def find_streams(
     continued = _find_continued(first, episode, agent, t, before)
     keys = first.copy()
     if continued is not None:
-        # The stream that goes on comes first, the others as they begin.
+        # The continued stream is first, the others are ordered by first row.
         keys[continued] = -1
     rank = keys[of]
     order: Ints | None = None
@@ -111,18 +111,18 @@ def _number_ids(ids: npt.NDArray[Any]) -> tuple[Ints, Ints]:
 
 
 def _find_continued(first: Ints, episode: Any, agent: Any, t: Any, before: Tail | None) -> int | None:
-    """Find the stream that continues the newest row of before."""
+    """Return the stream that continues the previous newest row."""
     if before is None or t is None:
         return None
     same = episode[first] == before.episode
     if agent is not None:
         same = same & (agent[first] == before.agent)
-    found = np.flatnonzero(same)
-    return int(found[0]) if len(found) else None
+    matches = np.flatnonzero(same)
+    return int(matches[0]) if len(matches) else None
 
 
 def plain_value(value: Any) -> Any:
-    """Return the plain value of one element of a column."""
+    """Convert an element of a column to a plain Python value."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -130,7 +130,7 @@ _STREAM = (names.EPS_ID, names.AGENT_INDEX, names.T)
 
 
 def as_flat(batch: Any) -> SampleBatch[Any]:
-    """Return steps as a flat batch under RLlib's names: of one of ours, of RLlib, a mapping, or an Arrow table."""
+    """Convert a batch of this library or RLlib, a mapping or an Arrow table to a flat batch with RLlib's names."""
     if isinstance(batch, SampleBatch):
         return batch
     if hasattr(batch, "zero_padded"):
@@ -142,17 +142,17 @@ def as_flat(batch: Any) -> SampleBatch[Any]:
     if hasattr(batch, "__arrow_c_stream__"):
         return SampleBatch.from_arrow(batch)
     raise ColumnTypeError(
-        f"a buffer takes batches, mappings, tables and datasets of steps, got a {type(batch).__name__}"
+        f"a buffer must be extended by a batch, mapping, table or dataset of steps, got a {type(batch).__name__}"
     )
 
 
 def is_dataset(source: Any) -> bool:
-    """Return whether steps come from a dataset, which puts its episodes together one at a time."""
+    """Return whether a source is a dataset, which assembles its episodes one at a time."""
     return hasattr(type(source), "iter_episodes")
 
 
 def flatten_rows(batch: Batch, convention: Literal["rllib"] | None = None) -> SampleBatch:
-    """Flatten a nested batch, and keep names without values, as buffers do.
+    """Flatten a nested batch, and preserve names without values.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def flatten_rows(batch: Batch, convention: Literal["rllib"] | None = None) -> Sa
         for name, value in batch.__dict__.items()
         if KINDS[type(value)] == NODE
     }
-    # Not into the dict that is there, which batches without nested columns share.
+    # A new dict, because batches without nested columns share theirs.
     rows._nested = {**rows._nested, **nested}
     return rows
 
@@ -186,37 +186,37 @@ def _structure_of(batch: Batch) -> dict[str, Structure]:
 
 
 def steps_of(batch: Any) -> tuple[dict[str, Any], int, ActionUnit | None]:
-    """Return the columns of a batch under the names of buffers, the number of rows, and the unit of the actions.
+    """Return the columns of a batch under buffer names, the number of rows, and the action unit.
 
-    The rows of several policies come one policy after the other.
+    Rows of several policies are concatenated policy by policy.
     """
     if hasattr(batch, "policy_batches"):
         flat = join([as_flat(part) for part in batch.policy_batches.values()])
     else:
         flat = as_flat(batch)
     if names.SEQ_LENS in flat:
-        raise SequenceError("rows must be plain steps to go into a buffer, they come as sequences; unpad them first")
-    held = dict(flat.as_batch("tianshou").__dict__)
-    _check_ids(held, flat.count)
-    return held, flat.count, flat.action_unit
+        raise SequenceError("rows must be plain steps to be added to a buffer, got sequences; unpad them first")
+    columns = dict(flat.as_batch("tianshou").__dict__)
+    _check_ids(columns, flat.count)
+    return columns, flat.count, flat.action_unit
 
 
-def _check_ids(held: Mapping[str, Any], count: int) -> None:
+def _check_ids(columns: Mapping[str, Any], count: int) -> None:
     """Reject columns that cannot identify or order an agent's steps."""
     for name in (names.EPS_ID, names.AGENT_INDEX):
-        if name in held:
-            row_ids(held, name, count)
-    if names.T in held:
-        times = np.asarray(held[names.T])
+        if name in columns:
+            row_ids(columns, name, count)
+    if names.T in columns:
+        times = np.asarray(columns[names.T])
         if times.shape != (count,) or times.dtype.kind not in "biuf" or not np.isfinite(times).all():
-            raise ColumnTypeError(f"column {names.T!r} must be of finite numbers, one a row, got {_form(times)}")
+            raise ColumnTypeError(f"column {names.T!r} must have one finite number per row, got {_form(times)}")
 
 
-def row_ids(held: Mapping[str, Any], name: str, count: int) -> npt.NDArray[Any]:
-    """Return the ids of n rows that a column holds, shape (n,): numbers, strings, or objects of one kind."""
-    ids = np.asarray(held[name])
+def row_ids(columns: Mapping[str, Any], name: str, count: int) -> npt.NDArray[Any]:
+    """Return the ids of n rows in a column, shape (n,): numbers, strings, or objects of one type."""
+    ids = np.asarray(columns[name])
     if ids.shape != (count,) or (ids.dtype.kind == "O" and not _can_sort(ids)):
-        raise ColumnTypeError(f"column {name!r} must be of ids that can be sorted, one a row, got {_form(ids)}")
+        raise ColumnTypeError(f"column {name!r} must have one sortable id per row, got {_form(ids)}")
     return ids
 
 
@@ -232,54 +232,54 @@ def _form(values: npt.NDArray[Any]) -> str:
     return f"dtype {values.dtype} and shape {values.shape}"
 
 
-def env_ids(held: Mapping[str, Any], count: int) -> Ints | None:
-    """Return the ids of the environments of n rows, shape (n,), by which rings are found; None if there are none."""
-    if names.ENV_ID not in held:
+def env_ids(columns: Mapping[str, Any], count: int) -> Ints | None:
+    """Return the environment ids of n rows, shape (n,), which determine their rings; None without such a column."""
+    if names.ENV_ID not in columns:
         return None
-    ids: Ints = np.asarray(held[names.ENV_ID])
+    ids: Ints = np.asarray(columns[names.ENV_ID])
     if ids.shape != (count,) or ids.dtype.kind not in "biu":
         raise ColumnTypeError(
-            f"column {names.ENV_ID!r} must be of whole numbers, one a row, to tell rings apart, got {_form(ids)}"
+            f"column {names.ENV_ID!r} must have one integer per row to select its ring, got {_form(ids)}"
         )
     return ids
 
 
-def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int, rings: Ints | None = None) -> Ints:
-    """Add n rows to a buffer's rings, the steps of each agent in order; return the index that each went to.
+def add_steps(buffer: ReplayBuffer, columns: dict[str, Any], count: int, rings: Ints | None = None) -> Ints:
+    """Add n rows to a buffer's rings, the steps of each agent in order; return the index of each row.
 
-    Where the steps of an episode end in a ring before it has, the last one counts as truncated. The ring of each row,
-    shape (n,), is found by environments and episodes if none is given.
+    If an episode's steps end in a ring before the episode does, the last one is marked as truncated. Without `rings`,
+    shape (n,), environments and episodes determine the ring of each row.
     """
-    rings = _rings_of(buffer, held, count) if rings is None else rings
+    rings = _rings_of(buffer, columns, count) if rings is None else rings
     order = np.empty(count, np.intp)
     cut = np.zeros(count, np.bool_)
-    episode, agent, t = (np.asarray(held[name]) if name in held else None for name in _STREAM)
-    left: list[int] = []
+    episode, agent, t = (np.asarray(columns[name]) if name in columns else None for name in _STREAM)
+    ended: list[int] = []
     at = 0
     chosen = np.unique(rings).tolist()
     moves = len(chosen) > 1
     for ring in chosen:
         rows = np.flatnonzero(rings == ring)
-        own_episode, own_agent, own_t = (None if part is None else part[rows] for part in (episode, agent, t))
+        ring_episode, ring_agent, ring_t = (None if part is None else part[rows] for part in (episode, agent, t))
         newest = _newest(buffer, ring)
-        streams = find_streams(len(rows), own_episode, own_agent, own_t, newest[1] if newest else None)
+        streams = find_streams(len(rows), ring_episode, ring_agent, ring_t, newest[1] if newest else None)
         order[at : at + len(rows)] = rows if streams.order is None else rows[streams.order]
         moves = moves or streams.order is not None
         cut[order[at : at + len(rows) - 1]] = streams.ends[:-1]
         at += len(rows)
         if newest and episode is not None and t is not None and not streams.goes_on:
-            left.append(newest[0])
-    if "terminated" in held or "done" in held:
-        terminated, truncated = end_flags(held, count)
-        held.pop("done", None)
-        held |= {"terminated": terminated, "truncated": truncated | (cut & ~terminated)}
-    steps = node(Batch, held)
+            ended.append(newest[0])
+    if "terminated" in columns or "done" in columns:
+        terminated, truncated = end_flags(columns, count)
+        columns.pop("done", None)
+        columns |= {"terminated": terminated, "truncated": truncated | (cut & ~terminated)}
+    steps = node(Batch, columns)
     if moves:
         steps = steps[order]
-    if left:
-        # Rows that are refused end no episode.
+    if ended:
+        # Rejected rows must not end an episode.
         buffer._table.check(steps.__dict__, count, stored=False)
-        for index in left:
+        for index in ended:
             end_episode(buffer, index)
     added = buffer.add(steps, buffer_ids=rings[order])[0]
     slots = np.empty(count, np.intp)
@@ -290,46 +290,46 @@ def add_steps(buffer: ReplayBuffer, held: dict[str, Any], count: int, rings: Int
 def _count_rings(buffer: ReplayBuffer) -> tuple[int, int]:
     """Return the number of rings that accept steps, and the first such ring."""
     every = len(buffer.subbuffer_edges) - 1
-    taking = len(buffer.__dict__.get("_order", (0,)))
-    return taking, every - taking
+    accepting = len(buffer.__dict__.get("_order", (0,)))
+    return accepting, every - accepting
 
 
-def _rings_of(buffer: ReplayBuffer, held: Mapping[str, Any], count: int) -> npt.NDArray[np.intp]:
-    """Find the ring of each row, shape (n,): by environment, otherwise by episode in rotation."""
+def _rings_of(buffer: ReplayBuffer, columns: Mapping[str, Any], count: int) -> npt.NDArray[np.intp]:
+    """Return the ring of each row, shape (n,): by environment, otherwise by episode in rotation."""
     number, _ = _count_rings(buffer)
     if number == 1:
         return np.zeros(count, np.intp)
-    environments = env_ids(held, count)
+    environments = env_ids(columns, count)
     if environments is not None:
         outside = (environments < 0) | (environments >= number)
         if outside.any():
-            raise RingError(f"column 'env_id' must lie in [0, {number}), a ring each, got {environments[outside][0]}")
+            raise RingError(f"column 'env_id' must be in [0, {number}), the rings, got {environments[outside][0]}")
         return environments.astype(np.intp)
-    if names.EPS_ID not in held:
-        raise RingError(f"rows for {number} rings must have a column 'env_id' or 'eps_id', they have neither")
-    ids, first, episode = np.unique(np.asarray(held[names.EPS_ID]), return_index=True, return_inverse=True)
+    if names.EPS_ID not in columns:
+        raise RingError(f"rows for {number} rings must have a column 'env_id' or 'eps_id', got neither")
+    ids, first, episode = np.unique(np.asarray(columns[names.EPS_ID]), return_index=True, return_inverse=True)
     rings = np.empty(len(ids), np.intp)
     rings[np.argsort(first)] = np.arange(len(ids)) % number
     for ring in range(number):
         newest = _newest(buffer, ring)
         if newest is not None:
-            # An episode that goes on does so where it is.
+            # A running episode continues in its ring.
             rings[ids == newest[1].episode] = ring
     return rings[episode.reshape(-1)]
 
 
 def _newest(buffer: ReplayBuffer, ring: int) -> tuple[int, Tail] | None:
-    """Return the index of a ring's newest step and that step, if its episode runs and has an id."""
+    """Return index and identity of a ring's newest step, if its episode is running and has an id."""
     index = int(buffer.last_index[ring + _count_rings(buffer)[1]])
     tree = buffer._table.columns.tree
     if names.EPS_ID not in tree or names.T not in tree or index not in buffer.unfinished_index():
         return None
-    found = [
+    identity = [
         plain_value(buffer.get(np.array([index]), name, stack_num=1)[0]) if name in tree else None for name in _STREAM
     ]
-    return index, Tail(found[0], found[1], int(found[2] or 0))
+    return index, Tail(identity[0], identity[1], int(identity[2] or 0))
 
 
 def end_episode(buffer: ReplayBuffer, index: int) -> None:
-    """Truncate the running episode of a ring after its newest step, whose index is given."""
+    """Truncate the running episode of a ring after its newest step at an index."""
     buffer._table.truncate_newest(index + buffer._start)

@@ -1,9 +1,9 @@
-"""Fast `add`: a function compiled for batches of the same columns, dtypes and shapes as the last one.
+"""Compiled fast path of `add` for batches with the columns, dtypes and shapes of the last one.
 
-A collector adds the same columns again and again. After `Table.add` has checked and converted every column of one
-batch, `compile_fast_add` writes a function for the batches like it, as `dataclasses` writes an `__init__`: it checks
-every value once and writes it to its slot. A batch that differs in anything is left to `Table.add`. The text of the
-function holds nothing that a user has given: names and arrays are its variables.
+A collector adds the same columns repeatedly. After `Table.add` has validated and converted one batch,
+`compile_fast_add` generates a function for batches like it, as `dataclasses` generates an `__init__`: it checks every
+value once and writes it to its slot. Any other batch is passed to `Table.add`. The source contains no user data: names
+and arrays are passed as variables.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from samplebatch.buffer.table import Table
 
 FastAdd = Callable[[dict[str, Any]], Added | None]
-"""Takes the values of a batch by name, and adds them; or returns None, and has done nothing."""
+"""Adds the values of a batch by name; or returns None without any effect."""
 
 _ndarray = np.ndarray
 _OBJECT = np.dtype(object)
 _WORDS = frozenset((str, bytes, type(None)))
-"""Types of objects that NumPy puts into an array of objects without a look inside."""
+"""Types that NumPy stores in object arrays without inspection."""
 
 _MADE = ("rew", "terminated", "truncated", "done")
 
@@ -67,11 +67,11 @@ _ONE_STEP_EACH = """
     {listen_found}
     return found
 """
-# An array of slots is the fastest index into single numbers, and the slowest into rows.
+# Indexing by an array of slots is fastest for single numbers, and slowest for rows.
 
 
 class _Text:
-    """The lines of a function, and its variables."""
+    """Source lines of a function, and its variables."""
 
     def __init__(self, lead: tuple[int, ...]) -> None:
         self.lead = lead
@@ -81,41 +81,45 @@ class _Text:
         self.names: dict[str, Any] = {"ndarray": _ndarray}
 
     def name(self, value: Any) -> str:
-        """Return a new variable for a value."""
+        """Create a variable for a value."""
         name = f"_{len(self.names)}"
         self.names[name] = value
         return name
 
     def columns(
-        self, held: dict[str, Any], tree: Any, where: str, writes: list[str], slot: str, frame: str = ""
+        self, values: dict[str, Any], tree: Any, where: str, writes: list[str], slot: str, frame: str = ""
     ) -> bool:
-        """Word the checks and writes of columns; return False if one is of rows that its store would have to convert.
+        """Generate checks and writes of columns; return False if a store would have to convert rows.
 
-        Of the values under names of observations, `frame` is the index of the newest frame.
+        For values under observation names, `frame` is the index expression of the newest frame.
         """
-        for name, value in held.items():
+        for name, value in values.items():
             store, key, local = tree.get(name), self.name(name), f"v{len(self.checks)}"
             self.checks.append(f"{local} = {where}[{key}]")
-            taken = frame if where != "held" or name in OBSERVATIONS else ""
+            column_frame = frame if where != "held" or name in OBSERVATIONS else ""
             if type(value) is _ndarray and isinstance(store, Store):
-                if not self.check_rows(local, value, store, taken):
+                if not self.check_rows(local, value, store, column_frame):
                     return False
                 writes.append(f"{self.name(store.values)}[{slot}] = {local}")
             elif (
-                type(store) is ObjectStore and not self.lead and not store.shape and type(value) in _WORDS and not taken
+                type(store) is ObjectStore
+                and not self.lead
+                and not store.shape
+                and type(value) in _WORDS
+                and not column_frame
             ):
                 self.checks.append(f"if type({local}) not in {self.name(_WORDS)}: return None")
                 writes.append(f"{self.name(store.values)}[{slot}] = {local}")
             elif KINDS[type(value)] == NODE and type(store) is dict and store.keys() == value.__dict__.keys():
                 self.checks += [f"{local} = {local}.__dict__", f"if len({local}) != {len(store)}: return None"]
-                if not self.columns(value.__dict__, store, local, writes, slot, taken):
+                if not self.columns(value.__dict__, store, local, writes, slot, column_frame):
                     return False
             else:
                 return False
         return True
 
     def check_rows(self, local: str, value: Any, store: Store, frame: str) -> bool:
-        """Word the check of an array that its store takes as it is; return False if it does not."""
+        """Generate the check of an array that its store accepts unchanged; return False if it does not."""
         if type(store) is DenseStore:
             shape, dtype = store.row_shape, store.dtype
         elif type(store) is ObjectStore and self.lead:
@@ -125,7 +129,7 @@ class _Text:
         if value.dtype is not dtype:
             return False
         if frame:
-            # Of other values than arrays the last frame might be an array, too.
+            # The last frame of other types could also be an array.
             self.checks += [f"if type({local}) is not ndarray: return None", f"{local} = {local}{frame}"]
         self.check_array(local, (*self.lead, *shape), f"{local}.dtype is not {self.name(dtype)}")
         return True
@@ -135,31 +139,31 @@ class _Text:
         self.checks.append(f"if type({local}) is not ndarray or {wrong_dtype} or {wrong_shape}: return None")
 
 
-def compile_fast_add(table: Table, held: dict[str, Any], n: int | None) -> FastAdd | None:
-    """Compile a fast `add` for batches like one that has just been added; None if they need the general one."""
+def compile_fast_add(table: Table, values: dict[str, Any], n: int | None) -> FastAdd | None:
+    """Compile a fast `add` for batches like the last one; None if they require the general path."""
     tree, finals, rings = table.columns.tree, table.finals, table.rings
-    names = set(held)
-    given_next = finals is None or "obs_next" in names
-    whole = names >= {"rew", "terminated", "truncated"} and {*names, "done"} >= tree.keys() and given_next
+    names = set(values)
+    has_next = finals is None or "obs_next" in names
+    is_complete = names >= {"rew", "terminated", "truncated"} and {*names, "done"} >= tree.keys() and has_next
     stores = [tree.get(name) for name in _MADE]
-    if not whole or table.journal is not None or any(type(s) is not DenseStore for s in stores):
+    if not is_complete or table.journal is not None or any(type(s) is not DenseStore for s in stores):
         return None
     lead = () if n is None else (n,)
     text = _Text(lead)
-    rest = {name: value for name, value in held.items() if name not in _MADE}
+    other_values = {name: value for name, value in values.items() if name not in _MADE}
     frame = ("[-1]" if n is None else "[:, -1]") if table.last_frame else ""
     if finals is not None:
-        following = {"obs_next": rest.pop("obs_next")}
+        following = {"obs_next": other_values.pop("obs_next")}
         rows = "0" if n is None else f"slice(0, {rings.n})"
         if not text.columns(following, finals.columns.tree, "held", text.final_writes, rows, frame):
             return None
-    if not text.columns(rest, tree, "held", text.writes, "slot", frame):
+    if not text.columns(other_values, tree, "held", text.writes, "slot", frame):
         return None
     for name in ("rew", "terminated", "truncated"):
         text.checks.append(f"{name} = held[{name!r}]")
         shape = (*lead, *tree[name].row_shape)
         dtype = f"{name}.dtype is not {name}_dtype"
-        # Any number is a reward, which NumPy converts on writing; not any is a flag.
+        # Any numeric reward is accepted, because NumPy converts it on writing; flags must be boolean.
         text.check_array(name, shape, f"({dtype} and {name}.dtype.kind not in 'biuf')" if name == "rew" else dtype)
     if "done" in names:
         text.checks.append("held['done']")
@@ -178,29 +182,29 @@ def compile_fast_add(table: Table, held: dict[str, Any], n: int | None) -> FastA
         "rings": rings,
     }
     exec(source, variables)
-    found: FastAdd = variables["fast_add"]
-    return found
+    function: FastAdd = variables["fast_add"]
+    return function
 
 
 def _source(text: _Text, table: Table, *, single: bool) -> str:
-    """Put the lines of a function together."""
-    kept, one_ring = table.finals is not None, table.rings.n == 1
-    told = table.listener is not None
+    """Assemble the source of the function."""
+    has_finals, one_ring = table.finals is not None, table.rings.n == 1
+    has_listener = table.listener is not None
     row_shape = table.columns.tree["rew"].row_shape
     after = [*text.final_writes, "finals.owners[0] = slot + 1"] if single else text.final_writes
     parts = {
-        "release": ["finals.release(slot)"] if kept else [],
+        "release": ["finals.release(slot)"] if has_finals else [],
         "writes": text.writes,
-        "keep_next": after if kept else [],
+        "keep_next": after if has_finals else [],
         "keep": [],
         "number": ["rew.item()" if not row_shape else "rew"],
         "slots": ["slot = slice(rings.cursor, rings.cursor + 1)" if one_ring else "slot = rings.targets(None)"],
         "advance": ["advance(None, done, rew)" if one_ring else "advance_all(done, rew)"],
-        "listen_found": ["listener.on_add(found[0])"] if told else [],
+        "listen_found": ["listener.on_add(found[0])"] if has_listener else [],
     }
-    if kept and single:
+    if has_finals and single:
         parts["keep"] = [*after, "if truncated and not terminated: finals.keep_from(first, array([slot]))"]
-    elif kept:
+    elif has_finals:
         parts["keep"] = [*after, "keep_all(finals, slots, terminated, truncated)"]
     body = []
     for line in (_ONE_STEP if single else _ONE_STEP_EACH).strip("\n").split("\n"):
@@ -218,7 +222,7 @@ def _source(text: _Text, table: Table, *, single: bool) -> str:
 
 
 def _keep_all(finals: FinalObservations, slots: Any, terminated: Any, truncated: Any) -> None:
-    """Keep the observations after a step of every ring that are final."""
+    """Store the final observations of a step of every ring."""
     finals.owners[: len(slots)] = slots + 1
     cut = truncated & ~terminated
     if np.count_nonzero(cut):

@@ -1,7 +1,7 @@
-"""Final observations: the ones that no later step brings, kept aside where next observations are not stored.
+"""Final observations: observations that no later step contains, stored if next observations are not.
 
-The next observation of a step is the observation of the step after it, except if there is none: at a truncation, and
-at the newest step of a running episode. At a termination nothing follows that a learner could use.
+The next observation of a step is the observation of the following step, except after a truncation and at the newest
+step of a running episode. After a termination a learner needs no next observation.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from samplebatch.buffer.stores import Stores
 Ints = npt.NDArray[np.intp]
 
 NAME = "obs_next"
-"""The name under which the observations lie."""
+"""Column name of the observations."""
 
 OWNER = "obs_next/owner"
-"""The name of the column of the owners of rows."""
+"""Column name of the owners of rows."""
 
 _SPARE = 16
 _count = np.count_nonzero
 
 
 class FinalObservations:
-    """The bootstrap observations of a table: after the newest step of each ring, and after each truncation.
+    """Bootstrap observations of a table: after the newest step of each ring, and after each truncation.
 
-    Row k is overwritten by every step of ring k; at a truncation it is copied to a row of its own, which is free
-    again when the truncated step is overwritten. A row belongs to the slot that its `owner` says, if that slot's
-    step is still the one.
+    Row k is overwritten by every step of ring k; at a truncation it is copied to a permanent row, which is freed when
+    the truncated step is overwritten. A row belongs to the slot in its `owner`, provided that the slot's step is
+    unchanged.
     """
 
     __slots__ = ("_moved", "_row_of", "_spare", "columns", "kept", "owners", "rings", "slots")
@@ -46,54 +46,54 @@ class FinalObservations:
         self._lay_out(Columns(rings + _SPARE, stores.for_final_observations()))
 
     def _lay_out(self, columns: Columns, owners: npt.NDArray[np.int64] | None = None) -> None:
-        """Adopt columns, and the owners of their rows where given."""
+        """Adopt columns, and the owners of their rows if given."""
         store = columns.stores.make(OWNER, np.zeros(0, np.int64), columns.slots)
         if owners is not None:
             store.write(slice(0, len(owners)), store.fit(owners, len(owners)))
         self.adopt(columns, store.values)
 
     def adopt(self, columns: Columns, owners: npt.NDArray[np.int64]) -> None:
-        """Adopt columns and the array of the owners of their rows, without a copy."""
+        """Adopt columns and the array of row owners without a copy."""
         self.columns = columns
         self._moved()
-        # One more than the slot, so that the zeros of fresh memory stand for none.
+        # Slot plus one, so that zeros of new memory mean no owner.
         self.owners: npt.NDArray[np.int64] = owners
         self._row_of = np.zeros(self.slots, np.int32)
-        own = np.flatnonzero(self.owners[self.rings :]) + self.rings
-        self._row_of[self.owners[own] - 1] = own
-        self.kept = len(own)
+        permanent = np.flatnonzero(self.owners[self.rings :]) + self.rings
+        self._row_of[self.owners[permanent] - 1] = permanent
+        self.kept = len(permanent)
         self._spare: list[int] = (np.flatnonzero(self.owners[self.rings :] == 0) + self.rings)[::-1].tolist()
 
     @property
     def known(self) -> bool:
-        """Whether any observation has ever been kept."""
+        """Whether any observation has been stored."""
         return NAME in self.columns.tree
 
     def fit(self, obs_next: Any, n: int, *, single: bool) -> Ready:
-        """Check the next observations of n steps, and make them ready; nothing is changed."""
+        """Validate the next observations of n steps and convert them, without changes."""
         return self.columns.fit({NAME: obs_next}, n, single=single)
 
     def rows_for(self, cut: int) -> list[int]:
-        """Return the rows for the observations of `cut` truncations, with more room made if needed."""
+        """Return free rows for the observations of `cut` truncations, allocating more if required."""
         while len(self._spare) < cut:
             self._grow()
         return self._spare[len(self._spare) - cut :]
 
     def rows_touched(self, slots: Slots, cut: int) -> Ints:
-        """Return the rows, the rings' own aside, that change when steps with `cut` truncations go to slots."""
+        """Return the permanent rows that change when steps with `cut` truncations are written to slots."""
         released = np.atleast_1d(self._row_of[slots])
         free = self.rows_for(cut) + released[released > 0].tolist()
         return np.array(sorted({*free[len(free) - cut :], *released[released > 0].tolist()}), np.intp)
 
     def _grow(self) -> None:
         before = self.columns
-        found = before.state_dict(np.arange(before.slots))
+        state = before.state_dict(np.arange(before.slots))
         columns = Columns(2 * before.slots, before.stores)
-        columns.load_state_dict(np.arange(before.slots), found)
+        columns.load_state_dict(np.arange(before.slots), state)
         self._lay_out(columns, self.owners)
 
     def write(self, ready: Ready, rings: Slots, slots: Ints, cut: npt.NDArray[np.bool_]) -> None:
-        """Write next observations that `fit` returned."""
+        """Write next observations returned by `fit`."""
         self.columns.write(ready, rings)
         self.owners[rings] = slots + 1
         if _count(cut):
@@ -101,21 +101,21 @@ class FinalObservations:
             self.keep_from(numbers[cut], slots[cut])
 
     def keep_from(self, sources: Ints, slots: Ints) -> None:
-        """Copy rows, those of rings, to rows of their own, until the slots are overwritten."""
+        """Copy ring rows to permanent rows until the slots are overwritten."""
         rows = [(store, store.take(sources)) for _, store in leaves_of(self.columns.tree[NAME])]
-        self.keep(Ready([(store, store.fit(found, len(slots))) for store, found in rows], []), slots)
+        self.keep(Ready([(store, store.fit(values, len(slots))) for store, values in rows], []), slots)
 
     def keep_newest(self, ring: int, slots: Ints) -> None:
-        """Copy the row of a ring to one of its own, if it belongs to the slot given, if any, which has none."""
+        """Copy a ring's row to a permanent row if it belongs to the given slot and the slot has none."""
         if self.known and len(slots) and self.owners[ring] == slots[0] + 1 and not self._row_of[slots[0]]:
             self.keep_from(np.array([ring]), slots)
 
     def keep(self, ready: Ready, slots: Ints) -> None:
-        """Write next observations that `fit` returned to rows of their own, until the slots are overwritten."""
-        places = self.rows_for(len(slots))
-        del self._spare[len(self._spare) - len(places) :]
-        rows = np.array(places, np.intp)
-        # The stores are new ones if there had to be more room.
+        """Write next observations returned by `fit` to permanent rows until the slots are overwritten."""
+        free_rows = self.rows_for(len(slots))
+        del self._spare[len(self._spare) - len(free_rows) :]
+        rows = np.array(free_rows, np.intp)
+        # The stores are replaced if more rows were allocated.
         by_name = {store.name: store for _, store in self.columns.leaves()}
         self.columns.write(Ready([(by_name.get(store.name, store), row) for store, row in ready.rows], ready.new), rows)
         self.owners[rows] = slots + 1
@@ -123,7 +123,7 @@ class FinalObservations:
         self.kept += len(rows)
 
     def release(self, slots: Slots) -> None:
-        """Free the rows of slots that are overwritten."""
+        """Free the rows of overwritten slots."""
         if not self.kept:
             return
         rows = np.atleast_1d(self._row_of[slots])
@@ -135,44 +135,44 @@ class FinalObservations:
             self.kept -= len(rows)
 
     def forget(self, start: int, stop: int) -> None:
-        """Free all rows of slots from `start` up to `stop`."""
+        """Free all rows of slots from `start` to `stop`."""
         self.release(slice(start, stop))
         self.owners[: self.rings][(self.owners[: self.rings] > start) & (self.owners[: self.rings] <= stop)] = 0
 
     def has_rows(self, slots: Ints) -> npt.NDArray[np.bool_]:
-        """Return which slots have rows of their own."""
-        found: npt.NDArray[np.bool_] = self._row_of[slots] > 0
-        return found
+        """Return which slots have permanent rows."""
+        is_stored: npt.NDArray[np.bool_] = self._row_of[slots] > 0
+        return is_stored
 
     def find(self, slots: Ints, rings: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Return the rows of slots with these rings, shape (k,), and which of them are there."""
+        """Return the rows of slots in the given rings, shape (k,), and which of the rows are valid."""
         rows = self._row_of[slots].astype(np.intp)
         rows = np.where(rows > 0, rows, rings)
-        there: npt.NDArray[np.bool_] = self.owners[rows] == slots + 1
-        return rows, there
+        is_valid: npt.NDArray[np.bool_] = self.owners[rows] == slots + 1
+        return rows, is_valid
 
     def take(self, rows: Ints, path: tuple[str, ...] = ()) -> Any:
-        """Gather observations, or the values nested in them under a path."""
-        held = self.columns.tree[NAME]
+        """Gather observations, or the values nested under a path."""
+        tree = self.columns.tree[NAME]
         for name in path:
-            held = held[name]
-        return take_rows(held, rows)
+            tree = tree[name]
+        return take_rows(tree, rows)
 
-    # Carrying on elsewhere
+    # State
 
     def state_dict(self, start: int, stop: int, ring: int | None = None) -> dict[str, Any]:
-        """Return the rows of slots from `start` up to `stop`, of all rings or of one, for `load_state_dict`."""
+        """Return the rows of slots from `start` to `stop`, of all rings or of one, for `load_state_dict`."""
         rows = np.flatnonzero((self.owners > start) & (self.owners <= stop))
         rings = self.rings if ring is None else 1
-        own = int(_count(rows < self.rings))
-        of_rings = rows[:own] if ring is None else rows[:own] * 0
-        places = np.concatenate([of_rings, rings + np.arange(len(rows) - own)])
-        room = rings + max(_SPARE, len(rows) - own)
+        ring_count = int(_count(rows < self.rings))
+        of_rings = rows[:ring_count] if ring is None else rows[:ring_count] * 0
+        positions = np.concatenate([of_rings, rings + np.arange(len(rows) - ring_count)])
+        room = rings + max(_SPARE, len(rows) - ring_count)
         owners = self.owners[rows] - start
-        return {"rows": places, "owners": owners, "room": room, "found": self.columns.state_dict(rows)}
+        return {"rows": positions, "owners": owners, "room": room, "found": self.columns.state_dict(rows)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a `state_dict`."""
+        """Restore a `state_dict`."""
         rows = np.asarray(state["rows"], np.intp)
         columns = Columns(int(state["room"]), self.columns.stores)
         columns.load_state_dict(rows, state["found"])
@@ -182,7 +182,7 @@ class FinalObservations:
 
 
 def patch(values: Any, where: Any, finals: Any) -> Any:
-    """Put final observations into rows of observations that have just been gathered, nested alike."""
+    """Overwrite gathered observations with final observations of the same nesting."""
     if KINDS[type(values)] == NODE:
         for name, inner in values.__dict__.items():
             values.__dict__[name] = patch(inner, where, finals.__dict__[name])

@@ -1,4 +1,4 @@
-"""Gathering of rows of a table: with stacked frames, next observations and n-step targets."""
+"""Gathering of table rows with stacked frames, next observations and n-step targets."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from samplebatch.errors import CapacityError, ColumnNotFoundError, near_names, n
 from samplebatch.returns.arrays import nstep_of_rings
 
 ORDER: Final = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next", "info", "policy")
-"""The names that rows have, in this order, whether or not they were given; others follow."""
+"""Names that all rows have, in this order, even if never added; other names follow."""
 
 STACKED: Final = frozenset(("obs", "obs_next", "info", "policy"))
-"""Those of which several steps are stacked."""
+"""Names of columns whose steps are stacked."""
 
 _count = np.count_nonzero
 
@@ -40,26 +40,26 @@ def rows_at(table: Table, slots: Ints, stack: int) -> dict[str, Any]:
     around = (slots, None, None) if stack == 1 and table.keeps_next else _around(table, slots, stack)
     if table.max_gather_nbytes is not None:
         _check_gather(table, slots, around)
-    held: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name in ORDER:
         column = tree.get(name)
         if column is not None:
-            own = around[0] if name in STACKED else slots
-            # Most columns are arrays, which are gathered without a call in between.
-            held[name] = column.take(own) if type(column) is DenseStore else take_rows(column, own)
+            column_slots = around[0] if name in STACKED else slots
+            # Most columns are arrays, gathered without an additional call.
+            columns[name] = column.take(column_slots) if type(column) is DenseStore else take_rows(column, column_slots)
         elif name == "obs_next" and not table.keeps_next:
-            held[name] = next_observations(table, slots, around)
+            columns[name] = next_observations(table, slots, around)
         else:
-            held[name] = node(Batch, {})
-    if len(tree) > len(ORDER) or not tree.keys() <= held.keys():
+            columns[name] = node(Batch, {})
+    if len(tree) > len(ORDER) or not tree.keys() <= columns.keys():
         for name, column in tree.items():
-            if name not in held:
-                held[name] = take_rows(column, slots)
-    return held
+            if name not in columns:
+                columns[name] = take_rows(column, slots)
+    return columns
 
 
 def _check_gather(table: Table, slots: Ints, around: Around) -> None:
-    """Check the bytes of rows before they are gathered."""
+    """Check the size of rows before they are gathered."""
     tree = table.columns.tree
     total = sum(gathered_nbytes(column, around[0] if name in STACKED else slots) for name, column in tree.items())
     if not table.keeps_next:
@@ -67,57 +67,59 @@ def _check_gather(table: Table, slots: Ints, around: Around) -> None:
     check_gathered_nbytes(table, total)
 
 
-def gathered_nbytes(held: Any, slots: Ints) -> int:
-    """Count the bytes of the rows of slots of a column, nested or not."""
-    return sum([store.gathered_nbytes(slots) for _, store in leaves_of(held)])
+def gathered_nbytes(tree: Any, slots: Ints) -> int:
+    """Count the bytes of the rows of slots in a column, nested or not."""
+    return sum([store.gathered_nbytes(slots) for _, store in leaves_of(tree)])
 
 
 def check_gathered_nbytes(table: Table, nbytes: int) -> None:
-    """Raise CapacityError if so many bytes may not be gathered at once."""
-    most = table.max_gather_nbytes
-    if most is not None and nbytes > most:
-        raise CapacityError(f"a sample must have at most {most} bytes, this one has {nbytes}")
+    """Raise CapacityError if the size exceeds the limit of one gather."""
+    limit = table.max_gather_nbytes
+    if limit is not None and nbytes > limit:
+        raise CapacityError(f"a sample must have at most {limit} bytes, got {nbytes}")
 
 
 def check_gathered_rows(table: Table, rows: int) -> None:
-    """Raise CapacityError if so many rows have too many bytes, whatever those of columns whose rows vary."""
+    """Raise CapacityError if the rows exceed the limit, ignoring columns of varying shape."""
     if table.max_gather_nbytes is not None:
         stores = [store for _, store in leaves_of(table.columns.tree)]
-        one = np.zeros(1, np.intp)
-        fixed = sum(store.gathered_nbytes(one) for store in stores if isinstance(store, DenseStore | CompressedStore))
+        first_slot = np.zeros(1, np.intp)
+        fixed = sum(
+            store.gathered_nbytes(first_slot) for store in stores if isinstance(store, DenseStore | CompressedStore)
+        )
         check_gathered_nbytes(table, rows * max(fixed, 1))
 
 
 def rows_in(table: Table, ranges: list[Range], stack: int) -> dict[str, Any]:
-    """Copy all columns of the steps in ranges of slots, one range after the other; see `rows_at`."""
+    """Copy all columns of the steps in slot ranges, concatenated; see `rows_at`."""
     tree = table.columns.tree
     if "obs" not in tree:
         raise nothing_added()
     if stack > 1:
         return rows_at(table, slots_in(ranges), stack)
-    held: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     jobs: list[threads.Job] = []
     for name in (*ORDER, *tree):
-        if name in held:
+        if name in columns:
             continue
         if name in tree:
-            held[name] = copy_rows(tree[name], ranges, jobs)
+            columns[name] = copy_rows(tree[name], ranges, jobs)
         elif name == "obs_next" and not table.keeps_next:
             slots = slots_in(ranges)
-            held[name] = next_observations(table, slots, _around(table, slots, stack))
+            columns[name] = next_observations(table, slots, _around(table, slots, stack))
         else:
-            held[name] = node(Batch, {})
+            columns[name] = node(Batch, {})
     if jobs:
         if sum([nbytes for nbytes, _ in jobs]) >= threads.WORTHWHILE:
             threads.share(jobs)
         else:
             for _, copy in jobs:
                 copy()
-    return held
+    return columns
 
 
 def slots_in(ranges: list[Range]) -> Ints:
-    """Return the slots of ranges, in succession.
+    """Return the slots of ranges, concatenated.
 
     >>> slots_in([(7, 9), (0, 2)])
     array([7, 8, 0, 1])
@@ -143,8 +145,8 @@ def column_at(table: Table, name: str, slots: Ints, stack: int) -> Any:
 
 
 Around = tuple[Ints, Any, Any]
-"""Of some slots: those of their frames, those of the frames of the step after, and whether they are the last of their
-episode; without stacking, the slots themselves and those after. Where next observations are stored, only the first."""
+"""Frames of slots, frames of the following steps, and whether the slots are the last of their episodes; without
+stacking, the slots and the following slots. If next observations are stored, only the first item."""
 
 
 def _around(table: Table, slots: Ints, stack: int) -> Around:
@@ -156,18 +158,18 @@ def _around(table: Table, slots: Ints, stack: int) -> Around:
         return slots, after, after == slots
     if table.keeps_next:
         return rings.frames(slots, stack, done), None, None
-    found = rings.window_of_one(slots, stack, done)
-    if found is not None:
-        return found
+    window = rings.window_of_one(slots, stack, done)
+    if window is not None:
+        return window
     seen, after = rings.frames(slots, stack, done), rings.next(slots, done)
     return seen, np.concatenate([seen[..., 1:], after[..., None]], -1), after == slots
 
 
 def next_observations(table: Table, slots: Ints, around: Around) -> Any:
-    """Gather the observations that came next, where they are not stored with their steps.
+    """Gather next observations that are not stored with their steps.
 
-    That of a step is the observation of the next one. Where there is none, because the episode was cut or runs on, it
-    is the final one that was kept; at a termination, it is the step's own.
+    The next observation of a step is the observation of the following step. After a truncation and at the newest step
+    of a running episode it is the stored final observation; after a termination it is the step's observation.
     """
     seen, after, last = around
     stacked = seen is not slots
@@ -175,65 +177,65 @@ def next_observations(table: Table, slots: Ints, around: Around) -> Any:
     terminated = table.columns.tree["terminated"].values.take(slots) if _count(last) else last
     if stacked and _count(last):
         after = np.where((last & terminated)[..., None], seen, after)
-    found = take_rows(column, after)
+    observations = take_rows(column, after)
     where, rows = final_rows(table, slots, last & ~terminated)
     if not len(rows):
-        return found
+        return observations
     if stacked:
         where = (*where, np.full(len(where[0]), -1))
-    return patch(found, where, table.finals.take(rows))  # type: ignore[union-attr]
+    return patch(observations, where, table.finals.take(rows))  # type: ignore[union-attr]
 
 
 def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...], Ints]:
-    """Find the final observations that stand in for steps that do not follow.
+    """Return the final observations that replace missing following steps.
 
     Parameters
     ----------
     last
-        Whether no step of the episode follows, though it was not terminated; of the shape of the slots.
+        Whether no step of the episode follows although it was not terminated; shape of the slots.
 
     Returns
     -------
     tuple
-        Where in the slots there is one, as an index, and their rows in `table.finals`, shape (k,).
+        Index of the slots with a final observation, and their rows in `table.finals`, shape (k,).
     """
     finals = table.finals
     if finals is None or not finals.known or not (finals.kept or _count(last)):
         return (np.zeros(0, np.intp),) * slots.ndim, np.zeros(0, np.intp)
     if finals.kept:
-        # Rows may have been moved away from the steps that followed them.
+        # The following steps may have been removed.
         last = last | finals.has_rows(slots)
     cut = np.nonzero(last)
-    own = slots[cut]
-    rows, there = finals.find(own, table.rings.ring_of(own))
-    return tuple(part[there] for part in cut), rows[there]
+    cut_slots = slots[cut]
+    rows, is_valid = finals.find(cut_slots, table.rings.ring_of(cut_slots))
+    return tuple(part[is_valid] for part in cut), rows[is_valid]
 
 
 def nothing_added() -> ColumnNotFoundError:
-    """Word the error for a buffer without columns."""
+    """Create the error for a buffer without columns."""
     return ColumnNotFoundError("no column 'obs': nothing has been added to the buffer yet")
 
 
 def show_slots(table: Table, name: str, start: int, stop: int) -> Any:
-    """Return the rows of a range of slots as a buffer's attribute: the memory itself where possible."""
+    """Return the rows of a slot range as a buffer's attribute: the memory itself if possible."""
     return _show(table.columns.tree[name], start, stop)
 
 
-def _show(held: Any, start: int, stop: int) -> Any:
-    if type(held) is dict:
-        return node(Batch, {name: _show(inner, start, stop) for name, inner in held.items()})
-    values = held.values
-    return values if stop - start == held.slots else values[start:stop]
+def _show(node_value: Any, start: int, stop: int) -> Any:
+    if type(node_value) is dict:
+        return node(Batch, {name: _show(inner, start, stop) for name, inner in node_value.items()})
+    values = node_value.values
+    return values if stop - start == node_value.slots else values[start:stop]
 
 
 def nbytes_of(table: Table) -> int:
-    """Return the bytes that the slots of all columns occupy, final observations included."""
+    """Return the size of all columns in bytes, including final observations."""
     total = table.columns.nbytes
     return total if table.finals is None else total + sum(s.nbytes for _, s in leaves_of(table.finals.columns.tree))
 
 
 def check_window(table: Table, n_step: int | None, gamma: float) -> None:
-    """Check, before anything is drawn, that rows can stand for several steps; `n_step` is None for one."""
+    """Validate `n_step` and `gamma` before sampling; `n_step` is None for single steps."""
     fraction("gamma", gamma)
     if n_step is not None:
         whole("n_step", n_step, 1)
@@ -243,22 +245,23 @@ def check_window(table: Table, n_step: int | None, gamma: float) -> None:
 
 
 def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: int) -> dict[str, Any]:
-    """Compute the columns that n-step rows have beside those of their first steps, or in the place of them.
+    """Compute the columns that n-step rows add or replace.
 
-    A window ends early with its episode, however that ended, and with the newest step of the ring.
+    A window ends at the end of its episode, or at the newest step of the ring.
 
     Returns
     -------
     dict
-        `returns`, the discounted sum of the rewards, of their shape; `discount`, gamma to the number of steps, 0 where
-        the last one is terminated, shape (n,); for windows of several steps `obs_next`, the observation after the last.
+        `returns`, the discounted sum of the rewards, in their shape; `discount`, gamma to the number of steps, 0 if the
+        last step is terminated, shape (n,); for windows of several steps `obs_next`, the observation after the last
+        step.
     """
     rings, tree = table.rings, table.columns.tree
     if n_step == 1:
-        # The rewards of the rows themselves, and their own next observations.
+        # Rewards and next observations of the rows themselves.
         terminated = tree["terminated"].values[slots]
         return {"returns": tree["rew"].values[slots].astype(np.float64), "discount": np.where(terminated, 0.0, gamma)}
     flags = tree["terminated"].values, table.done
-    found = nstep_of_rings(tree["rew"].values, *flags, rings.edges, rings.last_index, slots, n_step, gamma)
-    obs_next = column_at(table, "obs_next", found.last, stack)
-    return {"returns": found.returns, "discount": found.discount, "obs_next": obs_next}
+    targets = nstep_of_rings(tree["rew"].values, *flags, rings.edges, rings.last_index, slots, n_step, gamma)
+    obs_next = column_at(table, "obs_next", targets.last, stack)
+    return {"returns": targets.returns, "discount": targets.discount, "obs_next": obs_next}

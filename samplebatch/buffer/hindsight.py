@@ -1,6 +1,6 @@
-"""Hindsight experience replay (arXiv:1707.01495): sampled steps get a goal that was achieved later in their episode.
+"""Hindsight experience replay (arXiv:1707.01495): sampled steps get a goal achieved later in their episode.
 
-`relabel` changes the sampled copies; the buffer keeps the rows as they were added.
+`relabel` modifies sampled copies; stored rows are unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from samplebatch.errors import (
 )
 
 RewardFunction = Callable[[Any, Any], Any]
-"""From achieved and desired goals, both of shape (n, ...), to rewards of shape (n,)."""
+"""Computes rewards, shape (n,), from achieved and desired goals, both of shape (n, ...)."""
 
 ACHIEVED: Final = "achieved_goal"
 DESIRED: Final = "desired_goal"
@@ -57,57 +57,57 @@ def relabel(
     gamma: float = 0.99,
     stack: int = 1,
 ) -> Batch:
-    """Give some sampled rows another goal, and its rewards.
+    """Relabel sampled rows with new goals and recompute their rewards.
 
     Parameters
     ----------
     table, slots
-        Where the rows come from, shape (n,).
+        Source table and slots of the rows, shape (n,).
     rows
-        The rows as read there; they are changed, and returned.
+        Rows read from these slots; modified in place and returned.
     goals, chosen
-        The new goals, shape (k, ...), and which rows they are for, shape (k,).
+        New goals, shape (k, ...), and the rows that get them, shape (k,).
     compute_reward_fn
-        Makes rewards of the achieved and the desired goals of steps.
+        Computes rewards from achieved and desired goals of steps.
     n_step, gamma
-        As the rows were sampled; not None if they have `returns`, which are then those of the new rewards.
+        As in the sampling; not None if the rows have `returns`, which are recomputed.
     stack
-        How many frames observations have.
+        Number of stacked frames of observations.
 
     Raises
     ------
     ColumnLengthError
-        If the function does not return a reward for each goal.
+        If the function does not return one reward per goal.
     ColumnMismatchError
-        If the column of desired goals cannot hold the achieved ones without loss.
+        If the column of desired goals cannot store the achieved goals exactly.
     ColumnNotFoundError
         If observations have no goals.
     """
     if not len(chosen):
         return rows
-    own = slots[chosen]
+    chosen_slots = slots[chosen]
     for name in ("obs", "obs_next"):
-        held = values_of(rows[name]) or {}
-        if DESIRED not in held:
-            raise _without_goals(f"{name}.{DESIRED}", held)
-        column = held[DESIRED]
+        goals_by_name = values_of(rows[name]) or {}
+        if DESIRED not in goals_by_name:
+            raise _without_goals(f"{name}.{DESIRED}", goals_by_name)
+        column = goals_by_name[DESIRED]
         fitting = goals if KINDS[type(column)] == TENSOR else cast_exactly(goals, column.dtype)
         if fitting is None:
             raise ColumnMismatchError(
-                f"column '{name}.{DESIRED}' must hold achieved goals without loss, got {goals.dtype} for "
-                f"{column.dtype}; add both in the wider dtype"
+                f"column '{name}.{DESIRED}' must store achieved goals without loss, got {goals.dtype} for "
+                f"{column.dtype}; use the wider dtype for both"
             )
         column[chosen] = fitting[:, None] if stack > 1 else fitting
     if n_step is None or n_step == 1:
-        rewards = _rewards(compute_reward_fn, achieved_after(table, own), goals, rows.rew.shape[1:])
+        rewards = _rewards(compute_reward_fn, achieved_after(table, chosen_slots), goals, rows.rew.shape[1:])
         rows.rew[chosen] = rewards
         if n_step == 1:
             rows.returns[chosen] = rewards
         return rows
-    ahead = steps_after(table.rings, table.done, own, n_step - 1)
+    ahead = steps_after(table.rings, table.done, chosen_slots, n_step - 1)
     counts = np.arange(int(ahead.max(initial=0)) + 1) <= ahead[:, None]
     of, offset = np.nonzero(counts)
-    window = shift_slots(table.rings, own[of], offset)
+    window = shift_slots(table.rings, chosen_slots[of], offset)
     rewards = _rewards(compute_reward_fn, achieved_after(table, window), goals[of], rows.rew.shape[1:])
     rows.rew[chosen] = rewards[offset == 0]
     discounted = rewards * (gamma**offset).reshape(-1, *(1,) * (rewards.ndim - 1))
@@ -116,9 +116,9 @@ def relabel(
 
 
 def achieved_after(table: Table, slots: Ints) -> Any:
-    """Gather the goals that were achieved with the steps in slots, shape (n,): those of the observations after them.
+    """Gather the goals achieved by steps in slots, shape (n,), from the observations after them.
 
-    Where observations are not stored twice, and an episode was terminated, that is the step's own.
+    If next observations are not stored, a terminated step's own goal is returned.
 
     Raises
     ------
@@ -127,66 +127,65 @@ def achieved_after(table: Table, slots: Ints) -> Any:
     """
     tree = table.columns.tree
     name = "obs_next" if table.keeps_next else "obs"
-    held = tree.get(name)
-    if not isinstance(held, dict) or ACHIEVED not in held:
-        raise _without_goals(f"{name}.{ACHIEVED}", held if isinstance(held, dict) else {})
+    observations = tree.get(name)
+    if not isinstance(observations, dict) or ACHIEVED not in observations:
+        raise _without_goals(f"{name}.{ACHIEVED}", observations if isinstance(observations, dict) else {})
     if table.keeps_next:
-        return take_rows(held[ACHIEVED], slots)
+        return take_rows(observations[ACHIEVED], slots)
     rings = table.rings
     after = rings.next(slots, table.done)
-    found = take_rows(held[ACHIEVED], after)
+    achieved = take_rows(observations[ACHIEVED], after)
     where, rows = final_rows(table, slots, (after == slots) & ~tree["terminated"].values[slots])
     if len(rows):
-        found[where] = table.finals.take(rows, (ACHIEVED,))  # type: ignore[union-attr]
-    return found
+        achieved[where] = table.finals.take(rows, (ACHIEVED,))  # type: ignore[union-attr]
+    return achieved
 
 
-def _without_goals(name: str, held: Mapping[str, Any]) -> ColumnNotFoundError:
+def _without_goals(name: str, columns: Mapping[str, Any]) -> ColumnNotFoundError:
     return ColumnNotFoundError(
-        f"no column {name!r}: hindsight needs observations of observation, {ACHIEVED} and {DESIRED}; "
-        f"{near_names(name.split('.')[-1], held)}"
+        f"column {name!r} must exist for hindsight, in observations with observation, {ACHIEVED} and {DESIRED}; "
+        f"{near_names(name.split('.')[-1], columns)}"
     )
 
 
 def _rewards(
     function: RewardFunction, achieved: Any, desired: Any, row_shape: tuple[int, ...]
 ) -> npt.NDArray[np.float64]:
-    given = function(achieved, desired)
-    found = np.asarray(array_of(given) if KINDS[type(given)] == TENSOR else given, np.float64)
-    if found.shape != (len(achieved), *row_shape):
-        wanted = (len(achieved), *row_shape)
-        raise ColumnLengthError(f"compute_reward_fn must return rewards of shape {wanted}, got {found.shape}")
-    return found
+    returned = function(achieved, desired)
+    rewards = np.asarray(array_of(returned) if KINDS[type(returned)] == TENSOR else returned, np.float64)
+    if rewards.shape != (len(achieved), *row_shape):
+        expected = (len(achieved), *row_shape)
+        raise ColumnLengthError(f"compute_reward_fn must return rewards of shape {expected}, got {rewards.shape}")
+    return rewards
 
 
 class HERReplayBuffer(ReplayBuffer):
-    """A replay buffer of one environment with goals, with hindsight relabelling of sampled steps.
+    """Replay buffer of one goal-conditioned environment, with hindsight relabelling of sampled steps.
 
-    Observations are dicts of `observation`, `achieved_goal` and `desired_goal`. `sample` relabels the rows that it
-    draws, and with `n_step` all rewards that a row stands for are those of its new goal; `buf[indices]` has the rows as
-    they were added.
+    Observations are dicts of `observation`, `achieved_goal` and `desired_goal`. `sample` relabels the sampled rows;
+    with `n_step` all rewards of a row refer to its new goal. `buf[indices]` returns the original rows.
 
     Parameters
     ----------
     size
         Capacity in steps.
     compute_reward_fn
-        Makes rewards, shape (n,), of the achieved and the desired goals of n steps, both of shape (n, ...).
+        Computes rewards, shape (n,), from achieved and desired goals of n steps, both of shape (n, ...).
     horizon
-        The most steps of an episode, and of how many the goals are to be looked for from a step on.
+        Maximum number of steps of an episode, and of steps from which the new goal is chosen.
     future_k
-        One in `future_k` steps keeps its goal, on average.
+        On average, one in `future_k` steps keeps its goal.
     storage
-        Must be None: the function cannot be kept in a folder.
+        Must be None: a folder cannot store the function.
     **kwargs
-        As for `ReplayBuffer`.
+        As in `ReplayBuffer`.
 
     Raises
     ------
     StorageError
-        If a folder is given.
+        If a folder is passed.
     ArgumentError
-        If `horizon` is not a whole number of at least 1, or `future_k` is less than 1.
+        If `horizon` is not an integer of at least 1, or `future_k` is less than 1.
 
     Examples
     --------
@@ -229,18 +228,18 @@ class HERReplayBuffer(ReplayBuffer):
         self.future_k = future_k
 
     def _take_goals(self, other: ReplayBuffer) -> None:
-        held = other.__dict__
-        self.__dict__.update({name: held[name] for name in _GOAL_ATTRIBUTES if name in held})
+        attributes = other.__dict__
+        self.__dict__.update({name: attributes[name] for name in _GOAL_ATTRIBUTES if name in attributes})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         absent = {"compute_reward_fn", "horizon", "future_k"} - state.keys()
         if absent:
-            raise FormatError(f"the state of a hindsight buffer must have {min(absent)!r}, it has not; it is damaged")
+            raise FormatError(f"the state of a hindsight buffer must have {min(absent)!r}, got none; it is damaged")
         super().__setstate__(state)
 
     @property
     def horizon(self) -> int:
-        """The most steps of an episode, and of how many the goals are looked for; may be set."""
+        """Maximum number of steps of an episode, and of steps from which the new goal is chosen; settable."""
         return self.__dict__["horizon"]  # type: ignore[no-any-return]
 
     @horizon.setter
@@ -249,34 +248,34 @@ class HERReplayBuffer(ReplayBuffer):
 
     @property
     def future_k(self) -> float:
-        """One in `future_k` steps keeps its goal, on average; may be set."""
+        """On average, one in `future_k` steps keeps its goal; settable."""
         return self.__dict__["future_k"]  # type: ignore[no-any-return]
 
     @future_k.setter
     def future_k(self, value: float) -> None:
         if not positive("future_k", value) >= 1:
-            raise ArgumentError(f"future_k must be a number from 1, got {value}")
+            raise ArgumentError(f"future_k must be at least 1, got {value}")
         self.__dict__["future_k"] = float(value)
         self.__dict__.pop("future_p", None)
 
     @property
     def future_p(self) -> float:
-        """How likely a sampled step is to be relabelled: 1 - 1 / future_k; may be set."""
-        found: float | None = self.__dict__.get("future_p")
-        return 1 - 1 / self.future_k if found is None else found
+        """Probability of relabelling a sampled step: 1 - 1 / future_k; settable."""
+        probability: float | None = self.__dict__.get("future_p")
+        return 1 - 1 / self.future_k if probability is None else probability
 
     @future_p.setter
     def future_p(self, value: float) -> None:
-        # Kept beside `future_k`, which rounding would not always lead back from.
+        # Stored in addition to `future_k`, which rounding would not always invert.
         chance = fraction("future_p", value)
         self.__dict__.update(future_p=chance, future_k=inf if chance == 1 else 1 / (1 - chance))
 
     def _sample(
         self, batch_size: int | None, n_step: int | None, gamma: float, limits: tuple[int | None, bool] | None
     ) -> Sample[Batch, Ints]:
-        """Draw rows, and relabel them; see `ReplayBuffer.sample` and `rewrite_transitions`.
+        """Sample and relabel rows; see `ReplayBuffer.sample` and `rewrite_transitions`.
 
-        With `n_step`, the rewards of all steps that a row stands for are those of its new goal.
+        With `n_step`, all rewards of a row refer to its new goal.
         """
         with self._table.lock:
             check_window(self._table, n_step, gamma)
@@ -286,19 +285,19 @@ class HERReplayBuffer(ReplayBuffer):
         return Sample(rows, slots - self._start if self._start else slots)
 
     def _check_goals(self) -> None:
-        """Raise ColumnNotFoundError if there are observations, and they have no goals."""
+        """Raise ColumnNotFoundError if there are observations without goals."""
         tree = self._table.columns.tree
         after = "obs_next" if self._table.keeps_next else "obs"
         for name, goal in ((after, ACHIEVED), ("obs", DESIRED), (after, DESIRED)) if tree else ():
-            held = tree.get(name)
-            if not isinstance(held, dict) or goal not in held:
-                raise _without_goals(f"{name}.{goal}", held if isinstance(held, dict) else {})
+            observations = tree.get(name)
+            if not isinstance(observations, dict) or goal not in observations:
+                raise _without_goals(f"{name}.{goal}", observations if isinstance(observations, dict) else {})
 
     def rewrite_transitions(self, indices: Any) -> Batch:
         """Return rows, each relabelled with probability `future_p`.
 
-        The new goal of a step is one that was achieved with it or with a later step of its episode, each of those as
-        likely as any other, at most `horizon` of them. Nothing in the buffer changes.
+        The new goal of a step is chosen uniformly among the goals achieved by it and later steps of its episode, at
+        most `horizon` goals. The buffer is unchanged.
 
         Parameters
         ----------
@@ -310,9 +309,9 @@ class HERReplayBuffer(ReplayBuffer):
         ColumnNotFoundError
             If observations have no goals; names the missing column.
         ColumnLengthError
-            If `compute_reward_fn` does not return a reward for each goal.
+            If `compute_reward_fn` does not return one reward per goal.
         ColumnMismatchError
-            If the column of desired goals cannot hold the achieved ones without loss.
+            If the column of desired goals cannot store the achieved goals exactly.
         RowIndexError
             If an index is out of range.
         """
@@ -325,28 +324,28 @@ class HERReplayBuffer(ReplayBuffer):
         if n_step is not None:
             rows.__dict__.update(self._nstep_columns(slots, n_step, gamma))
         chosen = np.flatnonzero(rng.random(len(slots)) < self.future_p)
-        own = slots[chosen]
-        ahead = steps_after(table.rings, table.done, own, self.horizon - 1)
-        goals = achieved_after(table, shift_slots(table.rings, own, rng.integers(0, ahead, endpoint=True)))
+        chosen_slots = slots[chosen]
+        ahead = steps_after(table.rings, table.done, chosen_slots, self.horizon - 1)
+        goals = achieved_after(table, shift_slots(table.rings, chosen_slots, rng.integers(0, ahead, endpoint=True)))
         how: dict[str, Any] = {"n_step": n_step, "gamma": gamma, "stack": self.stack_num}
         return relabel(table, slots, rows, goals, chosen, self.compute_reward_fn, **how)
 
     def restore_cache(self) -> None:
-        """Do nothing: sampling has changed nothing that would have to be restored."""
+        """Do nothing: sampling does not modify the buffer."""
 
 
 class HERReplayBufferManager(HERReplayBuffer, ReplayBufferManager):
-    """Several hindsight buffers as one.
+    """Several hindsight buffers combined into one.
 
     Parameters
     ----------
     buffer_list
-        The buffers, made with the same arguments. They become parts of the new buffer, with their rows.
+        Buffers with the same arguments. They become parts of the new buffer, with their rows.
 
     Raises
     ------
     ColumnMismatchError
-        If a part is not a hindsight buffer, or relabels differently; or as `ReplayBufferManager` does.
+        If a part is not a hindsight buffer, or has other relabelling parameters; or as in `ReplayBufferManager`.
     """
 
     _part_kind = HERReplayBuffer
@@ -358,7 +357,9 @@ class HERReplayBufferManager(HERReplayBuffer, ReplayBufferManager):
                 raise ColumnMismatchError(f"the parts must be hindsight buffers, got a {type(buffer).__name__}")
             for name in ("horizon", "future_p", "compute_reward_fn"):
                 if getattr(buffer, name) != getattr(buffers[0], name):
-                    raise ColumnMismatchError(f"the parts of a buffer must have the same {name!r}, they differ")
+                    raise ColumnMismatchError(
+                        f"the parts of a buffer must have the same {name!r}, got different values"
+                    )
         ReplayBufferManager.__init__(self, buffers)
         self._take_goals(buffers[0])
 
@@ -369,27 +370,27 @@ class HERReplayBufferManager(HERReplayBuffer, ReplayBufferManager):
 
 
 class HERVectorReplayBuffer(HERReplayBufferManager):
-    """A replay buffer of n environments with goals, one ring per environment.
+    """Replay buffer of n goal-conditioned environments, one ring per environment.
 
     Parameters
     ----------
     total_size
-        Capacity in steps of all environments together, rounded up so that each has as many slots.
+        Total capacity in steps, rounded up to equal slots per environment.
     buffer_num
         Number of environments.
     compute_reward_fn, horizon, future_k, storage
-        As for `HERReplayBuffer`.
+        As in `HERReplayBuffer`.
     **kwargs
-        As for `ReplayBuffer`.
+        As in `ReplayBuffer`.
 
     Raises
     ------
     ArgumentError
-        If `total_size` is not a whole number of at least 0, or `buffer_num` not one of at least 1.
+        If `total_size` is not an integer of at least 0, or `buffer_num` not an integer of at least 1.
     StorageError
-        If a folder is given.
+        If a folder is passed.
     ArgumentError
-        If `horizon` is not a whole number of at least 1, or `future_k` is less than 1.
+        If `horizon` is not an integer of at least 1, or `future_k` is less than 1.
 
     Examples
     --------
@@ -410,7 +411,7 @@ class HERVectorReplayBuffer(HERReplayBufferManager):
         **kwargs: Any,
     ) -> None:
         buffer_num = whole("buffer_num", buffer_num, 1)
-        one = ReplayBuffer(-(-whole("total_size", total_size) // buffer_num), **kwargs)
-        self._set_up([one.maxsize] * buffer_num, one.options, one._seed)
+        single = ReplayBuffer(-(-whole("total_size", total_size) // buffer_num), **kwargs)
+        self._set_up([single.maxsize] * buffer_num, single.options, single._seed)
         self._set_up_goals(compute_reward_fn, horizon, future_k)
         self._keep_in(storage)

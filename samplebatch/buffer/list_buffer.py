@@ -1,4 +1,4 @@
-"""Replay buffer that grows with its steps, for scripts of early versions of Tianshou."""
+"""Growing replay buffer for scripts of early versions of Tianshou."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from samplebatch.buffer.replay import ReplayBuffer
 
 
 class ListReplayBuffer(ReplayBuffer):
-    """Replay buffer of Tianshou's oldest scripts, which did not state a size.
+    """Replay buffer for Tianshou's oldest scripts, which did not pass a size.
 
-    Early Tianshou appended steps to lists without a limit. This buffer holds up to `size` steps, then overwrites the
+    Early Tianshou appended steps to lists without a limit. This buffer stores up to `size` steps, then overwrites the
     oldest ones. Memory is allocated with the first step; the operating system provides it as rows are written.
 
     Parameters
@@ -23,7 +23,7 @@ class ListReplayBuffer(ReplayBuffer):
     Raises
     ------
     ArgumentError
-        As `ReplayBuffer` does.
+        As in `ReplayBuffer`.
 
     Examples
     --------

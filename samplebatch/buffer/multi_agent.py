@@ -1,4 +1,4 @@
-"""MultiAgentReplayBuffer: the newest steps of several agents, in a buffer for each policy that acted for them."""
+"""MultiAgentReplayBuffer: newest steps of several agents, in one buffer per policy."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ if TYPE_CHECKING:
 
 
 FRAGMENT_END: Final = "fragment_end"
-"""The column that tells the steps that count as truncated because a fragment ended with them."""
+"""Column that marks steps that count as truncated because a fragment ended."""
 
 _FLAGS: Final = {names.TERMINATEDS: "terminated", names.TRUNCATEDS: "truncated", names.DONES: "done"}
 
 
 class Form(NamedTuple):
-    """The flags and the dtype of rewards of a policy's batches, which its buffer does not keep."""
+    """Flags and reward dtype of a policy's batches, which its buffer does not store."""
 
     flags: frozenset[str]
-    """Which flags they have."""
+    """Flags of the batches."""
     rewards: np.dtype[Any]
-    """The dtype of their rewards, or the one that the buffer was told."""
+    """Reward dtype of the batches, or the requested `reward_dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Rows of one policy, ready for its buffer."""
+    """Rows of one policy, ready to be added to its buffer."""
 
     buffer: ReplayBuffer
     rows: dict[str, Any]
-    """The last rows, as many as there are slots."""
+    """The last rows, at most one per slot."""
     count: int
-    """How many rows there were."""
+    """Number of rows in the fragment."""
     streams: Streams
     form: Form
     action_unit: ActionUnit | None
@@ -76,64 +76,66 @@ class Fragment:
 def prepare_fragment(
     policy: PolicyID, part: SampleBatch, buffer: ReplayBuffer, tail: Tail | None, form: Form | None
 ) -> Fragment:
-    """Arrange the rows of a policy stream by stream, and check that a buffer can take them; nothing is changed.
+    """Arrange the rows of a policy by stream, and check that a buffer accepts them, without changes.
 
     Parameters
     ----------
     policy
-        The policy id, for errors.
+        Policy id, for errors.
     part
-        The rows, one at least.
+        At least one row.
     buffer
-        Where they are to go.
+        Target buffer.
     tail
-        The newest row of the buffer, if another could follow it.
+        Newest row of the buffer, if another row could continue it.
     form
-        That of the batches before, if there were any.
+        Form of earlier batches, if any.
 
     Raises
     ------
     ColumnNotFoundError
-        If a column is missing that rows must have; names policy and column.
+        If a required column is missing; names policy and column.
     SampleBatchError
-        If the rows are sequences, or a column cannot take its rows; names it.
+        If the rows are sequences, or a column cannot store its rows; names the column.
     """
-    held = set(part.column_names)
-    if names.SEQ_LENS in held:
-        raise SequenceError(f"rows of policy {policy!r} must be plain steps, they come as sequences; unpad them first")
-    if FRAGMENT_END in held:
-        raise ColumnMismatchError(f"rows of policy {policy!r} have a column {FRAGMENT_END!r} of their own; rename it")
+    column_names = set(part.column_names)
+    if names.SEQ_LENS in column_names:
+        raise SequenceError(f"rows of policy {policy!r} must be plain steps, got sequences; unpad them first")
+    if FRAGMENT_END in column_names:
+        raise ColumnMismatchError(f"rows of policy {policy!r} must not have a column {FRAGMENT_END!r}; rename it")
     for name in (names.OBS, names.ACTIONS, names.REWARDS):
         if name not in part:
-            raise ColumnNotFoundError(f"policy {policy!r} must have column {name!r}; {near_names(name, held)}")
-    flags = frozenset(_FLAGS) & held
+            raise ColumnNotFoundError(f"policy {policy!r} must have column {name!r}; {near_names(name, column_names)}")
+    flags = frozenset(_FLAGS) & column_names
     if not flags & {names.TERMINATEDS, names.DONES}:
         raise ColumnNotFoundError(
-            f"policy {policy!r} must have column {names.TERMINATEDS!r}; {near_names(names.TERMINATEDS, held)}"
+            f"policy {policy!r} must have column {names.TERMINATEDS!r}; {near_names(names.TERMINATEDS, column_names)}"
         )
     episode, agent, t = (
-        np.asarray(part[name]) if name in held else None for name in (names.EPS_ID, names.AGENT_INDEX, names.T)
+        np.asarray(part[name]) if name in column_names else None for name in (names.EPS_ID, names.AGENT_INDEX, names.T)
     )
     streams = find_streams(part.count, episode, agent, t, tail)
     if streams.order is not None:
         part = part.take(streams.order)
-    count, kept = part.count, min(part.count, buffer.maxsize)
-    part, ends = part.slice(count - kept, count), streams.ends[count - kept :]
+    count, stored_count = part.count, min(part.count, buffer.maxsize)
+    part, ends = part.slice(count - stored_count, count), streams.ends[count - stored_count :]
     rows = dict(part.as_batch(convention="tianshou").__dict__)
-    terminated, truncated = end_flags(rows, kept)
+    terminated, truncated = end_flags(rows, stored_count)
     rows.pop("done", None)
     cut = ends & ~(terminated | truncated)
     rows |= {"terminated": terminated, "truncated": truncated | cut, FRAGMENT_END: cut}
-    buffer._table.check(rows, kept)
+    buffer._table.check(rows, stored_count)
     unit = common_unit([buffer.action_unit if len(buffer) else None, part.action_unit])
-    asked = buffer.options.get("reward_dtype")
-    known = form or Form(frozenset(), np.dtype(asked) if asked else np.asarray(part[names.REWARDS]).dtype)
-    return Fragment(buffer, rows, count, streams, Form(known.flags | flags, known.rewards), unit)
+    requested_dtype = buffer.options.get("reward_dtype")
+    earlier = form or Form(
+        frozenset(), np.dtype(requested_dtype) if requested_dtype else np.asarray(part[names.REWARDS]).dtype
+    )
+    return Fragment(buffer, rows, count, streams, Form(earlier.flags | flags, earlier.rewards), unit)
 
 
-def rows_as_added(held: dict[str, Any], form: Form, action_unit: ActionUnit | None) -> SampleBatch:
-    """Turn rows of a buffer into a batch with the columns that were added, under RLlib's names."""
-    rows = dict(held)
+def rows_as_added(buffer_rows: dict[str, Any], form: Form, action_unit: ActionUnit | None) -> SampleBatch:
+    """Convert rows of a buffer to a batch with the columns that were added, under RLlib's names."""
+    rows = dict(buffer_rows)
     rows["truncated"] = rows["truncated"] & ~rows.pop(FRAGMENT_END)
     rows["done"] = rows["terminated"] | rows["truncated"]
     for flat, nested in _FLAGS.items():
@@ -146,42 +148,42 @@ def rows_as_added(held: dict[str, Any], form: Form, action_unit: ActionUnit | No
 
 
 class MultiAgentReplayBuffer:
-    """A replay buffer of several agents, with a `ReplayBuffer` for each policy: takes and samples `MultiAgentBatch`es.
+    """Replay buffer of several agents with one `ReplayBuffer` per policy; adds and samples `MultiAgentBatch`es.
 
-    Rows of one agent in one episode are kept together, in time order, as n-step targets, stacked frames and sequences
-    need them. Agents are told apart by the columns `eps_id` and
-    `agent_index`, steps by `t`. Where the rows of a fragment end and it cannot be told that the next fragment goes on,
-    the last step counts as truncated in the buffers; sampled rows have the flags that were added.
+    Rows of one agent in one episode are contiguous and in time order, as n-step targets, stacked frames and sequences
+    require. The columns `eps_id` and `agent_index` identify agents, `t` identifies steps. If it is unknown whether the
+    next fragment continues the rows of a fragment, the last step counts as truncated in the buffers; sampled rows have
+    the original flags.
 
     Parameters
     ----------
     size
-        How many rows to keep for each policy; one number for all, or one for each policy id.
+        Capacity of each policy's buffer in rows; one number for all, or a mapping of policy ids.
     lockstep
-        Whether to sample steps of the environment, with the rows of all policies at them, rather than rows of each
-        policy by itself. Such a step can be drawn as long as all of its rows are there.
+        Whether to sample environment steps with the rows of all policies, instead of rows of each policy independently.
+        A step can be sampled while all of its rows are stored.
     kind
-        The class of the buffers, such as `PrioritizedReplayBuffer`.
+        Class of the buffers, such as `PrioritizedReplayBuffer`.
     seed
-        Seed of all draws.
+        Seed of all sampling.
     **options
-        Further arguments of the buffers. `compress` and `ragged` name columns as batches do, each a column of some
-        policy: the first sample is rejected otherwise. If a policy that acts later is to bring the column, `size` must
-        name all policies.
+        Further arguments of the buffers. `compress` and `ragged` use the column names of batches; each must be a column
+        of some policy, which is checked at the first sample. If a policy that acts later provides the column, `size`
+        must list all policies.
 
     Attributes
     ----------
     buffers
-        The buffer of each policy that has had rows, by policy id. They are for reading.
+        Buffer of each policy with rows, by policy id. Read-only.
     lockstep
-        As given.
+        The argument.
 
     Raises
     ------
     ColumnTypeError
-        If `kind` is no buffer of one ring.
+        If `kind` is not a buffer with one ring.
     StorageError
-        If a folder is given: each policy would have to have its own.
+        If a folder is passed: policies cannot share one.
 
     Examples
     --------
@@ -210,12 +212,12 @@ class MultiAgentReplayBuffer:
         if "random_seed" in options:
             raise TypeError("MultiAgentReplayBuffer has no argument 'random_seed'; did you mean 'seed'?")
         if options.get("storage") is not None:
-            raise StorageError("the buffers of several policies cannot share a folder; leave out 'storage'")
+            raise StorageError("the buffers of several policies cannot share a folder; remove 'storage'")
         self.buffers: dict[PolicyID, ReplayBuffer] = {}
         self.lockstep = lockstep
         self._size = dict(size) if isinstance(size, Mapping) else size
         self._kind = kind
-        self._options = options | {name: _as_stored(options[name]) for name in _NAMING if name in options}
+        self._options = options | {name: _as_stored(options[name]) for name in _COLUMN_OPTIONS if name in options}
         self._seed = seed
         self._rng = np.random.default_rng(seed)
         self._forms: dict[PolicyID, Form] = {}
@@ -231,10 +233,10 @@ class MultiAgentReplayBuffer:
 
     def __repr__(self) -> str:
         with self._lock:
-            held = ", ".join(
+            sizes = ", ".join(
                 f"{for_terminal(policy)}: {len(buffer)}/{buffer.maxsize}" for policy, buffer in self.buffers.items()
             )
-        return f"{type(self).__name__}({held})"
+        return f"{type(self).__name__}({sizes})"
 
     def __str__(self) -> str:
         return "\n".join(
@@ -253,7 +255,7 @@ class MultiAgentReplayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the slots of all buffers occupy."""
+        """Size of all buffers in bytes."""
         with self._lock:
             return sum(buffer.nbytes for buffer in self.buffers.values())
 
@@ -261,14 +263,14 @@ class MultiAgentReplayBuffer:
         size = self._size
         if isinstance(size, dict):
             if policy not in size:
-                raise PolicyNotFoundError(f"no size was given for policy {policy!r}; {near_names(policy, size)}")
+                raise PolicyNotFoundError(f"size must include policy {policy!r}; {near_names(policy, size)}")
             size = size[policy]
-        # The order in which policies turn up decides nothing.
+        # The seed must not depend on the order in which policies appear.
         seed = int(np.random.SeedSequence([self._seed, crc32(names.policy_seed(policy))]).generate_state(1)[0])
         buffer = self._kind(size, random_seed=seed, **self._options)
         if not isinstance(buffer, ReplayBuffer) or len(buffer.subbuffer_edges) != 2:
-            raise ColumnTypeError(f"the buffer of a policy must have one ring, a {self._kind.__name__} has not")
-        # One lock for all, so that all rows of a sample are of one moment.
+            raise ColumnTypeError(f"the buffer of a policy must have one ring, got a {self._kind.__name__}")
+        # A common lock makes samples of all policies consistent.
         buffer._table.lock = self._lock
         return buffer
 
@@ -280,20 +282,20 @@ class MultiAgentReplayBuffer:
         Parameters
         ----------
         batch
-            With the columns `obs`, `actions`, `rewards`, one at least of `terminateds` and `dones`, and any others;
-            `new_obs`, if it is there in the first batch of a policy, must be in all. It is not changed.
+            Batch with columns `obs`, `actions`, `rewards`, at least one of `terminateds` and `dones`, and any others.
+            `new_obs` must be in all batches of a policy if it is in the first. The batch is not modified.
 
         Raises
         ------
         ColumnNotFoundError
-            If a column is missing that rows must have; names policy and column.
+            If a required column is missing; names policy and column.
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a column cannot take its rows without loss; names it.
+            If a column cannot store its rows exactly; names the column.
         PolicyNotFoundError
-            If no size was given for a policy.
+            If `size` does not include a policy.
         SequenceError
-            If rows come as sequences; or, for lockstep, if it cannot be told which rows belong to the same step of the
-            environment. Nothing has changed after any error.
+            If rows are sequences; or, for lockstep, if rows cannot be assigned to environment steps. Nothing has
+            changed after any error.
         """
         parts = {policy: part for policy, part in batch.items() if part.count}
         with self._lock:
@@ -322,7 +324,7 @@ class MultiAgentReplayBuffer:
             self._steps.add(count, rows)
 
     def _write(self, policy: PolicyID, fragment: Fragment) -> Ints:
-        """Add rows that are ready; return the slots that they went to."""
+        """Add prepared rows; return their slots."""
         buffer, streams = fragment.buffer, fragment.streams
         self.buffers[policy] = buffer
         self._forms[policy], buffer.action_unit = fragment.form, fragment.action_unit
@@ -331,15 +333,15 @@ class MultiAgentReplayBuffer:
             for name in ("truncated", FRAGMENT_END):
                 buffer.set_array_at_key(np.zeros(1, np.bool_), name, newest)
         rings = buffer._table.rings
-        kept = min(fragment.count, buffer.maxsize)
+        stored_count = min(fragment.count, buffer.maxsize)
         if self.lockstep:
-            next_slots = (int(rings.cursors_of_all()[0]) + np.arange(kept)) % max(buffer.maxsize, 1)
+            next_slots = (int(rings.cursors_of_all()[0]) + np.arange(stored_count)) % max(buffer.maxsize, 1)
             self._steps.lose(policy, next_slots[next_slots < len(buffer)])
         slots = buffer._table.append(0, fragment.rows, fragment.count)
         self._tails.pop(policy, None)
-        if streams.tail is not None and kept and fragment.rows[FRAGMENT_END][-1]:
+        if streams.tail is not None and stored_count and fragment.rows[FRAGMENT_END][-1]:
             self._tails[policy] = streams.tail
-        return slots[len(slots) - kept :]
+        return slots[len(slots) - stored_count :]
 
     def reset(self, keep_statistics: bool = False) -> None:
         """Empty all buffers.
@@ -347,7 +349,7 @@ class MultiAgentReplayBuffer:
         Parameters
         ----------
         keep_statistics
-            As of `ReplayBuffer.reset`.
+            As in `ReplayBuffer.reset`.
         """
         with self._lock:
             for buffer in self.buffers.values():
@@ -356,16 +358,16 @@ class MultiAgentReplayBuffer:
             self._steps = EnvSteps()
 
     def extend(self, batch: Any) -> int:
-        """Add a batch of several policies, or steps of the default one: all that `ReplayBuffer.extend` takes.
+        """Add a multi-agent batch, or steps of the default policy, in any form that `ReplayBuffer.extend` accepts.
 
-        The batches of a `Dataset` go in as they were appended. Returns the steps of all agents that were added.
+        Batches of a `Dataset` are added as they were appended. Returns the number of added steps of all agents.
 
         Raises
         ------
         ColumnTypeError
-            If it is no batch and no mapping of columns.
+            If `batch` is neither a batch nor a mapping of columns.
         SampleBatchError
-            As `add` and `Dataset.fragments` do.
+            As in `add` and `Dataset.fragments`.
         """
         if is_dataset(batch):
             return sum(map(self.extend, batch.fragments()))
@@ -380,7 +382,7 @@ class MultiAgentReplayBuffer:
     # Sampling
 
     def env_steps(self) -> int:
-        """Return the number of environment steps that can be drawn in lockstep: the complete ones."""
+        """Return the number of complete environment steps, which lockstep sampling can return."""
         return len(self._steps)
 
     def sample(
@@ -392,31 +394,31 @@ class MultiAgentReplayBuffer:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[MultiAgentBatch, dict[PolicyID, Ints]]:
-        """Draw rows with replacement.
+        """Sample rows with replacement.
 
         Parameters
         ----------
         batch_size
-            How many rows of each policy; in lockstep, how many steps of the environment, whose rows come step by step.
-            0 for all in time order, None for all in random order, a negative number for none.
+            Number of rows per policy; in lockstep, number of environment steps, whose rows are returned step by step. 0
+            for all in time order, None for all in random order, a negative number for none.
         n_step, gamma
-            As `ReplayBuffer.sample` takes them; the columns are `returns`, `discount` and `new_obs`.
+            As in `ReplayBuffer.sample`; the columns are `returns`, `discount` and `new_obs`.
         device, floats
-            As `ReplayBuffer.sample` takes them.
+            As in `ReplayBuffer.sample`.
 
         Returns
         -------
         Sample
-            A `MultiAgentBatch` of the columns that were added, and for each policy where its rows are; unpacks as
-            `batch, indices`. Of prioritized buffers there are also `weights`, `generation` and `batch_indexes`, from
-            which `update_priorities` knows the rows. In lockstep, policies without rows at the steps are left out.
+            A `MultiAgentBatch` of the added columns, and the row locations by policy; unpacks as `batch, indices`.
+            Prioritized buffers add `weights`, `generation` and `batch_indexes`, which `update_priorities` requires. In
+            lockstep, policies without rows at the steps are omitted.
 
         Raises
         ------
         ArgumentError, DeviceError
-            As `ReplayBuffer.sample` does. If no policy has a column that `compress` or `ragged` names.
+            As in `ReplayBuffer.sample`. If no policy has a column of `compress` or `ragged`.
         EmptyBufferError
-            If there is nothing to draw from.
+            If there are no rows to sample.
         """
         if batch_size is not None:
             whole("batch_size", batch_size, None)
@@ -430,27 +432,27 @@ class MultiAgentReplayBuffer:
         return delivery.one(Sample(MultiAgentBatch(rows, count), drawn), convert_sample)
 
     def _check_names(self) -> None:
-        """Check that options name columns of a policy, once, when all policies that are known of have had rows."""
+        """Check once that options name columns of a policy, after all known policies have rows."""
         if self._has_checked_names or not self.buffers:
             return
         if not isinstance(self._size, dict) or self._size.keys() <= self.buffers.keys():
             columns = [buffer._table.columns for buffer in self.buffers.values()]
-            columns[0].stores.check_names(*(own.tree for own in columns))
+            columns[0].stores.check_names(*(policy_columns.tree for policy_columns in columns))
             self._has_checked_names = True
 
     def _draw(self, batch_size: int | None) -> tuple[dict[PolicyID, Ints], int]:
-        """Draw slots per policy; return them and the number of environment steps."""
+        """Sample slots per policy; return them and the number of environment steps."""
         if self.lockstep:
-            places = self._places(batch_size)
-            drawn = {policy: self._steps.rows(policy, places) for policy in self.buffers}
-            return {policy: slots for policy, slots in drawn.items() if len(slots)}, len(places)
+            positions = self._draw_steps(batch_size)
+            drawn = {policy: self._steps.rows(policy, positions) for policy in self.buffers}
+            return {policy: slots for policy, slots in drawn.items() if len(slots)}, len(positions)
         if not self.buffers and batch_size is not None and batch_size > 0:
-            raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
+            raise EmptyBufferError("a buffer must have rows to sample, got an empty buffer; add some first")
         drawn = {policy: buffer._draw(batch_size) for policy, buffer in self.buffers.items()}
         return drawn, max((len(slots) for slots in drawn.values()), default=0)
 
-    def _places(self, batch_size: int | None) -> Ints:
-        """Draw steps of the environment."""
+    def _draw_steps(self, batch_size: int | None) -> Ints:
+        """Sample positions of environment steps."""
         if batch_size is not None and batch_size > 0:
             return self._steps.draw(batch_size, self._rng)
         every = self._steps.all()
@@ -459,93 +461,95 @@ class MultiAgentReplayBuffer:
         return every if batch_size == 0 else every[:0]
 
     def _rows(self, policy: PolicyID, slots: Ints, n_step: int | None, gamma: float) -> SampleBatch:
-        """Read rows of a policy, as they were added."""
+        """Read rows of a policy in their original form."""
         buffer = self.buffers[policy]
-        held = dict(buffer._rows(slots).__dict__)
+        rows = dict(buffer._rows(slots).__dict__)
         if n_step is not None:
-            held |= buffer._nstep_columns(slots, n_step, gamma)
+            rows |= buffer._nstep_columns(slots, n_step, gamma)
         if isinstance(buffer, PrioritizedReplayBuffer):
-            held["weights"] = held.pop(names.WEIGHT)
-            held[names.BATCH_INDEXES] = slots
-        return rows_as_added(held, self._forms[policy], self.buffers[policy].action_unit)
+            rows["weights"] = rows.pop(names.WEIGHT)
+            rows[names.BATCH_INDEXES] = slots
+        return rows_as_added(rows, self._forms[policy], self.buffers[policy].action_unit)
 
     def update_priorities(self, batch: MultiAgentBatch, priorities: Mapping[PolicyID, npt.ArrayLike]) -> None:
-        """Give rows that were sampled new priorities; those overwritten since keep theirs.
+        """Set priorities of sampled rows; rows overwritten since are skipped.
 
         Parameters
         ----------
         batch
-            As `sample` returned it.
+            Batch returned by `sample`.
         priorities
-            For each policy one for each row, shape (n,). Their signs do not count.
+            One priority per row for each policy, shape (n,). Signs are ignored.
 
         Raises
         ------
         ColumnNotFoundError
-            If the batch did not come from prioritized buffers.
+            If the batch was not sampled from prioritized buffers.
         PolicyNotFoundError
-            If there is no such policy.
+            If a policy does not exist.
         ColumnLengthError, ColumnTypeError, PriorityError
-            As `PrioritizedReplayBuffer.update_weight` does.
+            As in `PrioritizedReplayBuffer.update_weight`.
         """
-        for policy, given in priorities.items():
+        for policy, policy_priorities in priorities.items():
             part, buffer = batch[policy], self.buffers.get(policy)
             if buffer is None:
                 raise PolicyNotFoundError(f"no policy {policy!r}; {near_names(policy, self.buffers)}")
             where, generation = part[names.BATCH_INDEXES], part[names.GENERATION]
             if not isinstance(buffer, PrioritizedReplayBuffer):
-                raise ColumnTypeError(f"the buffer of policy {policy!r} must be prioritized, it is none")
-            buffer.update_weight(where, given, generation=generation)
+                raise ColumnTypeError(
+                    f"the buffer of policy {policy!r} must be prioritized, got a {type(buffer).__name__}"
+                )
+            buffer.update_weight(where, policy_priorities, generation=generation)
 
     # Files and states
 
     def save(self, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True) -> None:
-        """Write the buffer to a folder, with a file for each policy; parameters and errors as of `SampleBatch.save`."""
+        """Write the buffer to a folder with one file per policy; parameters and errors as in `SampleBatch.save`."""
         from samplebatch.storage import save
 
         save(self, path, compression, durable=durable)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which another buffer goes on exactly as this one would; it can be pickled."""
+        """Return the complete, picklable state of the buffer."""
         from samplebatch.storage import export_state
 
         return export_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
-        """Load the `state_dict` of a buffer that was made with the same arguments; see `ReplayBuffer.load_state_dict`.
+        """Restore the state of a buffer with the same arguments; see `ReplayBuffer.load_state_dict`.
 
         Raises
         ------
         ColumnMismatchError, FormatError
-            As `ReplayBuffer.load_state_dict` does. Nothing has changed then.
+            As in `ReplayBuffer.load_state_dict`. Nothing has changed then.
         """
         from samplebatch.storage import load_state
 
         load_state(self, state, verify=verify)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: value for name, value in self.__dict__.items() if name not in _BOUND}
-        return own | {"state": self.state_dict()}
+        attributes = {name: value for name, value in self.__dict__.items() if name not in _BOUND}
+        return attributes | {"state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        own = dict(state)
-        kept = own.pop("state")
-        self.__dict__.update(own)
+        attributes = dict(state)
+        buffer_state = attributes.pop("state")
+        self.__dict__.update(attributes)
         self._lock = new_lock()
-        self.load_state_dict(kept)
+        self.load_state_dict(buffer_state)
 
 
-_NAMING = ("compress", "ragged")
+_COLUMN_OPTIONS = ("compress", "ragged")
 """Options that name columns."""
 
 
-def _as_stored(given: Any) -> Any:
-    """Turn names of columns into those that buffers have for them."""
-    if isinstance(given, bool):
-        return given
-    parts = [name.partition(".") for name in ([given] if isinstance(given, str) else given)]
-    return ["".join([names.TO_NESTED.get(top, top), *rest]) for top, *rest in parts]
+def _as_stored(selection: Any) -> Any:
+    """Convert column names of batches to column names of buffers."""
+    if isinstance(selection, bool):
+        return selection
+    parts = [name.partition(".") for name in ([selection] if isinstance(selection, str) else selection)]
+    return ["".join([names.TO_NESTED.get(top, top), *nested]) for top, *nested in parts]
 
 
 _BOUND = frozenset(("buffers", "_rng", "_forms", "_tails", "_steps", "_lock"))
-"""Attributes that a pickle holds in another form."""
+"""Attributes that pickles store in another form."""

@@ -1,4 +1,4 @@
-"""Prioritized replay buffers: rows are drawn in proportion to their priorities, and weighted to make up for it."""
+"""Prioritized replay buffers: rows are sampled in proportion to priorities, with importance weights."""
 
 from __future__ import annotations
 
@@ -24,34 +24,33 @@ if TYPE_CHECKING:
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """A replay buffer of one environment with prioritized sampling.
+    """Replay buffer of one environment with prioritized sampling.
 
-    A new step enters with the largest priority so far. Rows have two columns more: `weight`, by which
-    the losses of rows are multiplied to make up for how often they are drawn, and `generation`, to be handed back to
-    `update_weight`.
+    A new step gets the largest priority so far. Rows have two additional columns: `weight`, the importance weight by
+    which their losses are multiplied, and `generation`, which `update_weight` accepts.
 
     Parameters
     ----------
     size
         Capacity in steps.
     alpha
-        How much priorities count: 0 for all rows equally likely, 1 for likelihoods proportional to priorities.
+        Priority exponent: 0 for uniform sampling, 1 for probabilities proportional to priorities.
     beta
-        How much weights make up for it: 0 for not at all, 1 for fully.
+        Importance exponent: 0 for equal weights, 1 for full correction.
     weight_norm
-        Whether to divide weights by the largest that are read together, so that they only scale down.
+        Whether to divide weights by the largest weight of the rows read together, so that they only scale down.
     stratified
-        Whether each of n draws has an n-th of the sum of all to itself: the rows come in the order of their slots, and
-        how often each is drawn differs less from the expectation.
+        Whether each of n draws covers an equal share of the total priority: rows are in slot order, and their
+        frequencies deviate less from the expectation.
     storage
         New folder for the rows; see `ReplayBuffer`.
     **kwargs
-        As for `ReplayBuffer`. `sample_avail` has no effect: rows with fewer frames are drawn as well.
+        As in `ReplayBuffer`. `sample_avail` has no effect: rows with fewer frames are also sampled.
 
     Raises
     ------
     PriorityError
-        If alpha or beta is negative or no number.
+        If alpha or beta is negative or not a number.
 
     Examples
     --------
@@ -94,9 +93,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def weight(self) -> SegmentTree:
-        """Priorities to the power of alpha, one a slot and 0 where there is no row, as a tree of sums."""
+        """Priorities to the power of alpha, one per slot and 0 without a row, as a sum tree."""
         if self._ring is not None:
-            raise RingError("the weights of all rings lie in one tree; read `weight` of the whole buffer")
+            raise RingError("the weights of all rings are in one tree; read `weight` of the entire buffer")
         return SegmentTree._over(self._sampler.tree)
 
     def update_weight(
@@ -107,34 +106,34 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         generation: npt.NDArray[np.integer[Any]] | torch.Tensor | Sequence[int] | None = None,
         burn_in: Any = None,
     ) -> None:
-        """Give rows new priorities.
+        """Set priorities of rows.
 
-        The indices of sequences, shape (n, length), take one priority per sequence, shape (n,). It goes to the step
-        that the sequence was drawn by, the first one after burn-in. Priorities of shape (n, length) go to each step;
-        those of padding, index -1, are left out.
+        Indices of sequences, shape (n, length), accept one priority per sequence, shape (n,), for the step by which the
+        sequence was sampled, the first one after burn-in. Priorities of shape (n, length) apply to each step; padding,
+        index -1, is skipped.
 
         Parameters
         ----------
         index
             Index of n rows, as in `buf[index]`. On duplicates the last priority wins.
         new_weight
-            Priorities, shape (n,) or one for all; an array or a tensor. Their signs do not count.
+            Priorities, shape (n,) or one for all; an array or a tensor. Signs are ignored.
         generation
-            The `generation` of the rows when they were sampled, shape (n,). Priorities of rows that have been written
-            over since, or removed, are dropped then: they belong to steps that are no longer stored.
+            `generation` of the rows at sampling, shape (n,). Priorities of rows that were overwritten or removed since
+            are discarded.
         burn_in
-            The column `burn_in` of sequences, shape (n, length), if they were sampled with burn-in.
+            Column `burn_in` of sequences, shape (n, length), if they were sampled with burn-in.
 
         Raises
         ------
         ColumnLengthError
-            If there are not n priorities, or not n generations; or if `burn_in` is not of the shape of the indices.
+            If there are not n priorities, or not n generations; or if `burn_in` does not have the shape of the indices.
         ColumnTypeError
-            If priorities are no numbers.
+            If priorities are not numbers.
         PriorityError
             If a priority is NaN or too large. Nothing has changed then.
         RowIndexError
-            If an index is out of range, or, without generations, there is no row.
+            If an index is out of range, or, without generations, has no row.
 
         Examples
         --------
@@ -151,26 +150,28 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         index, new_weight = rows_of_sequences(index, new_weight, burn_in)
         slots = np.ascontiguousarray(slots_of(self, index)).reshape(-1)
         priorities = _numbers(new_weight, len(slots))
-        known = None if generation is None else as_array(generation).reshape(-1)
-        if known is not None and len(known) != len(slots):
-            raise ColumnLengthError(f"column 'generation' must have {len(slots)} rows, one a row, got {len(known)}")
+        generations = None if generation is None else as_array(generation).reshape(-1)
+        if generations is not None and len(generations) != len(slots):
+            raise ColumnLengthError(
+                f"column 'generation' must have {len(slots)} rows, one per row, got {len(generations)}"
+            )
         with self._table.lock:
-            there = self._table.rings.holds(slots)
-            if known is None:
-                self._check_written(slots, there)
+            is_current = self._table.rings.holds(slots)
+            if generations is None:
+                self._check_written(slots, is_current)
             else:
-                there &= self._table.rings.generation(slots) == known
-                if not there.all():
-                    slots, priorities = slots[there], priorities[there]
+                is_current &= self._table.rings.generation(slots) == generations
+                if not is_current.all():
+                    slots, priorities = slots[is_current], priorities[is_current]
             self._sampler.update(slots, priorities)
 
     def init_weight(self, index: Any) -> None:
-        """Give rows the priority with which new ones enter, the largest so far.
+        """Set the priority of rows to the largest so far, like new rows.
 
         Raises
         ------
         RowIndexError
-            If an index is out of range, or there is no row.
+            If an index is out of range or has no row.
 
         Examples
         --------
@@ -188,14 +189,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._check_written(slots, self._table.rings.holds(slots))
             self._sampler.on_add(slots)
 
-    def _check_written(self, slots: Ints, there: Flags) -> None:
-        """Raise RowIndexError if one of the slots has no row."""
-        if not there.all():
-            missing = int(slots[~there][0]) - self._start
-            raise RowIndexError(f"index {missing} must be of a row to be given a priority, its slot is empty")
+    def _check_written(self, slots: Ints, has_row: Flags) -> None:
+        """Raise RowIndexError if a slot has no row."""
+        if not has_row.all():
+            missing = int(slots[~has_row][0]) - self._start
+            raise RowIndexError(f"index {missing} must have a row to get a priority, got an empty slot")
 
     def get_weight(self, index: Any) -> Any:
-        """Return the importance weights of rows, not divided by the largest: a number for one index, else an array.
+        """Return importance weights of rows without normalization: a number for a single index, else an array.
 
         Examples
         --------
@@ -213,28 +214,28 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return weights.reshape(slots.shape) if slots.ndim else float(weights[0])
 
     def set_beta(self, beta: float) -> None:
-        """Set the exponent of importance weights, which usually grows to 1 in the course of training.
+        """Set the importance exponent, which is usually increased to 1 during training.
 
         Raises
         ------
         PriorityError
-            If beta is negative or no number.
+            If beta is negative or not a number.
         """
         self._sampler.beta = exponent("beta", beta)
 
 
 class PrioritizedReplayBufferManager(PrioritizedReplayBuffer, ReplayBufferManager):
-    """Several prioritized buffers as one, from all of which rows are drawn by their priorities.
+    """Several prioritized buffers combined into one, with prioritized sampling across all rings.
 
     Parameters
     ----------
     buffer_list
-        The buffers, made with the same options. They become parts of the new buffer, with their rows and priorities.
+        Buffers with the same options. They become parts of the new buffer, with their rows and priorities.
 
     Raises
     ------
     ColumnMismatchError
-        If a part is not prioritized; or as `ReplayBufferManager` does.
+        If a part is not prioritized; or as in `ReplayBufferManager`.
     """
 
     _part_kind = PrioritizedReplayBuffer
@@ -252,35 +253,37 @@ class PrioritizedReplayBufferManager(PrioritizedReplayBuffer, ReplayBufferManage
 
     def _gather(self, buffers: Sequence[ReplayBuffer]) -> None:
         super()._gather(buffers)
-        own = self._sampler
+        sampler = self._sampler
         for ring, buffer in enumerate(buffers):
-            known: Any = buffer._sampler
-            own.tree.set(self._table.rings.chronological(ring), known.tree.get(slots_of(buffer, slice(None))))
-            if known.largest > own.largest:
-                own.largest, own.new_weight = known.largest, known.new_weight
-            own.smallest = min(own.smallest, known.smallest)
+            part_sampler: Any = buffer._sampler
+            sampler.tree.set(
+                self._table.rings.chronological(ring), part_sampler.tree.get(slots_of(buffer, slice(None)))
+            )
+            if part_sampler.largest > sampler.largest:
+                sampler.largest, sampler.new_weight = part_sampler.largest, part_sampler.new_weight
+            sampler.smallest = min(sampler.smallest, part_sampler.smallest)
 
 
 class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
-    """A replay buffer of n environments, one ring per environment, with prioritized sampling from all of them.
+    """Replay buffer of n environments, one ring per environment, with prioritized sampling across all rings.
 
     Parameters
     ----------
     total_size
-        Capacity in steps of all environments together, rounded up so that each has as many slots.
+        Total capacity in steps, rounded up to equal slots per environment.
     buffer_num
         Number of environments.
     storage
         New folder for the rows; see `ReplayBuffer`.
     **kwargs
-        As for `PrioritizedReplayBuffer`.
+        As in `PrioritizedReplayBuffer`.
 
     Raises
     ------
     ArgumentError
-        If `total_size` is not a whole number of at least 0, or `buffer_num` not one of at least 1.
+        If `total_size` is not an integer of at least 0, or `buffer_num` not an integer of at least 1.
     PriorityError
-        If alpha or beta is negative or no number.
+        If alpha or beta is negative or not a number.
 
     Examples
     --------
@@ -297,27 +300,27 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
         self, total_size: int, buffer_num: int, *, storage: str | os.PathLike[str] | None = None, **kwargs: Any
     ) -> None:
         buffer_num = whole("buffer_num", buffer_num, 1)
-        one = PrioritizedReplayBuffer(-(-whole("total_size", total_size) // buffer_num), **kwargs)
-        self._set_up([one.maxsize] * buffer_num, one.options, one._seed)
+        single = PrioritizedReplayBuffer(-(-whole("total_size", total_size) // buffer_num), **kwargs)
+        self._set_up([single.maxsize] * buffer_num, single.options, single._seed)
         self._keep_in(storage)
 
 
 def rows_of_sequences(index: Any, weights: Any, burn_in: Any = None) -> tuple[Any, Any]:
-    """Return the rows of sequences that get priorities, and these; anything but indices of sequences as it is.
+    """Return the rows of sequences that get priorities, and the priorities; other indices are returned unchanged.
 
     Parameters
     ----------
     index
-        Rows; of sequences shape (n, length), -1 where there is no step.
+        Rows; for sequences shape (n, length), -1 for padding.
     weights
         Priorities: one for all or one per sequence, shape (n,), or one per step, shape (n, length).
     burn_in
-        Which steps only warm up the state, shape (n, length); None for none.
+        Mask of steps that only warm up the state, shape (n, length); None for none.
 
     Raises
     ------
     ColumnLengthError
-        If `burn_in` is not of the shape of the indices.
+        If `burn_in` does not have the shape of the indices.
 
     Examples
     --------
@@ -334,31 +337,31 @@ def rows_of_sequences(index: Any, weights: Any, burn_in: Any = None) -> tuple[An
     rows = np.asarray(as_array(index))
     if rows.ndim != 2 or rows.dtype.kind not in "iu":
         if burn_in is not None:
-            raise ColumnLengthError(f"burn_in must go with indices of sequences, shape (n, length), got {rows.shape}")
+            raise ColumnLengthError(f"burn_in requires indices of sequences, shape (n, length), got {rows.shape}")
         return index, weights
-    given = np.asarray(as_array(weights))
-    if given.ndim and given.size == rows.size and given.shape != rows.shape[:1]:
-        there = rows >= 0
-        return rows[there], given.reshape(rows.shape)[there]
+    priorities = np.asarray(as_array(weights))
+    if priorities.ndim and priorities.size == rows.size and priorities.shape != rows.shape[:1]:
+        is_step = rows >= 0
+        return rows[is_step], priorities.reshape(rows.shape)[is_step]
     column: Any = 0
     if burn_in is not None:
         warm = np.asarray(as_array(burn_in))
         if warm.shape != rows.shape:
             raise ColumnLengthError(f"burn_in must have the shape of the indices, {rows.shape}, got {warm.shape}")
         column = warm.sum(1)
-    return rows[np.arange(len(rows)), column], given
+    return rows[np.arange(len(rows)), column], priorities
 
 
 def _numbers(value: Any, n: int) -> npt.NDArray[np.floating[Any]]:
-    """Return n priorities, shape (n,), of an array, a tensor or a number: float32 where they are, float64 otherwise."""
+    """Convert an array, a tensor or a number to n priorities, shape (n,), in float32 or float64."""
     array = as_array(value)
     if array.dtype.kind not in "biuf" and array.size:
         raise ColumnTypeError(f"priorities must be numbers, got dtype {array.dtype}")
-    # As a float16, a small priority to the power of alpha could be 0.
+    # In float16, a small priority to the power of alpha could be 0.
     single = array.dtype.kind == "f" and array.dtype.itemsize < 8
     flat: npt.NDArray[Any] = np.ascontiguousarray(array, np.float32 if single else np.float64).reshape(-1)
     if len(flat) != n:
         if array.ndim:
-            raise ColumnLengthError(f"column 'weight' must have {n} rows, one a row, got {len(flat)}")
+            raise ColumnLengthError(f"column 'weight' must have {n} rows, one per row, got {len(flat)}")
         flat = np.full(n, flat[0], flat.dtype)
     return flat

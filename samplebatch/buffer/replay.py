@@ -1,4 +1,4 @@
-"""ReplayBuffer: a ring buffer of the newest steps of an environment, to be sampled from."""
+"""ReplayBuffer: ring buffer of the newest steps of an environment, for sampling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from samplebatch.buffer import gather, views
 from samplebatch.buffer.columns import first_row
 from samplebatch.buffer.extending import add_steps, is_dataset, steps_of
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
-from samplebatch.buffer.samplers import Sampler, Uniform, draw_limited, whole_stacks
+from samplebatch.buffer.samplers import Sampler, Uniform, complete_stacks, draw_limited
 from samplebatch.buffer.sampling import Sample, convert_sample
 from samplebatch.buffer.sequences import check_sequences, draw_episodes, draw_stretches, sequence_rows
 from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
@@ -46,7 +46,7 @@ _MAX_SIZE = 1 << 47
 """Number of steps that fills a process's address space with one byte per step."""
 
 _MAX_PRINTED = 20
-"""Slots of the largest buffer that is printed with the values of its columns."""
+"""Maximum number of slots of a buffer whose repr includes column values."""
 
 _GAMMA = 0.99
 
@@ -55,10 +55,10 @@ class ReplayBuffer:
     """Ring buffer of the newest steps of an environment, filled by collectors and sampled by learners.
 
     Steps are added as a `Batch` of `obs`, `act`, `rew`, `terminated`, `truncated` and, optionally, `obs_next`, `info`,
-    `policy` and other names; `done` is computed. The first step decides dtypes and shapes. Names that are added later
-    have zeros or None in earlier rows. `buf.obs` is the memory of all slots; `buf[...]` copies rows.
+    `policy` and other names; `done` is computed. The first step determines dtypes and shapes. Columns added later have
+    zeros or None in earlier rows. `buf.obs` is the memory of all slots; `buf[...]` copies rows.
 
-    Threads may share a buffer: each call holds its lock. Only returned memory, such as `buf.obs`, changes later.
+    The buffer is thread-safe: each call holds its lock. Only returned memory, such as `buf.obs`, changes later.
 
     Parameters
     ----------
@@ -89,8 +89,7 @@ class ReplayBuffer:
 
     Raises
     ------
-    ArgumentError
-        If `size` is not a whole number from 0 to 2**47, `stack_num` is less than 1, or `reward_dtype` another dtype.
+    If `size` is not an integer from 0 to 2**47, `stack_num` is less than 1, or `reward_dtype` is another dtype.
 
     Attributes
     ----------
@@ -119,7 +118,7 @@ class ReplayBuffer:
     _sampler: Sampler
     _rng: np.random.Generator
     _seed: int
-    # Of a part of a buffer: its ring of the table, and the first slot.
+    # For a part of a buffer: its ring in the table, and the first slot.
     _ring: int | None = None
     _start = 0
 
@@ -193,7 +192,7 @@ class ReplayBuffer:
 
     @property
     def stack_num(self) -> int:
-        """How many steps to stack where observations, info and policy are read; may be set."""
+        """Number of steps to stack when observations, info and policy are read; settable."""
         return self.__dict__["stack_num"]  # type: ignore[no-any-return]
 
     @stack_num.setter
@@ -204,7 +203,7 @@ class ReplayBuffer:
     def action_unit(self) -> ActionUnit | None:
         """Unit of the rows' actions: the environment's, or a policy's with its mapping; None if unknown.
 
-        Collectors and `extend` set it; files, states and samples have it.
+        Collectors and `extend` set it; files, states and samples include it.
         """
         return self._table.action_unit
 
@@ -213,7 +212,7 @@ class ReplayBuffer:
         self._table.action_unit = unit
 
     def _merge_action_unit(self, unit: ActionUnit | None) -> None:
-        """Adopt the action unit of new rows; raises ColumnMismatchError if stored rows have another."""
+        """Adopt the action unit of new rows; raises ColumnMismatchError if stored rows have another unit."""
         table = self._table
         if unit is table.action_unit or unit is None:
             return
@@ -221,7 +220,7 @@ class ReplayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the slots of all columns occupy; of a part of a vector buffer, those of the whole."""
+        """Size of all columns in bytes; a part of a vector buffer reports the size of the entire buffer."""
         return gather.nbytes_of(self._table)
 
     # Adding
@@ -237,7 +236,7 @@ class ReplayBuffer:
         Parameters
         ----------
         batch
-            Values by name, or keywords; `done` alone stands for `terminated`.
+            Values by name, or keywords; `done` without `terminated` means `terminated`.
         buffer_ids
             k zeros if the values have a leading axis of k successive steps; None for one step without that axis.
 
@@ -250,10 +249,11 @@ class ReplayBuffer:
         Raises
         ------
         ColumnNotFoundError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a required column is missing, or cannot store its value exactly; names it. Nothing has changed then.
+            If a required column is missing, or cannot store its value exactly; names the column. Nothing has changed
+            then.
         ArgumentError, RingError
-            If the first step lacks a column of `compress` or `ragged`; if `buffer_ids` is something else, or the buffer
-            has no slots.
+            If the first step lacks a column of `compress` or `ragged`; if `buffer_ids` is invalid, or the buffer has no
+            slots.
         """
         table = self._table
         with table.lock:
@@ -271,7 +271,7 @@ class ReplayBuffer:
             return self._add(step_values(batch, columns), rows)
 
     def _add(self, values: dict[str, Any], rows: int | None) -> Added:
-        """Add rows, or a step without a leading axis, to the only ring, or to the one that this buffer is."""
+        """Add rows, or a step without a leading axis, to the only ring, or to this part's ring."""
         steps, single = rows or 1, rows is None
         if self._ring is None:
             return self._table.add(values, steps, None if steps == 1 else np.zeros(steps, np.intp), single=single)
@@ -282,9 +282,9 @@ class ReplayBuffer:
         """Add all steps of a `SampleBatch`, `MultiAgentBatch`, `Batch`, mapping, Arrow table or `Dataset`.
 
         RLlib's column names are translated. Steps are ordered by `eps_id`, `agent_index` and `t` where available, and
-        continue the ring's running episode if they follow its newest step. An episode that others interrupt in its ring
-        is truncated. `env_id` selects the ring; without that column, episodes go to the rings in turn. Episodes of a
-        dataset are assembled one at a time.
+        continue the ring's running episode if they follow its newest step. An episode that another one interrupts in
+        its ring is truncated. `env_id` selects the ring; without that column, episodes are assigned to rings in turn.
+        Episodes of a dataset are assembled one at a time.
 
         Returns
         -------
@@ -293,8 +293,8 @@ class ReplayBuffer:
         Raises
         ------
         ColumnTypeError, ColumnMismatchError, SequenceError, RingError
-            If it is no batch, policies differ in their columns, actions have another unit than the buffer's, rows are
-            sequences, or a row's ring is unknown; or as `add` and `Dataset.iter_episodes` do.
+            If `batch` is not a batch, policies differ in their columns, actions have another unit than the buffer's,
+            rows are sequences, or a row's ring is unknown; or as in `add` and `Dataset.iter_episodes`.
 
         Examples
         --------
@@ -317,14 +317,17 @@ class ReplayBuffer:
                 raise
 
     def update(self, buffer: ReplayBuffer) -> Ints:
-        """Copy the steps of another buffer, oldest first, ring by ring; return their indices. Raises as `add` does."""
-        # One lock after the other: two buffers may be moved into each other.
+        """Copy the steps of another buffer, oldest first, ring by ring; return their indices. Raises as `add`."""
+        # The locks are held in turn: two threads may copy between the same buffers in both directions.
         with buffer._table.lock:
             slots = views.slots_of(buffer, slice(None))
             if not len(slots) or not self.maxsize:
                 return _zeros(0, _INTP)
-            kept, unit = slots[-self.maxsize :], buffer.action_unit
-            rows, ring = drop_empty(gather.rows_at(buffer._table, kept, 1)), buffer._table.rings.ring_of(kept)
+            slots_to_copy, unit = slots[-self.maxsize :], buffer.action_unit
+            rows, ring = (
+                drop_empty(gather.rows_at(buffer._table, slots_to_copy, 1)),
+                buffer._table.rings.ring_of(slots_to_copy),
+            )
         gaps = np.flatnonzero(ring[1:] != ring[:-1])
         with self._table.lock:
             self._merge_action_unit(unit)
@@ -348,23 +351,23 @@ class ReplayBuffer:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Batch, Ints]:
-        """Draw rows; see `sample_indices`.
+        """Sample rows; see `sample_indices`.
 
         Parameters
         ----------
         batch_size
-            Number of rows, as `sample_indices` takes it.
+            Number of rows, as in `sample_indices`.
         n_step
             Maximum steps per row; None for single steps. Adds `returns`, the discounted sum of up to `n_step` rewards
             of the episode, and `discount`, the factor of the bootstrap value at `obs_next` after the last step:
-            `gamma` to the number of steps, or 0 where the last step is terminated.
+            `gamma` to the number of steps, or 0 if the last step is terminated.
         gamma
-            The discount of a step.
+            Discount per step.
         max_age
-            Number of newest rows of each ring that may be drawn; None for all.
+            Number of newest rows per ring that may be sampled; None for all.
         once
-            Whether to draw each row at most once until it is overwritten, without replacement. Fewer rows than
-            `batch_size` are returned if fewer are left. A column `sampled` marks drawn rows.
+            Whether to sample each row at most once until it is overwritten, without replacement. Fewer rows than
+            `batch_size` are returned if fewer remain. The column `sampled` marks sampled rows.
         device
             Device of tensors; None for arrays. Ragged rows become an array of tensors; other objects are unchanged.
         floats
@@ -373,13 +376,13 @@ class ReplayBuffer:
         Returns
         -------
         Sample
-            The rows, as `buf[indices]` gives them, or as tensors, and their indices; unpacks as `batch, indices`.
+            The rows as in `buf[indices]`, or as tensors, and their indices; unpacks as `batch, indices`.
 
         Raises
         ------
         EmptyBufferError, ArgumentError, DeviceError, ColumnNotFoundError
-            If there is no row to draw from; if an argument is out of range; if torch cannot use the device; if
-            `n_step` needs next observations that rows do not have. Nothing is drawn then.
+            If there are no rows to sample; if an argument is out of range; if torch cannot use the device; if `n_step`
+            requires next observations that rows do not have. Nothing is sampled then.
 
         Examples
         --------
@@ -409,13 +412,13 @@ class ReplayBuffer:
         return Sample(rows, slots - self._start if self._start else slots)
 
     def sample_indices(self, batch_size: int | None) -> Ints:
-        """Draw indices of rows with replacement.
+        """Sample indices of rows with replacement.
 
         Parameters
         ----------
         batch_size
-            How many; 0 for all in time order, None for all in random order, a negative number for none. Raises
-            EmptyBufferError if there is no row to draw from, ArgumentError if it is not a whole number.
+            Number of rows; 0 for all in time order, None for all in random order, a negative number for none. Raises
+            EmptyBufferError if there are no rows to sample, ArgumentError if it is not an integer.
         """
         with self._table.lock:
             return self._draw(batch_size) - self._start
@@ -434,7 +437,7 @@ class ReplayBuffer:
             return sampler.draw(self._table, self._ring, batch_size, self._rng)
         if batch_size is not None and batch_size < 0:
             return _zeros(0, _INTP)
-        every = whole_stacks(self._table, self._ring, frames)
+        every = complete_stacks(self._table, self._ring, frames)
         return every if batch_size == 0 else self._rng.permutation(every)
 
     @suggest_names(minibatch_size="batch_size", size="batch_size")
@@ -449,24 +452,24 @@ class ReplayBuffer:
         floats: Floats | None = None,
         prefetch: int = 0,
     ) -> Iterator[Sample[Batch, Ints]]:
-        """Go over all rows in batches, each row once an epoch; yields what `sample` returns.
+        """Iterate over all rows in minibatches, each row once per epoch; yields `Sample`s.
 
         Parameters
         ----------
         batch_size, epochs
-            Rows in a batch, and how often to go over the rows.
+            Number of rows per minibatch, and number of epochs.
         shuffle, drop_last
-            Whether to draw a new order for each epoch, otherwise they come in time order; and whether to leave out a
-            last batch with fewer rows.
+            Whether to shuffle rows in each epoch, otherwise in time order; and whether to omit a smaller last
+            minibatch.
         device, floats
-            As `sample` takes them.
+            As in `sample`.
         prefetch
-            Batches prepared ahead; on a GPU, copied from page-locked memory on a separate stream meanwhile.
+            Number of minibatches to prepare ahead; on a GPU, copied concurrently from page-locked memory.
 
         Raises
         ------
         ArgumentError, DeviceError
-            If `batch_size` is less than 1, or `epochs` or `prefetch` less than 0; if `floats` is no floating-point
+            If `batch_size` is less than 1, or `epochs` or `prefetch` less than 0; if `floats` is not a floating-point
             dtype; if `prefetch` has no device; if torch cannot use the device.
 
         Examples
@@ -495,32 +498,32 @@ class ReplayBuffer:
     def split(
         self, size: int, shuffle: bool = True, merge_last: bool = False, *, seed: int | None = None
     ) -> Iterator[Batch]:
-        """Go over all rows in batches of a size; see `Batch.split`. The order is the buffer's own draw by default."""
+        """Iterate over all rows in batches; see `Batch.split`. Uses the buffer's generator by default."""
         rows: Batch = self[:]
         return rows.split(size, shuffle, merge_last, rng=self._rng if seed is None else np.random.default_rng(seed))
 
     def sample_episodes(
         self, n: int | None, *, unfinished: bool = False, where: pc.Expression | None = None
     ) -> Sample[list[Batch], list[Ints]]:
-        """Draw episodes uniformly with replacement, those that are stored completely.
+        """Sample episodes uniformly with replacement; only completely stored episodes are candidates.
 
         Parameters
         ----------
         n
-            How many; 0 for all in time order, ring by ring, None for all in random order, a negative number for none.
-            Raises EmptyBufferError if there is none to draw from, ArgumentError if it is not a whole number.
+            Number of episodes; 0 for all in time order, ring by ring, None for all in random order, a negative number
+            for none. Raises EmptyBufferError if there are no candidates, ArgumentError if it is not an integer.
         unfinished
-            Whether running episodes may be drawn, too.
+            Whether running episodes are also candidates.
         where
             Arrow expression that selects episodes: over `length`, `return` (the sum of rewards), `terminated` and
-            `truncated` of the last step, and the first step's numbers under dotted names (`obs`, `policy.version`).
-            Raises ColumnNotFoundError if it names another column.
+            `truncated` of the last step, and numbers of the first step under dotted names (`obs`, `policy.version`).
+            Raises ColumnNotFoundError for other columns.
 
         Returns
         -------
         Sample
-            The rows of each episode in time order, as `buf[...]` gives them, which are slices of one copy; and an array
-            of their indices for each episode.
+            The rows of each episode in time order, as in `buf[...]`, as slices of one copy; and an array of indices per
+            episode.
 
         Examples
         --------
@@ -551,21 +554,21 @@ class ReplayBuffer:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> Sample[Batch, Ints]:
-        """Draw steps, and return the sequences that begin with them; none crosses an episode or the write cursor.
+        """Sample steps, and return the sequences that start with them; none crosses an episode end or the write cursor.
 
-        Each step is drawn as `sample` draws it: with equal probability, or by its priority.
+        Steps are sampled as in `sample`: uniformly, or by priority.
 
         Parameters
         ----------
         batch_size
-            How many, as `sample_indices` takes it.
+            Number of sequences, as in `sample_indices`.
         length, burn_in
-            As `get_sequences` takes them.
+            As in `get_sequences`.
         padded
-            Whether sequences may be shorter. If not, all stretches of `length` steps of an episode are candidates;
-            their first `burn_in` steps warm up the state, and the priority of the step after them decides.
+            Whether sequences may be shorter. If not, all runs of `length` steps within an episode are candidates; their
+            first `burn_in` steps warm up the state, and the priority of the step after them determines the probability.
         device, floats
-            As `sample` takes them; raises as `get_sequences` and `sample` do, and draws nothing then.
+            As in `sample`; raises as `get_sequences` and `sample`, and samples nothing then.
 
         Examples
         --------
@@ -586,36 +589,36 @@ class ReplayBuffer:
             else:
                 count = whole("batch_size", batch_size)
                 slots = draw_stretches(self._table, self._ring, self._sampler, count, length, burn_in, self._rng)
-            found = self._sequences(slots, length, burn_in)
-        return delivery.one(found, convert_sample)
+            sequences = self._sequences(slots, length, burn_in)
+        return delivery.one(sequences, convert_sample)
 
     def get_sequences(self, index: Any, length: int, *, burn_in: int = 0) -> Sample[Batch, Ints]:
-        """Return the sequences that begin with some steps; none crosses an episode or the write cursor.
+        """Return the sequences that start with given steps; none crosses an episode end or the write cursor.
 
-        A sequence has up to `burn_in` earlier steps, the step itself and later ones, at most `length` in total. Zeros
-        (None for objects) pad shorter ones at the end.
+        A sequence has up to `burn_in` earlier steps, the given step and later ones, at most `length` in total. Shorter
+        sequences are padded at the end with zeros, or None for objects.
 
         Parameters
         ----------
         index
             Index of n steps, as in `buf[index]`.
         length
-            Steps of a sequence.
+            Number of steps per sequence.
         burn_in
-            How many of them may come before the given step. They are there to warm up the state of a recurrent learner.
+            Maximum number of steps before the given step, to warm up the state of a recurrent learner.
 
         Returns
         -------
         Sample
-            The columns of `buf[...]`, of shape (n, length, ...), and two more of shape (n, length): `mask`, whether a
-            step is there, and `burn_in`, whether it only warms up the state. Of a prioritized buffer `weight` and
-            `generation` have shape (n,): they are those of the given steps, `indices[range(n), batch.burn_in.sum(1)]`.
-            Indices have shape (n, length); -1 where there is no step.
+            The columns of `buf[...]`, shape (n, length, ...), and two columns of shape (n, length): `mask`, whether a
+            step exists, and `burn_in`, whether it only warms up the state. `weight` and `generation` of a prioritized
+            buffer have shape (n,) and refer to the given steps, `indices[range(n), batch.burn_in.sum(1)]`. Indices have
+            shape (n, length), with -1 for padding.
 
         Raises
         ------
         ColumnMismatchError, RowIndexError
-            If rows have a column `mask` or `burn_in` already; if an index is out of range.
+            If rows already have a column `mask` or `burn_in`; if an index is out of range.
         ArgumentError, SequenceError
             If `length` is less than 1, or `burn_in` less than 0; if `burn_in` leaves no step.
 
@@ -633,11 +636,11 @@ class ReplayBuffer:
         with self._table.lock:
             return self._sequences(views.slots_of(self, index).reshape(-1), length, burn_in)
 
-    def _sequences(self, given: Ints, length: int, burn_in: int) -> Sample[Batch, Ints]:
+    def _sequences(self, start_slots: Ints, length: int, burn_in: int) -> Sample[Batch, Ints]:
         check_sequences(self._table, length, burn_in)
-        columns, slots = sequence_rows(self._table, given, length, burn_in, self.stack_num)
+        columns, slots = sequence_rows(self._table, start_slots, length, burn_in, self.stack_num)
         columns["rew"] = self._cast_rewards(columns["rew"])
-        columns.update(self._sampler.columns(self._table, given))
+        columns.update(self._sampler.columns(self._table, start_slots))
         indices = np.where(slots < 0, slots, slots - self._start) if self._start else slots
         return Sample(self._with_unit(node(Batch, columns)), indices)
 
@@ -649,7 +652,7 @@ class ReplayBuffer:
             return len(rings) if self._ring is None else int(rings.sizes_of_all()[self._ring])
 
     def __getattr__(self, name: str) -> Any:
-        # Python asks here for columns beside the usual ones, and while a buffer without a table is unpickled.
+        # Python calls this for additional columns, and while a buffer without a table is unpickled.
         if name.startswith("__") or "_table" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return self._show(name)
@@ -663,7 +666,7 @@ class ReplayBuffer:
 
     @property
     def _meta(self) -> Batch:
-        """Memory of all columns as a batch, for Tianshou's algorithms; columns that are set in it are the buffer's."""
+        """Memory of all columns as a batch, for Tianshou's algorithms; columns assigned to it are set in the buffer."""
         return views.stored_batch(self._table, self._start, self._start + self.maxsize, settable=self._ring is None)
 
     @_meta.setter
@@ -671,16 +674,16 @@ class ReplayBuffer:
         views.set_columns(self._table if self._ring is None else None, batch)
 
     def __getitem__(self, index: Any) -> Any:
-        """Copy rows: one, a slice, or those of indices of any shape.
+        """Copy rows by a single index, a slice, or indices of any shape.
 
-        `buf[:]` has all rows in time order, ring by ring. Other slices and indices count slots; see `latest` for the
-        newest rows. Rows have `obs`, `act`, `rew`, `terminated`, `truncated`, `done`, `obs_next`, `info` and `policy`
-        (empty if never added), then other names. An array of indices may include empty slots.
+        `buf[:]` returns all rows in time order, ring by ring. Other slices and indices refer to slots; see `latest` for
+        the newest rows. Rows have `obs`, `act`, `rew`, `terminated`, `truncated`, `done`, `obs_next`, `info` and
+        `policy` (empty if never added), then other names. An array of indices may include empty slots.
 
         Raises
         ------
         ColumnNotFoundError, RowIndexError
-            If nothing has been added; if an index is outside [-maxsize, maxsize), or a single one has no row.
+            If nothing has been added; if an index is outside [-maxsize, maxsize), or a single index has no row.
         """
         if isinstance(index, str):
             tree = self._table.columns.tree
@@ -691,7 +694,7 @@ class ReplayBuffer:
             if type(index) is _ndarray and index.dtype == _INTP and index.ndim:
                 return self._rows(views.slots_at(self, index))
             if "obs" not in self._table.columns.tree:
-                # Before the index is looked at: NumPy tells a sequence by its IndexError.
+                # Checked before the index: NumPy detects the end of a sequence by IndexError.
                 raise gather.nothing_added()
             if isinstance(index, slice):
                 return self._read_slice(index)
@@ -701,35 +704,35 @@ class ReplayBuffer:
             return first_row(self._rows(views.require_row(self, slots)))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Go over the rows in time order, ring by ring; each is copied on iteration."""
+        """Iterate over the rows in time order, ring by ring; each is copied on iteration."""
         with self._table.lock:
             indices = (views.slots_of(self, slice(None)) - self._start).tolist()
         for index in indices:
             yield self[index]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        # Otherwise NumPy would make an array of buffers one of their rows.
+        # Otherwise NumPy would convert an array of buffers to an array of their rows.
         array = np.empty((), object)
         array[()] = self
         return array
 
     def get(self, index: Any, key: str, default_value: Any = None, stack_num: int | None = None) -> Any:
-        """Copy one column of some rows, stacked as the newest steps of their episodes, oldest first.
+        """Copy one column of rows, stacked with the preceding steps of their episodes, oldest first.
 
         Parameters
         ----------
         index, key
-            Index of the rows, as in `buf[index]`, and the column's name.
+            Index of the rows, as in `buf[index]`, and name of the column.
         default_value
-            The value to return if there is no such column; None for an error.
+            Value to return if the column does not exist; None to raise.
         stack_num
-            How many steps to stack, `buf.stack_num` if None. With 1 there is no axis for them.
+            Number of steps to stack; `buf.stack_num` if None. With 1 there is no stack axis.
 
         Raises
         ------
         ColumnNotFoundError, RowIndexError, ArgumentError
-            If there is no such column and no default; if an index is out of range, or a single one has no row; if
-            `stack_num` is not a whole number of at least 1.
+            If the column does not exist and there is no default; if an index is out of range, or a single index has no
+            row; if `stack_num` is not an integer of at least 1.
 
         Examples
         --------
@@ -772,7 +775,7 @@ class ReplayBuffer:
         return self._with_unit(node(Batch, columns))
 
     def _rows(self, slots: Ints) -> Batch:
-        # Every sample comes through here: the number is read without its property, and most buffers add nothing.
+        # On the path of every sample: reads the value without its property, and skips absent features.
         columns = gather.rows_at(self._table, slots, self.__dict__["stack_num"])
         if "reward_dtype" in self.options:
             columns["rew"] = self._cast_rewards(columns["rew"])
@@ -787,7 +790,7 @@ class ReplayBuffer:
         return rows
 
     def _cast_rewards(self, values: Any) -> Any:
-        """Cast rewards, returns or discounts to the dtype that the options ask for; rows without rewards have none."""
+        """Cast rewards, returns or discounts to the requested dtype; missing rewards are returned unchanged."""
         dtype = self.options.get("reward_dtype")
         return values.astype(dtype, copy=False) if dtype and type(values) is _ndarray else values
 
@@ -808,7 +811,7 @@ class ReplayBuffer:
 
     @property
     def last_index(self) -> Ints:
-        """The index written last in each ring, the first one if there is none; shape (rings,)."""
+        """Newest index of each ring, or its first index if it is empty; shape (rings,)."""
         with self._table.lock:
             last = self._table.rings.last_index
         return last if self._ring is None else last[self._ring : self._ring + 1] - self._start
@@ -822,9 +825,9 @@ class ReplayBuffer:
         return last[(last >= self._start) & (last < self._start + self.maxsize)] - self._start
 
     def get_buffer_indices(self, start: int, stop: int) -> Ints:
-        """Return the indices from `start` up to `stop`, both of one ring; past the ring's end they go on at its start.
+        """Return the indices from `start` to `stop`, exclusive, within one ring; wraps around at the ring's end.
 
-        Bounds of two rings raise RingError.
+        Raises RingError if the bounds are in different rings.
 
         Examples
         --------
@@ -835,11 +838,11 @@ class ReplayBuffer:
         if self._ring is None:
             return self._table.rings.interval(start, stop)
         if not (0 <= start <= self.maxsize and 0 <= stop <= self.maxsize):
-            raise RingError(f"start and stop must lie within one ring, got {start} and {stop}")
+            raise RingError(f"start and stop must be within one ring, got {start} and {stop}")
         return self._table.rings.interval(start + self._start, stop + self._start) - self._start
 
     def prev(self, index: Any) -> Any:
-        """Return the index of the step before each in its episode; a first step's own index.
+        """Return the index of the previous step in the episode; a first step returns its own index.
 
         Raises
         ------
@@ -849,7 +852,7 @@ class ReplayBuffer:
         return views.neighbours(self, index, Rings.prev_within, Rings.prev)
 
     def next(self, index: Any) -> Any:
-        """Return the index of the step after each in its episode; a last step's own index.
+        """Return the index of the next step in the episode; a last step returns its own index.
 
         Raises
         ------
@@ -861,33 +864,31 @@ class ReplayBuffer:
     # Changes of stored columns
 
     def set_batch(self, batch: Batch | Mapping[str, Any]) -> None:
-        """Put rows into all slots, `maxsize` of them under the usual names; the set of stored rows does not change.
+        """Overwrite all slots with `maxsize` rows under the usual names; the set of stored rows does not change.
 
         Raises
         ------
         ColumnMismatchError, ColumnLengthError, ColumnTypeError
-            If there are other names, not as many rows as slots, or a column cannot hold them; names it. Nothing has
-            changed then.
+            If there are other names or another number of rows, or a column cannot store them; names the column. Nothing
+            has changed then.
         """
         values = step_values(batch, {})
         unknown = [name for name in values if name not in gather.ORDER]
         if unknown:
-            raise ColumnMismatchError(
-                f"rows must have the usual names, got {unknown[0]!r}; there are {', '.join(gather.ORDER)}"
-            )
+            raise ColumnMismatchError(f"rows must have the usual names, {', '.join(gather.ORDER)}, got {unknown[0]!r}")
         with self._table.lock:
             self._table.fill(values, self._start, self._start + self.maxsize)
 
     def set_array_at_key(self, seq: Any, key: str, index: Any = None, default_value: float | None = None) -> None:
-        """Put values into one column, which may be new: one per slot, or per index.
+        """Set values of one column, which may be new: one per slot, or per index.
 
         Other slots of a new column get the default, or the missing value of its dtype (NaN, False, None).
 
         Raises
         ------
         ColumnLengthError, ColumnMismatchError, ColumnTypeError, RowIndexError
-            If the column cannot take the values, or there is no default and its dtype has no missing value; names it.
-            If an index is out of range. Nothing has changed then.
+            If the column cannot store the values, or its dtype has no missing value and there is no default; names the
+            column. If an index is out of range. Nothing has changed then.
         """
         slots = (
             np.arange(self._start, self._start + self.maxsize)
@@ -898,27 +899,27 @@ class ReplayBuffer:
             self._table.set_column(key, seq, slots, default_value)
 
     def update_rows(self, index: Any, generation: Any = None, **columns: Any) -> Flags:
-        """Replace or add columns of stored rows, such as new advantages; priorities stay.
+        """Replace or add columns of stored rows, such as recomputed advantages; priorities are unchanged.
 
         Parameters
         ----------
         index
             Index of n rows, as in `buf[index]`. On duplicates the last value wins.
         generation
-            `generation_of` the rows when they were read, shape (n,): rows that were overwritten since are left alone.
-            None requires rows in all slots.
+            `generation_of` the rows when they were read, shape (n,): rows overwritten since then are skipped. None
+            requires rows in all slots.
         **columns
             Values by name, n rows each. Rows outside `index` get the missing value of a new column: NaN, False, None.
 
         Returns
         -------
-        Which rows were updated, shape (n,).
+        Mask of the updated rows, shape (n,).
 
         Raises
         ------
         ColumnLengthError, ColumnMismatchError, ColumnTypeError, RowIndexError
-            If a column does not have n rows, or cannot hold the values; names it. If an index is out of range, or has
-            no row without generations. Nothing has changed then.
+            If a column does not have n rows, or cannot store the values; names the column. If an index is out of range,
+            or has no row without generations. Nothing has changed then.
 
         Examples
         --------
@@ -935,7 +936,7 @@ class ReplayBuffer:
             return views.update_rows(self, slots, generation, columns)
 
     def generation_of(self, index: Any) -> Ints:
-        """Return how often each slot has been overwritten, shape of the index; for `update_rows`."""
+        """Return how often each slot has been overwritten, in the shape of the index; for `update_rows`."""
         with self._table.lock:
             return self._table.rings.generation(views.slots_of(self, index))
 
@@ -943,10 +944,10 @@ class ReplayBuffer:
     def from_data(
         cls, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, done: Any, obs_next: Any, **options: Any
     ) -> Self:
-        """Create a full buffer over rows in time order; options are those of the class, except for the size.
+        """Create a full buffer from rows in time order; options are the class's arguments except the size.
 
-        Contiguous arrays are not copied: later steps overwrite them. Raises ColumnLengthError or ColumnTypeError for a
-        column with another number of rows than `obs`, or that cannot be stored.
+        Contiguous arrays are not copied: later steps overwrite them. Raises ColumnLengthError or ColumnTypeError if a
+        column has another number of rows than `obs`, or cannot be stored.
 
         Examples
         --------
@@ -966,7 +967,7 @@ class ReplayBuffer:
         return buffer
 
     def isnull(self) -> Batch:
-        """Tell for every element of all rows, in stored order, whether it is NaN, NaT or None."""
+        """Mark NaN, NaT and None elements of all rows, in stored order."""
         return nulls(self[: len(self)])  # type: ignore[return-value]
 
     def hasnull(self) -> bool:
@@ -974,7 +975,7 @@ class ReplayBuffer:
         return bool(len(self)) and any_null(self[: len(self)])
 
     def dropnull(self) -> None:
-        """Remove all rows with NaN, NaT or None; columns of objects become columns of numbers where possible."""
+        """Remove all rows with NaN, NaT or None; object columns become numeric where possible."""
         table = self._table
         with table.lock:
             for ring in range(table.rings.n) if self._ring is None else (self._ring,):
@@ -996,7 +997,7 @@ class ReplayBuffer:
         return summary.as_html(*views.summarize(self))
 
     def to_sample_batch(self) -> SampleBatch:
-        """Copy all rows into a flat batch, in time order, ring by ring; names are kept.
+        """Copy all rows into a flat batch, in time order, ring by ring; names are preserved.
 
         Examples
         --------
@@ -1009,7 +1010,7 @@ class ReplayBuffer:
         return as_sample_batch(rows)
 
     def to_arrow(self) -> pa.Table:
-        """Return an Arrow table of all rows, in time order, ring by ring: a column per leaf, under its dotted name."""
+        """Return an Arrow table of all rows, in time order, ring by ring, with one column per dotted name."""
         return self.to_sample_batch().to_arrow()
 
     def to_pandas(self) -> pd.DataFrame:
@@ -1030,17 +1031,16 @@ class ReplayBuffer:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool | None = None) -> Self:
-        """Open a buffer that was made with `storage`, in the state after its last step, however its process ended.
+        """Open a buffer created with `storage`, in the state after its last step, even if its process was killed.
 
-        Without `close`, the generator, priorities and `stack_num` may be those of the last step that was added.
-        `verify=True` compares all files with the checksums of the last `close`; None compares files that were modified
-        since then; False compares none, and accepts a folder that was copied while open, or whose machine failed.
+        Without `close`, the generator, priorities and `stack_num` may be as of the last added step. `verify=True`
+        compares all files with the checksums of the last `close`; None compares files modified since then; False
+        compares none, and accepts a folder that was copied while open, or whose machine crashed.
 
         Raises
         ------
-        StorageError, FormatError
-            If another process has it open, or it is no buffer's folder; if it is damaged, which names file and column,
-            has a buffer of another class, or was copied while the buffer was open.
+        If another process has the buffer open, or the folder contains no buffer; if it is damaged, which names file and
+        column, contains a buffer of another class, or was copied while open.
 
         Examples
         --------
@@ -1058,7 +1058,7 @@ class ReplayBuffer:
         return open_buffer(cls, path, verify=verify)
 
     def flush(self) -> None:
-        """Write a buffer with `storage` to the disk; raises StorageError if it is closed, OSError if the disk fails."""
+        """Sync a buffer with `storage` to disk; raises StorageError if it is closed, OSError if the disk fails."""
         if self._journal is not None:
             with self._table.lock:
                 self._journal.flush()
@@ -1066,7 +1066,7 @@ class ReplayBuffer:
     def close(self) -> None:
         """Flush a buffer with `storage`, write the checksums of all rows, and unlock its folder.
 
-        It can still be read, but no step can be added. Closing again, or another buffer, does nothing.
+        It can still be read, but not extended. Idempotent; buffers without `storage` are unaffected.
         """
         with self._table.lock:
             if self._journal is not None:
@@ -1079,7 +1079,7 @@ class ReplayBuffer:
         self.close()
 
     def save(self, path: str | os.PathLike[str], *, compression: str | None = None, durable: bool = True) -> None:
-        """Write the buffer atomically to a file, or to a folder if the name has no ending; see `SampleBatch.save`."""
+        """Write the buffer atomically to a file, or to a folder if the path has no suffix; see `SampleBatch.save`."""
         from samplebatch.storage import save
 
         save(self, path, compression, durable=durable)
@@ -1094,9 +1094,9 @@ class ReplayBuffer:
         max_nbytes: int | None = None,
         **missing: Any,
     ) -> Self:
-        """Read a buffer of this class that `save` wrote, with its complete state.
+        """Read a buffer of this class written by `save`, with its complete state.
 
-        Parameters and errors are those of `samplebatch.load`. Files without checksums, by an older version, are read.
+        Parameters and errors as in `samplebatch.load`. Files of older versions without checksums are accepted.
         """
         from samplebatch.storage import load_buffer
 
@@ -1119,14 +1119,14 @@ class ReplayBuffer:
         return export_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, verify: bool = True) -> None:
-        """Continue from the state of a buffer of the same class, sizes and options.
+        """Restore the state of a buffer with the same class, sizes and options.
 
-        With `verify`, each part is compared with its checksum. States of older versions have none, and are accepted.
+        With `verify`, each part is compared with its checksum. States of older versions without checksums are accepted.
 
         Raises
         ------
         ColumnMismatchError
-            If it was another class, or of other sizes or options.
+            If the class, sizes or options differ.
         FormatError
             If the state is incomplete or damaged; names the part. Nothing has changed then.
         RingError
@@ -1137,10 +1137,10 @@ class ReplayBuffer:
         load_state(self, state, verify=verify)
 
     def save_hdf5(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
-        """Write the buffer to an HDF5 file, which Tianshou can load.
+        """Write the buffer to an HDF5 file in Tianshou's layout.
 
-        The compression is a filter of h5py's: `"gzip"`, `"lzf"`. Raises UnstorableError if a value can be neither
-        stored nor pickled, MissingExtraError if h5py is not installed, OSError if the file cannot be written.
+        `compression` is an h5py filter: `"gzip"`, `"lzf"`. Raises UnstorableError if a value can be neither stored nor
+        pickled, MissingExtraError if h5py is not installed, OSError if the file cannot be written.
         """
         from samplebatch.storage import save_hdf5_buffer
 
@@ -1157,43 +1157,43 @@ class ReplayBuffer:
         max_nbytes: int | None = None,
         **missing: Any,
     ) -> Self:
-        """Read a buffer from an HDF5 file that `save_hdf5`, ours or Tianshou's, wrote.
+        """Read a buffer from an HDF5 file written by `save_hdf5`, this library's or Tianshou's.
 
-        Parameters and errors are those of `load`, and MissingExtraError if h5py is not installed. `device` is accepted
-        as Tianshou does; a buffer's tensors are always in the host's memory.
+        Parameters and errors as in `load`, and MissingExtraError if h5py is not installed. `device` is accepted for
+        compatibility with Tianshou; tensors are always in host memory.
         """
         from samplebatch.storage import load_hdf5_buffer
 
         trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
         return load_hdf5_buffer(cls, path, missing=missing, **trust)
 
-    # Tianshou's collectors recognise buffers of several environments by `isinstance`.
+    # Tianshou's collectors recognize vector buffers by `isinstance`.
     __class__: Any = property(lambda self: views.peer_class(type(self)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle's own form requires `__class__` to be the type.
+        # Pickle's default requires that `__class__` is the type.
         return object.__new__, (type(self),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: value for name, value in self.__dict__.items() if name not in _BOUND}
+        attributes = {name: value for name, value in self.__dict__.items() if name not in _BOUND}
         with self._table.lock:
             slots = self._table.rings.stored_slots() if self._ring is None else self._start + np.arange(len(self))
-            # So that a copy in memory, too, draws from a generator of its own.
-            own["_rng"] = copy.deepcopy(self._rng)
-            return own | {
+            # Copies also need an independent generator.
+            attributes["_rng"] = copy.deepcopy(self._rng)
+            return attributes | {
                 "table": self._table.state_dict(self._ring),
                 "action_unit": self._table.action_unit,
                 "sampler": (type(self._sampler), self._sampler.state_dict(slots)),
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        own = dict(state)
-        self._table = table = Table.from_state_dict(own.pop("table"))
-        table.action_unit = own.pop("action_unit", None)
-        kind, sampler_state = own.pop("sampler")
-        self.__dict__.update(own)
+        attributes = dict(state)
+        self._table = table = Table.from_state_dict(attributes.pop("table"))
+        table.action_unit = attributes.pop("action_unit", None)
+        kind, sampler_state = attributes.pop("sampler")
+        self.__dict__.update(attributes)
         self._use(kind.from_state_dict(table.rings.capacity, table.rings.stored_slots(), sampler_state))
 
 
 _BOUND = frozenset(("_table", "_ring", "_start", "_sampler"))
-"""Attributes that a pickle does not hold, or holds in another form."""
+"""Attributes that pickles omit or store in another form."""

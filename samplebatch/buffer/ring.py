@@ -1,7 +1,7 @@
-"""Rings: write positions and running episodes of n ring buffers at once.
+"""Rings: write positions and running episodes of n ring buffers.
 
-This module does the arithmetic and holds no rows. As long as all rings are written together, a step of all environments
-costs no more than a step of one.
+This module contains index arithmetic and no rows. While all rings are written in lockstep, one step of all environments
+costs no more than one step of a single environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 _UINTP = np.dtype(np.uintp)
 
 Added = tuple[Ints, npt.NDArray[Any], Ints, Ints]
-"""Slots of new steps, returns and lengths of the episodes that ended with them (zero for others), first slots."""
+"""Slots of new steps, returns and lengths of the episodes that they ended (otherwise 0), first slots of episodes."""
 
 _count = np.count_nonzero
 _zeros = np.zeros
@@ -28,38 +28,38 @@ _INTP = np.dtype(np.intp)
 
 
 _AHEAD = 1 << 12
-"""Slots that are computed ahead of their use."""
+"""Number of precomputed slots."""
 
 
 class Rings:
-    """Ring buffers of slots for `Table`: the cursors, sizes and running episodes of n of them.
+    """Ring buffers of slots for `Table`: cursors, sizes and running episodes of n rings.
 
-    A ring is a range of slots that is written from the first to the last, and from the first again; rings lie one after
-    the other. As long as all are written together, one cursor serves them all. Methods that look for neighbours in an
-    episode take the flags of all slots, `done`.
+    A ring is a contiguous range of slots that is written cyclically; rings are adjacent. While all rings are written in
+    lockstep, they share one cursor. Methods that search for neighbours in an episode require the flags of all slots,
+    `done`.
 
     Attributes
     ----------
     n
-        How many rings there are.
+        Number of rings.
     maxsizes, bases
-        Slots and first slot of each ring, shape (n,).
+        Number of slots and first slot of each ring, shape (n,).
     edges
-        First slot of each ring, and the number of slots of all; shape (n + 1,).
+        First slot of each ring, and the total number of slots; shape (n + 1,).
     capacity
-        The number of slots.
+        Total number of slots.
     even
-        The slots of one ring if all have as many, else 0.
+        Number of slots per ring if equal for all rings, else 0.
     together
-        Whether `cursor`, `size` and `writes` are those of each ring. Otherwise `cursors`, `sizes` and `written` have
-        one entry a ring, shape (n,).
+        Whether all rings share `cursor`, `size` and `writes`. Otherwise `cursors`, `sizes` and `written` have one entry
+        per ring, shape (n,).
     origins
-        The writes of each ring when it was empty the last time, shape (n,).
+        Write count of each ring when it was last empty, shape (n,).
     nothing
-        The return of no step: zero, of the shape of one reward.
+        Initial return: zero, in the shape of one reward.
     ep_return, began, ep_start
-        Of the running episodes: their returns, the writes of their rings when they began, their first slots; shape
-        (n, ...). Of a single ring they are plain numbers.
+        Return of each running episode, write count of its ring at its start, and its first slot; shape (n, ...). A
+        single ring has scalars.
 
     Examples
     --------
@@ -111,11 +111,11 @@ class Rings:
         return self.size * self.n if self.together else int(self.sizes.sum())
 
     def sizes_of_all(self) -> Ints:
-        """Return how many slots of each ring hold rows, shape (n,)."""
+        """Return the number of rows per ring, shape (n,)."""
         return np.full(self.n, self.size, _INTP) if self.together else self.sizes.copy()
 
     def cursors_of_all(self) -> Ints:
-        """Return where in each ring the next row goes, shape (n,)."""
+        """Return the position of the next row in each ring, shape (n,)."""
         return np.full(self.n, self.cursor, _INTP) if self.together else self.cursors.copy()
 
     def ring_of(self, slots: Ints) -> Ints:
@@ -127,20 +127,18 @@ class Rings:
     # Neighbours
 
     def window_of_one(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints, Flags] | None:
-        """Return the frames of each slot, those of the one after it, and whether it is the last of its episode.
+        """Return the frames of each slot, the frames of the next step, and whether the step is the last of its episode.
 
-        That is the common case of `frames` and `next`: one ring, every frame holds a row, and none lies past an edge of
-        the ring. In any other, the result is None.
-
-        Frames are those of `frames`. After an episode's last step that is there, the step itself is once more the
-        newest frame.
+        Fast path of `frames` and `next` for one ring in which every frame has a row and none crosses the ring's edge;
+        returns None otherwise. Frames are as in `frames`. For the last stored step of an episode, the step itself is
+        repeated as the newest frame of the next step.
         """
         window = slots[..., None] + np.arange(1 - count, 2)
         if self.n > 1 or _count(window.view(_UINTP) >= self.size):
             return None
         ends = done.take(window[..., :-1])
         if self.cursor and self.size == self.capacity:
-            # Otherwise the slot written last has none behind it, and is not here.
+            # Otherwise no slot after the last written one has a row, so it is not in the window.
             ends |= window[..., :-1] == self._last
         final = ends[..., -1]
         if not _count(ends):
@@ -152,12 +150,12 @@ class Rings:
         return oldest + np.maximum(np.arange(count), first), after, final
 
     def prev_within(self, slots: Ints, done: Flags) -> Ints | None:
-        """Return what `prev` returns if there is one ring and each slot and the slot before it have rows, else None.
+        """Fast path of `prev` for one ring in which each slot and its predecessor have rows; None otherwise.
 
-        The check covers the bounds of the slots, too, so the caller needs none of its own.
+        Includes the bounds check of the slots.
         """
         previous: Ints = slots - 1
-        # `in` finds a byte that is set sooner than NumPy counts the flags.
+        # `in` on bytes finds a set flag faster than NumPy counts flags.
         if self.n > 1 or 1 in (previous.view(_UINTP) >= self.size - 1).tobytes():
             return None
         first = done.take(previous)
@@ -166,9 +164,9 @@ class Rings:
         return previous
 
     def next_within(self, slots: Ints, done: Flags) -> Ints | None:
-        """Return what `next` returns if there is one ring and each slot and the slot after it have rows, else None.
+        """Fast path of `next` for one ring in which each slot and its successor have rows; None otherwise.
 
-        The check covers the bounds of the slots, too, so the caller needs none of its own.
+        Includes the bounds check of the slots.
         """
         if self.n > 1 or not self.size or 1 in (slots.view(_UINTP) >= self.size - 1).tobytes():
             return None
@@ -180,94 +178,94 @@ class Rings:
 
     @property
     def _last(self) -> int:
-        """The slot written last of the only ring."""
+        """Last written slot of the only ring."""
         return (self.cursor or self.capacity) - 1
 
     def prev(self, slots: Ints, done: Flags) -> Ints:
-        """Return the slot of the step before each, in its episode; of an episode's first step, that step's own."""
+        """Return the slot of the previous step in the episode; a first step returns its own slot."""
         length = (self.size or 1) if self.n == 1 else self.capacity // self.n
         if self.n > 1 and (not self.together or self.size < length):
-            base, place, size, last = self._places(slots)
-            before = (place - 1) % size
+            base, offset, size, last = self._offsets_of(slots)
+            before = (offset - 1) % size
             first = done.take(before + base) | (before == last)
             result: Ints = (before + first) % size + base
             return result
-        # For one ring, and for full ones, the same without divisions.
-        place = slots if self.n == 1 else slots % length
-        found: Ints = slots - 1
-        wraps = place == 0
+        # One ring and full rings need no divisions.
+        offset = slots if self.n == 1 else slots % length
+        previous: Ints = slots - 1
+        wraps = offset == 0
         wrapped = _count(wraps)
         if wrapped:
-            found[wraps] += length
-        first = done.take(found)
-        first |= place == self.cursor % length
+            previous[wraps] += length
+        first = done.take(previous)
+        first |= offset == self.cursor % length
         if wrapped:
-            return np.where(first, slots, found)
-        found += first
-        return found
+            return np.where(first, slots, previous)
+        previous += first
+        return previous
 
     def next(self, slots: Ints, done: Flags) -> Ints:
-        """Return the slot of the step after each, in its episode; of the last one that is there, that step's own."""
+        """Return the slot of the next step in the episode; the last stored step returns its own slot."""
         length = (self.size or 1) if self.n == 1 else self.capacity // self.n
         if self.n > 1 and (not self.together or self.size < length):
-            base, place, size, last = self._places(slots)
-            final = done.take(place + base) | (place == last)
-            result: Ints = (place + 1 - final) % size + base
+            base, offset, size, last = self._offsets_of(slots)
+            final = done.take(offset + base) | (offset == last)
+            result: Ints = (offset + 1 - final) % size + base
             return result
-        place = slots if self.n == 1 else slots % length
+        offset = slots if self.n == 1 else slots % length
         final = done.take(slots)
-        final |= place == (self.cursor or length) - 1
-        found: Ints = slots + 1
-        found -= final
-        wraps = place == length - 1
+        final |= offset == (self.cursor or length) - 1
+        following: Ints = slots + 1
+        following -= final
+        wraps = offset == length - 1
         if _count(wraps):
-            found[wraps & ~final] -= length
-        return found
+            following[wraps & ~final] -= length
+        return following
 
     def frames(self, slots: Ints, count: int, done: Flags) -> Ints:
-        """Return the slots of the `count` newest steps up to each, oldest first; shape (..., count).
+        """Return the slots of the `count` newest steps up to each slot, oldest first; shape (..., count).
 
-        An episode's first step is repeated where the episode has fewer.
+        If the episode has fewer steps, its first step is repeated.
         """
         return self._back(slots, count, done)[0]
 
     def has_frames(self, slots: Ints, count: int, done: Flags) -> Flags:
-        """Tell of each slot whether its episode has `count` steps up to it."""
-        found = self.window_of_one(slots, count, done)
-        if found is not None:
-            whole: Flags = found[0][..., 0] == slots - (count - 1)
-            return whole
+        """Return whether the episode of each slot has `count` steps up to the slot."""
+        window = self.window_of_one(slots, count, done)
+        if window is not None:
+            complete: Flags = window[0][..., 0] == slots - (count - 1)
+            return complete
         reach: Flags = self._back(slots, count, done)[1] >= count - 1
         return reach
 
     def _back(self, slots: Ints, count: int, done: Flags) -> tuple[Ints, Ints]:
-        """Return the slots of `frames`, and the number of steps before each slot in its episode, up to `count - 1`."""
-        base, place, size, last = self._places(slots)
-        place = place[..., None]
+        """Return the slots of `frames`, and the number of preceding steps in the episode, up to `count - 1`."""
+        base, offset, size, last = self._offsets_of(slots)
+        offset = offset[..., None]
         if self.n > 1:
             base = base[..., None]
             if not self.together:
                 size, last = size[..., None], last[..., None]
         stops = np.ones((*slots.shape, count), np.bool_)
-        earlier = (place - np.arange(1, count)) % size
+        earlier = (offset - np.arange(1, count)) % size
         np.equal(earlier, last, stops[..., :-1])
         if self.n > 1:
             earlier += base
         stops[..., :-1] |= done.take(earlier)
         reach = stops.argmax(-1)
-        found = place - np.minimum(np.arange(count - 1, -1, -1), reach[..., None])
-        found %= size
+        frames = offset - np.minimum(np.arange(count - 1, -1, -1), reach[..., None])
+        frames %= size
         if self.n > 1:
-            found += base
-        return found, reach
+            frames += base
+        return frames, reach
 
-    def _places(self, slots: Ints) -> tuple[Any, Ints, Any, Any]:
-        """Return, for each slot, its ring's first slot, its place there, how many places count, and the last one."""
+    def _offsets_of(self, slots: Ints) -> tuple[Any, Ints, Any, Any]:
+        """Return first slot, offset, size and last written offset of each slot's ring."""
         if self.n == 1:
             return 0, slots, self.size or 1, (self.cursor or self.capacity) - 1
         if self.together:
-            place = slots % self.even
-            return slots - place, place, self.size or 1, (self.cursor or self.even) - 1
+            offset = slots % self.even
+            return slots - offset, offset, self.size or 1, (self.cursor or self.even) - 1
         ring = self.ring_of(slots)
         base = self.bases[ring]
         last = (self.cursors[ring] - 1) % self.maxsizes[ring]
@@ -275,7 +273,7 @@ class Rings:
 
     @property
     def last_index(self) -> Ints:
-        """The slot written last in each ring, the first one if there is none; shape (n,)."""
+        """Last written slot of each ring, or its first slot if it is empty; shape (n,)."""
         if self.together:
             return self.bases + ((self.cursor or (self.capacity // self.n)) - 1 if self.size else 0)
         return self.bases + np.where(self.sizes, (self.cursors - 1) % self.maxsizes.clip(1), 0)
@@ -286,39 +284,39 @@ class Rings:
         return last[~done[last]]
 
     def generation(self, slots: Ints) -> Ints:
-        """Return how often each slot has been overwritten since the beginning: -1 if it never was written.
+        """Return how often each slot has been overwritten; -1 if it was never written.
 
-        Emptying a ring counts as writing over all of its slots.
+        Emptying a ring counts as overwriting all of its slots.
         """
         if self.together:
             maxsize = self.capacity // self.n
-            found: Ints = (self.writes - 1 - slots % maxsize) // maxsize
-            return found
+            generations: Ints = (self.writes - 1 - slots % maxsize) // maxsize
+            return generations
         ring = self.ring_of(slots)
-        found = (self.written[ring] - 1 - (slots - self.bases[ring])) // self.maxsizes[ring]
-        return found
+        generations = (self.written[ring] - 1 - (slots - self.bases[ring])) // self.maxsizes[ring]
+        return generations
 
     def holds(self, slots: Ints) -> Flags:
-        """Tell of each slot in [0, capacity) whether it holds a row."""
-        found: Flags
+        """Return whether each slot in [0, capacity) has a row."""
+        has_row: Flags
         if self.together:
             length = self.capacity // self.n
-            found = (slots % length if self.n > 1 else slots) < self.size
+            has_row = (slots % length if self.n > 1 else slots) < self.size
         else:
             ring = self.ring_of(slots)
-            found = slots - self.bases[ring] < self.sizes[ring]
-        return found
+            has_row = slots - self.bases[ring] < self.sizes[ring]
+        return has_row
 
     def overwritten(self) -> Flags:
-        """Tell of each ring whether rows have been overwritten since it was empty, shape (n,)."""
+        """Return whether each ring has overwritten rows since it was empty, shape (n,)."""
         written = self.writes if self.together else self.written
-        found: Flags = written - self.origins > self.maxsizes
-        return found
+        is_overwritten: Flags = written - self.origins > self.maxsizes
+        return is_overwritten
 
     # All rows
 
     def stretches(self, ring: int) -> list[tuple[int, int]]:
-        """Return where the rows of one ring lie, oldest first: as one or two pairs of start and stop."""
+        """Return the slot ranges of a ring's rows, oldest first: at most two pairs of start and stop."""
         base = int(self.bases[ring])
         cursor, size = self._cursor_and_size(ring)
         if not size:
@@ -333,22 +331,22 @@ class Rings:
         return int(self.cursors[ring]), int(self.sizes[ring])
 
     def chronological(self, ring: int | None = None) -> Ints:
-        """Return the slots of all rows of one ring, or of all rings in succession, oldest first."""
+        """Return the slots of all rows of one ring, or of all rings in order, oldest first."""
         if ring is None and self.together:
             order = np.concatenate([_zeros(0, _INTP), *(np.arange(*pair) for pair in self.stretches(0))])
             return order if self.n == 1 else (self.bases[:, None] + order).ravel()
         rings = range(self.n) if ring is None else (ring,)
-        pairs = [np.arange(*pair) for one in rings for pair in self.stretches(one)]
+        pairs = [np.arange(*pair) for number in rings for pair in self.stretches(number)]
         return np.concatenate([_zeros(0, _INTP), *pairs])
 
     def newest(self, count: int, ring: int | None = None) -> Ints:
         """Return the slots of the newest rows, at most `count` of each ring, oldest first."""
         rings = range(self.n) if ring is None else (ring,)
-        parts = [self.chronological(one) for one in rings]
+        parts = [self.chronological(number) for number in rings]
         return np.concatenate([_zeros(0, _INTP), *(part[max(len(part) - count, 0) :] for part in parts)])
 
     def stored_slots(self) -> Ints:
-        """Return the slots of all rows as they lie."""
+        """Return the slots of all rows in ascending order."""
         if self.capacity == len(self):
             return np.arange(self.capacity)
         if self.together:
@@ -356,15 +354,15 @@ class Rings:
         return np.concatenate([base + np.arange(size) for base, size in zip(self.bases, self.sizes, strict=True)])
 
     def draw(self, count: int, rng: np.random.Generator, ring: int | None = None) -> Ints:
-        """Draw slots of rows, each with equal probability, with replacement."""
+        """Sample slots of rows uniformly with replacement."""
         if ring is not None:
             total = self._cursor_and_size(ring)[1]
         else:
             total = self.size * self.n if self.together else int(self.sizes.sum())
         if count and not total:
-            raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
-        # Twice as fast as bit-exact whole numbers, and as likely as any other up to the 53 bits of a float. The largest
-        # float below 1 times a whole number below 2**53 is less than that number, rounding included.
+            raise EmptyBufferError("a buffer must have rows to sample, got an empty buffer; add some first")
+        # Twice as fast as exact integers, and uniform up to the 53 bits of a float. The largest float below 1 times an
+        # integer below 2**53 is less than the integer, including rounding.
         fractions = rng.random(count)
         fractions *= total
         picked: Ints = fractions.astype(_INTP)
@@ -374,27 +372,27 @@ class Rings:
         if total == self.capacity or self.n == 1:
             return picked
         if self.together:
-            ring_of, place = np.divmod(picked, self.size)
-            return ring_of * self.even + place
+            ring_of, offset = np.divmod(picked, self.size)
+            return ring_of * self.even + offset
         ends = np.cumsum(self.sizes)
         ring_of = np.searchsorted(ends, picked, "right")
-        found: Ints = picked - (ends - self.sizes)[ring_of] + self.bases[ring_of]
-        return found
+        drawn: Ints = picked - (ends - self.sizes)[ring_of] + self.bases[ring_of]
+        return drawn
 
     def interval(self, start: int, stop: int) -> Ints:
-        """Return the slots from `start` up to `stop`, both of one ring; past the ring's end they go on at its start."""
+        """Return the slots from `start` to `stop`, exclusive, within one ring; wraps around at the ring's end."""
         if start == stop and 0 <= start <= self.capacity:
             return _zeros(0, _INTP)
         inside = 0 <= start < self.capacity and 0 < stop <= self.capacity
         ring, ring_of_stop = self.ring_of(np.array([start, stop - 1])) if inside else (0, 1)
         if ring != ring_of_stop:
-            raise RingError(f"start and stop must lie within one ring, got {start} and {stop}")
+            raise RingError(f"start and stop must be within one ring, got {start} and {stop}")
         if start <= stop:
             return np.arange(start, stop)
         return np.concatenate([np.arange(start, self.edges[ring + 1]), np.arange(self.edges[ring], stop)])
 
     def expect(self, row_shape: tuple[int, ...]) -> None:
-        """Set the shape of rewards, and the returns of running episodes to zero."""
+        """Set the shape of rewards, and reset the returns of running episodes."""
         self.nothing = _zeros(row_shape) if row_shape else 0.0
         if self.n == 1:
             self._begin_episode(self.began, self.ep_start, self.nothing)
@@ -405,7 +403,7 @@ class Rings:
     # Writing
 
     def targets(self, rings: Ints | None) -> Ints | slice | int:
-        """Return the slots that the next step of some rings, or of all, goes to; nothing is changed."""
+        """Return the slots of the next step of some rings, or of all, without changes."""
         if rings is None:
             if self.together:
                 return self.cursor if self.n == 1 else slice(self.cursor, self.capacity, self.even)
@@ -413,9 +411,9 @@ class Rings:
         return self.bases[rings] + (self.cursor if self.together else self.cursors[rings])
 
     def run_on(self, rew: Any) -> Added:
-        """Count a step of the only ring as written that ends no episode; see `advance`.
+        """Advance the only ring by a step that does not end an episode; see `advance`.
 
-        All but the slot is the same for many steps: these arrays are shared, and read-only.
+        All arrays except the slot are shared between steps, and read-only.
         """
         after = self.cursor + 1
         try:
@@ -426,25 +424,25 @@ class Rings:
         if after > self.size:
             self.size = after
         self.cursor = after if after < self.capacity else 0
-        # Not in place: the zeros at an episode's beginning are for all episodes.
+        # Not in place, because all episodes share the initial zeros.
         self.ep_return = self.ep_return + rew
         starts, returns, lengths = self._unended
         return slots, returns, lengths, starts
 
     def _next_slots(self) -> Ints:
-        """Precompute the slots of many steps; return those of the next step."""
+        """Precompute the slots of many steps; return the slots of the next step."""
         length = self.capacity // self.n
-        places = np.arange(self.cursor, min(self.cursor + max(_AHEAD // self.n, 1), length))
-        self._slots_to_come = iter(places[:, None] + self.bases)
+        offsets = np.arange(self.cursor, min(self.cursor + max(_AHEAD // self.n, 1), length))
+        self._slots_to_come = iter(offsets[:, None] + self.bases)
         return next(self._slots_to_come)
 
     def advance(self, rings: Ints | None, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
-        """Count a step of some rings, or of all, as written.
+        """Advance rings by one step.
 
         Parameters
         ----------
         rings
-            Numbers of k rings, none twice, shape (k,); None for all in order.
+            Numbers of k different rings, shape (k,); None for all in order.
         done
             Whether an episode ended with the step, shape (k,).
         rew
@@ -456,9 +454,9 @@ class Rings:
             return self.advance_all(done, rew)
         if self.together:
             self._separate()
-        places = self.cursors[rings]
+        offsets = self.cursors[rings]
         maxsizes, bases = self.maxsizes[rings], self.bases[rings]
-        after = (places + 1) % maxsizes
+        after = (offsets + 1) % maxsizes
         self.cursors[rings] = after
         self.sizes[rings] = np.minimum(self.sizes[rings] + 1, maxsizes)
         self.written[rings] += 1
@@ -466,7 +464,7 @@ class Rings:
         self.ep_return[rings] = totals
         starts = self.ep_start[rings]
         if not _count(done):
-            return bases + places, _zeros(totals.shape), _zeros(len(rings), _INTP), starts
+            return bases + offsets, _zeros(totals.shape), _zeros(len(rings), _INTP), starts
         ended = rings[done]
         returns, lengths = _zeros(totals.shape), _zeros(len(rings), _INTP)
         returns[done] = totals[done]
@@ -475,7 +473,7 @@ class Rings:
         self.ep_start[ended] = bases[done] + after[done]
         self.ep_return[ended] = 0.0
         self._share()
-        return bases + places, returns, lengths, starts
+        return bases + offsets, returns, lengths, starts
 
     def _advance_single(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
         number = rew[0] if rew.ndim > 1 else rew.item()
@@ -488,7 +486,7 @@ class Rings:
         return slots, np.array([total]), lengths, np.array([start])
 
     def advance_run(self, done: Flags, rew: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], Ints, Ints]:
-        """Count successive steps of the only ring as written.
+        """Advance the only ring by successive steps.
 
         Parameters
         ----------
@@ -527,15 +525,15 @@ class Rings:
         return returns, lengths, firsts
 
     def _begin_episode(self, began: int, start: int, total: Any) -> None:
-        """Set the running episode of the only ring: its first write, its first slot, its return."""
+        """Set the running episode of the only ring: write count at its start, first slot, return."""
         self.began, self.ep_start, self.ep_return = began, start, total
         self._share()
 
     def end_episode(self, ring: int) -> None:
-        """Let the running episode of a ring end with its newest step."""
+        """End the running episode of a ring after its newest step."""
         together = self.together
-        written, place = (self.writes, self.cursor) if together else (int(self.written[ring]), int(self.cursors[ring]))
-        start = int(self.bases[ring]) + place
+        written, offset = (self.writes, self.cursor) if together else (int(self.written[ring]), int(self.cursors[ring]))
+        start = int(self.bases[ring]) + offset
         if self.n == 1:
             self._begin_episode(written, start, self.nothing)
         else:
@@ -543,16 +541,16 @@ class Rings:
             self._share()
 
     def _share(self) -> None:
-        """Rebuild the arrays that steps share which end no episode."""
+        """Rebuild the arrays shared by steps that do not end an episode."""
         nothing = _zeros((self.n, *np.shape(self.nothing)))
         self._unended = np.array(self.ep_start).reshape(self.n), nothing, _zeros(self.n, _INTP)
         for array in self._unended:
             array.flags.writeable = False
 
     def advance_all(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
-        """Count a step of all of several rings as written; see `advance`.
+        """Advance all of several rings by one step; see `advance`.
 
-        Of steps none of which ends an episode, all but the slots are the same: these arrays are shared, and read-only.
+        If no step ends an episode, all arrays except the slots are shared between steps, and read-only.
         """
         written: Any
         after: Any
@@ -587,32 +585,32 @@ class Rings:
         return slots, returns, lengths, starts
 
     def append(self, ring: int, count: int) -> Ints:
-        """Count rows of one ring as written that belong to no running episode; return their slots.
+        """Mark rows outside any running episode as written; return their slots.
 
-        The running episode is neither ended nor lengthened.
+        The running episode is neither ended nor extended.
         """
         base, maxsize = int(self.bases[ring]), int(self.maxsizes[ring])
         self._slots_to_come = iter(())
         if self.n == 1:
-            place, self.size = self.cursor, min(self.size + count, maxsize)
-            self.cursor = (place + count) % maxsize if maxsize else 0
+            offset, self.size = self.cursor, min(self.size + count, maxsize)
+            self.cursor = (offset + count) % maxsize if maxsize else 0
             self.writes += count
             self.began += count
         else:
             if self.together:
                 self._separate()
-            place = int(self.cursors[ring])
+            offset = int(self.cursors[ring])
             self.sizes[ring] = min(int(self.sizes[ring]) + count, maxsize)
-            self.cursors[ring] = (place + count) % maxsize if maxsize else 0
+            self.cursors[ring] = (offset + count) % maxsize if maxsize else 0
             self.written[ring] += count
             self.began[ring] += count
-        return base + np.arange(place, place + count) % max(maxsize, 1)
+        return base + np.arange(offset, offset + count) % max(maxsize, 1)
 
     def reset(self, rings: Iterable[int] | None = None, *, keep_statistics: bool = False) -> None:
-        """Empty some rings, or all."""
+        """Empty rings; None for all."""
         chosen = list(range(self.n) if rings is None else rings)
         if len(chosen) == self.n:
-            # With one number of writes for all, the rings can go together again.
+            # With an equal write count, the rings can be in lockstep again.
             lengths = (self.writes if self.together else self.written) - self.began
             written = _next_round(np.full(self.n, self.writes, _INTP) if self.together else self.written, self.maxsizes)
             self.cursor = self.size = 0
@@ -622,9 +620,9 @@ class Rings:
             if not self.together:
                 self._separate()
                 self.written = written
-            begun = written if not self.together else self.writes
-            self.origins[:] = begun
-            self.began = begun - lengths if keep_statistics else begun + 0 * self.began
+            started = written if not self.together else self.writes
+            self.origins[:] = started
+            self.began = started - lengths if keep_statistics else started + 0 * self.began
             if self.n == 1:
                 self._begin_episode(self.began, 0, self.ep_return)
             else:
@@ -645,10 +643,10 @@ class Rings:
                 self.ep_return[ring] = 0.0
         self._share()
 
-    # Carrying on elsewhere
+    # State
 
     def state_dict(self, ring: int | None = None) -> dict[str, Any]:
-        """Return the state of all rings, or of one, as plain numbers and arrays for `load_state_dict`.
+        """Return the state of one or all rings as numbers and arrays for `load_state_dict`.
 
         Examples
         --------
@@ -660,7 +658,7 @@ class Rings:
         (array([1]), array([2.5]), array([2]), array([0]))
         """
         written = np.full(self.n, self.writes, _INTP) if self.together else self.written.copy()
-        found = {
+        state = {
             "maxsizes": self.maxsizes.copy(),
             "cursors": self.cursors_of_all(),
             "sizes": self.sizes_of_all(),
@@ -671,15 +669,15 @@ class Rings:
             "origins": self.origins.copy(),
         }
         if ring is None:
-            return found | {"together": self.together}
-        found = {name: part[ring : ring + 1] for name, part in found.items()}
-        return found | {"starts": found["starts"] - self.bases[ring], "together": True}
+            return state | {"together": self.together}
+        state = {name: part[ring : ring + 1] for name, part in state.items()}
+        return state | {"starts": state["starts"] - self.bases[ring], "together": True}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a `state_dict` of rings of the same sizes."""
         if not np.array_equal(state["maxsizes"], self.maxsizes):
-            found, wanted = np.asarray(state["maxsizes"]).tolist()[:8], self.maxsizes.tolist()[:8]
-            raise FormatError(f"the state must be of rings of {wanted} slots, got one of {found}")
+            actual, expected = np.asarray(state["maxsizes"]).tolist()[:8], self.maxsizes.tolist()[:8]
+            raise FormatError(f"the state must have rings of {expected} slots, got {actual}")
         cursors, sizes, writes = (np.array(state[name], _INTP) for name in ("cursors", "sizes", "writes"))
         self.together = bool(state["together"])
         if self.together:
@@ -697,27 +695,27 @@ class Rings:
             self._begin_episode(int(self.began[0]), int(self.ep_start[0]), total)
 
     def take_over(self, ring: int, state: dict[str, Any]) -> None:
-        """Continue one ring from the `state_dict` of another of its size."""
-        found = {name: state[name][0] for name in state if name not in ("maxsizes", "together")}
+        """Restore one ring from the `state_dict` of another ring of the same size."""
+        values = {name: state[name][0] for name in state if name not in ("maxsizes", "together")}
         self._slots_to_come = iter(())
-        self.origins[ring] = found["origins"]
-        total = found["returns"]
+        self.origins[ring] = values["origins"]
+        total = values["returns"]
         if self.n == 1:
-            self.cursor, self.size, self.writes = (int(found[name]) for name in ("cursors", "sizes", "writes"))
-            self._begin_episode(int(found["began"]), int(found["starts"]), total if total.ndim else float(total))
+            self.cursor, self.size, self.writes = (int(values[name]) for name in ("cursors", "sizes", "writes"))
+            self._begin_episode(int(values["began"]), int(values["starts"]), total if total.ndim else float(total))
             return
         if self.together:
             self._separate()
-        self.cursors[ring], self.sizes[ring], self.written[ring] = found["cursors"], found["sizes"], found["writes"]
-        self.began[ring], self.ep_start[ring] = found["began"], found["starts"] + self.bases[ring]
+        self.cursors[ring], self.sizes[ring], self.written[ring] = values["cursors"], values["sizes"], values["writes"]
+        self.began[ring], self.ep_start[ring] = values["began"], values["starts"] + self.bases[ring]
         if np.shape(total) == np.shape(self.nothing):
             self.ep_return[ring] = total
         self._share()
 
     def unite(self) -> None:
-        """Give all rings one cursor again if their positions are equal."""
-        places = set(zip(self.cursors.tolist(), self.sizes.tolist(), self.written.tolist(), strict=True))
-        if self.together or not self.even or len(places) > 1:
+        """Return to a shared cursor if all positions are equal."""
+        positions = set(zip(self.cursors.tolist(), self.sizes.tolist(), self.written.tolist(), strict=True))
+        if self.together or not self.even or len(positions) > 1:
             return
         self.cursor, self.size, self.writes = int(self.cursors[0]), int(self.sizes[0]), int(self.written[0])
         self.together = True
@@ -725,7 +723,7 @@ class Rings:
 
 
 def _sum_onto(total: Any, rew: npt.NDArray[np.float64]) -> Any:
-    """Add rewards to a total in the order of the steps, as single steps add them."""
+    """Add rewards to a total in step order, with the same rounding as single steps."""
     if rew.ndim == 1:
         for reward in rew.tolist():
             total += reward
@@ -734,5 +732,5 @@ def _sum_onto(total: Any, rew: npt.NDArray[np.float64]) -> Any:
 
 
 def _next_round(written: Any, maxsizes: Any) -> Any:
-    """Return the next write number that starts a round, so that no generation of a slot repeats."""
+    """Return the next write count that starts a cycle, so that no generation of a slot repeats."""
     return (-(-written // np.maximum(maxsizes, 1)) + 1) * maxsizes

@@ -1,4 +1,4 @@
-"""How the rows to sample are chosen: a part that a buffer holds."""
+"""Samplers: selection of the rows that a buffer samples."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from samplebatch.buffer.table import SAMPLED, Table
 from samplebatch.errors import EmptyBufferError, PriorityError
 
 _ROUNDS = 3
-"""Rounds of drawing and looking before all rows are looked at."""
+"""Rejection sampling rounds before all rows are searched."""
 
 
 class Sampler(ABC):
-    """A rule for drawing slots of a table; `ReplayBuffer` holds one.
+    """Sampling strategy for slots of a table, used by `ReplayBuffer`.
 
     Attributes
     ----------
     listens
-        Whether it wants to be told of every row that is added or removed.
+        Whether the sampler must be notified of added and removed rows.
     """
 
     listens: ClassVar[bool] = False
 
     @abstractmethod
     def draw(self, table: Table, ring: int | None, count: int, rng: np.random.Generator) -> Ints:
-        """Draw the slots of `count` rows, of one ring or of all."""
+        """Sample the slots of `count` rows, of one ring or of all."""
 
     def on_add(self, slots: Ints) -> None:
-        """Note that rows were written to slots."""
+        """Handle rows written to slots."""
         return None
 
     def on_remove(self, slots: Ints) -> None:
-        """Note that slots have no rows any more."""
+        """Handle slots that no longer have rows."""
         return None
 
     def on_move(self, slots: Ints, state: Any) -> None:
-        """Note that rows have moved to other slots, shape (n,), given the `state_dict` of their old ones."""
+        """Handle rows moved to other slots, shape (n,), given the `state_dict` of their old slots."""
         return None
 
     def columns(self, table: Table, slots: Ints) -> dict[str, Any]:
-        """Return the columns that the sampler adds to rows, such as weights: shape (...) for slots of shape (...)."""
+        """Return columns that the sampler adds to rows, such as weights: shape (...) for slots of shape (...)."""
         return {}
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Sampler(ABC):
     @classmethod
     @abstractmethod
     def from_state_dict(cls, capacity: int, slots: Ints, state: Any) -> Self:
-        """Create a sampler from a `state_dict`, for a table of `capacity` slots and n of them, shape (n,)."""
+        """Create a sampler from a `state_dict`, for a table with `capacity` slots and the given slots, shape (n,)."""
 
 
 class Uniform(Sampler):
@@ -67,7 +67,7 @@ class Uniform(Sampler):
     Parameters
     ----------
     frames
-        How many steps of its episode a row must have up to it to be drawn: the frames of a whole stack.
+        Minimum number of steps of the episode up to a sampled row: a complete stack of frames.
     """
 
     def __init__(self, frames: int = 1) -> None:
@@ -76,21 +76,21 @@ class Uniform(Sampler):
     def draw(self, table: Table, ring: int | None, count: int, rng: np.random.Generator) -> Ints:
         if self.frames < 2:
             return table.rings.draw(count, rng, ring)
-        found = np.zeros(0, np.intp)
+        drawn = np.zeros(0, np.intp)
         for _ in range(_ROUNDS):
-            wanted = count - len(found)
-            picked = table.rings.draw(wanted + wanted // 4 + 4, rng, ring)
-            whole = picked[table.rings.has_frames(picked, self.frames, table.done)]
-            found = np.concatenate([found, whole]) if len(found) else whole
-            if len(found) >= count:
-                return found[:count]
-        every = whole_stacks(table, ring, self.frames)
+            missing = count - len(drawn)
+            picked = table.rings.draw(missing + missing // 4 + 4, rng, ring)
+            complete = picked[table.rings.has_frames(picked, self.frames, table.done)]
+            drawn = np.concatenate([drawn, complete]) if len(drawn) else complete
+            if len(drawn) >= count:
+                return drawn[:count]
+        every = complete_stacks(table, ring, self.frames)
         if not len(every):
             raise EmptyBufferError(
-                f"a buffer with sample_avail must have a row with {self.frames} frames to draw from, it has none yet; "
-                "add more steps, or leave sample_avail out"
+                f"a buffer with sample_avail must have a row with {self.frames} frames to sample, got none; "
+                "add more steps, or remove sample_avail"
             )
-        return np.concatenate([found, every[rng.integers(0, len(every), count - len(found))]])
+        return np.concatenate([drawn, every[rng.integers(0, len(every), count - len(drawn))]])
 
     def state_dict(self, slots: Ints) -> int:
         return self.frames
@@ -100,7 +100,7 @@ class Uniform(Sampler):
         return cls(int(state))
 
 
-def whole_stacks(table: Table, ring: int | None, frames: int) -> Ints:
+def complete_stacks(table: Table, ring: int | None, frames: int) -> Ints:
     """Return the slots of all rows with `frames` frames, of one ring or of all, oldest first, ring by ring."""
     every = table.rings.chronological(ring)
     if frames < 2 or not len(every):
@@ -118,10 +118,10 @@ def draw_limited(
     once: bool,
     frames: int,
 ) -> Ints:
-    """Draw slots of the newest `max_age` rows of each ring, or of rows that `once` has not drawn yet.
+    """Sample slots of the newest `max_age` rows of each ring, or of rows not sampled before if `once`.
 
-    Priorities decide the probabilities. Draws with `once` are without replacement, and at most as many as rows are
-    left; their rows are marked.
+    Probabilities are proportional to priorities if there are any. With `once`, sampling is without replacement, returns
+    at most the remaining rows, and marks them.
     """
     newest = whole("max_age", table.rings.capacity if max_age is None else max_age, 0 if max_age is None else 1)
     candidates = table.rings.newest(newest, ring)
@@ -137,7 +137,7 @@ def draw_limited(
         drawn = candidates
     else:
         if not len(candidates):
-            raise EmptyBufferError("a buffer must have rows to draw from, it has none within max_age and once")
+            raise EmptyBufferError("a buffer must have rows to sample within max_age and once, got none")
         drawn = draw_from(candidates, sampler, min(batch_size, len(candidates)) if once else batch_size, rng, not once)
     if once and len(drawn):
         table.mark_sampled(drawn)
@@ -145,7 +145,7 @@ def draw_limited(
 
 
 def draw_from(candidates: Ints, sampler: Sampler, count: int, rng: np.random.Generator, replace: bool = True) -> Ints:
-    """Draw among slots, by priority if the sampler has priorities."""
+    """Sample among slots, by priority if the sampler has priorities."""
     if not isinstance(sampler, Prioritized):
         picks = rng.integers(0, len(candidates), count) if replace else rng.permutation(len(candidates))[:count]
         return candidates[picks]
@@ -156,45 +156,45 @@ def draw_from(candidates: Ints, sampler: Sampler, count: int, rng: np.random.Gen
 Floats = npt.NDArray[np.float64]
 
 EPSILON: Final = float(np.finfo(np.float32).eps)
-"""Added to every priority, so that a row whose error was 0 is drawn again some time."""
+"""Added to every priority, so that rows with an error of 0 are still sampled."""
 
 _LOG_FLOAT32_MAX: Final = float(np.log(np.finfo(np.float32).max))
 
 
 class Prioritized(Sampler):
-    r"""Prioritized experience replay (arXiv:1511.05952), proportional.
+    r"""Proportional prioritized experience replay (arXiv:1511.05952).
 
-    A row of priority p is drawn with probability proportional to :math:`w = (|p| + \epsilon)^\alpha`. Its importance
-    weight makes up for being drawn more often than others: :math:`(w / p_{min})^{-\beta}`, with the smallest priority
-    seen so far, divided by the largest such weight among the rows that are read together if weights are normalized.
-    That is Tianshou's formula; after the division it is the paper's, :math:`(N P)^{-\beta} / \max (N P)^{-\beta}`.
+    A row of priority p is sampled with probability proportional to :math:`w = (|p| + \epsilon)^\alpha`. Its importance
+    weight compensates for the sampling frequency: :math:`(w / p_{min})^{-\beta}`, with the smallest priority so far. If
+    weights are normalized, they are divided by the largest weight among the rows read together. This is Tianshou's
+    formula; after the division it equals the paper's, :math:`(N P)^{-\beta} / \max (N P)^{-\beta}`.
 
     Parameters
     ----------
     capacity
-        How many slots the table has.
+        Number of slots of the table.
     alpha
-        From 0, all rows equally likely, on.
+        Priority exponent of at least 0; 0 for uniform sampling.
     beta
-        From 0, all importance weights equal, on.
+        Importance exponent of at least 0; 0 for equal importance weights.
     weight_norm
         Whether to divide importance weights by the largest.
     stratified
-        Whether each of n draws has an n-th of the whole to itself, which lowers the variance.
+        Whether each of n draws covers an equal share of the total, which reduces the variance.
 
     Attributes
     ----------
     largest, smallest
-        The extremes of all priorities so far, of which 1 is the first. A new row enters with the largest.
+        Extremes of all priorities so far, starting at 1. A new row gets the largest.
     new_weight
-        The weight of a new row: the largest priority to the power of alpha, in the dtype in which it was given.
+        Weight of a new row: the largest priority to the power of alpha, computed in the priority's dtype.
     mirror
-        An array of the capacity's length that gets every weight as well, such as one in a file; None for none.
+        Array of length `capacity` that mirrors all weights, such as one in a file; None for none.
 
     Raises
     ------
     PriorityError
-        If alpha or beta is negative or no number.
+        If alpha or beta is negative or not a number.
     """
 
     listens: ClassVar[bool] = True
@@ -221,7 +221,7 @@ class Prioritized(Sampler):
     def draw(self, table: Table, ring: int | None, count: int, rng: np.random.Generator) -> Ints:
         rings = table.rings
         if not (len(rings) if ring is None else rings.sizes_of_all()[ring]):
-            raise EmptyBufferError("a buffer must have rows to draw from, it has none; add some first")
+            raise EmptyBufferError("a buffer must have rows to sample, got an empty buffer; add some first")
         start, stop = (0, rings.capacity) if ring is None else map(int, rings.edges[ring : ring + 2])
         return self.tree.draw(count, rng, start, stop, stratified=self.stratified)
 
@@ -244,7 +244,7 @@ class Prioritized(Sampler):
         return {names.WEIGHT: weights, names.GENERATION: table.rings.generation(slots)}
 
     def importance(self, slots: Ints) -> Floats:
-        """Return the importance weights of rows, not normalized: 0 for slots without a row, shape of the slots."""
+        """Return importance weights without normalization, in the shape of the slots; 0 for slots without a row."""
         weights: Floats = self.tree.get(slots)
         missing = None
         if np.count_nonzero(weights) < weights.size:
@@ -257,7 +257,7 @@ class Prioritized(Sampler):
         return weights
 
     def update(self, slots: Ints, priorities: npt.NDArray[np.floating[Any]]) -> None:
-        """Give rows new priorities, C-contiguous and shape (n,) both; on duplicate slots the last one wins.
+        """Set priorities of rows, both C-contiguous of shape (n,); on duplicate slots the last one wins.
 
         They are raised to the power of alpha in their own dtype, float32 or float64.
         """
@@ -274,15 +274,15 @@ class Prioritized(Sampler):
         self.smallest = min(self.smallest, smallest)
 
     def sizes(self, priorities: npt.NDArray[np.floating[Any]]) -> tuple[Floats, np.floating[Any]]:
-        """Return the sizes of priorities, of which there must be one at least, and the largest of them."""
+        """Return the magnitudes of priorities, at least one, and the largest magnitude."""
         sizes = np.abs(priorities)
         sizes += EPSILON
         peak = sizes.max()
         largest = float(peak)
         if not largest < np.inf or self.alpha * log(largest) > log(self.tree.limit):
-            found = "NaN" if isnan(largest) else f"{largest:g}"
+            value = "NaN" if isnan(largest) else f"{largest:g}"
             raise PriorityError(
-                f"the sum of priorities to the power of alpha must be finite, got a priority of {found}"
+                f"the sum of priorities to the power of alpha must be finite, got a priority of {value}"
             )
         return sizes, peak
 
@@ -303,14 +303,14 @@ class Prioritized(Sampler):
         names = ("weight_norm", "stratified")
         sampler = cls(capacity, state["alpha"], state["beta"], **{name: state[name] for name in names})
         sampler.largest, sampler.smallest = float(state["largest"]), float(state["smallest"])
-        # States of older versions and Tianshou's have it not.
+        # States of older versions and of Tianshou lack it.
         sampler.new_weight = float(state.get("new_weight", sampler.largest**sampler.alpha))
         sampler.tree.set(slots, state["weights"])
         return sampler
 
 
 def exponent(name: str, value: float) -> float:
-    """Return an exponent, if it is a number from 0.
+    """Validate an exponent, a number of at least 0.
 
     >>> exponent("beta", 1)
     1.0

@@ -1,4 +1,4 @@
-"""Sample: rows with their indices, as every `sample` method returns them."""
+"""Sample: rows with their indices, the result of every `sample` method."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Sample(tuple[BatchT, IndicesT]):
     batch
         The rows: a `Batch`, a list with one `Batch` per episode, a `SampleBatch` or a `MultiAgentBatch`.
     indices
-        Where the rows are: of the form that `update_weight` of the source takes.
+        Row locations in the form that the source's `update_weight` accepts.
     weights
-        Importance weights, which are a column of the batch, too; of a `MultiAgentBatch` by policy. None unless rows
-        were drawn by priority.
+        Importance weights, also a column of the batch; by policy for a `MultiAgentBatch`. None unless rows were sampled
+        by priority.
     generation
-        The generation of each row's slot, for `update_weight`; None where the source has none.
+        Generation of each row's slot, for `update_weight`; None if the source has none.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Sample(tuple[BatchT, IndicesT]):
 
     @property
     def indices(self) -> IndicesT:
-        """Where the rows are."""
+        """Row locations."""
         return self[1]
 
     @property
@@ -69,13 +69,13 @@ class Sample(tuple[BatchT, IndicesT]):
 
     @property
     def generation(self) -> Any:
-        """The generation of each row's slot, or None."""
+        """Generation of each row's slot, or None."""
         return self._column("generation", names.GENERATION, names.GENERATION)
 
     def _column(self, attribute: str, nested: str, flat: str) -> Any:
-        given = self.__dict__.get(attribute)
-        if given is not None:
-            return given
+        value = self.__dict__.get(attribute)
+        if value is not None:
+            return value
         batch = self[0]
         if isinstance(batch, Batch):
             return batch.__dict__.get(nested)
@@ -88,7 +88,7 @@ class Sample(tuple[BatchT, IndicesT]):
 
 
 def convert_sample(sample: Sample[BatchT, IndicesT], target: Target) -> Sample[BatchT, IndicesT]:
-    """Convert the rows of a sample to a target's form; indices stay as they are."""
+    """Convert the rows of a sample to a delivery target; indices are unchanged."""
     converted: Sample[BatchT, IndicesT] = Sample(_convert(sample[0], target), sample[1])
     converted.__dict__.update(sample.__dict__)
     return converted

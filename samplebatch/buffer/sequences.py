@@ -1,4 +1,4 @@
-"""Episodes in rings, and sequences of steps within them: their slots, random draws of them, and their rows."""
+"""Episodes in rings, and sequences of steps within episodes: slots, sampling and rows."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from samplebatch.errors import (
 
 
 class Episodes(NamedTuple):
-    """First slots and lengths of the episodes in rings: ring by ring, in time order."""
+    """First slots and lengths of episodes, ring by ring, in time order."""
 
     first: Ints
-    """The slot of each one's first step that is there."""
+    """Slot of the first stored step of each episode."""
     length: Ints
-    """How many of its steps are there, from that slot on, in its ring."""
+    """Number of stored steps of each episode, contiguous in its ring."""
     finished: Flags
-    """Whether its last step has been added: the newest episode of a ring may run on."""
+    """Whether the last step has been added; False for a ring's running episode."""
     whole: Flags
-    """Whether its first step is there: the oldest episode of a ring may have been overwritten in part."""
+    """Whether the first step is stored; False if a ring's oldest episode may be partially overwritten."""
 
     def slots(self, rings: Rings, chosen: Ints) -> tuple[Ints, Ints]:
-        """Return the slots of the steps of some episodes, in succession, and where each begins among them.
+        """Return the slots of the steps of episodes, concatenated, and the start of each episode among them.
 
         Returns
         -------
         tuple
-            Slots, shape (sum of lengths,), and the running sum of the lengths, from 0 on, shape (k + 1,).
+            Slots, shape (sum of lengths,), and cumulative lengths from 0, shape (k + 1,).
         """
         lengths = self.length[chosen]
         ends = np.concatenate([np.zeros(1, np.intp), np.cumsum(lengths)])
@@ -50,10 +50,10 @@ class Episodes(NamedTuple):
 
 
 def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episodes:
-    """Find the episodes of one ring, or of all.
+    """Return the episodes of one ring, or of all.
 
-    Of the oldest one in a ring whose first rows have been overwritten, nothing tells whether it is whole: it counts
-    as cut.
+    After rows of a ring have been overwritten, its oldest episode may be incomplete, which is not recorded: it counts
+    as incomplete.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episode
     ends = np.flatnonzero(done[low:high]) + low
     of = rings.ring_of(ends)
     ends, of = (part[ends - bases[of] < sizes[of]] for part in (ends, of))
-    # The newest step of a ring is the last of its episode that is there, ended or not.
+    # The newest step of a ring is the last stored step of its episode, even if the episode is running.
     newest = rings.unfinished(done)
     newest = newest[(newest >= low) & (newest < high)]
     finished = np.arange(len(ends) + len(newest)) < len(ends)
@@ -83,16 +83,16 @@ def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episode
     began = np.zeros(len(ends), np.intp)
     began[1:] = np.where(leads[1:], 0, age[:-1] + 1)
     length = age - began + 1
-    whole = ~leads | ~rings.overwritten()[of]
-    return Episodes(shift_slots(rings, ends, 1 - length), length, finished, whole)
+    is_whole = ~leads | ~rings.overwritten()[of]
+    return Episodes(shift_slots(rings, ends, 1 - length), length, finished, is_whole)
 
 
 _FIRST_LOOK = 32
-"""Steps that are looked at first; each further look takes twice as many, of those whose episode runs on."""
+"""Initial search range in steps; each further search doubles it for episodes that continue."""
 
 
 def steps_after(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
-    """Count the steps that follow each in its episode, as far as the ring has them.
+    """Count the stored steps that follow each step in its episode.
 
     Examples
     --------
@@ -106,14 +106,14 @@ def steps_after(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
 
 
 def steps_before(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
-    """Count the steps that come before each in its episode, as far as the ring has them; see `steps_after`."""
+    """Count the stored steps that precede each step in its episode; see `steps_after`."""
     return _run(rings, done, slots, limit, forward=False)
 
 
 def shift_slots(rings: Rings, slots: Ints, by: Ints) -> Ints:
     """Return the slots `by` steps later in their rings, or earlier for negative numbers.
 
-    Shapes are broadcast. The rings must have rows there.
+    Shapes are broadcast. The rings must have rows at these slots.
     """
     ring = rings.ring_of(slots)
     base, size = rings.bases[ring], rings.sizes_of_all()[ring]
@@ -124,21 +124,21 @@ def shift_slots(rings: Rings, slots: Ints, by: Ints) -> Ints:
 def _run(rings: Rings, done: Flags, slots: Ints, limit: int, *, forward: bool) -> Ints:
     ring = rings.ring_of(slots)
     base, size = rings.bases[ring], rings.sizes_of_all()[ring]
-    place, last = slots - base, rings.last_index[ring] - base
-    found = np.full(len(slots), limit, np.intp)
-    left = np.arange(len(slots))
+    offset, last = slots - base, rings.last_index[ring] - base
+    counts = np.full(len(slots), limit, np.intp)
+    pending = np.arange(len(slots))
     seen, width = 0, _FIRST_LOOK
-    while len(left) and seen < limit:
+    while len(pending) and seen < limit:
         steps = np.arange(seen, min(seen + width, limit))
-        at = place[left, None] + (steps if forward else -1 - steps)
-        at %= size[left, None]
-        # True at an episode's last step, where it ends forward, and where the next episode ends backward.
-        over = done[at + base[left, None]] | (at == last[left, None])
+        at = offset[pending, None] + (steps if forward else -1 - steps)
+        at %= size[pending, None]
+        # True at an episode's last step when searching forward, and at the previous episode's last step when backward.
+        over = done[at + base[pending, None]] | (at == last[pending, None])
         ended = over.any(1)
-        found[left[ended]] = seen + over[ended].argmax(1)
-        left = left[~ended]
+        counts[pending[ended]] = seen + over[ended].argmax(1)
+        pending = pending[~ended]
         seen, width = seen + len(steps), 2 * width
-    return found
+    return counts
 
 
 # Draws
@@ -153,14 +153,14 @@ def draw_episodes(
     unfinished: bool,
     where: Any = None,
 ) -> tuple[Ints, Ints]:
-    """Draw episodes; return the slots of their steps, and where each episode begins among them, shape (k + 1,)."""
+    """Sample episodes; return the slots of their steps, and the start of each episode among them, shape (k + 1,)."""
     if "obs" not in table.columns.tree:
         candidates = np.zeros(0, np.intp)
     else:
-        found = find_episodes(table.rings, table.done, ring)
-        candidates = np.flatnonzero(found.whole if unfinished else found.whole & found.finished)
+        episodes = find_episodes(table.rings, table.done, ring)
+        candidates = np.flatnonzero(episodes.whole if unfinished else episodes.whole & episodes.finished)
         if where is not None and len(candidates):
-            candidates = select_episodes(table, found, candidates, where)
+            candidates = select_episodes(table, episodes, candidates, where)
     chosen = candidates[:0]
     if n is None:
         chosen = rng.permutation(candidates)
@@ -168,16 +168,16 @@ def draw_episodes(
         chosen = candidates
     elif n > 0:
         if not len(candidates):
-            raise EmptyBufferError("a buffer must have a whole episode to draw from, it has none; add more steps")
+            raise EmptyBufferError("a buffer must have a complete episode to sample, got none; add more steps")
         chosen = candidates[rng.integers(0, len(candidates), n)]
     if not len(chosen):
         return chosen, chosen
-    check_gathered_rows(table, int(found.length[chosen].sum()))
-    return found.slots(table.rings, chosen)
+    check_gathered_rows(table, int(episodes.length[chosen].sum()))
+    return episodes.slots(table.rings, chosen)
 
 
 def select_episodes(table: Table, episodes: Episodes, candidates: Ints, where: Any) -> Ints:
-    """Return those of some episodes, shape (k,), that an Arrow expression selects."""
+    """Return the candidate episodes, shape (k,), that an Arrow expression selects."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -199,13 +199,13 @@ def select_episodes(table: Table, episodes: Episodes, candidates: Ints, where: A
         selected = pa.table(columns).filter(where)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         names_found = ", ".join(sorted(columns.keys() - {_POSITION}))
-        raise ColumnNotFoundError(f"where must name columns of episodes, there are {names_found}: {error}") from error
+        raise ColumnNotFoundError(f"where must name columns of episodes, {names_found}: {error}") from error
     selected_candidates: Ints = candidates[selected[_POSITION].to_numpy()]
     return selected_candidates
 
 
 _POSITION = "samplebatch/position"
-"""Column of the numbers of episodes, beside those that an expression names."""
+"""Column of episode numbers, in addition to the columns that an expression may name."""
 
 
 def draw_stretches(
@@ -217,9 +217,9 @@ def draw_stretches(
     burn_in: int,
     rng: np.random.Generator,
 ) -> Ints:
-    """Draw stretches of `length` steps within episodes, and return the slots of their first steps after burn-in.
+    """Sample runs of `length` steps within episodes; return the slots of their first steps after burn-in.
 
-    Draws are uniform, or proportional to the weights that a prioritized sampler has for the returned slots.
+    Sampling is uniform, or proportional to the prioritized sampler's weights of the returned slots.
     """
     total = 0
     if "obs" in table.columns.tree:
@@ -228,7 +228,7 @@ def draw_stretches(
         total = int(stretches[-1]) if len(stretches) else 0
     if not total:
         raise EmptyBufferError(
-            f"a buffer must have an episode of {length} steps to draw from, it has none; add more, or allow padding"
+            f"a buffer must have an episode of {length} steps to sample, got none; add more, or allow padding"
         )
     picked = np.arange(total) if isinstance(sampler, Prioritized) else rng.integers(0, total, count)
     episode = np.searchsorted(stretches, picked, "right")
@@ -240,8 +240,10 @@ def draw_stretches(
 # Rows
 
 
-def sequence_rows(table: Table, given: Ints, length: int, burn_in: int, stack: int) -> tuple[dict[str, Any], Ints]:
-    """Gather the sequences of the steps in given slots, shape (n,); see `ReplayBuffer.get_sequences`.
+def sequence_rows(
+    table: Table, start_slots: Ints, length: int, burn_in: int, stack: int
+) -> tuple[dict[str, Any], Ints]:
+    """Gather the sequences of steps in given slots, shape (n,); see `ReplayBuffer.get_sequences`.
 
     Returns
     -------
@@ -249,13 +251,17 @@ def sequence_rows(table: Table, given: Ints, length: int, burn_in: int, stack: i
         The columns, with `mask` and `burn_in`, and the slots of the steps, shape (n, length), -1 for padding.
     """
     rings, done = table.rings, table.done
-    before = steps_before(rings, done, given, burn_in) if burn_in and len(given) else np.zeros(len(given), np.intp)
-    after = steps_after(rings, done, given, length - 1) if len(given) else before
+    before = (
+        steps_before(rings, done, start_slots, burn_in)
+        if burn_in and len(start_slots)
+        else np.zeros(len(start_slots), np.intp)
+    )
+    after = steps_after(rings, done, start_slots, length - 1) if len(start_slots) else before
     count = np.minimum(before + 1 + after, length)[:, None]
     steps = np.arange(length)
     mask = steps < count
     offsets = np.minimum(steps, count - 1) - before[:, None]
-    slots = shift_slots(rings, given[:, None], offsets) if len(given) else offsets
+    slots = shift_slots(rings, start_slots[:, None], offsets) if len(start_slots) else offsets
     columns = rows_at(table, slots, stack)
     padding = ~mask
     if padding.any():
@@ -265,16 +271,16 @@ def sequence_rows(table: Table, given: Ints, length: int, burn_in: int, stack: i
 
 
 def check_sequences(table: Table, length: int, burn_in: int) -> None:
-    """Check the arguments of sequences, and that rows have no column of the names that sequences add."""
+    """Validate the arguments of sequences, and reject rows with columns that sequences add."""
     if whole("burn_in", burn_in) >= whole("length", length, 1):
-        raise SequenceError(f"burn_in must leave a step of a sequence of length {length}, got {burn_in}")
+        raise SequenceError(f"burn_in must be less than length {length}, got {burn_in}")
     for name in (names.MASK, names.BURN_IN):
         if name in table.columns.tree:
-            raise ColumnMismatchError(f"sequences have a column {name!r} of their own; rename that of the rows")
+            raise ColumnMismatchError(f"rows must not have a column {name!r}, which sequences add; rename it")
 
 
 def _blank_out(value: Any, where: npt.NDArray[np.bool_]) -> Any:
-    """Overwrite some rows with zeros, or None for objects."""
+    """Overwrite rows with zeros, or None for objects."""
     kind = KINDS[type(value)]
     if kind == NODE:
         return node(type(value), {name: _blank_out(inner, where) for name, inner in value.__dict__.items()})

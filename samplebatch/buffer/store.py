@@ -1,7 +1,7 @@
-"""Store: the rows of one column of a buffer in numbered slots, each of which may be written many times.
+"""Store: rows of one column of a buffer in numbered slots, which can be overwritten repeatedly.
 
-A row is written in two steps, so that an `add` that one column rejects changes no other: `fit` checks rows and makes
-them ready, `write` puts them into their slots and cannot fail.
+A row is written in two steps, so that an `add` rejected by one column changes no other column: `fit` validates and
+converts rows, `write` stores them and cannot fail.
 """
 
 from __future__ import annotations
@@ -35,26 +35,25 @@ if TYPE_CHECKING:
 
 
 Slots = npt.NDArray[np.intp] | slice | int
-"""Slots to be written: their numbers, shape (n,), in any order; a slice of them; or one."""
+"""Slots to write: numbers of shape (n,) in any order, a slice, or a single number."""
 
 Range = tuple[int, int]
-"""Slots that follow each other: the first one, and the one after the last."""
+"""Range of slots: start and stop."""
 
 _ndarray = np.ndarray
 
 
 class Store(ABC):
-    """The interface of stores: rows of one column in numbered slots, for `Columns`.
+    """Interface of stores: rows of one column in numbered slots, for `Columns`.
 
     Attributes
     ----------
     kind
-        The class's name in files.
+        Name of the class in files.
     name
-        The column's dotted name, for errors.
+        Dotted name of the column, for errors.
     dtype, row_shape
-        Dtype and shape of the arrays that `values[slot] = row` stores without asking `fit`; None where there are none
-        such.
+        Dtype and shape of arrays that `values[slot] = row` stores without `fit`; None if there are none.
     """
 
     __slots__ = ("dtype", "name", "row_shape")
@@ -66,58 +65,58 @@ class Store(ABC):
     @property
     @abstractmethod
     def slots(self) -> int:
-        """How many slots there are."""
+        """Number of slots."""
 
     @property
     @abstractmethod
     def values(self) -> Any:
-        """The rows of all slots as a buffer's attribute: the array itself where they lie in one."""
+        """Rows of all slots as a buffer's attribute: the array itself if the rows are in one."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that the slots occupy; for Python objects, those of the references."""
+        """Size of all slots in bytes; for Python objects, the size of the references."""
 
     @abstractmethod
     def fit(self, rows: Any, n: int) -> Any:
-        """Check n rows, leading axis n, and return them ready to be written; nothing is changed."""
+        """Validate n rows, leading axis n, and return them ready to write, without changes to the store."""
 
     @abstractmethod
     def blank(self, n: int) -> Any:
-        """Return n rows ready to be written that stand for rows not given: zeros, None, rows without elements."""
+        """Return n rows for missing values, ready to write: zeros, None, or rows without elements."""
 
     @abstractmethod
     def write(self, slots: Slots, rows: Any) -> None:
-        """Write rows that `fit` returned; of several rows for one slot the last stays."""
+        """Write rows returned by `fit`; the last of several rows for one slot wins."""
 
     @abstractmethod
     def take(self, slots: npt.NDArray[np.intp]) -> Any:
-        """Gather rows into new memory: slots of any shape (...) in [0, number of slots) give (..., *row shape)."""
+        """Gather rows into new memory: slots of shape (...) in [0, number of slots) return shape (..., *row shape)."""
 
     @abstractmethod
     def gathered_nbytes(self, slots: npt.NDArray[np.intp]) -> int:
-        """Count the bytes of the rows that `take` would gather, before anything is allocated."""
+        """Return the size in bytes of the rows that `take` would gather, without allocation."""
 
     @abstractmethod
     def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
-        """Gather the rows of slots, shape (n,), into a column of n rows, for checkpoints and files."""
+        """Gather rows of slots, shape (n,), into a column of n rows, for checkpoints and files."""
 
     @abstractmethod
     def load_column(self, slots: npt.NDArray[np.intp], column: Column) -> None:
-        """Write the rows of a column that `to_column` made."""
+        """Write the rows of a column from `to_column`."""
 
     def plan_copy(self, ranges: Sequence[Range]) -> tuple[Any, list[threads.Job]]:
-        """Allocate memory for the rows of ranges of slots, in succession; return it and the jobs that fill it."""
+        """Allocate memory for the rows of slot ranges, concatenated; return it with the jobs that fill it."""
         pairs = [np.arange(start, stop) for start, stop in ranges]
         return self.take(np.concatenate([np.zeros(0, np.intp), *pairs])), []
 
 
 def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
-    """Raise ColumnTypeError if no column can hold a dtype; names the column."""
+    """Raise ColumnTypeError if columns do not support a dtype; names the column."""
     try:
         storage_of(dtype)
     except ColumnTypeError as error:
-        raise ColumnTypeError(f"column {name!r} has dtype {dtype}, which no column can hold") from error
+        raise ColumnTypeError(f"column {name!r} must have a dtype that columns support, got {dtype}") from error
 
 
 def check_rows(name: str, array: Any, n: int, row_shape: tuple[int, ...]) -> None:
@@ -131,13 +130,13 @@ def check_rows(name: str, array: Any, n: int, row_shape: tuple[int, ...]) -> Non
 
 
 def as_rows(rows: Any, name: str) -> npt.NDArray[Any]:
-    """Turn rows into an array: of numbers where they are some of one shape, else of objects."""
+    """Convert rows to an array: numeric if they are numbers of one shape, else of objects."""
     if type(rows) is _ndarray:
         array = rows
     elif KINDS[type(rows)] == TENSOR:
         array = rows.detach().resolve_conj().resolve_neg().numpy(force=True)
     elif isinstance(rows, np.ma.MaskedArray):
-        raise ColumnTypeError(f"column {name!r} must have no mask, which no column can hold; call filled() first")
+        raise ColumnTypeError(f"column {name!r} must not be a masked array, got one; call filled() first")
     elif isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
         numbers = all(KINDS[cls] in (ARRAY, NUMBER) for cls in set(map(type, rows)))
         one_shape = numbers and len({np.shape(row) for row in rows}) == 1
@@ -150,7 +149,7 @@ def as_rows(rows: Any, name: str) -> npt.NDArray[Any]:
 
 
 def object_rows(rows: Any, name: str) -> npt.NDArray[Any]:
-    """Turn rows of any kind into an array of objects, shape (n,)."""
+    """Convert rows of any type to an array of objects, shape (n,)."""
     if isinstance(rows, _ndarray) and rows.dtype.kind == "O" and rows.ndim == 1:
         return rows
     if isinstance(rows, (str, bytes)) or not hasattr(rows, "__len__") or getattr(rows, "ndim", 1) == 0:
@@ -159,7 +158,7 @@ def object_rows(rows: Any, name: str) -> npt.NDArray[Any]:
 
 
 def narrow(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Convert numbers to a dtype of a narrower kind, or give None if a value would change.
+    """Cast numbers to a dtype of a narrower kind; None if a value would change.
 
     >>> narrow(np.array([2.0, 0.0]), np.dtype("i8")), narrow(np.array([0.7]), np.dtype("i8"))
     (array([2, 0]), None)
@@ -169,16 +168,16 @@ def narrow(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | 
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
         cast = array.astype(dtype)
-        back = cast.astype(array.dtype)
-    return cast if np.array_equal(back, array) else None
+        restored = cast.astype(array.dtype)
+    return cast if np.array_equal(restored, array) else None
 
 
 _POOLED_NBYTES = 1 << 18
-"""Rows of at least this size are read into the library's pool, whose warm pages save more than the call costs."""
+"""Minimum size of rows that are read into pooled memory, whose warm pages outweigh the call."""
 
 
 class ArrayStore(Store):
-    """Rows in one array of shape (slots, ...): of numbers, or of Python objects."""
+    """Rows in one array of shape (slots, ...), of numbers or Python objects."""
 
     __slots__ = ("_values",)
     _values: npt.NDArray[Any]
@@ -200,7 +199,7 @@ class ArrayStore(Store):
 
 
 class DenseStore(ArrayStore):
-    """Rows of one shape, in one C-contiguous array of shape (slots, ...), which is kept.
+    """Rows of one shape in one C-contiguous array of shape (slots, ...), which is not copied.
 
     Examples
     --------
@@ -237,7 +236,7 @@ class DenseStore(ArrayStore):
         if exact is None:
             raise ColumnMismatchError(
                 f"column {self.name!r} must hold its values without loss, got {array.dtype} for {self.dtype}; "
-                "convert them, or give the first row the wider dtype"
+                "convert them, or use the wider dtype in the first row"
             )
         return exact
 
@@ -247,7 +246,7 @@ class DenseStore(ArrayStore):
     def take(self, slots: npt.NDArray[np.intp]) -> Any:
         values = self._values
         if self._row_nbytes * slots.size < _POOLED_NBYTES or not len(values):
-            # With "clip", NumPy checks each index once, not twice.
+            # With "clip", NumPy checks each index once instead of twice.
             return values.take(slots, 0, None, "clip")
         out = memory.empty((*slots.shape, *self.row_shape), values.dtype)
         values.take(slots, 0, out, "clip")
@@ -272,7 +271,7 @@ class DenseStore(ArrayStore):
 
 
 class TorchStore(DenseStore):
-    """Rows of torch tensors of one shape, on the host, in an array of the same width; read as tensors.
+    """Torch tensors of one shape in a host array of the same element size; read as tensors.
 
     Examples
     --------
@@ -306,8 +305,8 @@ class TorchStore(DenseStore):
             check_rows(self.name, rows, n, self.row_shape)
             return np.asarray(rows)
         if str(self.torch_dtype).removeprefix("torch.") != self.dtype.name:
-            found = getattr(rows, "dtype", type(rows).__name__)
-            raise ColumnMismatchError(f"column {self.name!r} must have tensors of {self.torch_dtype}, got {found}")
+            actual = getattr(rows, "dtype", type(rows).__name__)
+            raise ColumnMismatchError(f"column {self.name!r} must have tensors of {self.torch_dtype}, got {actual}")
         return super().fit(rows, n)
 
     def take(self, slots: npt.NDArray[np.intp]) -> torch.Tensor:
@@ -325,7 +324,7 @@ class TorchStore(DenseStore):
 
 
 def tensor_bits(rows: torch.Tensor) -> npt.NDArray[Any]:
-    """View a tensor's elements as an array; those of a dtype that NumPy lacks as integers of their width."""
+    """View a tensor's elements as an array; dtypes that NumPy lacks become integers of the same size."""
     plain = rows.detach().resolve_conj().resolve_neg()
     try:
         return plain.numpy(force=True)
@@ -336,7 +335,7 @@ def tensor_bits(rows: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def plan_copy(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.NDArray[Any], list[threads.Job]]:
-    """Allocate room for the rows of ranges of an array, in succession, and cut the copying into jobs."""
+    """Allocate memory for the rows of array ranges, concatenated, and split the copy into jobs."""
     rows = sum([stop - start for start, stop in ranges])
     out = memory.empty((rows, *values.shape[1:]), values.dtype)
     jobs: list[threads.Job] = []
@@ -351,7 +350,7 @@ def plan_copy(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.ND
 
 
 class ObjectStore(ArrayStore):
-    """Rows of Python objects: one a row, or an array of them of one shape. Slots that were never written hold None.
+    """Python objects: one per row, or object arrays of one shape. Unwritten slots contain None.
 
     Examples
     --------
@@ -374,7 +373,7 @@ class ObjectStore(ArrayStore):
         if self.shape:
             array = as_rows(rows, self.name)
         else:
-            # Rows of an array would be views of memory that its giver may use again.
+            # Rows would be views of an array that the caller may modify.
             numbers = isinstance(rows, np.ndarray) and rows.dtype.kind != "O"
             array = object_rows(rows.copy() if numbers else rows, self.name)
         check_rows(self.name, array, n, self.shape)
@@ -387,8 +386,8 @@ class ObjectStore(ArrayStore):
         return self._values.take(slots, 0)
 
     def gathered_nbytes(self, slots: npt.NDArray[np.intp]) -> int:
-        known, counts = np.unique(slots, return_counts=True)
-        rows = self._values[known].reshape(len(known), -1).tolist()
+        unique_slots, counts = np.unique(slots, return_counts=True)
+        rows = self._values[unique_slots].reshape(len(unique_slots), -1).tolist()
         return sum(count * (8 + value_nbytes(row)) for row, count in zip(rows, counts.tolist(), strict=True))
 
     def to_column(self, slots: npt.NDArray[np.intp]) -> Column:
@@ -408,16 +407,15 @@ _SPARE = 2
 """Size of a compacted array, as a multiple of the elements in use."""
 
 _PIECE = 1 << 16
-"""Rows that are moved at once when the array is compacted."""
+"""Rows moved at once during compaction."""
 
 
 class RaggedStore(Store):
-    """Rows of varying shape, of one dtype and number of dimensions, in one array.
+    """Rows of varying shape with one dtype and number of dimensions, in one array.
 
-    A row is appended behind the one written before it. When the array is full, it is compacted: the rows still in use
-    move to an array of twice their size. So the memory stays within a small multiple of the rows in use, however often
-    slots are written, and every element is moved about once. Slots that were never written hold a row without
-    elements.
+    Rows are appended to the array. When the array is full, the rows in use are compacted into a new array of twice
+    their size. Hence memory is within a small multiple of the rows in use, regardless of the number of writes, and each
+    element is moved about once. Unwritten slots contain a row without elements.
 
     Examples
     --------
@@ -444,7 +442,7 @@ class RaggedStore(Store):
 
     @classmethod
     def for_rows(cls, name: str, first_rows: Any, slots: int) -> RaggedStore:
-        """Create a store for rows such as these, which are not written."""
+        """Create a store for rows like these, which are not written."""
         rows = ragged_rows(first_rows, name)
         store = cls(name, slots, rows.dtype, rows.ndim)
         store._is_open = not len(rows.flat)
@@ -471,7 +469,7 @@ class RaggedStore(Store):
             raise ColumnMismatchError(
                 f"column {self.name!r} must have rows of {self.ndim} dimensions, got {column.ndim}"
             )
-        # Until rows have elements, the first that do choose the dtype.
+        # The first rows with elements determine the dtype.
         return column if self._is_open and len(column.flat) else column.cast(self.item, self.name)
 
     def blank(self, n: int) -> RaggedColumn:
@@ -489,20 +487,20 @@ class RaggedStore(Store):
         self._elements[self._end : self._end + count] = rows.flat
         lengths = rows.lengths
         starts = rows.offsets[:-1] - rows.offsets[0] + self._end
-        one = type(slots) is int
-        self._starts[slots] = starts[0] if one else starts
-        self._lengths[slots] = lengths[0] if one else lengths
+        is_single = type(slots) is int
+        self._starts[slots] = starts[0] if is_single else starts
+        self._lengths[slots] = lengths[0] if is_single else lengths
         if self._shapes is not None and rows.shapes is not None:
-            self._shapes[slots] = rows.shapes[0] if one else rows.shapes
+            self._shapes[slots] = rows.shapes[0] if is_single else rows.shapes
         self._end += count
 
     def _compact(self, slots: Slots, count: int) -> None:
-        """Move the rows of all slots but these to an array with room for `count` more elements, and to spare."""
+        """Move the rows of all other slots to an array with room for `count` more elements, and spare room."""
         lengths = self._lengths.copy()
         lengths[slots] = 0
-        wanted = int(lengths.sum()) + count
-        # At least an element a slot, or many short rows would be compacted after every few writes.
-        elements = memory.empty((max(_SPARE * wanted, self.slots),), self.item)
+        required = int(lengths.sum()) + count
+        # At least one element per slot, or many short rows would be compacted after every few writes.
+        elements = memory.empty((max(_SPARE * required, self.slots),), self.item)
         starts = np.empty_like(self._starts)
         end = 0
         for first in range(0, self.slots, _PIECE):
@@ -533,7 +531,7 @@ class RaggedStore(Store):
 
 
 def ragged_rows(rows: Any, name: str) -> RaggedColumn:
-    """View rows as a ragged column: those of an array of one shape too, and copies where they are apart.
+    """View rows as a ragged column; non-contiguous rows are copied.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The choice of a store for each column of a buffer."""
+"""Selection of a store for each column of a buffer."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from samplebatch.errors import ArgumentError, ColumnTypeError, near_names
 from samplebatch.names import covers
 
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
-"""Makes the array of all slots, zeroed: takes the column's dotted name, the shape (slots, ...) and the dtype.
+"""Allocates the zeroed array of all slots, given the column's dotted name, the shape (slots, ...) and the dtype.
 
-When it is asked for a name once more, with more slots, it replaces the array that it made before."""
+A second call for a name with more slots replaces the first array."""
 
 OBSERVATIONS = ("obs", "obs_next")
 
 _LATER = ("obs_next", "info", "policy")
-"""Usual names that a first step need not have."""
+"""Usual names that the first step may lack."""
 
 
 def allocate_zeros(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Allocate zeros, 64-byte aligned, of which the system gives no page before it is written to.
+    """Allocate zeros, 64-byte aligned; the system provides pages when they are written.
 
     >>> allocate_zeros("obs", (1_000_000, 3), np.dtype("f4")).shape
     (1000000, 3)
@@ -54,23 +54,23 @@ def allocate_zeros(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> n
 
 
 zeroed = allocate_zeros
-"""The name that older pickles of buffers have for it."""
+"""Name of the function in older pickles of buffers."""
 
 
 @dataclass(frozen=True)
 class Stores:
-    """The factory of a buffer's stores: their kinds, and the source of their memory.
+    """Factory of a buffer's stores: store kinds, and source of their memory.
 
     Attributes
     ----------
     compress
-        Names of columns to keep in LZ4 chunks; a name stands for all that is nested under it, too.
+        Names of columns to store in LZ4 chunks; a name includes nested columns.
     ragged
-        Names of columns whose rows vary in shape, beside observations that come as arrays of arrays.
+        Names of columns whose rows vary in shape, in addition to observations in arrays of arrays.
     max_open
-        How many chunks of a compressed column may lie open.
+        Maximum number of open chunks per compressed column.
     allocate
-        Where the memory of rows of one shape comes from.
+        Allocator for rows of one shape.
 
     Examples
     --------
@@ -86,7 +86,7 @@ class Stores:
     allocate: Allocate = allocate_zeros
 
     def check_names(self, *steps: Mapping[str, Any]) -> None:
-        """Check that the names of columns stand for some of a buffer's first step, or of several buffers'."""
+        """Check that option names match columns of a buffer's first step, or of several buffers'."""
         if not self.compress and not self.ragged:
             return
         paths = [path for values in steps for path in _paths(values, "")]
@@ -95,13 +95,13 @@ class Stores:
                 top = name.partition(".")[0]
                 later = top in _LATER and not any(covers((top,), path) for path in paths)
                 if not later and not any(covers((name,), path) for path in paths):
-                    known = dict.fromkeys([*(own for values in steps for own in values), *paths])
+                    candidates = dict.fromkeys([*(name_in_step for values in steps for name_in_step in values), *paths])
                     raise ArgumentError(
-                        f"{argument} must name columns of a step, {name!r} is none; {near_names(name, known)}"
+                        f"{argument} must name columns of a step, got {name!r}; {near_names(name, candidates)}"
                     )
 
     def make(self, name: str, first_rows: Any, slots: int) -> Store:
-        """Create the store that suits the first rows of a column; they are not written."""
+        """Create the store for the first rows of a column, which are not written."""
         if covers(self.compress, name):
             return CompressedStore.for_rows(name, first_rows, slots, self.max_open)
         is_ragged = isinstance(first_rows, VaryingRows) or covers(self.ragged, name)
@@ -110,7 +110,7 @@ class Stores:
         return store_for(name, first_rows, slots, self.allocate)
 
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
-        """Create an empty store of a kind for the rows of a column that another store's `to_column` returned."""
+        """Create an empty store of a kind for rows of a column from another store's `to_column`."""
         if kind == "object":
             return ObjectStore(name, slots, row_shape)
         if kind == "compressed":
@@ -120,12 +120,12 @@ class Stores:
         return store_for(name, column.to_torch() if kind == "torch" else column.to_numpy(), slots, self.allocate)
 
     def for_final_observations(self) -> Self:
-        """Return the same for final observations: uncompressed, and as ragged under `obs_next` as under `obs`."""
+        """Return a factory for final observations: uncompressed, and ragged under `obs_next` if ragged under `obs`."""
         ragged = (f"obs_next{name[3:]}" for name in self.ragged if covers(("obs",), name))
         return replace(self, compress=(), ragged=(*self.ragged, *ragged))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Memory of another process, or of a file, does not travel.
+        # The allocator of another process or of a file cannot be pickled.
         return {
             "compress": self.compress,
             "ragged": self.ragged,
@@ -134,24 +134,24 @@ class Stores:
         }
 
 
-def names_of(given: bool | str | Sequence[str], of_true: tuple[str, ...], argument: str) -> tuple[str, ...]:
-    """Turn a user's choice of columns into their names: one or several, or True for the usual ones.
+def names_of(selection: bool | str | Sequence[str], of_true: tuple[str, ...], argument: str) -> tuple[str, ...]:
+    """Convert a user's choice of columns to names: one or several, or True for the defaults.
 
     Examples
     --------
     >>> names_of(True, ("obs",), "compress"), names_of("obs.camera", (), "compress"), names_of(False, (), "compress")
     (('obs',), ('obs.camera',), ())
     """
-    if isinstance(given, bool):
-        return of_true if given else ()
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if isinstance(given, Mapping) or not all(isinstance(name, str) for name in names):
-        raise ColumnTypeError(f"{argument} must be True, False or names of columns, got {type(given).__name__}")
+    if isinstance(selection, bool):
+        return of_true if selection else ()
+    names = (selection,) if isinstance(selection, str) else tuple(selection)
+    if isinstance(selection, Mapping) or not all(isinstance(name, str) for name in names):
+        raise ColumnTypeError(f"{argument} must be True, False or names of columns, got {type(selection).__name__}")
     return names
 
 
 def _paths(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Walk over the dotted names of values."""
+    """Iterate over the dotted names of values."""
     for name, value in values.items():
         inner = values_of(value)
         if inner is None:
@@ -161,7 +161,7 @@ def _paths(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 
 def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = allocate_zeros) -> Store:
-    """Create the store that suits the first rows seen of a column; they are not written.
+    """Create the store for the first rows of a column, which are not written.
 
     Examples
     --------
@@ -174,7 +174,7 @@ def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = alloc
     rows = as_rows(first_rows, name)
     if rows.dtype.kind == "O":
         return ObjectStore(name, slots, rows.shape[1:])
-    # Not newbyteorder() in any case: dtypes that are one object are told apart fastest.
+    # newbyteorder() only if required: identical dtype objects compare fastest.
     dtype = rows.dtype if rows.dtype.isnative else rows.dtype.newbyteorder("=")
     if dtype not in NUMBERS:
         check_dtype(name, dtype)

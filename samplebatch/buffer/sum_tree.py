@@ -1,4 +1,4 @@
-"""Weights of slots, their sums over any range, and slots drawn in proportion to them, in logarithmic time."""
+"""Sum tree: weights of slots, range sums, and weighted sampling in logarithmic time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Floats = npt.NDArray[np.float64]
 
 
 class SumTree:
-    """Weights of numbered slots, and their sums, as a binary tree of float64.
+    """Weights of numbered slots and their sums, as a binary tree of float64.
 
-    Every sum is computed again from its two parts whenever one of them changes, so no rounding error adds up, however
-    many updates there are. The memory is twice the next power of two; pages that no slot in use needs stay untouched.
-    The loops are compiled: see `samplebatch.kernels` for what the first tree of a process costs.
+    Every sum is recomputed from its two parts when one part changes, so that rounding errors do not accumulate. The
+    memory is twice the next power of two; pages of unused slots are not touched. The loops are compiled: see
+    `samplebatch.kernels` for the cost of the first tree of a process.
 
     Parameters
     ----------
     size
-        How many slots there are, with weights of 0 at first.
+        Number of slots; their initial weights are 0.
 
     Raises
     ------
@@ -51,36 +51,36 @@ class SumTree:
         self.size = size
         self._leaves = 1 << max(size - 1, 0).bit_length()
         self._tree = np.zeros(2 * self._leaves)
-        # So that no sum can overflow.
+        # Ensures that no sum can overflow.
         self._limit = float(np.finfo(np.float64).max) / self._leaves
         self._kernels = kernels
 
     @property
     def total(self) -> float:
-        """The sum of all weights."""
+        """Sum of all weights."""
         return float(self._tree[1])
 
     @property
     def limit(self) -> float:
-        """The largest weight that a slot may have."""
+        """Maximum weight of a slot."""
         return self._limit
 
     @property
     def weights(self) -> Floats:
-        """The weights of all slots, shape (size,): a view that cannot be written to."""
+        """Weights of all slots, shape (size,): a read-only view."""
         view = self._tree[self._leaves : self._leaves + self.size]
         view.flags.writeable = False
         return view
 
     def get(self, slots: Indices | int) -> Any:
-        """Return the weights of slots: an array of the shape of theirs, a number for one slot.
+        """Return the weights of slots: an array of the same shape, or a number for a single slot.
 
-        Slots must lie in [0, size): they are not checked.
+        Slots must be in [0, size), which is not checked.
         """
         return self._tree[slots + self._leaves]
 
     def set(self, slots: npt.ArrayLike, weights: npt.ArrayLike) -> None:
-        """Give slots new weights; nothing is changed if one of either is not allowed.
+        """Set weights of slots; an invalid slot or weight has no effect on others.
 
         Parameters
         ----------
@@ -92,44 +92,44 @@ class SumTree:
         Raises
         ------
         ColumnLengthError
-            If there are not as many weights as slots.
+            If the number of weights differs from the number of slots.
         PriorityError
-            If a weight is negative, NaN or infinite, or so large that the sums might overflow.
+            If a weight is negative, NaN, infinite, or large enough for a sum to overflow. Nothing has changed then.
         RowIndexError
-            If a slot lies outside [0, size), or slots are no integers; names the first.
+            If a slot is outside [0, size), or slots are not integers; names the first slot.
         """
-        given = np.asarray(slots)
-        if given.dtype.kind not in "iu" and given.size:
-            raise RowIndexError(f"slots must be integers, got dtype {given.dtype}")
-        rows = np.ascontiguousarray(given, np.intp).reshape(-1)
+        slot_array = np.asarray(slots)
+        if slot_array.dtype.kind not in "iu" and slot_array.size:
+            raise RowIndexError(f"slots must be integers, got dtype {slot_array.dtype}")
+        rows = np.ascontiguousarray(slot_array, np.intp).reshape(-1)
         values = np.ascontiguousarray(weights, np.float64).reshape(-1)
         if len(values) != len(rows):
             if len(values) != 1:
-                raise ColumnLengthError(f"column 'weight' must have {len(rows)} rows, one a slot, got {len(values)}")
+                raise ColumnLengthError(f"column 'weight' must have {len(rows)} rows, one per slot, got {len(values)}")
             values = np.full(len(rows), values[0])
         self.put(rows, values)
 
     def put(self, slots: Indices, weights: Floats) -> None:
-        """Set weights as `set` does, given C-contiguous arrays of dtype intp and float64, shape (n,) both.
+        """Set weights as `set`, given C-contiguous arrays of dtype intp and float64, shape (n,) both.
 
         Raises
         ------
         PriorityError, RowIndexError
-            As `set` does.
+            As in `set`.
         """
-        refused = self._kernels.tree_set(self._tree, self._leaves, self.size, self._limit, slots, weights)
-        if refused >= 0:
-            self._refuse(refused, slots, weights)
+        rejected = self._kernels.tree_set(self._tree, self._leaves, self.size, self._limit, slots, weights)
+        if rejected >= 0:
+            self._raise_invalid(rejected, slots, weights)
 
-    def _refuse(self, position: int, rows: Indices, values: Floats) -> None:
+    def _raise_invalid(self, position: int, rows: Indices, values: Floats) -> None:
         row, value = int(rows[position]), values[position]
         if not 0 <= row < self.size:
-            raise RowIndexError(f"slot {row} must lie in [0, {self.size})")
-        what = "NaN" if np.isnan(value) else "a negative one" if value < 0 else "one too large"
-        raise PriorityError(f"a weight must lie in [0, {self._limit:.2g}], got {what} for slot {row}")
+            raise RowIndexError(f"slot must be in [0, {self.size}), got {row}")
+        weight = "NaN" if np.isnan(value) else "a negative weight" if value < 0 else "a larger weight"
+        raise PriorityError(f"a weight must be in [0, {self._limit:.2g}], got {weight} for slot {row}")
 
     def sum(self, start: int, stop: int) -> float:
-        """Return the sum of the weights of slots start to stop, 0 where there are none between."""
+        """Return the sum of the weights of slots `start` to `stop`, 0 for an empty range."""
         if start <= 0 and stop >= self.size:
             return self.total
         low, high = max(start, 0) + self._leaves, min(stop, self.size) + self._leaves
@@ -145,22 +145,22 @@ class SumTree:
         return total
 
     def find(self, values: npt.ArrayLike) -> Indices:
-        """Find, for each value v, the first slot of positive weight such that the weights up to it sum to at least v.
+        """Return, for each value v, the first slot of positive weight at which the cumulative weight is at least v.
 
         Parameters
         ----------
         values
-            From 0 to the total, which must be positive; shape (n,). Values above find the last such slot.
+            From 0 to the total, which must be positive; shape (n,). Larger values return the last such slot.
 
         Returns
         -------
         ndarray
             Slots, shape (n,).
         """
-        wanted = np.ascontiguousarray(values, np.float64)
-        found = np.empty(len(wanted), np.intp)
-        self._kernels.tree_find(self._tree, self._leaves, wanted, found)
-        return found
+        targets = np.ascontiguousarray(values, np.float64)
+        slots = np.empty(len(targets), np.intp)
+        self._kernels.tree_find(self._tree, self._leaves, targets, slots)
+        return slots
 
     def draw(
         self,
@@ -171,25 +171,25 @@ class SumTree:
         *,
         stratified: bool = False,
     ) -> Indices:
-        """Draw slots with replacement, each with probability proportional to its weight.
+        """Sample slots with replacement, with probabilities proportional to their weights.
 
         Parameters
         ----------
         n
-            How many.
+            Number of slots to sample.
         rng
-            Where the n uniform numbers come from.
+            Source of n uniform numbers.
         start, stop
-            The slots to draw from, all by default. Among some of them only, a draw takes time proportional to their
-            number.
+            Range of slots to sample from; default: all. Sampling from a part takes time proportional to its number of
+            slots.
         stratified
-            Whether each draw has an n-th of the total to itself: the k-th comes from the k-th part, so the slots are
-            in ascending order, and how often a slot is drawn differs from the expectation by less than 2.
+            Whether draw k covers the k-th of n equal shares of the total, so that slots are in ascending order, and the
+            frequency of each slot differs from its expectation by less than 2.
 
         Returns
         -------
         ndarray
-            Slots, shape (n,); none of weight 0.
+            Slots, shape (n,), with positive weights.
 
         Raises
         ------
@@ -200,9 +200,9 @@ class SumTree:
         sums = None if stop - start == self.size else np.cumsum(self.weights[start:stop])
         total = self.total if sums is None else float(sums[-1]) if len(sums) else 0.0
         if not total > 0.0:
-            raise PriorityError("slots can be drawn where one has a positive weight at least, got none")
+            raise PriorityError("slots must include a positive weight to be sampled, got none")
         values = rng.random(n)
-        # In (0, 1] in place of [0, 1): a slot has the values above the sum before it, up to the sum with its own.
+        # In (0, 1] instead of [0, 1): a slot covers the values above the previous cumulative sum, up to its own.
         np.subtract(1.0, values, out=values)
         if stratified:
             values += np.arange(n)
@@ -213,7 +213,7 @@ class SumTree:
     def __getstate__(self) -> tuple[int, Indices | None, Floats]:
         weights = self.weights
         slots = np.flatnonzero(weights)
-        # Pairs where they take less room.
+        # Pairs of slot and weight if they are smaller.
         return (self.size, slots, weights[slots]) if 2 * len(slots) < self.size else (self.size, None, weights.copy())
 
     def __setstate__(self, state: tuple[int, Indices | None, Floats]) -> None:
@@ -228,7 +228,7 @@ class SegmentTree:
     Parameters
     ----------
     size
-        Length of the array, whose values are 0 at first.
+        Length of the array, with initial values of 0.
 
     Raises
     ------
@@ -270,11 +270,11 @@ class SegmentTree:
         self._sums.set(self._rows(index), value)
 
     def _rows(self, index: Any) -> int | Indices:
-        found = resolve(index, self._sums.size)
-        return np.arange(*found) if isinstance(found, tuple) else found
+        rows = resolve(index, self._sums.size)
+        return np.arange(*rows) if isinstance(rows, tuple) else rows
 
     def reduce(self, start: int = 0, end: int | None = None) -> float:
-        """Return the sum of `array[start:end]`; as there, a negative bound counts from the end.
+        """Return the sum of `array[start:end]`; a negative bound counts from the end.
 
         >>> tree = SegmentTree(3)
         >>> tree[:] = [1.0, 2.0, 4.0]
@@ -285,9 +285,9 @@ class SegmentTree:
         return self._sums.sum(first, last)
 
     def get_prefix_sum_idx(self, value: npt.ArrayLike) -> Any:
-        """Find, for each value v, the smallest i such that `array[0] + ... + array[i]` is at least v.
+        """Return, for each value v, the smallest i such that `array[0] + ... + array[i]` is at least v.
 
-        Elements of 0 are passed over, so a v of 0 finds the first element that is not.
+        Zeros are skipped, so that v = 0 returns the first non-zero element.
 
         Parameters
         ----------
@@ -297,16 +297,16 @@ class SegmentTree:
         Returns
         -------
         int or ndarray
-            An index, or an array of them, of the same shape.
+            An index, or an array of indices of the same shape.
 
         Raises
         ------
         PriorityError
-            If a value is negative, NaN, or not below the sum of all.
+            If a value is negative, NaN, or not less than the total sum.
         """
         values = np.asarray(value, np.float64)
         total = self._sums.total
         if not ((values >= 0.0) & (values < total)).all():
-            raise PriorityError(f"a prefix sum must lie in [0, {total:g}), below the sum of all, got one outside")
-        found = self._sums.find(values.reshape(-1))
-        return int(found[0]) if values.ndim == 0 else found.reshape(values.shape)
+            raise PriorityError(f"a prefix sum must be in [0, {total:g}), below the total, got one outside")
+        indices = self._sums.find(values.reshape(-1))
+        return int(indices[0]) if values.ndim == 0 else indices.reshape(values.shape)

@@ -1,4 +1,4 @@
-"""Table: rings of slots, and the columns of the steps in them; the core of every buffer."""
+"""Table: rings of slots and columns of their steps, the core of every buffer."""
 
 from __future__ import annotations
 
@@ -30,107 +30,107 @@ if TYPE_CHECKING:
     from _thread import RLock
 
 
-# `valuerefs` copies at once, while other threads may add.
+# `valuerefs` copies at once, while other threads may add locks.
 _locks: weakref.WeakValueDictionary[int, RLock] = weakref.WeakValueDictionary()
 _forking = threading.RLock()
-_held: list[RLock] = []
+_acquired: list[RLock] = []
 
 
 def new_lock() -> RLock:
-    """Create a lock that its thread may take several times, and that is free in a forked child.
+    """Create a reentrant lock that is released in forked children.
 
-    Who holds one takes no other, or a fork could wait for ever.
+    A thread that holds one must not acquire another, which could block a fork forever.
     """
     lock = threading.RLock()
     _locks[id(lock)] = lock
     return lock
 
 
-def _take_all() -> None:
+def _acquire_all() -> None:
     _forking.acquire()
     for lock in filter(None, (reference() for reference in _locks.valuerefs())):
         lock.acquire()
-        _held.append(lock)
+        _acquired.append(lock)
 
 
 def _release_all() -> None:
-    while _held:
-        _held.pop().release()
+    while _acquired:
+        _acquired.pop().release()
     _forking.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_take_all, after_in_parent=_release_all, after_in_child=_release_all)
+    os.register_at_fork(before=_acquire_all, after_in_parent=_release_all, after_in_child=_release_all)
 
 
 _count = np.count_nonzero
 SAMPLED = "sampled"
-"""Column that marks rows which were drawn to be used once."""
+"""Column that marks rows sampled with `once`."""
 
 _NONE: Flags = np.zeros(0, np.bool_)
 
 
 class Journal(Protocol):
-    """A write-ahead log of steps that a table writes to, such as that of a folder."""
+    """Write-ahead log of a table's steps, such as a folder's."""
 
     def begin(self, overwritten: Sequence[tuple[Iterable[str], Slots]]) -> None:
-        """Save the rows of these columns in these slots, which are about to be overwritten."""
+        """Save rows by column and slots before they are overwritten."""
 
     def commit(self) -> None:
-        """Commit a step that is written, cursors included."""
+        """Commit a written step, including cursors."""
 
     def mirror_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Store a sampler's weights of all slots, and return the array that is to get every further one."""
+        """Store a sampler's weights of all slots, and return the array that must mirror later changes."""
 
     def flush(self) -> None:
-        """Commit changes beside steps, and wait until everything is on the disk."""
+        """Commit other changes, and sync all data to disk."""
 
     def close(self) -> None:
-        """Commit changes beside steps, and close the log; closing again does nothing."""
+        """Commit other changes, and close the log; idempotent."""
 
 
 class Listener(Protocol):
-    """An observer of the rows that come and go, such as a sampler."""
+    """Observer of added and removed rows, such as a sampler."""
 
     def on_add(self, slots: Ints) -> None:
-        """Note that rows were written to slots."""
+        """Handle rows written to slots."""
 
     def on_remove(self, slots: Ints) -> None:
-        """Note that slots have no rows any more."""
+        """Handle slots that no longer have rows."""
 
 
 class Table:
-    """The rows of one or several ring buffers, and their columns: the storage that every replay buffer has.
+    """Rows of one or several ring buffers with their columns: the storage of every replay buffer.
 
     Parameters
     ----------
     maxsizes
-        Slots of each ring.
+        Number of slots per ring.
     stores
-        Makes the stores of the columns.
+        Factory of the column stores.
     keeps_next
-        Whether next observations are stored like any other column. Otherwise they are the observations of the steps
-        that follow, and only final observations are kept.
+        Whether next observations are stored as a column. Otherwise they are the observations of the following steps,
+        and only final observations are stored separately.
     last_frame
-        Whether of stacked observations only the newest frame is stored.
+        Whether to store only the newest frame of stacked observations.
 
     Attributes
     ----------
     rings, columns, finals
-        The parts.
+        The components.
     fast_add
-        Adds a batch like the last one for which `compile_fast_add` was called; None if there is none.
+        Adds a batch like the last one compiled by `compile_fast_add`; None if none is compiled.
     journal
-        The write-ahead log of all that is written; None for a table in memory.
+        Write-ahead log; None for a table in memory.
     listener
-        The observer of rows that come and go; None for none.
+        Observer of added and removed rows; None for none.
     action_unit
-        The unit of the rows' actions; None if unknown.
+        Unit of the rows' actions; None if unknown.
     lock
-        Held by the thread that reads or writes rows. Buffers take it, so that a draw and the rows drawn are of one
-        moment.
+        Held by the thread that reads or writes rows. Buffers hold it across sampling and gathering, so that the rows
+        are consistent.
     max_gather_nbytes
-        Bytes of the rows that may be gathered at once; None for any number.
+        Maximum bytes of rows gathered at once; None for no limit.
     """
 
     __slots__ = (
@@ -157,52 +157,51 @@ class Table:
 
     @property
     def done(self) -> Flags:
-        """Whether an episode ended with each step; one for each slot, or none before the first step."""
+        """Whether an episode ended with each step; one flag per slot, or none before the first step."""
         store = self.columns.tree.get("done")
         return _NONE if store is None else store.values
 
     def forget_fast_add(self) -> None:
-        """Drop the compiled `fast_add`: a store, its memory or the listener has changed."""
+        """Discard the compiled `fast_add` after a change of a store, its memory or the listener."""
         self.fast_add = None
         self._general_only = ()
 
-    def compile_fast_add(self, held: dict[str, Any], n: int | None) -> None:
-        """Compile `fast_add`, if there is none, for batches like one that `add` has just taken."""
-        form = (n, *held)
+    def compile_fast_add(self, values: dict[str, Any], n: int | None) -> None:
+        """Compile `fast_add`, if there is none, for batches like the one that `add` has just accepted."""
+        form = (n, *values)
         if self.fast_add is None and not self.raise_on_nan and form != self._general_only:
-            self.fast_add = compile_fast_add(self, held, n)
+            self.fast_add = compile_fast_add(self, values, n)
             self._general_only = () if self.fast_add else form
 
     # Adding
 
-    def add(self, held: dict[str, Any], n: int, rings: Ints | None = None, *, single: bool = False) -> Added:
+    def add(self, step: dict[str, Any], n: int, rings: Ints | None = None, *, single: bool = False) -> Added:
         """Add one step to each of n rings; see `Rings.advance`.
 
         Parameters
         ----------
         held
-            The values by name, as a `Batch` holds them.
+            Values by name, as in a `Batch`.
         n
-            How many rows they are.
+            Number of rows.
         rings
-            The ring of each row, shape (n,); rows of the same ring are steps in succession. None for all rings in
-            order.
+            Ring of each row, shape (n,); rows of the same ring are successive steps. None for all rings in order.
         single
-            Whether the values are those of one step, without a leading axis.
+            Whether the values are one step without a leading axis.
         """
-        values, obs_next = self._complete(held, n, single=single)
+        values, obs_next = self._complete(step, n, single=single)
         if rings is not None and (n > self.rings.n or len(set(rings.tolist())) < n):
             return self._add_series(values, obs_next, rings)
         self._write(values, obs_next, rings, n, single=single)
         rew, done = values["rew"], values["done"]
-        found = self.rings.advance(rings, done[None] if single else done, rew[None] if single else rew)
-        self._notify(found[0])
-        return found
+        added = self.rings.advance(rings, done[None] if single else done, rew[None] if single else rew)
+        self._notify(added[0])
+        return added
 
     def _add_series(self, values: dict[str, Any], obs_next: Any, numbers: Ints) -> Added:
-        """Add several successive steps to some rings."""
+        """Add several successive steps per ring."""
         if not self.rings.maxsizes[numbers].all():
-            raise RingError("a buffer must have slots to take steps, one of these has none; give it a size")
+            raise RingError("a buffer must have slots to add steps, got a ring without slots; pass a size")
         series = Series(self.rings, numbers)
         rew, done, slots, newest = values["rew"], values["done"], series.slots, series.newest
         cut = values["truncated"] & ~values["terminated"]
@@ -210,8 +209,8 @@ class Table:
             self._fit(values, obs_next, len(numbers))
         if series.lasting is not None:
             lasting = series.lasting
-            kept = Batch(now=values, after=obs_next)[lasting]
-            values, obs_next = kept.now.__dict__, kept.after
+            lasting_rows = Batch(now=values, after=obs_next)[lasting]
+            values, obs_next = lasting_rows.now.__dict__, lasting_rows.after
             slots, cut, newest = slots[lasting], cut[lasting], np.searchsorted(lasting, newest)
         ready = self.columns.fit(values, len(slots))
         ends = cut.nonzero()[0]
@@ -220,76 +219,80 @@ class Table:
             self.finals.release(slots)
         self._put(ready, slots, rew.shape[1:])
         if self.finals is not None and obs_next is not None:
-            # Room is made first: stores with more rows replace the ones that rows are checked for.
+            # Allocate first: allocation replaces the stores that rows are validated for.
             self.finals.rows_for(len(ends))
             latest = self.finals.fit(rows_at(obs_next, newest), len(newest), single=False)
             self.finals.write(latest, series.rings, slots[newest], np.zeros(len(newest), np.bool_))
             if len(ends):
                 self.finals.keep(self.finals.fit(rows_at(obs_next, ends), len(ends), single=False), slots[ends])
-        found = series.advance(done, rew)
+        added = series.advance(done, rew)
         self._notify(slots)
-        return found
+        return added
 
     def _fit(self, values: dict[str, Any], obs_next: Any, n: int) -> None:
-        """Raise the errors of adding n rows; nothing is changed."""
+        """Raise the errors of adding n rows, without changes."""
         self.columns.fit(values, n)
         if self.finals is not None and obs_next is not None:
             self.finals.fit(obs_next, n, single=False)
 
     def check(self, rows: Mapping[str, Any], n: int, *, stored: bool = True) -> None:
-        """Raise the errors of `append`, or of `add` for rows not `stored`, for n rows; nothing is changed."""
+        """Raise the errors of `append`, or of `add` for rows not `stored`, for n rows, without changes."""
         self._fit(*self._complete(rows, n, single=False, stored=stored), n)
 
     def append(self, ring: int, rows: dict[str, Any], count: int, gaps: Ints | None = None) -> Ints:
-        """Add rows to a ring that belong to none of its running episodes.
+        """Add rows to a ring outside its running episode.
 
         Parameters
         ----------
         rows
-            Values as `reading.rows_at` returns them.
+            Values as returned by `gather.rows_at`.
         count
-            How many rows to count as added; `rows` are the last of them, as many as the ring has slots for.
+            Number of rows to count as added; `rows` contains only the last ones, at most one per slot of the ring.
         gaps
-            Which of the rows are not followed by the one after, though their episode goes on; the last never is.
+            Rows not followed by the next row although their episode continues; the last row never is.
 
         Returns
         -------
-        The slots that they went to, in order, shape (count,).
+        Slots of the rows in order, shape (count,).
         """
         n = min(count, int(self.rings.maxsizes[ring]))
         values, obs_next = self._complete(rows, n, single=False, stored=True)
         ready = self.columns.fit(values, n)
         finals = self.finals if obs_next is not None else None
-        places = left = np.zeros(0, np.intp)
+        final_indices = pending_slots = np.zeros(0, np.intp)
         if finals is not None:
-            apart = values["truncated"].copy()
-            apart[n - 1] = True
+            is_apart = values["truncated"].copy()
+            is_apart[n - 1] = True
             if gaps is not None:
-                apart[gaps] = True
-            places = np.flatnonzero(apart & ~values["terminated"])
-            # Room is made first: stores with more rows replace the ones that rows are checked for.
-            finals.rows_for(len(places) + 1)
-            kept = finals.fit(rows_at(obs_next, places), len(places), single=False) if len(places) else None
+                is_apart[gaps] = True
+            final_indices = np.flatnonzero(is_apart & ~values["terminated"])
+            # Allocate first: allocation replaces the stores that rows are validated for.
+            finals.rows_for(len(final_indices) + 1)
+            final_ready = (
+                finals.fit(rows_at(obs_next, final_indices), len(final_indices), single=False)
+                if len(final_indices)
+                else None
+            )
         if self.finals is not None:
-            # The observation after the old newest row is in the place of its ring only, which is overwritten.
-            left = self.rings.unfinished(self.done)
-            left = left[self.rings.ring_of(left) == ring]
+            # The observation after the previous newest row is only in its ring's row, which is overwritten.
+            pending_slots = self.rings.unfinished(self.done)
+            pending_slots = pending_slots[self.rings.ring_of(pending_slots) == ring]
         slots = self.rings.append(ring, count)
         written = slots[count - n :]
-        left = left[~np.isin(left, written)]
-        self._begin(written, np.array([ring]), len(places) + len(left))
+        pending_slots = pending_slots[~np.isin(pending_slots, written)]
+        self._begin(written, np.array([ring]), len(final_indices) + len(pending_slots))
         if self.finals is not None:
             self.finals.release(written)
-            self.finals.keep_newest(ring, left)
+            self.finals.keep_newest(ring, pending_slots)
             self.finals.owners[ring] = 0
         self._put(ready, written, values["rew"].shape[1:])
-        if finals is not None and kept is not None:
-            finals.keep(kept, written[places])
+        if finals is not None and final_ready is not None:
+            finals.keep(final_ready, written[final_indices])
         self._notify(written)
         return slots
 
     def fill(self, rows: dict[str, Any], start: int, stop: int, *, keep: bool = False) -> None:
-        """Put rows into the slots from `start` up to `stop`; the set of stored rows does not change."""
+        """Write rows to the slots from `start` to `stop`; the set of stored rows does not change."""
         n = stop - start
         values, obs_next = self._complete(rows, n, single=False)
         ready = self.columns.fit(values, n, keep=keep and self.journal is None)
@@ -307,9 +310,9 @@ class Table:
         self._commit()
 
     def check_column(self, name: str, value: Any, n: int) -> Ready:
-        """Check that one column can take n rows, and make them ready; nothing is changed."""
+        """Validate n rows of one column and convert them, without changes."""
         if name == "done":
-            raise ColumnMismatchError("column 'done' follows from 'terminated' and 'truncated'; set those")
+            raise ColumnMismatchError("column 'done' is computed from 'terminated' and 'truncated'; set those")
         if name in ("rew", *FLAGS):
             value = numbers(value, name, (n,), np.float64 if name == "rew" else np.bool_)
         if self.raise_on_nan:
@@ -317,7 +320,7 @@ class Table:
         return self.columns.fit_only(name, value, n)
 
     def set_column(self, name: str, value: Any, slots: Ints, default: float | None) -> None:
-        """Put values into one column; other slots of a new one get the default, or the missing value of the dtype."""
+        """Set values of one column; other slots of a new column get the default, or the missing value of the dtype."""
         ready = self.check_column(name, value, len(slots))
         blanks = self.columns.fit_others(ready, slots, default)
         self._begin(slots, slice(0, 0), 0)
@@ -330,7 +333,7 @@ class Table:
         self._commit()
 
     def truncate_newest(self, slot: int) -> None:
-        """Truncate the running episode of a ring after its newest step, which is in `slot`."""
+        """Truncate the running episode of a ring after its newest step in `slot`."""
         slots = np.array([slot])
         ring = int(self.rings.ring_of(slots)[0])
         self._begin(slots, np.array([ring]), 1)
@@ -352,13 +355,13 @@ class Table:
         self._commit()
 
     def _write(self, values: dict[str, Any], obs_next: Any, rings: Ints | None, n: int, *, single: bool) -> None:
-        """Check and write a step of some rings."""
+        """Validate and write a step of rings."""
         ready = self.columns.fit(values, n, single=single)
         finals = self.finals if obs_next is not None else None
         final_ready = finals.fit(obs_next, n, single=single) if finals is not None else None
         slots = self.rings.targets(rings)
         if not self.rings.capacity:
-            raise RingError("a buffer must have slots to take steps, this one has none; give it a size")
+            raise RingError("a buffer must have slots to add steps, got one without; pass a size")
         cut = values["truncated"] & ~values["terminated"]
         rows: Slots = slice(0, self.rings.n) if rings is None else rings
         self._begin(slots, rows, int(_count(cut)))
@@ -380,12 +383,12 @@ class Table:
         return np.arange(slots.start, slots.stop, slots.step) if isinstance(slots, slice) else slots
 
     def _begin(self, slots: Slots, rings: Slots, cut: int) -> None:
-        """Log the rows that a step of some rings, with `cut` truncations, overwrites."""
+        """Log the rows that a step of rings, with `cut` truncations, overwrites."""
         if self.journal is None:
             return
         overwritten: list[tuple[Iterable[str], Slots]] = [([store.name for _, store in self.columns.leaves()], slots)]
         if self.finals is not None:
-            # Room is made first, as it changes the names and rows.
+            # Allocate first: allocation changes names and rows.
             rows = self.finals.rows_touched(slots, cut)
             names = [OWNER, *(store.name for _, store in self.finals.columns.leaves())]
             overwritten += [(names, rings), (names, rows)]
@@ -401,13 +404,13 @@ class Table:
             self.journal.commit()
 
     def _complete(
-        self, held: Mapping[str, Any], n: int, *, single: bool, stored: bool = False
+        self, step: Mapping[str, Any], n: int, *, single: bool, stored: bool = False
     ) -> tuple[dict[str, Any], Any]:
-        """Return the values to be stored: numbers and flags converted, `done` made; and the next observations apart.
+        """Convert rewards and flags, compute `done`, and separate next observations.
 
-        With `stored`, the values come out of a table, and are of single frames already.
+        With `stored`, the values are from a table and already single frames.
         """
-        values = convert_step(held, n, single=single, last_frame=self.last_frame and not stored)
+        values = convert_step(step, n, single=single, last_frame=self.last_frame and not stored)
         if not stored and not self.columns.tree:
             self.columns.stores.check_names(values)
         if self.raise_on_nan:
@@ -415,15 +418,17 @@ class Table:
         if not self.keeps_next:
             return values, values.pop("obs_next", None)
         if "obs_next" in self.columns.tree and "obs_next" not in values:
-            raise ColumnNotFoundError("a step must have column 'obs_next', as those before it; give it for all or none")
+            raise ColumnNotFoundError(
+                "a step must have column 'obs_next', as earlier steps; pass it in all steps or in none"
+            )
         return values, None
 
     # Emptying
 
     def reset(self, rings: Sequence[int] | None = None, *, keep_statistics: bool = False) -> None:
-        """Empty some rings, or all; the rows stay where they are until they are overwritten."""
+        """Empty rings, or all; row values remain until they are overwritten."""
         if self.journal is not None:
-            # No column changes, but weights and owners of rows do.
+            # No column changes, but weights and row owners do.
             changed: list[tuple[Iterable[str], Slots]] = [((), self.rings.stored_slots())]
             if self.finals is not None:
                 changed.append(([OWNER], np.flatnonzero(self.finals.owners)))
@@ -440,10 +445,10 @@ class Table:
             self.action_unit = None
         self._commit()
 
-    # Carrying on elsewhere
+    # State
 
     def state_dict(self, ring: int | None = None) -> dict[str, Any]:
-        """Return the state of one ring, or of all, with the rows that count, for `from_state_dict`."""
+        """Return the state of one or all rings with their stored rows, for `from_state_dict`."""
         rings = self.rings
         slots = rings.stored_slots() if ring is None else np.sort(rings.chronological(ring))
         start, stop = (0, rings.capacity) if ring is None else rings.edges[ring : ring + 2].tolist()

@@ -1,4 +1,4 @@
-"""Buffers of several rings: one for each environment of a vector, over the same columns."""
+"""Buffers with several rings, one per environment of a vector, over the same columns."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _INTP = np.dtype(np.intp)
 
 
 class ReplayBufferManager(ReplayBuffer):
-    """Several replay buffers as one, for vector environments: one ring per environment.
+    """Several replay buffers combined into one, for vector environments: one ring per environment.
 
-    The buffers given, with the rows they have, become parts of this one: they share its memory from then on.
+    The given buffers become parts of this buffer with their rows, and share its memory afterwards.
 
     Parameters
     ----------
     buffer_list
-        The buffers, made with the same options; their sizes may differ.
+        Buffers with the same options; sizes may differ.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class ReplayBufferManager(ReplayBuffer):
     Raises
     ------
     ColumnMismatchError
-        If their options differ, or the columns of their rows; names the difference.
+        If options or columns differ; names the difference.
     ColumnTypeError
         If a part is not a separate buffer.
     StorageError
@@ -68,20 +68,22 @@ class ReplayBufferManager(ReplayBuffer):
     def __init__(self, buffer_list: Sequence[ReplayBuffer]) -> None:
         buffers = list(buffer_list)
         if not buffers:
-            raise ColumnMismatchError("a buffer must be made of one or more buffers, got none")
+            raise ColumnMismatchError("buffer_list must contain at least one buffer, got none")
         for buffer in buffers:
             if not isinstance(buffer, ReplayBuffer) or isinstance(buffer, ReplayBufferManager):
-                found = type(buffer).__name__
-                raise ColumnTypeError(f"the parts of a buffer must be buffers of one ring each, got a {found}")
+                kind = type(buffer).__name__
+                raise ColumnTypeError(f"the parts of a buffer must be buffers with one ring, got a {kind}")
             if buffer._journal is not None:
-                raise StorageError("the parts of a buffer must be in memory, one is kept in a folder")
+                raise StorageError("the parts of a buffer must be in memory, got one stored in a folder")
         if len(set(map(id, buffers))) < len(buffers):
-            raise ColumnMismatchError("the parts of a buffer must be different buffers, got one of them twice")
+            raise ColumnMismatchError("the parts of a buffer must be different buffers, got a repeated one")
         options = [buffer.options | {"stack_num": buffer.stack_num} for buffer in buffers]
         for other in options:
             for name in options[0].keys() | other.keys():
                 if options[0].get(name) != other.get(name):
-                    raise ColumnMismatchError(f"the parts of a buffer must have the same {name!r}, they differ")
+                    raise ColumnMismatchError(
+                        f"the parts of a buffer must have the same {name!r}, got different values"
+                    )
         self._set_up([buffer.maxsize for buffer in buffers], options[0], buffers[0]._seed)
         self._gather(buffers)
         self._bind(buffers)
@@ -104,13 +106,13 @@ class ReplayBufferManager(ReplayBuffer):
             if len(slots):
                 rings.take_over(ring, state | {"sizes": np.zeros(1, _INTP), "cursors": oldest})
                 self._table.append(ring, drop_empty(rows_at(buffer._table, slots, 1)), len(slots))
-        # The shape of rewards is known only now.
+        # The shape of rewards is unknown before.
         for ring, buffer in enumerate(buffers):
             rings.take_over(ring, buffer._table.rings.state_dict(buffer._ring))
         rings.unite()
 
     def _bind(self, buffers: Sequence[ReplayBuffer]) -> None:
-        """Make buffers the parts of this one."""
+        """Convert buffers to parts of this one."""
         parts = np.empty(len(buffers), object)
         for ring, buffer in enumerate(buffers):
             buffer._table, buffer._ring, buffer._start = self._table, ring, int(self._table.rings.edges[ring])
@@ -120,7 +122,7 @@ class ReplayBufferManager(ReplayBuffer):
 
     @property
     def buffers(self) -> npt.NDArray[Any]:
-        """A buffer for each ring, in an array of objects; they share the memory of this one."""
+        """One buffer per ring, in an array of objects; they share the memory of this buffer."""
         with self._table.lock:
             if self._parts is None:
                 self._bind([self._part(ring) for ring in range(self.buffer_num)])
@@ -147,27 +149,26 @@ class ReplayBufferManager(ReplayBuffer):
         Parameters
         ----------
         batch
-            Values by name, with a leading axis: one row for each buffer, or for each of `buffer_ids`. The older form
-            gives them as keywords.
+            Values by name, with a leading axis: one row per buffer, or per entry of `buffer_ids`. The older form passes
+            keywords.
         buffer_ids
-            The buffers that the rows are for, shape (k,); None for all in order. One may stand there several times:
-            its rows are steps in succession.
+            Buffer of each row, shape (k,); None for all in order. Rows with a repeated buffer are successive steps.
 
         Returns
         -------
         tuple
-            Four arrays of length k: the indices that the steps went to, returns and lengths of the episodes that ended
-            with them (zero for the others), and the indices where the episodes began. Steps of all environments that
-            end no episode share all but the first of them, which are read-only then.
+            Four arrays of length k: indices of the steps; returns and lengths of the episodes that they ended,
+            otherwise 0; and first indices of the episodes. If no episode ends in a step of all environments, all but
+            the first array are shared and read-only.
 
         Raises
         ------
         ColumnNotFoundError
-            If a column is missing that every step must have; names it.
+            If a required column is missing; names the column.
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a column does not have k rows, or cannot store them exactly; names it. Nothing has changed then.
+            If a column does not have k rows, or cannot store them exactly; names the column. Nothing has changed then.
         RingError
-            If there is no such buffer, or it has no slots.
+            If a buffer does not exist or has no slots.
         """
         table = self._table
         rings = None if buffer_ids is None else self._rings_of(buffer_ids)
@@ -176,11 +177,11 @@ class ReplayBufferManager(ReplayBuffer):
             if unit is not table.action_unit:
                 self._merge_action_unit(unit)
             if rings is None and type(batch) is Batch and not columns:
-                held = batch.__dict__
-                added = None if table.fast_add is None else table.fast_add(held)
+                values = batch.__dict__
+                added = None if table.fast_add is None else table.fast_add(values)
                 if added is None:
-                    added = table.add(held, self.buffer_num)
-                    table.compile_fast_add(held, self.buffer_num)
+                    added = table.add(values, self.buffer_num)
+                    table.compile_fast_add(values, self.buffer_num)
                 return added
             return table.add(step_values(batch, columns), self.buffer_num if rings is None else len(rings), rings)
 
@@ -192,15 +193,15 @@ class ReplayBufferManager(ReplayBuffer):
         if rings.tolist() == self._order:
             return None
         if rings.dtype.kind not in "iu" or rings.ndim != 1:
-            raise RingError(f"buffer_ids must be a list of whole numbers, got {rings.dtype} of shape {rings.shape}")
+            raise RingError(f"buffer_ids must be a list of integers, got {rings.dtype} of shape {rings.shape}")
         number = len(self._order)
         outside = (rings < 0) | (rings >= number)
         if outside.any():
-            raise RingError(f"buffer_ids must lie in [0, {number}), got {rings[outside][0]}")
+            raise RingError(f"buffer_ids must be in [0, {number}), got {rings[outside][0]}")
         return rings.astype(_INTP, copy=False)
 
     def update(self, buffer: ReplayBuffer) -> Ints:
-        """Raise NotImplementedError: which ring should the steps go to? Update one of `buffers`."""
+        """Raise NotImplementedError, because the target ring is ambiguous. Update one of `buffers`."""
         raise NotImplementedError(f"{type(self).__name__} has no update(); update one of its buffers")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -208,23 +209,23 @@ class ReplayBufferManager(ReplayBuffer):
 
 
 class VectorReplayBuffer(ReplayBufferManager):
-    """A replay buffer of n environments, one ring per environment.
+    """Replay buffer of n environments, one ring per environment.
 
     Parameters
     ----------
     total_size
-        Capacity in steps of all environments together, rounded up so that each has as many slots.
+        Total capacity in steps, rounded up to equal slots per environment.
     buffer_num
         Number of environments.
     storage
         New folder for the rows; see `ReplayBuffer`.
     **kwargs
-        As for `ReplayBuffer`.
+        As in `ReplayBuffer`.
 
     Raises
     ------
     ArgumentError
-        If `total_size` is not a whole number of at least 0, or `buffer_num` not one of at least 1.
+        If `total_size` is not an integer of at least 0, or `buffer_num` not an integer of at least 1.
 
     Examples
     --------
@@ -239,39 +240,39 @@ class VectorReplayBuffer(ReplayBufferManager):
         self, total_size: int, buffer_num: int, *, storage: str | os.PathLike[str] | None = None, **kwargs: Any
     ) -> None:
         buffer_num = whole("buffer_num", buffer_num, 1)
-        one = ReplayBuffer(-(-whole("total_size", total_size) // buffer_num), **kwargs)
-        self._set_up([one.maxsize] * buffer_num, one.options, one._seed)
+        single = ReplayBuffer(-(-whole("total_size", total_size) // buffer_num), **kwargs)
+        self._set_up([single.maxsize] * buffer_num, single.options, single._seed)
         self._keep_in(storage)
 
 
 class CachedReplayBuffer(ReplayBufferManager):
-    """A main buffer, and a cache for each environment, from which finished episodes move to the main buffer.
+    """Main buffer with one cache per environment, from which finished episodes move to the main buffer.
 
-    So the main buffer holds every episode in one piece, although environments take turns. Indices count the main
-    buffer's slots first, then those of the caches.
+    Hence the main buffer stores every episode contiguously, although environments alternate. Indices count the main
+    buffer's slots first, then the slots of the caches.
 
     Parameters
     ----------
     main_buffer
-        Where finished episodes go; becomes a part of this one, with the rows it has. With a size of 0 they go nowhere.
+        Target of finished episodes; becomes a part of this buffer with its rows. With a size of 0 they are discarded.
     cached_buffer_num
         Number of environments.
     max_episode_length
-        Slots of each cache; of a longer episode the newest steps are kept.
+        Number of slots per cache; of a longer episode the newest steps are stored.
 
     Attributes
     ----------
     main_buffer, cached_buffers
-        The parts: a buffer, and an array of them.
+        The main buffer, and an array of the caches.
     cached_buffer_num
-        As given.
+        The argument.
 
     Raises
     ------
     ArgumentError
-        If `cached_buffer_num` or `max_episode_length` is not a whole number of at least 1.
+        If `cached_buffer_num` or `max_episode_length` is not an integer of at least 1.
     ColumnTypeError
-        If the main buffer is of a kind that draws otherwise than uniformly.
+        If the main buffer does not sample uniformly.
 
     Examples
     --------
@@ -291,7 +292,7 @@ class CachedReplayBuffer(ReplayBufferManager):
         max_episode_length = whole("max_episode_length", max_episode_length, 1)
         if type(main_buffer) is not ReplayBuffer:
             raise ColumnTypeError(
-                "the main buffer of a cached buffer must be a ReplayBuffer, which draws uniformly, got a "
+                "the main buffer of a cached buffer must be a ReplayBuffer, which samples uniformly, got a "
                 f"{type(main_buffer).__name__}"
             )
         options = main_buffer.options | {"stack_num": main_buffer.stack_num}
@@ -304,13 +305,13 @@ class CachedReplayBuffer(ReplayBufferManager):
 
     @property
     def main_buffer(self) -> ReplayBuffer:
-        """The main buffer."""
+        """Main buffer."""
         main: ReplayBuffer = self.buffers[0]
         return main
 
     @property
     def cached_buffers(self) -> npt.NDArray[Any]:
-        """The caches, in an array of objects."""
+        """Caches, in an array of objects."""
         return self.buffers[1:]
 
     def add(
@@ -324,52 +325,51 @@ class CachedReplayBuffer(ReplayBufferManager):
         Parameters
         ----------
         batch
-            Values by name, with a leading axis: one row for each cache, or for each of `buffer_ids`. The older form
-            gives them as keywords.
+            Values by name, with a leading axis: one row per cache, or per entry of `buffer_ids`. The older form passes
+            keywords.
         buffer_ids
-            The caches that the rows are for, the main buffer not counted, shape (k,); None for all in order.
+            Cache of each row, excluding the main buffer, shape (k,); None for all in order.
 
         Returns
         -------
         tuple
-            Four arrays of length k: indices, returns, lengths and first indices as `ReplayBufferManager.add` returns
-            them; of an episode that moved, the indices of its last and first step in the main buffer, -1 if that has no
-            slots.
+            Four arrays of length k: indices, returns, lengths and first indices as in `ReplayBufferManager.add`; for a
+            moved episode, the indices of its last and first step in the main buffer, or -1 if that has no slots.
 
         Raises
         ------
         SampleBatchError
-            As `ReplayBufferManager.add` does. Nothing has changed then.
+            As in `ReplayBufferManager.add`. Nothing has changed then.
         """
-        held = step_values(batch, columns)
+        step = step_values(batch, columns)
         rings = None if buffer_ids is None else self._rings_of(buffer_ids)
         chosen = np.arange(1, self.buffer_num) if rings is None else rings + 1
         table = self._table
         with table.lock:
             self._merge_action_unit(getattr(batch, "_action_unit", None))
             if rings is not None and len(set(rings.tolist())) < len(rings):
-                table.check(held, len(rings), stored=False)
-                return self._add_in_turns(Batch(held), rings)
-            slots, returns, lengths, starts = table.add(held, len(chosen), chosen)
+                table.check(step, len(rings), stored=False)
+                return self._add_in_turns(Batch(step), rings)
+            slots, returns, lengths, starts = table.add(step, len(chosen), chosen)
             for position in np.flatnonzero(table.done[slots]).tolist():
                 slots[position], starts[position] = self._move(int(chosen[position]))
         return slots, returns, lengths, starts
 
     def _add_in_turns(self, rows: Batch, rings: Ints) -> Added:
-        """Add rows, as many at once as are for different caches: an episode that ends moves before another row."""
-        starts, taken = [0], set[int]()
+        """Add rows in groups of different caches: an episode that ends is moved before another row of its cache."""
+        starts, used_rings = [0], set[int]()
         for row, ring in enumerate(rings.tolist()):
-            if ring in taken:
+            if ring in used_rings:
                 starts.append(row)
-                taken.clear()
-            taken.add(ring)
+                used_rings.clear()
+            used_rings.add(ring)
         stops = [*starts[1:], len(rings)]
-        found = [self.add(rows[start:stop], rings[start:stop]) for start, stop in zip(starts, stops, strict=True)]
-        slots, returns, lengths, begins = (np.concatenate(part) for part in zip(*found, strict=True))
+        results = [self.add(rows[start:stop], rings[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+        slots, returns, lengths, begins = (np.concatenate(part) for part in zip(*results, strict=True))
         return slots, returns, lengths, begins
 
     def _move(self, ring: int) -> tuple[int, int]:
-        """Move the rows of a cache to the main buffer; return the slots of the last and of the first."""
+        """Move the rows of a cache to the main buffer; return the slots of the last and the first row."""
         table = self._table
         slots = table.rings.chronological(ring)
         first = last = -1

@@ -1,4 +1,4 @@
-"""Views of a buffer: its columns as attributes and as one batch, the slots of an index, its summary."""
+"""Views of a buffer: columns as attributes and as a batch, slots of an index, and summary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def peer_class(kind: type[Any]) -> type[Any]:
-    """Return Tianshou's class of the same name as a buffer's class, if Tianshou is loaded; otherwise the class."""
+    """Return Tianshou's class with the name of a buffer's class if Tianshou is loaded; otherwise the class."""
     peers = sys.modules.get("tianshou.data")
     for base in kind.__mro__ if peers is not None else ():
         if base.__module__.startswith("samplebatch.") and hasattr(peers, base.__name__):
@@ -46,16 +46,16 @@ def peer_class(kind: type[Any]) -> type[Any]:
 
 
 _MAX_OBJECTS = 100
-"""Rows of columns without an array that are looked at: each of them is an object."""
+"""Maximum number of rows read from columns without an array, because each row is an object."""
 
 _INTP = np.dtype(np.intp)
 _count = np.count_nonzero
 
 
 class AbsentColumn(NamedTuple):
-    """The message of a column that a buffer lacks: near names are looked for when it is read, as `hasattr` never does.
+    """Message for a missing column; near names are searched only when it is read, which `hasattr` never does.
 
-    It is no error of its own: Python suggests methods of near names for `AttributeError` alone.
+    It is not an exception, because Python suggests near attribute names only for `AttributeError`.
     """
 
     kind: str
@@ -76,16 +76,14 @@ class StepColumn:
         return self if buffer is None else buffer._show(self.name)
 
     def __set__(self, buffer: Any, value: Any) -> None:
-        raise ColumnTypeError(
-            f"column {self.name!r} is the buffer's own and cannot be set as an attribute; use set_array_at_key"
-        )
+        raise ColumnTypeError(f"column {self.name!r} must not be set as an attribute; use set_array_at_key")
 
 
 class StoredColumns(dict[str, Any]):
-    """Columns of a buffer by name, the values of its stored batch: a column that is set becomes the buffer's."""
+    """Columns of a buffer by name, the values of its stored batch: assigned columns are set in the buffer."""
 
-    def __init__(self, table: Table | None, held: Mapping[str, Any]) -> None:
-        super().__init__(held)
+    def __init__(self, table: Table | None, columns: Mapping[str, Any]) -> None:
+        super().__init__(columns)
         self._table = table
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -98,32 +96,32 @@ class StoredColumns(dict[str, Any]):
             self[name] = value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A pickled or copied batch is no longer the buffer's.
+        # A pickled or copied batch is independent of the buffer.
         return dict, (dict(self),)
 
 
 def stored_batch(table: Table, start: int, stop: int, *, settable: bool) -> Batch:
-    """Return the memory of all columns, in a range of slots, as a batch with columns that can be set."""
+    """Return the memory of all columns, in a slot range, as a batch with settable columns."""
     shown = {name: show_slots(table, name, start, stop) for name in table.columns.tree}
     return node(Batch, StoredColumns(table if settable else None, shown))
 
 
-def set_columns(table: Table | None, given: Any) -> None:
-    """Replace columns of a table by other values, or add new ones; those that are there already stay.
+def set_columns(table: Table | None, batch: Any) -> None:
+    """Replace columns of a table, or add new ones; unchanged columns are skipped.
 
     Parameters
     ----------
     table
         The table; None for a part of a buffer.
     given
-        Values by name: a row for each slot, or for each slot that is written; a name without values is emptied. Arrays
-        with a row for each slot are kept, not copied.
+        Values by name: one row per slot, or per slot with a row; a name without values is emptied. Arrays with one row
+        per slot are not copied.
     """
     if table is None:
-        raise RingError("columns must be set in the whole buffer, this is a part of it")
-    values = values_of(given)
+        raise RingError("columns must be set in the entire buffer, got one part")
+    values = values_of(batch)
     if values is None:
-        raise ColumnTypeError(f"the columns of a buffer are set from a Batch or dict, got {type(given).__name__}")
+        raise ColumnTypeError(f"the columns of a buffer must be a Batch or dict, got {type(batch).__name__}")
     with table.lock:
         if table.journal is not None:
             raise StorageError("columns of a buffer in a folder cannot be replaced; use set_array_at_key")
@@ -131,24 +129,24 @@ def set_columns(table: Table | None, given: Any) -> None:
         changed = {
             name: _column(table, name, value)
             for name, value in values.items()
-            if name not in tree or not _is_held(tree[name], value)
+            if name not in tree or not _is_stored(tree[name], value)
         }
         tree.update(changed)
         table.forget_fast_add()
 
 
-def _is_held(held: Store | Tree, value: Any) -> bool:
+def _is_stored(stored: Store | Tree, value: Any) -> bool:
     """Return whether a value equals a stored column or tree of columns."""
-    if isinstance(held, Store):
-        shown = held.values
+    if isinstance(stored, Store):
+        shown = stored.values
         if value is shown or isinstance(shown, np.ndarray):
             return value is shown
-        # Rows that lie otherwise, such as compressed ones, are shown as another value every time.
+        # Other stores, such as compressed ones, return a new value every time.
         return trees_equal(node(Batch, {"value": show(shown)}), node(Batch, {"value": show(value)}))
     names = values_of(value)
-    if KINDS[type(value)] != NODE or names is None or names.keys() != held.keys():
+    if KINDS[type(value)] != NODE or names is None or names.keys() != stored.keys():
         return False
-    return bool(held) and all(_is_held(inner, names[name]) for name, inner in held.items())
+    return bool(stored) and all(_is_stored(inner, names[name]) for name, inner in stored.items())
 
 
 def _column(table: Table, name: str, value: Any) -> Any:
@@ -159,20 +157,20 @@ def _column(table: Table, name: str, value: Any) -> Any:
     count, stored = table.columns.slots, len(table.rings)
     rows = shortest({name: value}) or 0
     if rows not in (count, stored):
-        raise ColumnLengthError(f"column {name!r} must have {count} rows, one a slot, or {stored}, got {rows}")
+        raise ColumnLengthError(f"column {name!r} must have {count} rows, one per slot, or {stored}, got {rows}")
     if name in (*FLAGS, "done"):
         value = numbers(value, name, (rows,), np.bool_)
     slots: Slots = slice(0, count) if rows == count else table.rings.stored_slots()
-    made = Columns(count, table.columns.stores)
-    made.write(made.fit({name: value}, rows, keep=rows == count), slots)
-    return made.tree[name]
+    new_columns = Columns(count, table.columns.stores)
+    new_columns.write(new_columns.fit({name: value}, rows, keep=rows == count), slots)
+    return new_columns.tree[name]
 
 
 # Rows
 
 
 def ranges_of(buffer: ReplayBuffer, index: slice) -> list[Range] | None:
-    """Return the ranges of slots that a slice stands for; None if there are too many, or none."""
+    """Return the slot ranges of a slice; None if there are too many, or none."""
     rings = buffer._table.rings
     if index == slice(None):
         chosen = range(rings.n) if buffer._ring is None else (buffer._ring,)
@@ -184,7 +182,7 @@ def ranges_of(buffer: ReplayBuffer, index: slice) -> list[Range] | None:
 
 
 def slots_of(buffer: ReplayBuffer, index: Any) -> Ints:
-    """Return the slots of the table that an index of this buffer stands for."""
+    """Return the slots of the table at an index of this buffer."""
     rings = buffer._table.rings
     if isinstance(index, slice):
         if index == slice(None):
@@ -193,7 +191,9 @@ def slots_of(buffer: ReplayBuffer, index: Any) -> Ints:
         return stored[index]
     if isinstance(index, tuple):
         if len(index) != 1:
-            raise RowIndexError(f"rows must be picked along one axis, got {len(index)} indices; take columns apart")
+            raise RowIndexError(
+                f"rows must be indexed along one axis, got {len(index)} indices; index columns separately"
+            )
         (index,) = index
     if KINDS[type(index)] == TENSOR:
         index = index.numpy(force=True)
@@ -202,35 +202,35 @@ def slots_of(buffer: ReplayBuffer, index: Any) -> Ints:
         indices = indices.astype(_INTP)
     if indices.dtype.kind == "b" and indices.ndim:
         if indices.shape != (buffer.maxsize,):
-            raise RowIndexError(f"a mask must have {buffer.maxsize} entries, one for each slot, got {indices.shape}")
+            raise RowIndexError(f"a mask must have {buffer.maxsize} entries, one per slot, got {indices.shape}")
         indices = np.flatnonzero(indices)
     if indices.dtype.kind not in "iu":
         raise RowIndexError(
-            f"rows must be picked by integers, a slice or a mask, got a {type(index).__name__} of dtype {indices.dtype}"
+            f"rows must be indexed by integers, a slice or a mask, got {type(index).__name__} of dtype {indices.dtype}"
         )
     return slots_at(buffer, indices.astype(_INTP, copy=False))
 
 
 def require_row(buffer: ReplayBuffer, slot: Ints) -> Ints:
-    """Return a single slot, shape (), as shape (1,), if it holds a row, or nothing has been added at all."""
+    """Return a single slot, shape (), as shape (1,), if it has a row or the buffer is empty."""
     rings = buffer._table.rings
     if not rings.holds(slot) and "obs" in buffer._table.columns.tree:
         raise RowIndexError(
-            f"index {int(slot) - buffer._start} must be of a row, nothing is written there; sample_indices(0) has "
-            f"the {len(buffer)} that are"
+            f"index {int(slot) - buffer._start} must have a row, got an empty slot; sample_indices(0) returns "
+            f"the {len(buffer)} indices with rows"
         )
     return slot.reshape(1)
 
 
 def slots_at(buffer: ReplayBuffer, indices: Ints) -> Ints:
-    """Return the slots of indices, once they are known to lie inside."""
+    """Return the slots of indices after checking their bounds."""
     maxsize = buffer.maxsize
-    # As unsigned numbers, negative ones lie outside as well.
+    # As unsigned numbers, negative indices are also out of bounds.
     if _count(indices.view(np.uintp) >= maxsize):
         outside = (indices < -maxsize) | (indices >= maxsize)
         if outside.any():
             raise RowIndexError(
-                f"index {indices[outside].flat[0]} must lie in [{-maxsize}, {maxsize}) of a buffer of {maxsize} slots"
+                f"index {indices[outside].flat[0]} must be in [{-maxsize}, {maxsize}) of a buffer of {maxsize} slots"
             )
         indices = indices % maxsize
     return indices + buffer._start if buffer._start else indices
@@ -243,18 +243,18 @@ def update_rows(buffer: ReplayBuffer, slots: Ints, generation: Any, columns: Map
     if generation is None:
         if not is_current.all():
             missing = int(slots[~is_current][0]) - buffer._start
-            raise RowIndexError(f"index {missing} must be of a row to be updated, its slot is empty")
+            raise RowIndexError(f"index {missing} must have a row to be updated, got an empty slot")
     else:
         generations = as_array(generation).reshape(-1)
         if len(generations) != n:
-            raise ColumnLengthError(f"column 'generation' must have {n} rows, one a row, got {len(generations)}")
+            raise ColumnLengthError(f"column 'generation' must have {n} rows, one per row, got {len(generations)}")
         is_current &= table.rings.generation(slots) == generations
     values = Batch(dict(columns)).__dict__
     for name, value in values.items():
         if name in table.columns.tree or table.finals is None or name != "obs_next":
             table.check_column(name, value, n)
         else:
-            raise ColumnMismatchError("column 'obs_next' must be stored to be updated, the buffer ignores it")
+            raise ColumnMismatchError("column 'obs_next' must be stored to be updated, got a buffer that ignores it")
     for name, value in values.items():
         rows = value if is_current.all() else Batch({name: value})[is_current].__dict__[name]
         if is_current.any():
@@ -265,7 +265,7 @@ def update_rows(buffer: ReplayBuffer, slots: Ints, generation: Any, columns: Map
 def neighbours(
     buffer: ReplayBuffer, index: Any, find_within: Callable[..., Ints | None], find: Callable[..., Ints]
 ) -> Any:
-    """Return the indices that `find` returns; `find_within` is its short form, or returns None if it does not apply."""
+    """Return the indices from `find`; `find_within` is its fast path, or returns None if it does not apply."""
     table = buffer._table
     with table.lock:
         has_ends = "done" in table.columns.tree
@@ -283,7 +283,7 @@ def neighbours(
 
 
 def drop_null_rows(table: Table, ring: int, sampler: Sampler) -> None:
-    """Remove the rows of a ring with NaN, NaT or None; rows keep what the sampler knows of them."""
+    """Remove the rows of a ring with NaN, NaT or None; priorities of other rows are preserved."""
     slots = table.rings.chronological(ring)
     if not len(slots):
         return
@@ -292,19 +292,19 @@ def drop_null_rows(table: Table, ring: int, sampler: Sampler) -> None:
     if not complete.all():
         priorities = sampler.state_dict(slots[complete])
         table.reset([ring], keep_statistics=True)
-        kept = np.flatnonzero(complete)
-        if len(kept):
-            gaps = np.flatnonzero(np.diff(kept) > 1)
-            moved = table.append(ring, rows[kept].__dict__, len(kept), gaps)
+        complete_indices = np.flatnonzero(complete)
+        if len(complete_indices):
+            gaps = np.flatnonzero(np.diff(complete_indices) > 1)
+            moved = table.append(ring, rows[complete_indices].__dict__, len(complete_indices), gaps)
             sampler.on_move(moved, priorities)
 
 
 def summarize(buffer: ReplayBuffer) -> tuple[str, list[summary.Line], tuple[str, ...]]:
-    """Return the title, the lines and the headings of a buffer's summary: columns of its rows in time order."""
+    """Return title, lines and headings of a buffer's summary, from its rows in time order."""
     table = buffer._table
     rings = table.rings.n if buffer._ring is None else 1
     parts = f" in {rings} rings" if rings > 1 else ""
-    # The part of the table's slots that are this buffer's own.
+    # The buffer's share of the table's slots.
     share = buffer.maxsize / max(table.rings.capacity, 1)
     size = summary.show_bytes(buffer.nbytes * share)
     lines = []

@@ -1,4 +1,4 @@
-"""Writing of steps: their values as buffers store them, and the slots of several steps of one ring."""
+"""Conversion of steps to stored values, and slots of several steps per ring."""
 
 from __future__ import annotations
 
@@ -24,57 +24,57 @@ from samplebatch.errors import (
 from samplebatch.names import TO_FLAT
 
 FLAGS: Final = ("terminated", "truncated")
-"""The flags that a step is given with; `done` is made of them."""
+"""Flags of a step; `done` is computed from them."""
 
 _MAX_FRAMES = 16
-"""The longest stack of frames of rows that are images."""
+"""Maximum number of stacked frames, to distinguish stacks from images."""
 
 _REQUIRED = ("obs", "act", "rew", *FLAGS)
 
 
 def step_values(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """Return the values by name of a step given as a batch, a dict or columns."""
+    """Return the values by name of a step passed as a batch, a dict or columns."""
     if batch is None:
         return Batch(columns).__dict__
     if columns:
         raise ColumnTypeError(
-            f"a step is given as a batch or by columns, got both; put {next(iter(columns))!r} into the batch"
+            f"a step must be passed as a batch or as columns, got both; put {next(iter(columns))!r} into the batch"
         )
     return batch.__dict__ if isinstance(batch, Batch) else Batch(batch).__dict__
 
 
 def count_steps(buffer_ids: Any) -> int:
-    """Return how many steps the ids of a buffer of one ring are for."""
+    """Return the number of steps from the ids of a buffer with one ring."""
     numbers = buffer_ids if type(buffer_ids) is list else np.asarray(buffer_ids).tolist()
     if not isinstance(numbers, list) or not numbers or numbers != [0] * len(numbers):
-        raise RingError(f"buffer_ids of a buffer of one ring must be [0], or a 0 for each row, got {buffer_ids}")
+        raise RingError(f"buffer_ids of a buffer with one ring must be [0], or one 0 per row, got {buffer_ids}")
     return len(numbers)
 
 
 def drop_empty(rows: dict[str, Any]) -> dict[str, Any]:
-    """Leave out names that have no values."""
+    """Remove names without values."""
     return {name: value for name, value in rows.items() if KINDS[type(value)] != NODE or value.__dict__}
 
 
-def convert_step(held: Mapping[str, Any], n: int, *, single: bool, last_frame: bool) -> dict[str, Any]:
-    """Return the values to be stored of n rows, or of a single one without a leading axis.
+def convert_step(step: Mapping[str, Any], n: int, *, single: bool, last_frame: bool) -> dict[str, Any]:
+    """Convert n rows, or a single row without a leading axis, to stored values.
 
-    `done` alone stands for `terminated`. With `last_frame`, observations are stacks of frames of which the newest is
-    taken.
+    `done` without other flags means `terminated`. With `last_frame`, only the newest frame of stacked observations is
+    returned.
 
     Examples
     --------
     >>> convert_step({"obs": 1, "act": 2, "rew": 3, "done": 1}, 1, single=True, last_frame=False)["done"]
     array(True)
     """
-    values = dict(held)
+    values = dict(step)
     if "terminated" not in values and "truncated" not in values and "done" in values:
-        # The older form took any number but 0 for true.
+        # The older form accepted any non-zero number as true.
         values["terminated"] = numbers(values["done"], "done", () if single else (n,), np.float64) != 0.0
         values["truncated"] = np.zeros(() if single else n, np.bool_)
     for name in _REQUIRED:
         if name not in values:
-            raise ColumnNotFoundError(f"a step must have column {name!r}; {near_names(name, held)}")
+            raise ColumnNotFoundError(f"a step must have column {name!r}; {near_names(name, step)}")
     lead = () if single else (n,)
     values["rew"] = numbers(values["rew"], "rew", lead, np.float64)
     for name in FLAGS:
@@ -111,7 +111,7 @@ def check_nan(values: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> npt.NDArray[Any]:
-    """Convert rewards or flags to numbers of a kind.
+    """Convert rewards or flags to a numeric type.
 
     Examples
     --------
@@ -122,30 +122,30 @@ def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> np
     if array.dtype.kind not in "biuf":
         raise ColumnTypeError(f"column {name!r} must have numbers, got {array.dtype}")
     if array.shape[: len(lead)] != lead:
-        found = array.shape[0] if array.ndim else "a single number"
-        raise ColumnLengthError(f"column {name!r} must have {lead[0]} rows, got {found}")
+        actual = array.shape[0] if array.ndim else "a single number"
+        raise ColumnLengthError(f"column {name!r} must have {lead[0]} rows, got {actual}")
     if kind is np.bool_ and array.size != (lead[0] if lead else 1):
-        raise ColumnMismatchError(f"column {name!r} must have one flag a row, got shape {array.shape[len(lead) :]}")
+        raise ColumnMismatchError(f"column {name!r} must have one flag per row, got shape {array.shape[len(lead) :]}")
     return as_flags(array, name) if kind is np.bool_ else array.astype(kind, copy=False)
 
 
 def end_flags(rows: Mapping[str, Any], n: int) -> tuple[Flags, Flags]:
-    """Return which of n rows are terminated, and which truncated; `done` stands for `terminated` if that is missing.
+    """Return masks of terminated and truncated rows; `done` is used if `terminated` is missing.
 
     Examples
     --------
     >>> end_flags({"done": [0, 1]}, 2)
     (array([False,  True]), array([False, False]))
     """
-    given = "terminated" if "terminated" in rows else "done"
-    terminated = as_flags(as_array(rows[given]), TO_FLAT[given])
+    flag = "terminated" if "terminated" in rows else "done"
+    terminated = as_flags(as_array(rows[flag]), TO_FLAT[flag])
     if "truncated" not in rows:
         return terminated, np.zeros(n, np.bool_)
     return terminated, as_flags(as_array(rows["truncated"]), TO_FLAT["truncated"])
 
 
 def newest_frame(value: Any, path: str, *, single: bool) -> Any:
-    """Take the last frame of stacked observations, of one row or of each."""
+    """Return the last frame of stacked observations, of one row or of each."""
     names = values_of(value)
     if names is not None:
         return node(
@@ -154,13 +154,13 @@ def newest_frame(value: Any, path: str, *, single: bool) -> Any:
     shape = np.shape(value) if single else np.shape(value)[1:]
     if _has_pixels_first(shape, getattr(value, "dtype", None)):
         raise ColumnMismatchError(
-            f"column {path!r} must have its frames along the first axis for only the last to be saved, got rows of "
-            f"shape {shape}, which are images; move the axis of frames to the front, or give the newest as a stack of 1"
+            f"column {path!r} must have frames along the first axis to save only the last frame, got rows of "
+            f"shape {shape}, which are images; move the frame axis to the front, or pass the newest as a stack of 1"
         )
     try:
         return value[-1] if single else value[:, -1]
     except (TypeError, IndexError) as error:
-        raise ColumnMismatchError("observations must be stacks of frames for only the last to be saved") from error
+        raise ColumnMismatchError("observations must be stacks of frames to save only the last frame") from error
 
 
 def _has_pixels_first(shape: tuple[int, ...], dtype: Any) -> bool:
@@ -171,27 +171,27 @@ def _has_pixels_first(shape: tuple[int, ...], dtype: Any) -> bool:
 
 
 def rows_at(values: Any, index: Any) -> Any:
-    """Take rows of values; a name without values has them all."""
+    """Index rows of values; a name without values is returned unchanged."""
     return values if KINDS[type(values)] == NODE and not values.__dict__ else values[index]
 
 
 _INTP = np.dtype(np.intp)
 
 _FEW_ENDS = 16
-"""The most ends of episodes in steps of one ring for which a loop over episodes takes less time than sorting."""
+"""Maximum number of episode ends per ring for which a loop over episodes is faster than sorting."""
 
 
 class Series:
-    """The slots of k steps in time order, several of them of one ring, and their episodes' returns and lengths.
+    """Slots of k steps in time order, possibly several per ring, with returns and lengths of their episodes.
 
     Attributes
     ----------
     slots
-        The slot of each step, shape (k,).
+        Slot of each step, shape (k,).
     lasting
-        The steps that no later one overwrites, shape (l,), ascending; None for all.
+        Steps that no later step overwrites, shape (l,), ascending; None for all.
     rings, newest
-        The rings that get steps, ascending, and the newest step of each.
+        Rings that get steps, ascending, and the newest step of each.
 
     Examples
     --------
@@ -211,12 +211,12 @@ class Series:
         self._ring: Ints = numbers[self._order]
         self._counts = np.bincount(numbers, minlength=rings.n)
         self._stops = np.cumsum(self._counts)
-        # Steps of the ring before each.
+        # Number of earlier steps in the ring.
         self._rank = np.arange(len(numbers)) - (self._stops - self._counts)[self._ring]
         cursors, maxsizes = rings.cursors_of_all(), rings.maxsizes
-        places = (cursors[self._ring] + self._rank) % maxsizes[self._ring]
+        offsets = (cursors[self._ring] + self._rank) % maxsizes[self._ring]
         self.slots: Ints = np.empty(len(numbers), _INTP)
-        self.slots[self._order] = rings.bases[self._ring] + places
+        self.slots[self._order] = rings.bases[self._ring] + offsets
         self.rings: Ints = self._counts.nonzero()[0]
         self.newest: Ints = self._order[self._stops[self.rings] - 1]
         self.lasting: Ints | None = None
@@ -224,14 +224,14 @@ class Series:
             self.lasting = np.sort(self._order[self._rank >= (self._counts - maxsizes)[self._ring]])
 
     def advance(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
-        """Count the steps as written; see `Rings.advance`."""
+        """Advance the rings by the steps; see `Rings.advance`."""
         rings, order, ring = self._all, self._order, self._ring
         if rings.n == 1 and np.count_nonzero(done) <= _FEW_ENDS:
             return self.slots, *rings.advance_run(done, rew)
         state = rings.state_dict()
         done, rew, slots = done[order], rew[order], self.slots[order]
         written = state["writes"][ring] + self._rank
-        # A run is the steps of one episode in one ring.
+        # A run consists of the steps of one episode in one ring.
         opens = self._rank == 0
         begins = opens.copy()
         begins[1:] |= done[:-1]
@@ -251,15 +251,15 @@ class Series:
         lens[closing] = lengths[ended]
         firsts[order] = first_slots[run]
 
-        # The state of each ring after its last run.
+        # State of each ring after its last run.
         final = np.append(goes_on[1:], True)
         changed, over = ring_of[final], ended[final]
         state["writes"] += self._counts
         state["cursors"] = (state["cursors"] + self._counts) % np.maximum(rings.maxsizes, 1)
         state["sizes"] = np.minimum(state["sizes"] + self._counts, rings.maxsizes)
         state["began"][changed] = np.where(over, state["writes"][changed], began[final])
-        begun = rings.bases[changed] + state["cursors"][changed]
-        state["starts"][changed] = np.where(over, begun, first_slots[final])
+        next_slots = rings.bases[changed] + state["cursors"][changed]
+        state["starts"][changed] = np.where(over, next_slots, first_slots[final])
         state["returns"][changed] = np.where(_as_wide(over, rew), 0.0, totals[final])
         alike = all(len(set(state[name].tolist())) == 1 for name in ("cursors", "sizes", "writes"))
         state["together"] = rings.n == 1 or (bool(rings.even) and alike)
@@ -268,16 +268,16 @@ class Series:
 
 
 def _sums(before: npt.NDArray[np.float64], rew: npt.NDArray[np.float64], run: Ints) -> npt.NDArray[np.float64]:
-    """Sum the rewards of each run in the order in which single steps would be added."""
+    """Sum the rewards of each run in the order of single steps."""
     count = len(before)
     runs = np.concatenate([np.arange(count), run])
     values = np.concatenate([before, rew]).reshape(len(runs), -1)
     sums = np.zeros((count, values.shape[1]))
-    for place, column in enumerate(values.T):
-        sums[:, place] = np.bincount(runs, column, minlength=count)
+    for position, column in enumerate(values.T):
+        sums[:, position] = np.bincount(runs, column, minlength=count)
     return sums.reshape(before.shape)
 
 
 def _as_wide(flags: Flags, like: npt.NDArray[Any]) -> Flags:
-    """Give flags axes for the shape of a row."""
+    """Add axes to flags to broadcast over a row's shape."""
     return flags.reshape(len(flags), *(1,) * (like.ndim - 1))

@@ -1,4 +1,4 @@
-"""Storage of batches and buffers in files, imported on first use by the methods of the layers below; no public API."""
+"""Private storage of batches and buffers in files, imported on first use by methods of lower layers."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Checksums within files, in places that other readers skip.
+"""Checksums stored inside files at offsets that other readers skip.
 
 ::
 
-    body                    all that the format writes before its footer
-    checksums               of each block of the body, 32 bits each
-    trailer                 bytes in the body, checksum of the footer, CRC-32 of all this, magic
-    footer                  as the format writes it; files of HDF5 have none
+        body                    all bytes before the format's footer
+        checksums               32 bits per block of the body
+        trailer                 size of the body, checksum of the footer, CRC-32 of checksums and trailer, magic
+        footer                  footer of the format; absent in HDF5
 
-Readers of Arrow and Parquet files find the footer from the end, and go from there to places counted from the start;
-HDF5 counts from the start and does not look behind its end. A file that another tool writes again has no checksums.
+Readers of Arrow and Parquet files locate the footer from the end and use absolute offsets from there; HDF5 ignores
+bytes after its end. Files rewritten by other tools have no checksums.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _TRAILER_NBYTES = _FIELDS.size + _END.size
 _LENGTH = struct.Struct("<I")
 
 ColumnsAt = Callable[[int, int], Sequence[str]]
-"""Names the columns that have bytes between two places of a file."""
+"""Returns the names of columns with bytes between two offsets of a file."""
 
 
 class Format(NamedTuple):
-    """The end of a format's files: the magic, before which stands the length of the footer; b"" if there is none."""
+    """File trailer of a format: footer length followed by `magic`, or empty."""
 
     magic: bytes
 
     def footer_nbytes(self, data: memoryview) -> int:
-        """Read how many bytes the footer of a file has, with all that stands behind it."""
+        """Return the size of a file's footer, including its length field and magic."""
         if not self.magic:
             return 0
         at = len(data) - len(self.magic) - _LENGTH.size
@@ -57,7 +57,7 @@ ARROW, PARQUET, HDF5 = Format(b"ARROW1"), Format(b"PAR1"), Format(b"")
 
 
 class FileChecksums(NamedTuple):
-    """The checksums that a file has."""
+    """Checksums of a file."""
 
     body_nbytes: int
     blocks: npt.NDArray[np.uint32]
@@ -66,14 +66,14 @@ class FileChecksums(NamedTuple):
 
 
 class SummedFile:
-    """File for the writers of other libraries that sums blocks of bytes while the system takes them.
+    """File object that computes block checksums in parallel with the writes of other libraries.
 
-    Blocks that come in several pieces are left to `add`, which reads them from the file.
+    Blocks written in several pieces are left to `add`, which reads them from the file.
 
     Attributes
     ----------
     blocks
-        Checksums of the blocks that came in one piece, by number.
+        Checksums by block number of blocks written in one piece.
     """
 
     closed = False
@@ -84,7 +84,7 @@ class SummedFile:
         self.blocks: dict[int, int] = {}
 
     def write(self, data: Any) -> int:
-        """Write bytes behind those that are there."""
+        """Append bytes."""
         view = memoryview(data).cast("B")
         start = self._nbytes
         self._nbytes += len(view)
@@ -104,27 +104,27 @@ class SummedFile:
         return len(view)
 
     def tell(self) -> int:
-        """Return the bytes that have been written."""
+        """Return the number of bytes written."""
         return self._nbytes
 
     def flush(self) -> None:
-        """Hand the bytes in memory to the system."""
+        """Pass buffered bytes to the operating system."""
         self._file.flush()
 
 
 def add(file: BinaryIO, form: Format, known: Mapping[int, int] = MappingProxyType({}), nbytes: int = 0) -> None:
-    """Put checksums into a file that has been written and is open for reading, too.
+    """Add checksums to a complete file that is open for reading and writing.
 
     Parameters
     ----------
     file
-        The file, whole as its format has it.
+        The file, complete in its format.
     form
         The format.
     known
-        Checksums of some blocks of the file, by number.
+        Checksums of some blocks, by block number.
     nbytes
-        Its bytes, where more are reserved; 0 if none are.
+        Size of the file's contents if more bytes are reserved; 0 for the file's size.
     """
     file.flush()
     with mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
@@ -134,7 +134,7 @@ def add(file: BinaryIO, form: Format, known: Mapping[int, int] = MappingProxyTyp
 
 
 def write(file: BinaryIO, data: memoryview, form: Format) -> None:
-    """Write all bytes of an empty file from memory, with their checksums."""
+    """Write all bytes of an empty file from memory, including checksums."""
     body_nbytes, ending = _sum(data, form, {})
     file.write(data[:body_nbytes])
     file.write(ending)
@@ -143,17 +143,17 @@ def write(file: BinaryIO, data: memoryview, form: Format) -> None:
 def _sum(data: memoryview, form: Format, known: Mapping[int, int]) -> tuple[int, bytes]:
     """Return the size of the body of an intact file, and its suffix: checksums, trailer and footer."""
     body_nbytes = len(data) - form.footer_nbytes(data)
-    # Those with bytes of the footer, which moves behind the checksums, have others then.
-    known = {block: value for block, value in known.items() if (block + 1) * BLOCK_NBYTES <= body_nbytes}
+    # Blocks that include footer bytes change, because the footer moves behind the checksums.
+    sums = {block: value for block, value in known.items() if (block + 1) * BLOCK_NBYTES <= body_nbytes}
     with data[:body_nbytes] as body:
-        blocks = np.array(block_checksums(body, known), "<u4").tobytes()
+        blocks = np.array(block_checksums(body, sums), "<u4").tobytes()
     footer = bytes(data[body_nbytes:])
     fields = _FIELDS.pack(body_nbytes, checksum(footer))
     return body_nbytes, blocks + fields + _END.pack(zlib.crc32(blocks + fields), _MAGIC) + footer
 
 
 def _read(data: memoryview, form: Format, name: str) -> FileChecksums | None:
-    """Read the checksums of a file; None if it has none. Rejects damaged ones."""
+    """Read the checksums of a file; None if it has none. Raises FormatError if they are damaged."""
     footer_start = len(data) - form.footer_nbytes(data)
     start = footer_start - _TRAILER_NBYTES
     if start < 0:
@@ -164,28 +164,28 @@ def _read(data: memoryview, form: Format, name: str) -> FileChecksums | None:
     body_nbytes, footer = _FIELDS.unpack_from(data, start)
     count = -(-body_nbytes // BLOCK_NBYTES)
     if body_nbytes + 4 * count != start or zlib.crc32(data[body_nbytes : start + _FIELDS.size]) != crc:
-        raise FormatError(f"{name!r} must have whole checksums, and they have changed; the file is damaged")
+        raise FormatError(f"{name!r} must have intact checksums, got changed ones; the file is damaged")
     return FileChecksums(body_nbytes, np.frombuffer(data, "<u4", count, body_nbytes), footer_start, footer)
 
 
 def verify(data: Any, form: Format, name: str, columns_at: ColumnsAt | None) -> bool:
-    """Verify a file, or its footer alone without `columns_at`; return whether it has checksums at all.
+    """Verify a file, or only its footer if `columns_at` is None; return whether it has checksums.
 
     The error names the columns in the first block with a changed byte.
     """
     view = memoryview(data).cast("B")
-    found = _read(view, form, name)
-    if found is None:
+    sums = _read(view, form, name)
+    if sums is None:
         return False
-    if checksum(bytes(view[found.footer_start :])) != found.footer:
+    if checksum(bytes(view[sums.footer_start :])) != sums.footer:
         raise FormatError(f"{name!r} must have the footer that was written, and it has changed; the file is damaged")
     if columns_at is None:
         return True
-    with view[: found.body_nbytes] as body:
+    with view[: sums.body_nbytes] as body:
         blocks = block_checksums(body)
-    for i, (now, written) in enumerate(zip(blocks, found.blocks.tolist(), strict=True)):
+    for i, (now, written) in enumerate(zip(blocks, sums.blocks.tolist(), strict=True)):
         if now != written:
-            start, stop = i * BLOCK_NBYTES, min((i + 1) * BLOCK_NBYTES, found.body_nbytes)
+            start, stop = i * BLOCK_NBYTES, min((i + 1) * BLOCK_NBYTES, sums.body_nbytes)
             columns = list(columns_at(start, stop))
             where = f", in column{'s' * (len(columns) > 1)} {', '.join(map(repr, columns))}" if columns else ""
             raise FormatError(

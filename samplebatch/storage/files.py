@@ -22,25 +22,25 @@ from samplebatch.errors import FormatError, StorageError
 
 
 def file_bytes(name: str, *, memory_map: bool) -> pa.Buffer:
-    """Return all bytes of a file, mapped or read; of a mapped file none is loaded before it is touched."""
+    """Return all bytes of a file, mapped or read; a mapped file is loaded lazily."""
     try:
         with pa.memory_map(name) if memory_map else pa.OSFile(name) as source:
             if not memory_map or not source.size():
                 return source.read_buffer()
-            # For a buffer of all the file, Arrow would ask the system to load all of it.
+            # For a buffer of the entire file, Arrow would ask the system to load all of it.
             first = source.read_buffer(1)
             return pa.foreign_buffer(first.address, source.size(), first)
     except OSError as error:
-        # As Python's own, with the name apart.
+        # Same attributes as Python's own error, with a separate file name.
         number = error.errno or (errno.EISDIR if os.path.isdir(name) else errno.EIO)
         raise OSError(number, os.strerror(number), name) from error
 
 
 def check_magic(data: pa.Buffer, magic: bytes, form: str, name: str) -> None:
-    """Raise FormatError if a file does not begin with the magic of its format."""
+    """Raise FormatError if a file does not start with its format's magic."""
     if data[: len(magic)].to_pybytes() != magic:
         article = "an" if form == "Arrow" else "a"
-        raise FormatError(f"{name!r} must be {article} {form} file, and its first bytes are not those of one")
+        raise FormatError(f"{name!r} must be {article} {form} file, got other first bytes")
 
 
 Form = Literal["Arrow", "Parquet", "HDF5"]
@@ -53,14 +53,14 @@ SUFFIXES: dict[str, Form] = {
     ".hdf5": "HDF5",
     ".h5": "HDF5",
 }
-"""The format that each ending of a name stands for."""
+"""Format of each file suffix."""
 
 _MAGIC: dict[bytes, Form] = {b"ARROW1": "Arrow", b"PAR1": "Parquet", b"\x89HDF\r\n\x1a\n": "HDF5"}
 
 _OTHERS = frozenset(
     (".csv", ".gz", ".json", ".jsonl", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth", ".tfrecord", ".txt", ".zip")
 )
-"""Endings of other formats, which no file of ours may have."""
+"""Suffixes of other formats, which are rejected."""
 
 
 def _suffix_of(path: str | os.PathLike[str]) -> str:
@@ -68,7 +68,7 @@ def _suffix_of(path: str | os.PathLike[str]) -> str:
 
 
 def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
-    """Raise FormatError if the suffix of a file's name belongs to another format than the one to be written.
+    """Raise FormatError if the suffix of a path belongs to another format.
 
     Examples
     --------
@@ -78,48 +78,46 @@ def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
     """
     suffix = _suffix_of(path)
     if suffix in _OTHERS or SUFFIXES.get(suffix, form) != form:
-        own = ", ".join(repr(known) for known, other in SUFFIXES.items() if other == form)
-        raise FormatError(f"{os.fspath(path)!r} must end as {form} files do ({own}), got {suffix!r}")
+        suffixes = ", ".join(repr(known) for known, other in SUFFIXES.items() if other == form)
+        raise FormatError(f"{os.fspath(path)!r} must end as {form} files do ({suffixes}), got {suffix!r}")
 
 
 def form_to_write(path: str | os.PathLike[str]) -> Form | None:
-    """Return the format that the suffix of a path names; None for a folder, which has none."""
+    """Return the format of a path's suffix; None for a folder, which has no suffix."""
     suffix = _suffix_of(path)
     if not suffix or os.path.isdir(path):
         return None
     form = SUFFIXES.get(suffix)
     if form is None:
         raise FormatError(
-            f"{os.fspath(path)!r} must end in one of {', '.join(SUFFIXES)}, or be a folder without ending"
+            f"{os.fspath(path)!r} must end in one of {', '.join(SUFFIXES)}, or be a folder without suffix"
         )
     return form
 
 
 def form_of_file(path: str | os.PathLike[str]) -> Form:
-    """Return the format of a file by its first or last bytes, or by its name where these are damaged."""
+    """Return the format of a file from its first or last bytes, or from its suffix if both are damaged."""
     return form_of_bytes(file_bytes(os.fspath(path), memory_map=True), path)
 
 
 def form_of_bytes(data: pa.Buffer, path: str | os.PathLike[str]) -> Form:
-    """Return the format of a file's bytes, as `form_of_file` does."""
+    """Return the format of a file's bytes; see `form_of_file`."""
     start, end = data[:8].to_pybytes(), data[-8:].to_pybytes()
     for magic, form in _MAGIC.items():
         if start.startswith(magic) or (end.endswith(magic) and form != "HDF5"):
             return form
     named = SUFFIXES.get(_suffix_of(path))
     if named is None:
-        raise FormatError(
-            f"{os.fspath(path)!r} must be an Arrow, Parquet or HDF5 file, and its first bytes are of none of them"
-        )
+        raise FormatError(f"{os.fspath(path)!r} must be an Arrow, Parquet or HDF5 file, got other first bytes")
     return named
 
 
 _DESCRIPTORS = "/proc/self/fd"
-"""Folder with a link to each open file, by which a file without a name gets one."""
+"""Folder with a link to each open file, used to name an unnamed file."""
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise OSError if no file can be written to a path, by creating and removing the temporary file."""
+    """Raise OSError if a path is not writable, by creating and removing the temporary file."""
     temporary, file = _open_beside(_target(path), path)
     file.close()
     os.unlink(temporary)
@@ -127,22 +125,22 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], *, durable: bool = True, unnamed: bool = False) -> Iterator[BinaryIO]:
-    """Open a temporary file that takes the path's place when the block ends well, and vanishes when it does not.
+    """Open a temporary file that replaces the path if the block succeeds, and is removed otherwise.
 
     Parameters
     ----------
     path
-        The path.
+        Path to replace.
     durable
-        Whether the bytes are on the disk before that.
+        Whether to sync the file to disk before it replaces the path.
     unnamed
-        Whether the temporary file has no name, where the file system can do that: readers of the folder do not see it,
-        and a process that is killed leaves none.
+        Whether the temporary file is unnamed, if the file system supports it: other readers of the folder do not see
+        it, and a killed process leaves no file.
 
     Raises
     ------
     OSError
-        If the path is a folder, no file there can be written, or the disk is full; `filename` is the path.
+        If the path is a folder or not writable, or the disk is full; `filename` is the path.
     """
     target = _target(path)
     hidden = _open_unnamed(target) if unnamed else None
@@ -160,7 +158,7 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True, unnamed: bo
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         if isinstance(error, OSError) and error.errno is not None and error.filename in (None, temporary):
-            # A disk that is full is told by a write, which knows no path.
+            # A full disk is reported by a write, which does not know the path.
             error.filename = os.fspath(path)
         raise
 
@@ -170,15 +168,15 @@ def _target(path: str | os.PathLike[str]) -> str:
     try:
         mode = os.lstat(target).st_mode
         if stat.S_ISLNK(mode):
-            # A link stays a link: the file that it names is replaced.
+            # A link is preserved; its target is replaced.
             target = os.path.realpath(target)
             mode = os.stat(target).st_mode
     except OSError:
         return target
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(f"{os.fspath(path)!r} must be a file, and it is a folder")
+        raise IsADirectoryError(f"{os.fspath(path)!r} must be a file, got a folder")
     if not os.access(target, os.W_OK):
-        raise PermissionError(f"{os.fspath(path)!r} must be writable, and it is read-only")
+        raise PermissionError(f"{os.fspath(path)!r} must be writable, got a read-only file")
     return target
 
 
@@ -190,9 +188,9 @@ def _open_beside(target: str, path: str | os.PathLike[str]) -> tuple[str, Binary
     except OSError as error:
         if not os.path.isdir(folder):
             raise FileNotFoundError(
-                f"{os.fspath(path)!r} must lie in a folder, and there is no {folder!r}; make it first"
+                f"{os.fspath(path)!r} must be in an existing folder, got no {folder!r}; create it first"
             ) from None
-        raise type(error)(f"{target!r} must lie in a folder that can be written to: {error.strerror}") from error
+        raise type(error)(f"{target!r} must be in a writable folder: {error.strerror}") from error
 
 
 def _temporary_name(target: str) -> str:
@@ -201,7 +199,7 @@ def _temporary_name(target: str) -> str:
 
 
 def _open_unnamed(target: str) -> BinaryIO | None:
-    """Open a file without a name in the folder of a target; None where the file system has no such files."""
+    """Open an unnamed file in the folder of a target; None if the file system does not support it."""
     if not hasattr(os, "O_TMPFILE") or not os.path.isdir(_DESCRIPTORS):
         return None
     try:
@@ -211,7 +209,7 @@ def _open_unnamed(target: str) -> BinaryIO | None:
 
 
 def _name_file(file: BinaryIO, target: str, temporary: str) -> bool:
-    """Link an unnamed file to its target, or to a temporary name; return whether it is the target."""
+    """Link an unnamed file to its target, or to a temporary name; return whether the target was linked."""
     fd = file.fileno()
     try:
         for name in (target, temporary):
@@ -220,7 +218,7 @@ def _name_file(file: BinaryIO, target: str, temporary: str) -> bool:
                 os.link(f"{_DESCRIPTORS}/{fd}", name, src_dir_fd=fd)
                 return name is target
     except OSError:
-        # Some sandboxes make such files and refuse to name them.
+        # Some sandboxes create unnamed files but refuse to link them.
         file.seek(0)
         with open(temporary, "xb") as named:
             shutil.copyfileobj(file, named, 1 << 20)
@@ -230,29 +228,29 @@ def _name_file(file: BinaryIO, target: str, temporary: str) -> bool:
 
 
 _CHECKSUM = "checksum"
-"""Key of a JSON object's checksum, among its others."""
+"""Key of the checksum in a JSON object."""
 
 _MAX_PARTS = 512
-"""Parts that one call writes: half of the limit of Linux."""
+"""Maximum number of buffers per write call: half of Linux's limit."""
 
 
 def open_locked(path: Path, must: str = "must not be open elsewhere") -> int:
-    """Open the lock file of a folder and lock it until it is closed or the process ends, however it ends.
+    """Open and lock the lock file of a folder; the lock is released when the file is closed or the process ends.
 
-    A forked child shares the lock, and must close the file.
+    A forked child shares the lock and must close the file.
 
     Parameters
     ----------
     path
-        The file, which is created. It holds the number of the process that has the lock, for errors.
+        The lock file, created if needed. It contains the owner's process number, for errors.
     must
-        What is required of the folder, for errors.
+        Requirement on the folder, for errors.
 
     Raises
     ------
     StorageError
-        If it is locked already, here or in another process; names the folder and that process. If the file system has
-        no locks.
+        If the folder is already locked, by this or another process; names the folder and the process. If the file
+        system does not support locks.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     folder = str(path.parent)
@@ -267,7 +265,7 @@ def open_locked(path: Path, must: str = "must not be open elsewhere") -> int:
         raise StorageError(
             error.errno, f"a folder must be on a file system with locks, got {error.strerror}", folder
         ) from error
-    # The owner is known for errors only: a full disk does not matter here.
+    # The owner is only used in errors, so a full disk is ignored here.
     with contextlib.suppress(OSError):
         os.truncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
@@ -275,7 +273,7 @@ def open_locked(path: Path, must: str = "must not be open elsewhere") -> int:
 
 
 def _lock_owner(fd: int) -> str:
-    """Name the process that has a lock, as it wrote into the file."""
+    """Return the owner recorded in a lock file."""
     try:
         pid, host = os.pread(fd, 512, 0).decode().split()
         if int(pid) == os.getpid() and host == socket.gethostname():
@@ -286,12 +284,12 @@ def _lock_owner(fd: int) -> str:
 
 
 def reserve(fd: int, nbytes: int, what: str) -> None:
-    """Reserve disk blocks for a file: a full disk is noticed here, not when rows are written.
+    """Reserve disk blocks for a file, so that a full disk is detected here and not when rows are written.
 
     Raises
     ------
     StorageError
-        If the disk has no room; says what needs it.
+        If the disk is full; includes `what` requires the space.
     """
     if not nbytes:
         return
@@ -310,7 +308,7 @@ def reserve(fd: int, nbytes: int, what: str) -> None:
 
 
 def write_at(fd: int, parts: Sequence[memoryview], at: int) -> None:
-    """Write all parts, in succession, from an offset on."""
+    """Write buffers contiguously at an offset."""
     for first in range(0, len(parts), _MAX_PARTS):
         some = list(parts[first : first + _MAX_PARTS])
         while some:
@@ -323,34 +321,34 @@ def write_at(fd: int, parts: Sequence[memoryview], at: int) -> None:
 
 
 def write_plain(path: Path, plain: dict[str, Any]) -> None:
-    """Write a JSON object with a checksum, atomically; durable after a sync only."""
+    """Write a JSON object with a checksum, atomically; durable only after a sync."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(plain_bytes(plain))
     temporary.replace(path)
 
 
 def plain_bytes(plain: dict[str, Any]) -> bytes:
-    """Return a JSON object with a checksum, as `read_plain` reads it."""
+    """Encode a JSON object with a checksum for `read_plain`."""
     return json.dumps({**plain, _CHECKSUM: _checksum(plain)}).encode()
 
 
 def read_plain(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
+    """Read a JSON object from a file and verify its checksum; older versions wrote none.
 
     Raises
     ------
     FormatError
-        If the file is not there, is none, or has changed. One by an older version has no checksum to tell by.
+        If the file is missing, not a JSON object, or has changed.
     """
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise FormatError(f"{str(path)!r} must be a whole file of a buffer, it is not: {error}") from error
+        raise FormatError(f"{str(path)!r} must be an intact file of a buffer: {error}") from error
     if not isinstance(plain, dict):
-        raise FormatError(f"{str(path)!r} must be a file of a buffer, it is another")
+        raise FormatError(f"{str(path)!r} must be a file of a buffer, got another JSON value")
     expected = plain.pop(_CHECKSUM, None)
     if expected is not None and expected != _checksum(plain):
-        raise FormatError(f"{str(path)!r} must have what was written to it, and it has changed; it is damaged")
+        raise FormatError(f"{str(path)!r} must match its checksum, got changed bytes; it is damaged")
     return plain
 
 
@@ -359,7 +357,7 @@ def _checksum(plain: dict[str, Any]) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the list of a folder, is on the disk."""
+    """Wait until a file or a folder's entries are on disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,10 +1,10 @@
-"""HDF5 files with checksums; nested values in Tianshou's layout, and batches.
+"""HDF5 files with checksums: batches, and nested values in Tianshou's layout.
 
-A batch is a dataset per column, and JSON for types, flags and layout; a nested batch is stored in Tianshou's layout:
-a dict or batch is a group, an array or tensor a dataset, a number an attribute of its group. Arrays of strings are
-datasets of strings; whatever else HDF5 has no form for is pickled into a dataset of bytes. The attribute
-`__data_type__` says which is which. Pickles are read as data, without running them (see `inert_pickle`), so that
-strings, None, lists and arrays of such come back from any file, and other objects only if the caller allows it.
+A batch is one dataset per column, and JSON for types, flags and layout. A nested batch uses Tianshou's layout: a dict
+or batch is a group, an array or tensor a dataset, a number an attribute of its group. String arrays are string
+datasets; values without an HDF5 type are pickled into byte datasets. The attribute `__data_type__` records the type.
+Pickles are decoded as data without execution (see `inert_pickle`): strings, None, lists and their arrays are read from
+any file, other objects only if the caller allows it.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ if TYPE_CHECKING:
 
 
 def to_hdf5(x: Mapping[str, Any] | Batch, y: h5py.Group, compression: str | None = None) -> None:
-    """Write a dict or batch into a group of an HDF5 file.
+    """Write a dict or batch to a group of an HDF5 file.
 
     Parameters
     ----------
     x
-        Values by name: arrays, tensors, numbers, strings, None, further dicts and batches, and whatever can be pickled.
+        Values by name: arrays, tensors, numbers, strings, None, nested dicts and batches, and picklable objects.
     y
-        The group, such as an open `h5py.File`.
+        Group, such as an open `h5py.File`.
     compression
-        A filter of h5py's for datasets: `"gzip"`, `"lzf"`.
+        h5py filter for datasets: `"gzip"`, `"lzf"`.
 
     Raises
     ------
     UnstorableError
-        If a value can be neither stored nor pickled, or a name contains a slash or is empty; names it.
+        If a value can be neither stored nor pickled, or a name is empty or contains a slash; names the value.
     MissingExtraError
         If h5py is not installed.
 
@@ -84,27 +84,27 @@ def from_hdf5(
     allow_pickle: bool = False,
     max_nbytes: int | None = None,
 ) -> Any:
-    """Read a file of `to_hdf5`, ours or Tianshou's: a group as a dict or Batch, a dataset as its value.
+    """Read a group of `to_hdf5`, this library's or Tianshou's, as a dict or Batch, or a dataset as its value.
 
     Parameters
     ----------
     x
-        The group or dataset.
+        Group or dataset.
     device
-        Where tensors go.
+        Device of tensors.
     allow_pickle
-        Whether to unpickle objects. Only for files whose writer you trust: a pickle can run any code.
+        Whether to unpickle objects. Only for files from a trusted writer: a pickle can execute arbitrary code.
     max_nbytes
-        Bytes of memory that may be made of the file; 256 MiB or 1024 times its own, whichever is more, if None.
+        Maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
 
     Raises
     ------
     FormatError
-        If the file is damaged, or leads to other files.
+        If the file is damaged or links to other files.
     CapacityError
-        If more memory than `max_nbytes` would be allocated; names the dataset.
+        If more than `max_nbytes` would be allocated; names the dataset.
     UntrustedPickleError
-        If an object is pickled that is no plain value, and `allow_pickle` is false; names it.
+        If an object that is not a plain value is pickled and `allow_pickle` is false; names the object.
     MissingExtraError
         If h5py is not installed.
     """
@@ -118,7 +118,7 @@ def _write_group(values: Mapping[Any, Any], group: h5py.Group, compression: str 
     for name, value in values.items():
         path = f"{prefix}{name}"
         if not isinstance(name, str) or not name or "/" in name or name in (".", TYPE_KEY):
-            raise UnstorableError(f"the name {path!r} must be one that HDF5 allows: a string without slashes")
+            raise UnstorableError(f"the name {path!r} must be valid in HDF5: a string without slashes")
         nested = values_of(value)
         if nested is not None:
             inner = group.create_group(name)
@@ -130,7 +130,7 @@ def _write_group(values: Mapping[Any, Any], group: h5py.Group, compression: str 
 
 
 def write_value(value: Any, group: h5py.Group, name: str, compression: str | None, path: str) -> None:
-    """Write one value that is no dict and no batch; raises UnstorableError if it cannot be pickled either."""
+    """Write one value that is not a dict or batch; raises UnstorableError if it cannot be pickled."""
     if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
         try:
             group.attrs[name] = value
@@ -152,12 +152,12 @@ def write_value(value: Any, group: h5py.Group, name: str, compression: str | Non
 
 
 def _create(group: h5py.Group, name: str, array: npt.NDArray[Any], compression: str | None) -> h5py.Dataset:
-    # HDF5 filters neither single values nor nothing at all.
+    # HDF5 cannot filter scalars and empty datasets.
     return group.create_dataset(name, data=array, compression=compression if array.ndim and array.size else None)
 
 
 def storable(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Return an array as HDF5 stores it, or None if it has no form for it."""
+    """Return an array in a form that HDF5 stores; None if there is no such form."""
     import h5py
 
     kind = array.dtype.kind
@@ -167,7 +167,7 @@ def storable(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
         return None
     rows = array.ravel().tolist()
     types = set(map(type, rows))
-    # Strings in HDF5 end at their first zero, and bytes that are not ASCII are no strings there.
+    # HDF5 strings end at their first zero, and its byte strings must be ASCII.
     if types == {str} and not any("\0" in row for row in rows):
         try:
             for row in rows:
@@ -181,11 +181,11 @@ def storable(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
 
 
 def _tensor_array(value: Any) -> tuple[npt.NDArray[Any], str]:
-    """Return a tensor as an array, and its dtype if the array has another, that holds it."""
+    """Return a tensor as an array, and the tensor's dtype if NumPy lacks it."""
     plain = value.detach().resolve_conj().resolve_neg().cpu()
     try:
         return plain.numpy(), ""
-    except TypeError:  # a dtype that NumPy has not, such as bfloat16
+    except TypeError:  # a dtype that NumPy lacks, such as bfloat16
         return plain.float().numpy(), str(plain.dtype).removeprefix("torch.")
 
 
@@ -203,11 +203,11 @@ def _write_pickle(value: Any, group: h5py.Group, name: str, compression: str | N
 
 @contextlib.contextmanager
 def hdf5_writer(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[h5py.File]:
-    """Open an HDF5 file for writing; it replaces the path, with checksums, when the block ends without error."""
+    """Open an HDF5 file for writing; if the block succeeds, the file replaces the path, with checksums."""
     h5py = require("h5py", "hdf5")
     check_suffix(path, "HDF5")
     with replacing(path, durable=durable) as written:
-        # The first format in which attributes may be of any size.
+        # The first format version with attributes of any size.
         with h5py.File(written.name, "w", libver=("v108", "v108")) as file:
             yield file
         checksums.add(written, checksums.HDF5)
@@ -221,14 +221,14 @@ def hdf5_file(path: str | os.PathLike[str], *, verify: bool = True) -> Iterator[
     with open(name, "rb"):
         pass
     if not h5py.is_hdf5(name):
-        raise FormatError(f"{name!r} must be an HDF5 file, it is not")
+        raise FormatError(f"{name!r} must be an HDF5 file, got another format")
     check_heaps(name)
     if verify:
         check_hdf5(file_bytes(name, memory_map=True), name)
     try:
         file = h5py.File(name, "r")
     except (OSError, RuntimeError) as error:
-        raise FormatError(f"{name!r} must be a whole HDF5 file, and it is damaged: {error}") from error
+        raise FormatError(f"{name!r} must be an intact HDF5 file: {error}") from error
     with file:
         yield file
 
@@ -239,28 +239,28 @@ def check_hdf5(data: pa.Buffer, name: str) -> bool:
 
 
 def _datasets_at(name: str, start: int, stop: int) -> list[str]:
-    """Name the datasets of an HDF5 file with values between two offsets; columns by their names."""
+    """Return the names of datasets with values between two offsets of an HDF5 file."""
     import h5py
 
-    found: list[str] = []
+    names: list[str] = []
 
     def visit(path: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset):
             chunks = [item.id.get_chunk_info(i) for i in range(item.id.get_num_chunks())] if item.chunks else []
-            places = [(chunk.byte_offset, chunk.size) for chunk in chunks]
+            ranges = [(chunk.byte_offset, chunk.size) for chunk in chunks]
             if not item.chunks and item.id.get_offset() is not None:
-                places = [(item.id.get_offset(), item.id.get_storage_size())]
-            if any(at < stop and at + nbytes > start for at, nbytes in places):
-                found.append(path.removeprefix("_meta/").replace("/", "."))
+                ranges = [(item.id.get_offset(), item.id.get_storage_size())]
+            if any(at < stop and at + nbytes > start for at, nbytes in ranges):
+                names.append(path.removeprefix("_meta/").replace("/", "."))
 
-    # What is damaged may be what says where the datasets are.
+    # The damage may affect the layout of the datasets.
     with contextlib.suppress(OSError, RuntimeError, ValueError, KeyError), h5py.File(name, "r") as file:
         file.visititems(visit)
-    return found
+    return names
 
 
 _ABOUT = "samplebatch.batch"
-"""Attribute of the file, or of a policy's group, with the description of its batch as JSON."""
+"""Attribute of a file or a policy's group that describes its batch as JSON."""
 
 _VERSION = 1
 
@@ -308,7 +308,7 @@ def _write_columns(batch: SampleBatch, group: h5py.Group, compression: str | Non
 
 
 def _write_text(column: TextColumn, group: h5py.Group, name: str, compression: str | None) -> None:
-    """Write a dataset of strings, or the parts of a column where HDF5 has no form for them: bytes, zeros, None."""
+    """Write a string dataset, or the buffers of a column with bytes, zeros or None."""
     if column.is_text and not column.array.null_count and storable(column.values) is not None:
         write_value(column.values, group, name, compression, name)
         return
@@ -326,7 +326,7 @@ def read_hdf5(
     verify: bool = True,
     max_nbytes: int | None = None,
 ) -> AnyBatch:
-    """Read a batch from an HDF5 file of `write_hdf5`, all or some of its columns."""
+    """Read all or some columns of a batch from an HDF5 file of `write_hdf5`."""
     with hdf5_file(path, verify=verify) as file, name_damage(repr(os.fspath(path))):
         reader = Hdf5Reader(bound_of(file, max_nbytes), allow_pickle=allow_pickle)
         about = _about(file, reader)
@@ -339,14 +339,14 @@ def read_hdf5(
             return nested
         policies = list(about["policies"])
         if not all(type(policy) in (str, int) for policy in policies) or len(set(policies)) < len(policies):
-            raise FormatError("policies must have ids of their own, strings or integers, they have not")
+            raise FormatError("policies must have unique ids, strings or integers, got others")
         groups = reader.children(file)
         parts = {}
         for i, policy in enumerate(policies):
             group = groups[str(i)]
-            own = _about(group, reader)
-            known = [name for name in columns or () if _is_in(name, own["columns"])]
-            parts[policy] = _read_columns(group, own, reader, None if columns is None else known)
+            group_about = _about(group, reader)
+            present = [name for name in columns or () if _is_in(name, group_about["columns"])]
+            parts[policy] = _read_columns(group, group_about, reader, None if columns is None else present)
         if columns is not None:
             choose(
                 columns, [name for group in groups.values() for name in _about(group, reader)["columns"]], "the file"
@@ -360,7 +360,7 @@ def holds_batch(path: str | os.PathLike[str]) -> bool:
         if _ABOUT not in file.attrs and "_indices" not in file:
             raise FormatError(
                 f"{os.fspath(path)!r} must be a batch or a buffer that save wrote, got other values; "
-                "from_hdf5 may take them"
+                "pass it to from_hdf5"
             )
         return _ABOUT in file.attrs
 
@@ -372,7 +372,7 @@ def _is_in(name: str, columns: Mapping[str, Any]) -> bool:
 def _about(group: h5py.Group, reader: Hdf5Reader) -> dict[str, Any]:
     about = json.loads(reader.attributes(group)[_ABOUT])
     if about["version"] != _VERSION:
-        raise FormatError(f"the batch was written as version {about['version']}, this library reads {_VERSION}")
+        raise FormatError(f"the batch must have version {_VERSION}, got version {about['version']}")
     return dict(about)
 
 
@@ -380,21 +380,21 @@ def _read_nested(file: h5py.File, reader: Hdf5Reader, columns: Sequence[str] | N
     if columns is None:
         batch = reader.read(file)
         if not isinstance(batch, Batch):
-            raise FormatError("the file must hold a nested batch, it holds other values")
+            raise FormatError("the file must contain a nested batch, got other values")
         del batch.__dict__[_ABOUT]
         return batch
     children = reader.children(file)
-    held = set(choose([name.split(".")[0] for name in columns], list(children), "the file"))
-    return Batch({name: reader.read(child) for name, child in children.items() if name in held})
+    selected = set(choose([name.split(".")[0] for name in columns], list(children), "the file"))
+    return Batch({name: reader.read(child) for name, child in children.items() if name in selected})
 
 
 def _read_columns(
-    group: h5py.Group, about: Mapping[str, Any], reader: Hdf5Reader, wanted: Sequence[str] | None
+    group: h5py.Group, about: Mapping[str, Any], reader: Hdf5Reader, requested: Sequence[str] | None
 ) -> SampleBatch:
     kinds = dict(about["columns"])
     children, attributes = reader.children(group), reader.attributes(group)
     columns = {}
-    for name in choose(wanted, list(kinds), "the file"):
+    for name in choose(requested, list(kinds), "the file"):
         value = reader.read(children[name]) if name in children else attributes[name]
         columns[name] = _column(name, str(kinds[name]), value)
     nested = {
@@ -420,14 +420,14 @@ def _column(name: str, kind: str, value: Any) -> Column:
     if kind == TextColumn.kind:
         return _text(name, value)
     column = as_column(value, name)
-    # What was compressed in memory is not so in the file, and fixed-width strings were tensors in earlier versions.
+    # The file stores compressed columns uncompressed, and earlier versions stored fixed-width strings as tensors.
     if column.kind != kind and not isinstance(column, TensorColumn | TextColumn):
         raise FormatError(f"column {name!r} must be of kind {kind!r}, got {column.kind!r}")
     return column
 
 
 def _text(name: str, value: Any) -> TextColumn:
-    """Create a column of strings that were read, or of the parts of one; raises FormatError if they do not fit."""
+    """Create a column of strings from stored values; raises FormatError if they are inconsistent."""
     if isinstance(value, np.ndarray):
         text = TextColumn.from_objects(value) if value.dtype.kind == "O" else None
         if text is None:
@@ -439,7 +439,7 @@ def _text(name: str, value: Any) -> TextColumn:
 
 
 def _ragged(value: Any) -> RaggedColumn:
-    """Make rows of varying shape of the arrays that were read; raises FormatError if they do not fit each other."""
+    """Create rows of varying shape from stored arrays; raises FormatError if they are inconsistent."""
     elements, offsets, *shapes = [
         np.asarray(value[part]) for part in ("elements", "offsets", "shapes") if part in value
     ]

@@ -1,4 +1,4 @@
-"""Saving and loading of batches and buffers: one way for all types and formats."""
+"""Saving and loading of batches and buffers in all formats."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
     """Write a batch or a buffer; see `SampleBatch.save`."""
     form = form_to_write(path)
     if form is None and not durable:
-        raise ArgumentError(f"durable must be True for a folder, and {os.fspath(path)!r} has the name of one")
+        raise ArgumentError(f"durable must be True for a folder, got False for {os.fspath(path)!r}")
     if isinstance(thing, MultiAgentReplayBuffer):
         if form is not None:
-            raise FormatError(f"{os.fspath(path)!r} must be a folder, with a file a policy; leave out the ending")
+            raise FormatError(f"{os.fspath(path)!r} must be a folder with one file per policy; remove the suffix")
         write_policies(thing, path, compression)
     elif form == "HDF5":
         write = save_hdf5_buffer if isinstance(thing, ReplayBuffer) else write_hdf5
@@ -55,12 +55,12 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
     else:
         dataset = Dataset(path)
         if dataset.parts():
-            raise StorageError(f"{os.fspath(path)!r} must be a new folder, and it is a dataset; extend it")
+            raise StorageError(f"{os.fspath(path)!r} must be a new folder, got an existing dataset; extend it")
         dataset.extend(thing, compression=compression or "zstd")
 
 
 def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str | None) -> None:
-    """Copy a buffer to a new folder to be opened; if its rows cannot be mapped, write one file into it."""
+    """Copy a memory-mappable buffer into a folder; otherwise write one file into the folder."""
     if is_mappable(buffer):
         copy_to_folder(buffer, path)
         return
@@ -73,7 +73,7 @@ def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compress
 
 
 def _hdf5_filter(thing: Any, compression: str | None) -> str | None:
-    """Select the compression of HDF5 datasets; by default that of the columns in memory."""
+    """Select the compression of HDF5 datasets; by default the in-memory compression."""
     if compression is None:
         compressed = (
             thing._table.columns.stores.compress if isinstance(thing, ReplayBuffer) else batches.is_compressed(thing)
@@ -93,51 +93,51 @@ def load(
     max_nbytes: int | None = None,
     **missing: Any,
 ) -> Any:
-    """Read a batch or a buffer that `save` wrote, of the type that it had.
+    """Read a batch or buffer written by `save`, with its original type.
 
     Parameters
     ----------
     path
         The file or folder.
     columns
-        Names of the columns of a batch to read; None for all. A name stands for all that is nested under it. Others are
-        neither read nor decompressed.
+        Names of the columns of a batch to read; None for all. A name includes all columns nested under it. Other
+        columns are neither read nor decompressed.
     filters
-        Conditions on the rows of a batch to read, as `pyarrow.parquet` takes them: `[("rewards", ">", 0.0)]` for all of
-        several, a list of such lists for one of them. Row groups whose statistics rule them out are not read.
+        Conditions on the rows of a batch, in pyarrow's form: `[("rewards", ">", 0.0)]` combines conditions by "and",
+        a list of such lists by "or". Row groups excluded by their statistics are not read.
     memory_map
-        Whether to map an Arrow file instead of reading it. Columns then lie in the file, and writing to them raises.
+        Whether to map an Arrow file instead of reading it. The columns are then read-only views of the file.
     allow_pickle
-        Whether to unpickle Python objects that the format has no type for. Only for files whose writer you trust: a
-        pickle can run any code.
+        Whether to unpickle Python objects that the format has no type for. Only for files from a trusted writer: a
+        pickle can execute arbitrary code.
     verify
-        Whether to hold all bytes against their checksums. By default that is done where all of them are read.
+        Whether to verify all bytes against their checksums; default: if all bytes are read.
     max_nbytes
-        Bytes of memory that may be made of a file; 256 MiB or 1024 times its own, whichever is more, if None.
+        Maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
     **missing
-        Arguments of a buffer that no file can hold, such as the reward function of a hindsight buffer.
+        Buffer arguments that files cannot contain, such as the reward function of a hindsight buffer.
 
     Returns
     -------
     SampleBatch, MultiAgentBatch, Batch or a replay buffer
-        The type that was saved. Of a `MultiAgentBatch` with filters, the environment steps are counted by `eps_id` and
-        `t`, or are the most rows of a policy if these are not read.
+        An object of the saved type. For a `MultiAgentBatch` with filters, environment steps are counted by `eps_id`
+        and `t`, or as the maximum number of rows per policy if these columns are not read.
 
     Raises
     ------
     FormatError
-        If it is of no format that the library writes, holds something else, or is damaged or cut short. Names the
-        columns where bytes have changed.
+        If the format is unknown, the file contains another type, or it is damaged or truncated. Names the columns with
+        changed bytes.
     UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false; names it.
+        If a column is pickled and `allow_pickle` is false; names the column.
     CapacityError
-        If more memory than `max_nbytes` would be allocated; names the column.
+        If more than `max_nbytes` would be allocated; names the column.
     ColumnNotFoundError
-        If there is no column of such a name.
+        If a requested column does not exist.
     ArgumentError
-        If a filter is none, or columns or filters are given for a buffer.
+        If a filter is invalid, or columns or filters are passed for a buffer.
     OSError
-        If it cannot be read.
+        If the file cannot be read.
 
     Examples
     --------
@@ -168,12 +168,12 @@ def load(
         return batch if filters is None else _select(batch, columns, filters, name)
     file: batches.TableFile
     if form == "Parquet":
-        whole = columns is None and filters is None if verify is None else verify
-        file, bound = parquet_table(data, name, verify=whole, max_nbytes=max_nbytes)
+        verify_all = columns is None and filters is None if verify is None else verify
+        file, bound = parquet_table(data, name, verify=verify_all, max_nbytes=max_nbytes)
     else:
         data = data if memory_map else file_bytes(name, memory_map=False)
-        whole = not memory_map if verify is None else verify
-        file, bound = arrow_table(data, name, verify=whole, max_nbytes=max_nbytes)
+        verify_all = not memory_map if verify is None else verify
+        file, bound = arrow_table(data, name, verify=verify_all, max_nbytes=max_nbytes)
     with name_file_damage(name, form):
         kind = batches.kind_of(file.about)
     if kind == "ReplayBuffer":
@@ -194,7 +194,7 @@ def load_buffer(
     max_nbytes: int | None = None,
     missing: dict[str, Any],
 ) -> _Buffer:
-    """Read a buffer of a class from a file of any format; see `ReplayBuffer.load`."""
+    """Read a buffer of a class from a file; see `ReplayBuffer.load`."""
     form = form_of_file(path)
     trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
     if form == "HDF5":
@@ -223,23 +223,23 @@ def _load_folder(
         return load_buffer(ReplayBuffer, folder / BUFFER_FILE, verify=verify is not False, missing=missing, **trust)
     if (folder / MANIFEST).exists():
         return read_policies(path, verify=verify is not False, missing=missing, **trust)
-    raise FormatError(f"{name!r} must be a folder that save wrote, it is another")
+    raise FormatError(f"{name!r} must be a folder that save wrote, got another folder")
 
 
 def _refuse_selection(name: str, columns: Sequence[str] | None, filters: Filters | None) -> None:
     if columns is not None or filters is not None:
-        raise ArgumentError(f"columns and filters are for batches, and {name!r} holds a buffer; leave them out")
+        raise ArgumentError(f"columns and filters must be None for the buffer in {name!r}")
 
 
 def _refuse_missing(name: str, missing: dict[str, Any]) -> None:
     if missing:
-        raise TypeError(f"load has no argument {min(missing)!r}, and {name!r} holds nothing that lacks one")
+        raise TypeError(f"load has no argument {min(missing)!r} that {name!r} requires")
 
 
 def _select(batch: batches.AnyBatch, columns: Sequence[str] | None, filters: Filters, name: str) -> batches.AnyBatch:
-    """Choose rows and columns of a batch in memory."""
+    """Select rows and columns of a batch in memory."""
     table = batches.to_table(batch)
-    kept = batches.take_rows(batch, RowFilter(filters, table.schema, repr(name)).rows(table))
+    rows = batches.take_rows(batch, RowFilter(filters, table.schema, repr(name)).rows(table))
     if columns is None:
-        return kept
-    return batches.select_columns(kept, columns)
+        return rows
+    return batches.select_columns(rows, columns)

@@ -1,4 +1,4 @@
-"""Files and folders of every format, compared with their checksums."""
+"""Verification of files and folders of every format against their checksums."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from samplebatch.storage.tables.parquet import check_parquet
 
 
 class FileReport(NamedTuple):
-    """The result of `verify` for one file.
+    """Result of `verify` for one file.
 
     Attributes
     ----------
     path
-        The file; the folder where that can be spoken of as a whole only.
+        The file, or the folder of an open buffer.
     format
-        Its format: `"Arrow"`, `"Parquet"`, `"HDF5"`, `"buffer folder"` or `"commits"`, the log of a dataset.
+        Format: `"Arrow"`, `"Parquet"`, `"HDF5"`, `"buffer folder"` or `"commits"`, the log of a dataset.
     nbytes
-        Its size, as it should be where that is known.
+        Recorded size in bytes if known, else the actual size.
     has_checksums
-        Whether it has checksums of all its bytes. If not, it could be read as its format asks, and that is all.
+        Whether the file has checksums of all bytes. If not, it was only read in its format.
     fault
-        A sentence that says where it is damaged; empty if it is not.
+        Description of the damage; empty if intact.
     """
 
     path: Path
@@ -45,28 +45,28 @@ class FileReport(NamedTuple):
 
 
 def verify(path: str | os.PathLike[str]) -> list[FileReport]:
-    """Hold every byte of a file or folder that this library wrote against its checksums.
+    """Verify every byte of a file or folder written by this library against its checksums.
 
     Parameters
     ----------
     path
-        An Arrow, Parquet or HDF5 file, the folder of a `Dataset`, or that of a replay buffer.
+        An Arrow, Parquet or HDF5 file, or the folder of a `Dataset` or replay buffer.
 
     Returns
     -------
     list of FileReport
-        One for each file, in the order of their names or, in a dataset, of its parts. Damage is reported, not raised.
+        One report per file, ordered by name or, in a dataset, by part. Damage is reported, not raised.
 
     Raises
     ------
     FormatError
-        If it is of no format that the library writes.
+        If the format is unknown.
     StorageError
-        If it is the folder of a buffer that is open.
+        If the folder belongs to an open buffer.
     MissingExtraError
-        If it is an HDF5 file, and h5py is not installed.
+        If the file is an HDF5 file and h5py is not installed.
     OSError
-        If it cannot be read.
+        If the file cannot be read.
 
     Examples
     --------
@@ -82,33 +82,33 @@ def verify(path: str | os.PathLike[str]) -> list[FileReport]:
     >>> verify(path)[0].fault
     "'...batch.arrow' must have the bytes that were written, and among those from 0 to ... some have changed...; ..."
     """
-    found = Path(path)
-    if found.is_dir():
-        if (found / BUFFER_FILE).exists():
-            return [_file(found / BUFFER_FILE)]
-        if (found / MANIFEST).exists():
-            return list(map(_file, files_of(found)))
-        return list(_buffer_folder(found) if (found / ABOUT).exists() else _dataset(found))
-    return [_file(found)]
+    target = Path(path)
+    if target.is_dir():
+        if (target / BUFFER_FILE).exists():
+            return [_file(target / BUFFER_FILE)]
+        if (target / MANIFEST).exists():
+            return list(map(_file, files_of(target)))
+        return list(_buffer_folder(target) if (target / ABOUT).exists() else _dataset(target))
+    return [_file(target)]
 
 
 def _file(path: Path) -> FileReport:
     form = form_of_file(path)
     nbytes = path.stat().st_size
     if not nbytes:
-        return FileReport(path, form, 0, has_checksums=False, fault=f"{str(path)!r} must have bytes, and it is empty")
+        return FileReport(path, form, 0, has_checksums=False, fault=f"{str(path)!r} must have bytes, got an empty file")
     try:
         return FileReport(path, form, nbytes, _CHECKS[form](file_bytes(str(path), memory_map=True), str(path)), "")
     except FormatError as error:
         return FileReport(path, form, nbytes, has_checksums=True, fault=str(error))
-    # A file without checksums is damaged where its format says so.
+    # Damage in a file without checksums is detected by its format.
     except (pa.ArrowException, OSError, ValueError, RuntimeError, KeyError) as error:
         return FileReport(
             path,
             form,
             nbytes,
             has_checksums=False,
-            fault=f"{str(path)!r} must be a whole {form} file, it is not: {error}",
+            fault=f"{str(path)!r} must be an intact {form} file: {error}",
         )
 
 
@@ -149,7 +149,7 @@ _CHECKS: dict[str, Callable[[pa.Buffer, str], bool]] = {
 def _dataset(folder: Path) -> Iterator[FileReport]:
     log = CommitLog(folder).path
     if log is None:
-        raise FormatError(f"{str(folder)!r} must be the folder of a dataset or of a replay buffer, it is neither")
+        raise FormatError(f"{str(folder)!r} must be the folder of a dataset or of a replay buffer, got another folder")
     try:
         snapshot = CommitLog(folder).read()
     except FormatError as error:
@@ -158,7 +158,7 @@ def _dataset(folder: Path) -> Iterator[FileReport]:
     fault = (
         ""
         if snapshot.is_sealed
-        else f"{str(log)!r} must end with a whole commit and its seal, got {snapshot.torn} other bytes"
+        else f"{str(log)!r} must end with a complete commit and its seal, got {snapshot.torn} other bytes"
     )
     yield FileReport(log, "commits", log.stat().st_size, has_checksums=True, fault=fault)
     for part in snapshot.parts:
@@ -167,7 +167,7 @@ def _dataset(folder: Path) -> Iterator[FileReport]:
             _file(path)
             if path.exists()
             else FileReport(
-                path, "Parquet", part.size, has_checksums=True, fault=f"{str(path)!r} must be there, it is missing"
+                path, "Parquet", part.size, has_checksums=True, fault=f"{str(path)!r} must exist, got no file"
             )
         )
 

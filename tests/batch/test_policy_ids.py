@@ -176,7 +176,7 @@ def test_names_in_hdf5_are_strings() -> None:
     h5py = pytest.importorskip("h5py")
     with (
         h5py.File(io.BytesIO(), "w") as file,
-        pytest.raises(UnstorableError, match="the name '1' must be one that HDF5"),
+        pytest.raises(UnstorableError, match="the name '1' must be valid in HDF5"),
     ):
         to_hdf5({1: np.zeros(3)}, file)
 

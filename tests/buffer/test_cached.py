@@ -94,7 +94,7 @@ def test_sizes_must_be_positive() -> None:
 
 
 def test_the_main_buffer_must_be_plain() -> None:
-    with pytest.raises(ColumnTypeError, match="draws uniformly, got a PrioritizedReplayBuffer"):
+    with pytest.raises(ColumnTypeError, match="samples uniformly, got a PrioritizedReplayBuffer"):
         CachedReplayBuffer(PrioritizedReplayBuffer(10, 0.6, 0.4), 2, 5)
 
 

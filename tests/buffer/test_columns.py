@@ -107,7 +107,7 @@ def test_all_kinds_return_from_what_is_live() -> None:
     assert repr(take_rows(again.tree, slots)) == repr(take_rows(columns.tree, slots))
     again.write(again.fit({**rows, "words": [None, "c", "d"]}, 3), slice(0, 3))
     for broken in ({"tree": {"a": 7}}, {"columns": found["columns"][:2]}):
-        with pytest.raises(FormatError, match="must be there with 2 rows"):
+        with pytest.raises(FormatError, match="must exist with 2 rows"):
             Columns(5, Stores()).load_state_dict(slots, found | broken)
 
 

@@ -115,7 +115,7 @@ def test_of_an_episode_written_over_in_part_nothing_is_drawn() -> None:
     assert [part.tolist() for part in buf.sample_episodes(0, unfinished=True)[1]] == [[3, 4], [5, 0]]
     for n in range(7, 40):
         buf.add(step(n))
-    with pytest.raises(EmptyBufferError, match="whole episode"):
+    with pytest.raises(EmptyBufferError, match="complete episode"):
         buf.sample_episodes(1, unfinished=True)
     assert buf.sample_episodes(0, unfinished=True) == ([], [])
     assert buf.sample_episodes(-1) == ([], [])

@@ -257,7 +257,7 @@ def test_a_pickle_without_an_attribute_of_hindsight_is_refused(absent: str) -> N
     buf, _ = made()
     state = buf.__getstate__()
     del state[absent]
-    with pytest.raises(FormatError, match=f"must have '{absent}', it has not"):
+    with pytest.raises(FormatError, match=f"must have '{absent}', got none"):
         HERReplayBuffer.__new__(HERReplayBuffer).__setstate__(state)
 
 
@@ -283,7 +283,7 @@ def test_goals_of_other_kinds() -> None:
         narrow.reset()
         narrow.add(step(0, obs=goals, obs_next=goals))
         if wide:
-            with pytest.raises(SampleBatchError, match=r"'obs\.desired_goal' must hold .* float64 for float32"):
+            with pytest.raises(SampleBatchError, match=r"'obs\.desired_goal' must store .* float64 for float32"):
                 narrow.sample(4)
         else:
             assert narrow.sample(4)[0].obs.desired_goal.tolist() == [[0.5]] * 4

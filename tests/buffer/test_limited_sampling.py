@@ -59,7 +59,7 @@ def test_once_draws_every_row_once_until_it_is_overwritten() -> None:
     drawn = [buf.sample(3, once=True).batch.obs.tolist() for _ in range(3)]
     assert [len(rows) for rows in drawn] == [3, 3, 2]
     assert sorted(np.concatenate(drawn)) == list(range(8))
-    with pytest.raises(EmptyBufferError, match="must have rows to draw from, it has none within max_age and once"):
+    with pytest.raises(EmptyBufferError, match="must have rows to sample within max_age and once, got none"):
         buf.sample(1, once=True)
     fill(buf, 3, start=8)
     assert buf.sample(0, once=True).batch.obs.tolist() == [8, 9, 10]
@@ -101,7 +101,7 @@ def test_episodes_are_selected_by_an_expression() -> None:
     assert [e.obs.tolist() for e in running] == [[10, 11]]
     with pytest.raises(EmptyBufferError):
         buf.sample_episodes(1, where=pc.field("length") > 99)
-    with pytest.raises(ColumnNotFoundError, match="where must name columns of episodes, there are act, done, length"):
+    with pytest.raises(ColumnNotFoundError, match="where must name columns of episodes, act, done, length"):
         buf.sample_episodes(1, where=pc.field("reward") > 0)
     with pytest.raises(ColumnTypeError, match="where must be an Arrow expression, got a str"):
         buf.sample_episodes(1, where="length > 3")  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def test_nothing_is_updated_if_one_column_does_not_fit() -> None:
         buf.update_rows([0, 1], rew=[9.0, 9.0], obs=[0.5, 1.5])
     with pytest.raises(ColumnMismatchError, match="done"):
         buf.update_rows([0, 1], rew=[9.0, 9.0], done=[True, True])
-    with pytest.raises(RowIndexError, match="index 3 must be of a row"):
+    with pytest.raises(RowIndexError, match="index 3 must have a row"):
         buf.update_rows([0, 3], rew=[9.0, 9.0])
     with pytest.raises(ColumnLengthError, match="column 'generation' must have 2 rows"):
         buf.update_rows([0, 1], [0], rew=[9.0, 9.0])

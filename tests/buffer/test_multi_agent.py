@@ -311,7 +311,7 @@ def test_steps_without_times_are_counted() -> None:
     batch = buf.sample(50).batch
     assert (batch["a"]["obs"] + 100 == batch["b"]["obs"]).all()
     before = laid_out(buf.state_dict())
-    with pytest.raises(SequenceError, match="policy 'b' must have a row for each of 3 environment steps"):
+    with pytest.raises(SequenceError, match="policy 'b' must have one row for each of 3 environment steps"):
         buf.add(MultiAgentBatch({"a": plain(3), "b": plain(2)}, 3))
     assert laid_out(buf.state_dict()) == before
 

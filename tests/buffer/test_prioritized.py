@@ -117,7 +117,7 @@ def test_slots_without_a_row_are_never_drawn() -> None:
     assert set(np.unique(buf.sample_indices(2000))) == {0, 1, 2, 3, 8, 9, 10, 11}
     buf.reset()
     for call in (lambda: buf.sample(1), lambda: buf.sample_indices(3), lambda: buf.buffers[0].sample_indices(1)):
-        with pytest.raises(EmptyBufferError, match="it has none"):
+        with pytest.raises(EmptyBufferError, match="got an empty buffer"):
             call()
     buf.add(steps(9, 3))
     assert set(np.unique(buf.sample_indices(500))) == {0, 4, 8}
@@ -251,7 +251,7 @@ def test_rows_can_be_given_the_priority_of_new_ones() -> None:
     buf.update_weight([0, 1], [4.0, 0.5])
     buf.init_weight(np.array([1, 2]))
     np.testing.assert_allclose(buf.weight[:4], [4.0, 4.0, 4.0, 0.0], rtol=1e-6)
-    with pytest.raises(IndexError, match="index 5 must be of a row"):
+    with pytest.raises(IndexError, match="index 5 must have a row"):
         buf.init_weight([0, 5])
 
 
@@ -324,7 +324,7 @@ def test_rings_at_different_places_know_their_rows() -> None:
     weights = buf.weight[:]
     assert weights[10] == 1.0
     assert np.count_nonzero(np.isclose(weights, 5.0)) == 9
-    with pytest.raises(RowIndexError, match="index 3 must be of a row"):
+    with pytest.raises(RowIndexError, match="index 3 must have a row"):
         buf.update_weight([2, 3], [1.0, 1.0])
 
 
@@ -334,13 +334,13 @@ def test_refused_priorities_change_nothing() -> None:
         ([0, 1], [1.0, np.nan], None, PriorityError, "got a priority of NaN"),
         ([0, 1], [1.0, np.inf], None, PriorityError, "got a priority of inf"),
         ([0, 1], [1.0, 1e200], None, PriorityError, "got a priority of 1e.200"),
-        ([0, 1], [1.0, 2.0, 3.0], None, ColumnLengthError, "'weight' must have 2 rows, one a row, got 3"),
+        ([0, 1], [1.0, 2.0, 3.0], None, ColumnLengthError, "'weight' must have 2 rows, one per row, got 3"),
         ([0, 1], [1.0], None, ColumnLengthError, "got 1"),
         ([0, 1], ["a", "b"], None, ColumnTypeError, "priorities must be numbers"),
-        ([0, 1], [5.0, 5.0], [0], ColumnLengthError, "'generation' must have 2 rows, one a row, got 1"),
-        ([0, 3], [5.0, 5.0], None, RowIndexError, "index 3 must be of a row to be given a priority"),
+        ([0, 1], [5.0, 5.0], [0], ColumnLengthError, "'generation' must have 2 rows, one per row, got 1"),
+        ([0, 3], [5.0, 5.0], None, RowIndexError, "index 3 must have a row to get a priority"),
         ([0, 8], [5.0, 5.0], None, RowIndexError, "index 8"),
-        ([0.5], [5.0], None, RowIndexError, "picked by integers"),
+        ([0.5], [5.0], None, RowIndexError, "indexed by integers"),
     ]:
         with pytest.raises(error, match=message):
             buf.update_weight(index, given, generation=generation)
@@ -394,7 +394,7 @@ def test_parts_bring_their_rows_and_priorities() -> None:
     np.testing.assert_allclose(buf.weight[[3, 11]], [20.0, 20.0], rtol=1e-5)
     second.update_weight([0], [6.0])
     assert buf.weight[8] == pytest.approx(6.0)
-    with pytest.raises(RingError, match="read `weight` of the whole buffer"):
+    with pytest.raises(RingError, match="read `weight` of the entire buffer"):
         _ = second.weight
     with pytest.raises(ColumnMismatchError, match="must be prioritized buffers, got a ReplayBuffer"):
         PrioritizedReplayBufferManager([filled(0), ReplayBuffer(3)])

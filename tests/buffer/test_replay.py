@@ -157,14 +157,14 @@ def test_a_single_index_or_an_iteration_has_rows_that_were_written() -> None:
     assert [int(row.obs) for row in buf] == buf[:].obs.tolist() == [0, 1, 2, 10, 11, 12, 3]
     for index in (3, np.int64(3), np.array(3), -5):
         with pytest.raises(
-            RowIndexError, match=r"index 3 must be of a row, nothing is written there; .* the 7 that are"
+            RowIndexError, match=r"index 3 must have a row, got an empty slot; .* the 7 indices with rows"
         ):
             buf[index]
         with pytest.raises(RowIndexError, match="index 3"):
             buf.get(index, "obs")
     # Arrays name slots, as they lie in memory.
     assert buf[np.arange(8)].obs.tolist() == buf.obs.tolist() == [0, 1, 2, 0, 10, 11, 12, 3]
-    with pytest.raises(RowIndexError, match="index 3 must be of a row"):
+    with pytest.raises(RowIndexError, match="index 3 must have a row"):
         buf.buffers[0][3]
     assert (int(buf.buffers[1][3].obs), [int(row.obs) for row in buf.buffers[1]]) == (3, [10, 11, 12, 3])
     buf.reset()

@@ -81,13 +81,13 @@ def test_copies_are_no_longer_the_buffers() -> None:
 def test_refusals(tmp_path: Path) -> None:
     buf = of_two_agents()
     before = repr(buf._meta)
-    with pytest.raises(ColumnLengthError, match="column 'x' must have 8 rows, one a slot, or 6, got 5"):
+    with pytest.raises(ColumnLengthError, match="column 'x' must have 8 rows, one per slot, or 6, got 5"):
         buf._meta.x = np.arange(5)
     with pytest.raises(ColumnLengthError, match="'x'"):
         buf._meta = Batch(act=np.zeros(8), x=np.arange(5))
-    with pytest.raises(ColumnTypeError, match="are set from a Batch or dict, got int"):
+    with pytest.raises(ColumnTypeError, match="must be a Batch or dict, got int"):
         buf._meta = 3  # type: ignore[assignment]
-    with pytest.raises(RingError, match="this is a part of it"):
+    with pytest.raises(RingError, match="got one part"):
         buf.buffers[0]._meta.x = np.arange(4)
     assert repr(buf._meta) == before
     with ReplayBuffer(4, storage=tmp_path / "rows") as kept:

@@ -71,9 +71,9 @@ def test_a_tree_of_no_slots() -> None:
     tree = SumTree(0)
     tree.set([], [])
     assert (tree.total, tree.sum(0, 0), len(tree.weights)) == (0.0, 0.0, 0)
-    with pytest.raises(RowIndexError, match=r"slot 0 must lie in \[0, 0\)"):
+    with pytest.raises(RowIndexError, match=r"slot must be in \[0, 0\), got 0"):
         tree.set([0], [1.0])
-    with pytest.raises(PriorityError, match="one has a positive weight"):
+    with pytest.raises(PriorityError, match="must include a positive weight"):
         tree.draw(1, np.random.default_rng())
 
 
@@ -130,14 +130,14 @@ def test_one_weight_for_many_slots_and_weights_of_other_kinds() -> None:
     ("slots", "weights", "error", "message"),
     [
         ([0, 1], [1.0, np.nan], PriorityError, "got NaN for slot 1"),
-        ([0, 1], [1.0, -1e-300], PriorityError, "got a negative one for slot 1"),
-        ([0, 1], [np.inf, 1.0], PriorityError, "got one too large for slot 0"),
-        ([0], [1e308], PriorityError, r"must lie in \[0, 2.2e\+307\], got one too large"),
-        ([0, 5], [1.0, 1.0], RowIndexError, r"slot 5 must lie in \[0, 5\)"),
-        ([-1], [1.0], RowIndexError, r"slot -1 must lie in \[0, 5\)"),
+        ([0, 1], [1.0, -1e-300], PriorityError, "got a negative weight for slot 1"),
+        ([0, 1], [np.inf, 1.0], PriorityError, "got a larger weight for slot 0"),
+        ([0], [1e308], PriorityError, r"must be in \[0, 2.2e\+307\], got a larger weight"),
+        ([0, 5], [1.0, 1.0], RowIndexError, r"slot must be in \[0, 5\), got 5"),
+        ([-1], [1.0], RowIndexError, r"slot must be in \[0, 5\), got -1"),
         ([0.5], [1.0], RowIndexError, "slots must be integers, got dtype float64"),
         ([True, False], [1.0, 1.0], RowIndexError, "slots must be integers, got dtype bool"),
-        ([0, 1], [1.0, 2.0, 3.0], ColumnLengthError, "'weight' must have 2 rows, one a slot, got 3"),
+        ([0, 1], [1.0, 2.0, 3.0], ColumnLengthError, "'weight' must have 2 rows, one per slot, got 3"),
     ],
 )
 def test_refused_updates_change_nothing(
@@ -252,7 +252,7 @@ def test_segment_tree_finds_prefix_sums() -> None:
 def test_prefix_sums_at_or_above_the_total_are_refused(value: float | list[float]) -> None:
     tree = SegmentTree(3)
     tree[:] = [1.0, 2.0, 3.0]
-    with pytest.raises(PriorityError, match=r"must lie in \[0, 6\)"):
+    with pytest.raises(PriorityError, match=r"must be in \[0, 6\)"):
         tree.get_prefix_sum_idx(value)
 
 

@@ -207,7 +207,7 @@ def test_what_cannot_be_joined_is_refused() -> None:
     one = ReplayBuffer(3)
     for parts, error, words in (
         ([], ColumnMismatchError, "none"),
-        ([one, one], ColumnMismatchError, "twice"),
+        ([one, one], ColumnMismatchError, "got a repeated one"),
         ([one, VectorReplayBuffer(4, 2)], ColumnTypeError, "VectorReplayBuffer"),
         ([one, "buffer"], ColumnTypeError, "str"),
         ([one, ReplayBuffer(3, stack_num=2)], ColumnMismatchError, "'stack_num'"),

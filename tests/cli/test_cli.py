@@ -245,7 +245,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_collec
     # Not even root makes files there.
     code, printed = invoke("collect", "--out", "/proc/x.arrow")
     assert code == 2
-    assert "'/proc/x.arrow' must lie in a folder that can be written to" in printed
+    assert "'/proc/x.arrow' must be in a writable folder" in printed
 
 
 def test_help_and_version() -> None:

@@ -247,7 +247,7 @@ def test_damaged_episodes_are_refused(tmp_path: Path, mark: Path) -> None:
         with pytest.raises(error, match="episode 0"):
             read_rllib_parquet(tmp_path)
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing PAR1")
-    with pytest.raises(FormatError, match="must be a whole Parquet file"):
+    with pytest.raises(FormatError, match="must be an intact Parquet file"):
         read_rllib_parquet(tmp_path)
     (tmp_path / "a.parquet").unlink()
     with pytest.raises(FormatError, match=r"must be a folder with .parquet files, got none"):

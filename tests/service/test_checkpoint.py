@@ -181,7 +181,7 @@ def _change_state(folder: Path, kind: str, **parts: Any) -> None:
 )
 def test_a_checkpoint_that_does_not_name_its_files_is_refused(kind: str, parts: dict[str, Any], tmp_path: Path) -> None:
     _change_state(tmp_path, kind, **parts)
-    with pytest.raises(FormatError, match="must be whole, and it is damaged"):
+    with pytest.raises(FormatError, match="must be intact, got damaged data"):
         Checkpoints(tmp_path).restore([make(kind)])
 
 

@@ -455,7 +455,7 @@ def test_environments_of_several_rings_must_be_numbered(values: Any, writer: str
     rows["env_id"] = values
     with ReplayServer([table]) as server, ReplayClient(server.uri, "replay", writer=writer) as client:
         client.extend(rows)
-        with pytest.raises(ColumnTypeError, match="column 'env_id' must be of whole numbers"):
+        with pytest.raises(ColumnTypeError, match="column 'env_id' must have one integer"):
             client.flush()
         assert len(table) == 0
 

@@ -304,7 +304,7 @@ def test_tables_that_cannot_be_are_refused(arguments: dict[str, Any], message: s
         ("fifo", {"priorities": 1.0}, PriorityError, "kind 'fifo' with remover 'fifo' have no priorities"),
         ("prioritized", {"priorities": [1.0, 2.0]}, PriorityError, "must be one finite number"),
         ("prioritized", {"priorities": float("nan")}, PriorityError, "must be one finite number"),
-        ("fifo", {"rows": 3}, ColumnTypeError, "takes batches, mappings, tables and datasets of steps"),
+        ("fifo", {"rows": 3}, ColumnTypeError, "must be extended by a batch, mapping, table or dataset"),
         ("fifo", {"rows": SampleBatch(other=[1, 2])}, ColumnMismatchError, "column 'other' must be as in"),
         ("fifo", {"rows": SampleBatch(number=[1.5, 2])}, ColumnMismatchError, "column 'number' must be as in"),
         ("fifo", {"rows": SampleBatch(number=[[1], [2]])}, ColumnMismatchError, "column 'number' must be as in"),

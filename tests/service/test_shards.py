@@ -65,7 +65,10 @@ def test_steps_of_an_environment_stay_together_and_environments_are_spread_by_sh
 def test_ids_that_tell_no_rows_apart_are_refused() -> None:
     rows = episode(0, range(3))
     rows["env_id"] = np.array([1, "a", None], object)
-    with serving(*tables()) as client, pytest.raises(ColumnTypeError, match="column 'env_id' must be of ids"):
+    with (
+        serving(*tables()) as client,
+        pytest.raises(ColumnTypeError, match="column 'env_id' must have one sortable id"),
+    ):
         client.extend(rows)
 
 

@@ -376,7 +376,7 @@ def test_priorities_are_for_prioritized_tables_and_rows_that_are_there() -> None
     with pytest.raises(PriorityError, match="this one is 'uniform'"):
         ReplayTable("replay", capacity=4).update_weight([0], [1.0])
     table = ReplayTable("prio", kind="prioritized", capacity=4)
-    for indices, message in (([4], r"index 4 must lie in"), ([0], "its slot is empty")):
+    for indices, message in (([4], r"index 4 must be in"), ([0], "got an empty slot")):
         with pytest.raises(RowIndexError, match=message):
             table.update_weight(indices, [1.0])
 

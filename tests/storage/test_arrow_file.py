@@ -220,7 +220,7 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         read_arrow(tmp_path / "nowhere.arrow")
     for write in (lambda path: write_arrow(batch, path), check_writable):
-        with pytest.raises(FileNotFoundError, match=r"no '.*missing'; make it first"):
+        with pytest.raises(FileNotFoundError, match=r"no '.*missing'; create it first"):
             write(tmp_path / "missing" / "x.arrow")
         with pytest.raises(IsADirectoryError, match="folder"):
             write(tmp_path)
@@ -361,7 +361,7 @@ def test_strings_that_end_before_they_begin_are_refused_by_filters(
     path = tmp_path / "batch.arrow"
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(FormatError, match=r"must be whole, and it is damaged.* out of bounds: 9 > 6"):
+    with pytest.raises(FormatError, match=r"must be intact, got damaged data.* out of bounds: 9 > 6"):
         load(path, filters=filters)
 
 
@@ -397,7 +397,7 @@ def test_columns_longer_than_a_record_batch_are_written_in_several(
 
 def test_a_row_longer_than_a_record_batch_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samplebatch.storage.tables.arrow.MAX_LENGTH", 8)
-    with pytest.raises(CapacityError, match=r"column 'ids' must have rows of at most 8 elements .*, got one of 9"):
+    with pytest.raises(CapacityError, match=r"column 'ids' must have rows of at most 8 elements .*, got 9"):
         SampleBatch(ids=[np.arange(9), np.arange(2)]).save(tmp_path / "rows.arrow")
     assert os.listdir(tmp_path) == []
 

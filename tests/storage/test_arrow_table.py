@@ -154,7 +154,7 @@ def test_metadata_that_is_not_whole_is_refused_again(tmp_path: Path) -> None:
     table = pa.table({"a": [1]}).replace_schema_metadata({METADATA_KEY: b'{"version": 1, "type": "SampleBatch"}'})
     path = written(tmp_path / "batch.arrow", table)
     for _ in range(2):
-        with pytest.raises(FormatError, match="must be a whole Arrow file"):
+        with pytest.raises(FormatError, match="must be an intact Arrow file"):
             load(path)
 
 

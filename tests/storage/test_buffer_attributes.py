@@ -155,7 +155,7 @@ def test_a_state_with_rows_must_have_their_flags(flag: str, change: Any) -> None
         changed = columns["columns"][at]
     arrays = [*columns["columns"][:at], changed, *columns["columns"][at + 1 :]]
     state["table"] = state["table"] | {"columns": columns | {"tree": tree, "columns": arrays}}
-    with pytest.raises(FormatError, match=f"column '{flag}' of a buffer must have a flag for each row"):
+    with pytest.raises(FormatError, match=f"column '{flag}' of a buffer must have one flag per row"):
         ReplayBuffer(4).load_state_dict(state)
 
 

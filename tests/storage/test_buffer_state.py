@@ -245,7 +245,7 @@ def test_classes_are_checked(tmp_path: Path) -> None:
     fill(buffer, n, 0, 5)
     buffer.save(tmp_path / "buffer.arrow")
     assert type(ReplayBuffer.load(tmp_path / "buffer.arrow")) is VectorReplayBuffer
-    with pytest.raises(FormatError, match="must be a PrioritizedReplayBuffer, and it is a VectorReplayBuffer"):
+    with pytest.raises(FormatError, match="must be a PrioritizedReplayBuffer, got a VectorReplayBuffer"):
         PrioritizedReplayBuffer.load(tmp_path / "buffer.arrow")
 
     class Own(ReplayBuffer):
@@ -287,9 +287,9 @@ def test_what_no_file_can_hold_is_given(tmp_path: Path) -> None:
             buffer.save_hdf5(path)
             buffer.compute_reward_fn = reached
             assert hindsight.HERReplayBuffer.load_hdf5(path, allow_pickle=True).compute_reward_fn is len
-        with pytest.raises(FormatError, match="a HERReplayBuffer must be given 'compute_reward_fn'"):
+        with pytest.raises(FormatError, match="'compute_reward_fn' of a HERReplayBuffer cannot be stored"):
             getattr(hindsight.HERReplayBuffer, load)(path)
-        with pytest.raises(TypeError, match="has no 'reward_fn' that could not be kept; did you mean"):
+        with pytest.raises(TypeError, match="has no argument 'reward_fn' to pass; did you mean"):
             getattr(hindsight.HERReplayBuffer, load)(path, compute_reward_fn=reached, reward_fn=1)
         other = getattr(hindsight.HERReplayBuffer, load)(path, compute_reward_fn=reached)
         assert (other.horizon, other.future_p) == (10, 0.75)
@@ -305,10 +305,10 @@ def test_a_state_of_another_buffer_is_refused_and_changes_nothing() -> None:
     before = pickle.dumps(buffer)
     state = buffer.state_dict()
     others: list[tuple[Any, str]] = [
-        (ReplayBuffer(7).state_dict(), r"must be of rings of \[6\] slots, it is of \[7\]"),
-        (VectorReplayBuffer(6, 1).state_dict(), "must be of a ReplayBuffer, it is of a VectorReplayBuffer"),
-        (ReplayBuffer(6, ignore_obs_next=True).state_dict(), "with the same 'ignore_obs_next'"),
-        (ReplayBuffer(6, save_only_last_obs=True).state_dict(), "with the same 'save_only_last_obs'"),
+        (ReplayBuffer(7).state_dict(), r"must have rings of \[6\] slots, got \[7\]"),
+        (VectorReplayBuffer(6, 1).state_dict(), "must be a ReplayBuffer's, got a VectorReplayBuffer's"),
+        (ReplayBuffer(6, ignore_obs_next=True).state_dict(), "the same 'ignore_obs_next'"),
+        (ReplayBuffer(6, save_only_last_obs=True).state_dict(), "the same 'save_only_last_obs'"),
     ]
     for other, found in others:
         with pytest.raises(ColumnMismatchError, match=found):
@@ -329,7 +329,7 @@ def test_a_state_of_another_buffer_is_refused_and_changes_nothing() -> None:
             buffer.load_state_dict(other)
     assert pickle.dumps(buffer) == before
     vector = VectorReplayBuffer(6, 2)
-    with pytest.raises(RingError, match="a part of a buffer cannot be loaded by itself"):
+    with pytest.raises(RingError, match="a part of a buffer cannot be loaded separately"):
         vector.buffers[0].load_state_dict(state)
 
 
@@ -442,7 +442,7 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
         with pytest.raises((FormatError, ColumnTypeError)):
             ReplayBuffer.load(path)
     path.write_bytes(b"PK\x03\x04" + data)
-    with pytest.raises(FormatError, match="its first bytes are not those of one"):
+    with pytest.raises(FormatError, match="got other first bytes"):
         ReplayBuffer.load(path)
     with pytest.raises(FileNotFoundError):
         ReplayBuffer.load(tmp_path / "none.arrow")

@@ -134,7 +134,7 @@ def test_batches_that_do_not_fit_are_refused_by_column(tmp_path: Path) -> None:
     dataset = filled(tmp_path)
     batch = steps(0, 3)
     wrong: list[tuple[Any, str]] = [
-        (batch.select("t", "obs"), "'eps_id' must be there"),
+        (batch.select("t", "obs"), "'eps_id' must exist"),
         (SampleBatch({**dict(batch.items()), "x": [1, 2, 3]}), "no column 'x'"),
         (SampleBatch({**dict(batch.items()), "t": [1.0, 2.0, 3.0]}), "column 't' must be int64"),
         (batch.as_multi_agent(), "must be of type SampleBatch"),
@@ -495,7 +495,7 @@ def test_a_log_that_has_changed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="line 2"):
         Dataset(tmp_path)
     log.unlink()
-    with pytest.raises(FormatError, match=r"no '_commits\.parquet'"):
+    with pytest.raises(FormatError, match=r"without '_commits\.parquet'"):
         Dataset(tmp_path)
 
 
@@ -624,7 +624,7 @@ def test_a_folder_of_version_1_is_read_and_upgraded_by_the_next_writer(tmp_path:
         log.write(b"0123abcd {")
     writer = Dataset(folder)
     writer.extend(SampleBatch(t=[6], obs=np.zeros((1, 2), np.float32), infos=[{"at": 6}]))
-    assert writer.dropped == ("10 bytes of a commit were written and not all of it",)
+    assert writer.dropped == ("10 bytes of a commit were written incompletely",)
     assert not (folder / "_commits").exists()
     assert not list(folder.glob("*.dropped"))
     assert before.read()["t"].tolist() == list(range(6))

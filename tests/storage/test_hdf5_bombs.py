@@ -77,7 +77,7 @@ def test_values_that_unfold_without_end_are_refused(path: Path) -> None:
         shared = [shared, shared]
     loop: list[Any] = []
     loop += [loop, loop]
-    for value, why in ((shared, "again and again"), (loop, "contains itself")):
+    for value, why in ((shared, "nested repetitions"), (loop, "must not contain itself")):
         with h5py.File(path, "w") as file:
             to_hdf5({"a": value}, file)
         with h5py.File(path) as file, pytest.raises(FormatError, match=why):
@@ -88,7 +88,7 @@ def test_values_that_unfold_without_end_are_refused(path: Path) -> None:
 def test_heaps_are_found_at_any_byte(path: Path, shift: int) -> None:
     free = bytes(32)
     path.write_bytes(bytes(shift) + b"GCOL\1\0\0\0" + (16 + len(free)).to_bytes(8, "little") + free)
-    with pytest.raises(FormatError, match=f"one at {shift} does not"):
+    with pytest.raises(FormatError, match=f"an endless one at {shift}"):
         check_heaps(str(path))
 
 
@@ -122,7 +122,7 @@ def test_attributes_of_a_damaged_type_are_refused(path: Path) -> None:
     # libhdf5 ends the process where it reads one.
     code = f"import h5py; from samplebatch import from_hdf5; from_hdf5(h5py.File({str(path)!r}))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "FormatError: attribute '__data_type__' of '/inner' must hold numbers or strings" in ended.stderr
+    assert "FormatError: attribute '__data_type__' of '/inner' must be numeric or a string" in ended.stderr
 
 
 def test_a_buffer_with_few_rows_takes_their_memory_alone(path: Path) -> None:

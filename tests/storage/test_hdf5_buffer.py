@@ -190,7 +190,7 @@ def test_hindsight_buffers_of_both_load_in_both(tmp_path: Path, monkeypatch: pyt
             ours.add(goal(Batch, i, n))
             theirs.add(goal(tianshou.Batch, i, n))
         theirs.save_hdf5(path)
-        with pytest.raises(FormatError, match="must be given 'compute_reward_fn'"):
+        with pytest.raises(FormatError, match=r"'compute_reward_fn' of a \w+ cannot be stored"):
             type(ours).load_hdf5(path)
         for copy in (
             type(ours).load_hdf5(path, compute_reward_fn=reached),
@@ -339,7 +339,7 @@ def test_classes_are_checked(tmp_path: Path) -> None:
     theirs.save_hdf5(str(path))
     assert type(ReplayBuffer.load_hdf5(path)) is VectorReplayBuffer
     assert type(ReplayBufferManager.load_hdf5(path)) is ReplayBufferManager
-    with pytest.raises(FormatError, match="must be a PrioritizedVectorReplayBuffer, and it is a VectorReplayBuffer"):
+    with pytest.raises(FormatError, match="must be a PrioritizedVectorReplayBuffer, got a VectorReplayBuffer"):
         PrioritizedVectorReplayBuffer.load_hdf5(path)
 
 
@@ -393,7 +393,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ReplayBuffer.load_hdf5(path)
     path.write_bytes(b"nothing of the kind")
-    with pytest.raises(FormatError, match="must be an HDF5 file, it is not"):
+    with pytest.raises(FormatError, match="must be an HDF5 file, got another"):
         ReplayBuffer.load_hdf5(path)
     ReplayBuffer(3).save_hdf5(path)
     path.write_bytes(path.read_bytes()[:3000])

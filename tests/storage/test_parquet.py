@@ -153,7 +153,7 @@ def test_layouts_of_slices_and_nulls_are_restored() -> None:
         assert from_parquet(to_parquet(part, nullable=True), part.type, nullable=True).equals(part)
     with pytest.raises(FormatError, match="must be stored as bool"):
         from_parquet(pa.array([1]), pa.struct([]))
-    with pytest.raises(FormatError, match="lists of size 2"):
+    with pytest.raises(FormatError, match="lists must have size 2"):
         from_parquet(pa.array([[1, 2], [3]], pa.large_list(pa.int64())), numbers.type, nullable=True)
 
 
@@ -254,7 +254,7 @@ def test_filters_refuse_a_column_that_is_of_two_types(tmp_path: Path) -> None:
     # In the metadata of a row group: the type, a 64-bit integer, and the list of encodings.
     typed = data.rindex(b"\x15\x04\x19")
     path.write_bytes(data[: typed + 1] + b"\x05" + data[typed + 2 :])
-    with pytest.raises(FormatError, match="column 'rewards' must be INT64, a group has UNKNOWN"):
+    with pytest.raises(FormatError, match="column 'rewards' must be INT64, got UNKNOWN"):
         load(path, filters=[("rewards", ">", 1)], verify=False)
 
 
@@ -265,7 +265,7 @@ def test_filters_refuse_a_column_whose_row_groups_tell_the_sizes_of_another(tmp_
     # In the schema: a 64-bit integer, optional. Row groups count its missing values, which is one count too many then.
     optional = data.rindex(b"\x15\x04\x25\x02\x18\x07rewards")
     path.write_bytes(data[: optional + 3] + b"\x00" + data[optional + 4 :])
-    with pytest.raises(FormatError, match="a row group must tell the sizes of column 'rewards', got others"):
+    with pytest.raises(FormatError, match="a row group must have size statistics of column 'rewards', got others"):
         load(path, filters=[("rewards", ">", 1)])
 
 

@@ -337,7 +337,7 @@ def test_sequences_are_chosen_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("filters", "words"),
     [
-        ([], "there are none"),
+        ([], "got none"),
         ([("rewards", ">")], "must be tuples"),
         ([("rewards", "~", 1)], "must be tuples"),
         ([("rewards", ">", "x")], "values of their types"),
@@ -353,7 +353,7 @@ def test_filters_that_are_none_are_refused(tmp_path: Path, filters: Any, words: 
 def test_columns_and_filters_are_refused_for_buffers(tmp_path: Path) -> None:
     for form in (".arrow", ".parquet", ".hdf5", ""):
         fill(ReplayBuffer(5)).save(tmp_path / f"x{form}")
-        with pytest.raises(ArgumentError, match="holds a buffer"):
+        with pytest.raises(ArgumentError, match="must be None for the buffer"):
             load(tmp_path / f"x{form}", columns=["obs"])
 
 

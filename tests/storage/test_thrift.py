@@ -23,19 +23,19 @@ STRUCT = NUMBERS + FLAG_AND_TEXT + LIST + bytes([0x1C, 0x15, 0x06, 0, 0])
 def test_fields_of_every_kind_are_read() -> None:
     reader = ThriftReader(STRUCT + b"more")
     assert reader.struct() == {1: -2, 2: 64, 3: True, 8: b"hi", 9: list(range(20)), 10: {1: 3}}
-    assert reader.place == len(STRUCT)
+    assert reader.offset == len(STRUCT)
 
 
 @pytest.mark.parametrize("length", range(len(STRUCT)))
 def test_a_struct_that_is_cut_short_is_refused(length: int) -> None:
-    with pytest.raises(FormatError, match="cut short"):
+    with pytest.raises(FormatError, match="truncated"):
         ThriftReader(memoryview(STRUCT)[:length]).struct()
 
 
 def test_structs_without_end_are_refused() -> None:
-    with pytest.raises(FormatError, match="flat"):
+    with pytest.raises(FormatError, match="nested less deeply"):
         ThriftReader(bytes([0x1C]) * 100).struct()
-    with pytest.raises(FormatError, match="64 bits"):
+    with pytest.raises(FormatError, match="64-bit"):
         ThriftReader(bytes([0x15]) + bytes([0xFF]) * 20).struct()
 
 
@@ -98,6 +98,6 @@ def test_structs_come_back_whatever_is_in_them(fields: dict[int, tuple[int, Any]
     data = encoded(fields)
     reader = ThriftReader(data + b"more")
     assert reader.struct() == plain(fields)
-    assert reader.place == len(data)
+    assert reader.offset == len(data)
     with pytest.raises(FormatError):
         ThriftReader(data[:-1]).struct()

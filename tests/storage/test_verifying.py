@@ -145,7 +145,7 @@ def test_files_without_checksums_are_said_to_have_none(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "x.parquet").read_bytes())
     data[40] ^= 255
     (tmp_path / "x.parquet").write_bytes(data)
-    assert "must be a whole Parquet file" in verify(tmp_path / "x.parquet")[0].fault
+    assert "must be an intact Parquet file" in verify(tmp_path / "x.parquet")[0].fault
 
 
 def test_a_folder_that_was_not_closed_has_no_checksums_and_a_copy_of_it_is_damaged(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_what_is_none_of_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("about batches")
     with pytest.raises(FormatError, match=r"thesis\.tex' must be an Arrow, Parquet or HDF5 file"):
         verify(tmp_path / "thesis.tex")
-    with pytest.raises(FormatError, match="must be the folder of a dataset or of a replay buffer, it is neither"):
+    with pytest.raises(FormatError, match="must be the folder of a dataset or of a replay buffer, got another"):
         verify(tmp_path)
     with pytest.raises(FileNotFoundError):
         verify(tmp_path / "nowhere")

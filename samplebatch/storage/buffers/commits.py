@@ -1,13 +1,13 @@
-"""Commit records and undo log of a folder: the state after each step, and the rows that a step overwrites.
+"""Commit records and undo log of a buffer folder.
 
 ::
 
-    commit.0  .1   the state after a step, written in turn
-    undo           the rows that the step in progress overwrites, as they were
-    intent         which rows these are, and after which step
+        commit.0  .1   state after a step, written alternately
+        undo           previous contents of the rows that the current step overwrites
+        intent         location of the undo rows, and number of the previous step
 
-Commits and intent have a checksum. A process that is killed leaves behind everything it had written, in the order in
-which it had: so an intent that is whole has its rows, and a commit that is whole has its columns.
+Commits and intent have checksums. All writes of a killed process persist in order, so a valid intent has its rows, and
+a valid commit has its columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMMITS = ("commit.0", "commit.1")
 FILES = (*COMMITS, INTENT, UNDO)
 
 _HEAD = struct.Struct("<8sIIQQQ")
-"""Magic, version, CRC-32 of all that follows it, number of the step, number of the layout, bytes that follow."""
+"""Magic, version, CRC-32 of the following bytes, step number, layout number, size of the payload."""
 
 _CHECKED_FROM = 16
 _COMMIT_MAGIC, _INTENT_MAGIC = b"SBCOMMIT", b"SBINTENT"
@@ -37,7 +37,7 @@ _RESERVED_NBYTES = 1 << 12
 
 
 class Record(NamedTuple):
-    """A commit record or intent: number of the step, number of the layout of columns, payload."""
+    """Commit record or intent: step number, number of the column layout, payload."""
 
     step: int
     layout: int
@@ -45,17 +45,17 @@ class Record(NamedTuple):
 
 
 class Commits:
-    """The open log files of a `BufferFolder`; `create` and `open` make one.
+    """Open log files of a `BufferFolder`; created by `create` or `open`.
 
     Attributes
     ----------
     last
-        The last commit.
+        Last commit.
     pending
-        What `keep` was told of a step that has not been committed, or None.
+        Intent of a step that is not committed, or None.
 
     close
-        Call it to close the files; that happens by itself when the object is gone.
+        Closes the files; also called when the object is garbage-collected.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class Commits:
     >>> folder = Path(tempfile.mkdtemp())
     >>> commits = Commits.create(folder, 0, b"nothing")
     >>> commits.keep(b"row 3", [memoryview(b"as it was")])
-    >>> commits.close()  # in the midst of a step
+    >>> commits.close()  # before the step is committed
     >>> commits = Commits.open(folder)
     >>> commits.last.payload, commits.pending, commits.kept(0, 9)
     (b'nothing', b'row 3', bytearray(b'as it was'))
@@ -79,68 +79,68 @@ class Commits:
 
     @classmethod
     def create(cls, folder: Path, layout: int, state: bytes) -> Self:
-        """Create the files, and commit a first state as step 1.
+        """Create the files and commit a first state as step 1.
 
         Raises
         ------
         StorageError
-            If the disk has no room.
+            If the disk is full.
         """
-        made = cls(folder, Record(0, layout, b""))
+        commits = cls(folder, Record(0, layout, b""))
         try:
             for name in FILES:
-                made._files[name] = fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                commits._files[name] = fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 reserve(fd, _RESERVED_NBYTES, repr(str(folder / name)))
-            made.commit(layout, state)
+            commits.commit(layout, state)
         except BaseException:
-            made.close()
+            commits.close()
             raise
-        return made
+        return commits
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open the files, and read the last commit and the pending intent.
+        """Open the files and read the last commit and the pending intent.
 
         Raises
         ------
         FormatError
-            If a file is missing, none of the commits is whole, or the newest of them is not.
+            If a file is missing, no commit is valid, or the newest commit is damaged.
         """
-        made = cls(folder, Record(0, 0, b""))
+        commits = cls(folder, Record(0, 0, b""))
         try:
             for name in FILES:
-                made._files[name] = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC)
-            made._find()
+                commits._files[name] = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC)
+            commits._find()
         except FileNotFoundError as error:
-            made.close()
-            raise FormatError(f"{str(error.filename)!r} must be there, and it is not; the buffer is damaged") from error
+            commits.close()
+            raise FormatError(f"{str(error.filename)!r} must exist, got no file; the buffer is damaged") from error
         except BaseException:
-            made.close()
+            commits.close()
             raise
-        return made
+        return commits
 
     def _find(self) -> None:
         commits = [record for name in COMMITS if (record := self._read(name, _COMMIT_MAGIC)) is not None]
         if not commits:
-            raise FormatError(f"{str(self.folder)!r} must have one whole commit, and has none; it is damaged")
+            raise FormatError(f"{str(self.folder)!r} must have a valid commit, got none; it is damaged")
         self.last = max(commits)
         intent = self._read(INTENT, _INTENT_MAGIC)
         if intent is None or intent.step < self.last.step:
             return
         if intent.step > self.last.step:
             raise FormatError(
-                f"{str(self.folder)!r} must have the commit of step {intent.step}, and it has that of step "
+                f"{str(self.folder)!r} must have the commit of step {intent.step}, got step "
                 f"{self.last.step} as the last; it is damaged"
             )
         self.pending = intent.payload
 
     def keep(self, which: bytes, rows: Sequence[memoryview]) -> None:
-        """Write rows that are about to be overwritten to the undo log, and then the intent that names them.
+        """Write rows to the undo log before they are overwritten, then the intent that locates them.
 
         Raises
         ------
         StorageError
-            If the disk has no room.
+            If the disk is full.
         """
         try:
             write_at(self._files[UNDO], rows, 0)
@@ -153,20 +153,20 @@ class Commits:
         self.pending = which
 
     def withdraw(self) -> None:
-        """Withdraw the intent: the rows are back in their places."""
+        """Withdraw the intent after the rows are restored."""
         self._write(INTENT, _INTENT_MAGIC, Record(0, 0, b""))
         self.pending = None
 
     def kept(self, at: int, nbytes: int) -> bytearray:
-        """Read bytes of the undo log from an offset on."""
-        found = bytearray(nbytes)
-        rest = memoryview(found)
-        while rest.nbytes and (count := os.preadv(self._files[UNDO], [rest], at)):
-            rest = rest[count:]
+        """Read bytes of the undo log at an offset."""
+        data = bytearray(nbytes)
+        remaining = memoryview(data)
+        while remaining.nbytes and (count := os.preadv(self._files[UNDO], [remaining], at)):
+            remaining = remaining[count:]
             at += count
-        if rest.nbytes:
-            raise FormatError(f"{str(self.folder / UNDO)!r} must have {nbytes} bytes more than it has; it is damaged")
-        return found
+        if remaining.nbytes:
+            raise FormatError(f"{str(self.folder / UNDO)!r} must have {remaining.nbytes} more bytes; it is damaged")
+        return data
 
     def commit(self, layout: int, state: bytes) -> None:
         """Write the commit record of a step."""
@@ -176,7 +176,7 @@ class Commits:
         self.pending = None
 
     def flush(self) -> None:
-        """Wait until the files are on the disk."""
+        """Sync the files to disk."""
         for fd in self._files.values():
             os.fsync(fd)
 
@@ -190,11 +190,11 @@ class Commits:
         head = os.pread(fd, _HEAD.size, 0)
         if len(head) < _HEAD.size:
             return None
-        found, version, checksum, step, layout, nbytes = _HEAD.unpack(head)
-        if found != magic or nbytes > os.fstat(fd).st_size:
+        actual_magic, version, checksum, step, layout, nbytes = _HEAD.unpack(head)
+        if actual_magic != magic or nbytes > os.fstat(fd).st_size:
             return None
         if version != VERSION:
-            raise FormatError(f"{str(self.folder / name)!r} is of version {version}, this library reads {VERSION}")
+            raise FormatError(f"{str(self.folder / name)!r} must have version {VERSION}, got version {version}")
         payload = os.pread(fd, nbytes, _HEAD.size)
         if len(payload) < nbytes or _checksum(head, payload) != checksum:
             return None

@@ -1,9 +1,8 @@
 """Replay buffers in Arrow IPC and Parquet files.
 
-A file is a table with a row for each step that counts, in the order of their slots, written a part at a time. The final
-observations that no later step brings are lists of none, one or two beside the steps they follow. What else a buffer
-needs to go on exactly as it would have stands in the schema's metadata, as JSON: rings, running episodes, sampler and
-generator.
+A file is a table with one row per stored step, in slot order, written in parts. Final observations that no later step
+contains are stored as lists of zero to two values beside the steps that they follow. The schema's metadata contains the
+remaining state as JSON: rings, open episodes, sampler and generator.
 """
 
 from __future__ import annotations
@@ -52,53 +51,52 @@ if TYPE_CHECKING:
 
 
 WEIGHTS, FINAL_ROWS = "sampler.weights", "final.rows"
-"""Names of the columns beside those of rows: priorities, and places of final observations."""
+"""Names of additional columns: priorities, and row numbers of final observations."""
 
 ReadRows = Callable[[int, Ints], Column]
-"""Reads the rows of one of a table's stores, given its place among them, in some slots."""
+"""Reads rows of a table's store, given the store's index and slots."""
 OpenWriter = Callable[[pa.Schema], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass
 class PreparedBuffer:
-    """A buffer at one moment, ready to be written to a file: all of it but the rows, which are read in parts.
+    """Snapshot of a buffer for writing, except the rows, which are read in parts.
 
     Attributes
     ----------
     about
         The schema's metadata.
     columns
-        The rows' columns: their dotted names, their places among the table's stores, and whether they hold objects.
-    held
-        First slot of each ring, and how many of its slots have rows; shape (rings, 2).
+        Columns of rows: dotted name, store index, and whether the column has objects.
+    ring_rows
+        First slot and number of rows of each ring, shape (rings, 2).
     weights
-        A sampler's weights of all slots; None for a sampler without.
+        Sampler weights of all slots; None without weights.
     finals
         Final observations.
     """
 
     about: State
     columns: list[tuple[str, int, bool]]
-    held: Ints
+    ring_rows: Ints
     weights: npt.NDArray[np.float64] | None
     finals: _Finals
 
     @cached_property
     def slots(self) -> Ints:
-        """The slots of the rows as they lie, shape (n,)."""
-        return np.concatenate([start + np.arange(count) for start, count in self.held])
+        """Slots of the rows in storage order, shape (n,)."""
+        return np.concatenate([start + np.arange(count) for start, count in self.ring_rows])
 
     @cached_property
-    def own(self) -> dict[str, Column]:
-        """Columns beside those of the rows: priorities."""
+    def extra_columns(self) -> dict[str, Column]:
+        """Columns beside the rows: priorities."""
         return {} if self.weights is None else {WEIGHTS: TensorColumn(self.weights[self.slots])}
 
 
 def prepare_buffer(buffer: ReplayBuffer, memory: npt.NDArray[np.float64] | None = None) -> PreparedBuffer:
-    """Prepare a buffer to be written, as it is at this moment; its lock must be held.
+    """Create a snapshot of a buffer for writing (lock held).
 
-    No memory of the size of the rows is touched, save that of priorities, for which `memory` has room, shape
-    (capacity,).
+    Allocates no memory for rows; priorities are copied into `memory`, shape (capacity,).
     """
     table, ring, sampler = buffer._table, buffer._ring, buffer._sampler
     rings = table.rings
@@ -116,26 +114,26 @@ def prepare_buffer(buffer: ReplayBuffer, memory: npt.NDArray[np.float64] | None 
         "last_frame": table.last_frame,
     }
     stores = [store for _, store in table.columns.leaves()]
-    columns = [(name, place, stores[place].kind == "object") for name, place in named_leaves(structure["tree"])]
-    held = np.stack([rings.bases, rings.sizes_of_all()], 1)
+    columns = [(name, index, stores[index].kind == "object") for name, index in named_leaves(structure["tree"])]
+    ring_rows = np.stack([rings.bases, rings.sizes_of_all()], 1)
     return PreparedBuffer(
-        about, columns, held if ring is None else held[ring : ring + 1], weights, _Finals(table, ring)
+        about, columns, ring_rows if ring is None else ring_rows[ring : ring + 1], weights, _Finals(table, ring)
     )
 
 
 def write_rows(prepared: PreparedBuffer, read: ReadRows, open_writer: OpenWriter, part_nbytes: int) -> Iterator[Ints]:
-    """Write a prepared buffer, and yield the slots of each part once its rows are read.
+    """Write a snapshot, and yield the slots of each part once its rows are read.
 
     Parameters
     ----------
     prepared
-        The buffer.
+        Snapshot of the buffer.
     read
-        Reads the rows of one store, given its place, in some slots.
+        Function that reads rows of a store.
     open_writer
-        Opens the file's writer, given its schema.
+        Function that opens the file's writer for a schema.
     part_nbytes
-        Bytes of rows that are read at once, about.
+        Approximate bytes of rows read at once.
     """
     prepared.finals.build(prepared.slots)
     about = prepared.about | {"finals": prepared.finals.form}
@@ -152,12 +150,12 @@ def write_rows(prepared: PreparedBuffer, read: ReadRows, open_writer: OpenWriter
 
 
 def _form(structure: Mapping[str, Any]) -> State:
-    """Return the structure of columns without the columns."""
+    """Return the structure of columns without their values."""
     return {name: structure[name] for name in ("tree", "kinds", "row_shapes")}
 
 
 class _Finals:
-    """The final observations of a buffer as lists of none, one or two beside its rows, for `write_rows`."""
+    """Final observations of a buffer as list columns beside its rows, for `write_rows`."""
 
     def __init__(self, table: Table, ring: int | None) -> None:
         self.form: State | None = None
@@ -169,111 +167,112 @@ class _Finals:
             self._start, self._state = start, table.finals.state_dict(start, stop, ring)
 
     def build(self, slots: Ints) -> None:
-        """Bring the observations, which are copies, into the order of the rows."""
+        """Create the list columns in row order from copies of the observations."""
         state = self._state
         if state is None:
             return
-        found = state["found"]
+        state_columns = state["found"]
         owners = state["owners"] - 1 + self._start
-        places = np.searchsorted(slots, owners)
-        there = np.flatnonzero(slots[np.minimum(places, len(slots) - 1)] == owners) if len(slots) else slots
-        order = there[np.argsort(places[there], kind="stable")]
-        self.form = _form(found) | {"room": state["room"]}
-        self._offsets = np.searchsorted(places[order], np.arange(len(slots) + 1)).astype(np.int64)
-        columns = [(name, found["columns"][place]) for name, place in named_leaves(found["tree"])]
+        positions = np.searchsorted(slots, owners)
+        matches = np.flatnonzero(slots[np.minimum(positions, len(slots) - 1)] == owners) if len(slots) else slots
+        order = matches[np.argsort(positions[matches], kind="stable")]
+        self.form = _form(state_columns) | {"room": state["room"]}
+        self._offsets = np.searchsorted(positions[order], np.arange(len(slots) + 1)).astype(np.int64)
+        columns = [(name, state_columns["columns"][index]) for name, index in named_leaves(state_columns["tree"])]
         for name, column in [*columns, (FINAL_ROWS, TensorColumn(state["rows"].astype(np.int64)))]:
             self.lists.append(arrow_field_and_array(column.take(order), name))
 
     def of(self, start: int, stop: int) -> Iterator[tuple[pa.Field, pa.Array]]:
-        """Return fields and arrays for a part of the rows."""
+        """Yield fields and arrays for a part of the rows."""
         if not self.lists:
             return
         offsets = self._offsets[start : stop + 1]
-        # Arrow's writers before 19 take offsets for right only if they begin at zero.
-        own = TensorColumn(offsets - offsets[0]).to_arrow()
+        # Arrow writers before version 19 require that offsets start at zero.
+        relative = TensorColumn(offsets - offsets[0]).to_arrow()
         for field, values in self.lists:
-            array = pa.LargeListArray.from_arrays(own, values.slice(offsets[0], offsets[-1] - offsets[0]))
+            array = pa.LargeListArray.from_arrays(relative, values.slice(offsets[0], offsets[-1] - offsets[0]))
             yield pa.field(field.name, array.type, nullable=False, metadata=field.metadata), array
 
 
 def _parts(
     prepared: PreparedBuffer, read: ReadRows, part_nbytes: int
 ) -> Iterator[tuple[Ints, list[tuple[pa.Field, pa.Array]]]]:
-    """Gather rows a part at a time, as fields and arrays, and the slots that they are in."""
+    """Gather rows in parts, as slots, fields and arrays."""
     slots = prepared.slots
-    one = slots[:1]
-    rows = [read(place, one) for _, place, objects in prepared.columns if not objects]
+    first_slot = slots[:1]
+    rows = [read(index, first_slot) for _, index, objects in prepared.columns if not objects]
     nbytes = sum(row.uncompressed_nbytes if isinstance(row, CompressedColumn) else row.nbytes for row in rows)
     step = max(1, part_nbytes // max(1, nbytes))
-    # The form of objects in Arrow depends on all of them.
-    whole = {
-        name: arrow_field_and_array(_read_all(read, place, slots, step), name)
-        for name, place, objects in prepared.columns
+    # The Arrow form of objects depends on all of them.
+    object_arrays = {
+        name: arrow_field_and_array(_read_all(read, index, slots, step), name)
+        for name, index, objects in prepared.columns
         if objects
     }
     for start in range(0, max(1, len(slots)), step):
         part = slots[start : start + step]
-        found = []
-        for name, place, objects in prepared.columns:
+        part_arrays = []
+        for name, index, objects in prepared.columns:
             if objects:
-                field, array = whole[name]
-                found.append((field, array.slice(start, len(part))))
+                field, array = object_arrays[name]
+                part_arrays.append((field, array.slice(start, len(part))))
             else:
-                found.append(arrow_field_and_array(read(place, part), name))
-        found += [
-            arrow_field_and_array(column.slice(start, start + len(part)), name) for name, column in prepared.own.items()
+                part_arrays.append(arrow_field_and_array(read(index, part), name))
+        part_arrays += [
+            arrow_field_and_array(column.slice(start, start + len(part)), name)
+            for name, column in prepared.extra_columns.items()
         ]
-        yield part, [*found, *prepared.finals.of(start, start + len(part))]
+        yield part, [*part_arrays, *prepared.finals.of(start, start + len(part))]
 
 
-def _read_all(read: ReadRows, place: int, slots: Ints, step: int) -> Column:
-    """Read all rows of a store, as many at once as of the others."""
-    found = [read(place, slots[start : start + step]) for start in range(0, max(1, len(slots)), step)]
-    return found[0] if len(found) == 1 else type(found[0]).concat(found, "objects")
+def _read_all(read: ReadRows, index: int, slots: Ints, step: int) -> Column:
+    """Read all rows of a store, in steps of the same size as other columns."""
+    parts = [read(index, slots[start : start + step]) for start in range(0, max(1, len(slots)), step)]
+    return parts[0] if len(parts) == 1 else type(parts[0]).concat(parts, "objects")
 
 
 _LIVE_PART_NBYTES = 1 << 22
-"""Bytes of rows that are read while the lock is held, about: a few milliseconds."""
+"""Approximate bytes of rows read under the lock, which takes a few milliseconds."""
 
 
 class LiveBuffer:
-    """A buffer as it is at this moment, for checkpoints: copy on write.
+    """Copy-on-write snapshot of a buffer in use, for checkpoints.
 
-    Rows are read a part at a time, and nobody who adds or samples waits for longer than a part takes. Rows that are
-    about to be overwritten before their turn has come are copied first; the memory that they take is free again once
-    they are in the file. Priorities and final observations are copied here.
+    Rows are read in parts, so that writers and samplers wait for at most one part. Rows that are overwritten before
+    they are read are copied first; the copies are freed once they are in the file. Priorities and final observations
+    are copied when the snapshot is created.
 
     Parameters
     ----------
     buffer
-        The buffer, in memory.
+        A buffer in memory.
 
     Raises
     ------
     StorageError
-        If it is kept in a folder, or is being written so already.
+        If the buffer is stored in a folder, or has another snapshot in use.
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         table = buffer._table
         memory = None
         if isinstance(buffer._sampler, Prioritized):
-            # Pages that are there already take a copy in a fraction of the time.
+            # Touched pages make the copy several times faster.
             memory = np.full(table.rings.capacity, 0.0)
         with table.lock:
             if table.journal is not None:
                 raise StorageError(
-                    "a buffer must be in memory, and not be written already, to be written while it is used"
+                    "a buffer must be in memory, without another snapshot in use, to be written while it is used"
                 )
             self._compression = "lz4" if table.columns.stores.compress else "none"
             self._prepared = prepare_buffer(buffer, memory)
-            self._rows = _RowsBefore(table, self._prepared.held)
+            self._rows = _RowsBefore(table, self._prepared.ring_rows)
 
     def __len__(self) -> int:
-        return int(self._prepared.held[:, 1].sum())
+        return int(self._prepared.ring_rows[:, 1].sum())
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the buffer to an Arrow file, as `ReplayBuffer.save` does."""
+        """Write the buffer to an Arrow file; see `ReplayBuffer.save`."""
         parts = write_rows(
             self._prepared,
             self._rows.read,
@@ -284,7 +283,7 @@ class LiveBuffer:
             self._rows.release(slots)
 
     def close(self) -> None:
-        """Let the buffer go on without copies."""
+        """Stop copying overwritten rows."""
         self._rows.detach()
 
     def __enter__(self) -> Self:
@@ -295,29 +294,29 @@ class LiveBuffer:
 
 
 class _RowsBefore:
-    """The rows of a table as they were before any further write, as its journal; the lock is held to make one."""
+    """Journal that preserves the rows of a table as of its creation (lock held)."""
 
-    def __init__(self, table: Table, held: Ints) -> None:
+    def __init__(self, table: Table, ring_rows: Ints) -> None:
         self._table = table
         self._stores = [store for _, store in table.columns.leaves()]
         self._pending = np.zeros(table.rings.capacity, np.bool_)
-        for start, count in held.tolist():
+        for start, count in ring_rows.tolist():
             self._pending[start : start + count] = True
         self._saved: dict[int, list[Column]] = {}
         self._left: dict[int, int] = {}
-        # Which of the copies has the row of each slot, from 1, and where; 0 for none.
+        # Number of the copy with the row of each slot, from 1, and the position in the copy; 0 for none.
         self._copy = np.zeros(table.rings.capacity, np.int64)
         self._place = np.zeros(table.rings.capacity, np.intp)
         self._copies = 0
         table.journal = self
-        # A compiled addition knows nothing of journals.
+        # Compiled additions bypass journals.
         table.forget_fast_add()
 
-    # Of a journal
+    # Journal interface
 
     def begin(self, overwritten: Sequence[tuple[Iterable[str], Slots]]) -> None:
-        """Copy the rows that are about to be overwritten, and are not in the file yet."""
-        # The first are those of the table's columns; the others are final observations.
+        """Copy rows that are about to be overwritten and are not in the file."""
+        # The first entry has the table's columns, later ones have final observations.
         for names, slots in overwritten[:1]:
             if not any(True for _ in names):
                 return
@@ -335,11 +334,11 @@ class _RowsBefore:
             self._pending[slots] = False
 
     def commit(self) -> None:
-        """Do nothing: the rows before are copied."""
+        """Do nothing: overwritten rows are already copied."""
         return None
 
     def mirror_weights(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return memory for weights that nobody reads."""
+        """Return unused memory for weights."""
         return np.empty_like(weights)
 
     def flush(self) -> None:
@@ -350,27 +349,27 @@ class _RowsBefore:
         """Do nothing: the buffer is in memory."""
         return None
 
-    # Of a reader
+    # Reader interface
 
-    def read(self, place: int, slots: Ints) -> Column:
-        """Read rows of one store as they were."""
-        store = self._stores[place]
+    def read(self, index: int, slots: Ints) -> Column:
+        """Read rows of one store as of the snapshot."""
+        store = self._stores[index]
         with self._table.lock:
             copies = self._copy[slots]
-            there = copies == 0
-            found = [store.to_column(slots[there] if not there.all() else slots)]
-            if there.all():
-                return found[0]
-            order = [np.flatnonzero(there)]
-            for copy in np.unique(copies[~there]).tolist():
-                own = np.flatnonzero(copies == copy)
-                found.append(self._saved[copy][place].take(self._place[slots[own]]))
-                order.append(own)
-        joined = type(found[0]).concat([part for part in found if len(part)], store.name)
+            is_current = copies == 0
+            parts = [store.to_column(slots[is_current] if not is_current.all() else slots)]
+            if is_current.all():
+                return parts[0]
+            order = [np.flatnonzero(is_current)]
+            for copy in np.unique(copies[~is_current]).tolist():
+                copied = np.flatnonzero(copies == copy)
+                parts.append(self._saved[copy][index].take(self._place[slots[copied]]))
+                order.append(copied)
+        joined = type(parts[0]).concat([part for part in parts if len(part)], store.name)
         return joined.take(np.argsort(np.concatenate(order)))
 
     def release(self, slots: Ints) -> None:
-        """Note that the rows of these slots are in the file, and drop the copies of them."""
+        """Mark slots as written to the file, and free copies that are no longer required."""
         with self._table.lock:
             self._pending[slots] = False
             copies, counts = np.unique(self._copy[slots], return_counts=True)
@@ -381,7 +380,7 @@ class _RowsBefore:
                         del self._saved[copy], self._left[copy]
 
     def detach(self) -> None:
-        """Stop copying."""
+        """Stop copying and free all copies."""
         with self._table.lock:
             if self._table.journal is self:
                 self._table.journal = None
@@ -389,10 +388,10 @@ class _RowsBefore:
 
 
 _PART_NBYTES = 1 << 25
-"""Bytes of rows that are written at once, about."""
+"""Approximate bytes of rows written at once."""
 
 _ROW_NBYTES = 32
-"""Bytes of the numbers of a row's slot, in arrays that are there together."""
+"""Bytes per row of temporary slot arrays."""
 
 _REFERENCE_NBYTES = 8
 
@@ -414,14 +413,14 @@ def write_buffer(
     buffer
         The buffer.
     path
-        The file. Its folder must exist.
+        Path of the file in an existing folder.
     form
         `"Arrow"` or `"Parquet"`.
     compression
-        As `write_arrow` and `write_parquet` take it. If None, an Arrow file is compressed with LZ4 where columns of the
-        buffer are compressed in memory, and a Parquet file with zstd.
+        As in `write_arrow` and `write_parquet`. If None, an Arrow file is compressed with LZ4 if the buffer compresses
+        columns in memory, and a Parquet file with zstd.
     durable
-        Whether to wait until the file is on the disk; see `SampleBatch.save`.
+        Whether to sync the file to disk; see `SampleBatch.save`.
     """
     with buffer._table.lock:
         if form == "Parquet":
@@ -453,7 +452,7 @@ def read_buffer(
     Parameters
     ----------
     cls
-        The class of the buffer, or one that it derives from.
+        Class of the buffer, or a base class.
     path
         The file.
     form
@@ -461,33 +460,33 @@ def read_buffer(
     allow_pickle
         Whether to unpickle columns of Python objects that Arrow has no type for.
     verify
-        Whether to hold the file against its checksums, if it has any.
+        Whether to verify the file against its checksums, if it has any.
     max_nbytes
-        Bytes of memory that may be made of the file; 256 MiB or 1024 times its own, whichever is more, if None.
+        Maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
     missing
-        Attributes that no file can hold, by argument.
+        Attributes that files cannot contain, by argument name.
     """
     name = os.fspath(path)
     open_table = open_parquet if form == "Parquet" else open_arrow
-    found, bound = open_table(path, verify=verify, max_nbytes=max_nbytes)
+    table_file, bound = open_table(path, verify=verify, max_nbytes=max_nbytes)
     with name_buffer_damage(name):
-        file = _Rows(found, bound)
+        file = _Rows(table_file, bound)
         about = metadata_of(file.schema) or {}
         if about.get("type") != "ReplayBuffer":
-            raise FormatError(f"{name!r} must hold a replay buffer, it holds a {about.get('type', 'table')}")
+            raise FormatError(f"{name!r} must contain a replay buffer, got a {about.get('type', 'table')}")
         table = _table_of(file, about, bound, allow_pickle=allow_pickle)
         sampler = dict(about["sampler"])
         if WEIGHTS in file.schema.names:
             weights = [part.column(0) for part in file.batches([WEIGHTS])]
-            known = pa.chunked_array(weights, pa.float64()).combine_chunks().to_numpy(zero_copy_only=False)
-            sampler["known"] = sampler["known"] | {"weights": known}
+            sampler_weights = pa.chunked_array(weights, pa.float64()).combine_chunks().to_numpy(zero_copy_only=False)
+            sampler["known"] = sampler["known"] | {"weights": sampler_weights}
         chosen = buffer_state.sampler_from_state(sampler, table.rings.capacity, table.rings.stored_slots())
     buffer: _Buffer = make_buffer(cls, about, table, chosen, missing)
     return buffer
 
 
 class _Rows:
-    """The rows of a buffer's file, a part at a time."""
+    """Rows of a buffer's file, read in parts."""
 
     def __init__(self, file: TableFile, bound: MemoryBound) -> None:
         self._file = file
@@ -506,9 +505,9 @@ class _Rows:
 
 
 def _check_rows(file: _Rows, about: Mapping[str, Any], bound: MemoryBound) -> None:
-    """Check that a file has the rows that its rings count, and take them from the bound with the objects among them.
+    """Check the number of rows against the rings, and subtract rows and objects from the memory bound.
 
-    Columns of numbers are viewed where they lie, and stored in pages that the system gives when they are written to.
+    Numeric columns are views of the file, and stored in pages that are allocated on write.
     """
     counts = file.counts
     if any(count < 0 for count in counts) or sum(counts) != sum(about["rings"]["sizes"]):
@@ -527,7 +526,7 @@ def _check_rows(file: _Rows, about: Mapping[str, Any], bound: MemoryBound) -> No
 
 
 def _table_of(file: _Rows, about: Mapping[str, Any], bound: MemoryBound, *, allow_pickle: bool = False) -> Table:
-    """Create a table of the rows of a file, a part at a time."""
+    """Create a table from the rows of a file, in parts."""
     _check_rows(file, about, bound)
     form, final_form, schema = about["structure"], about["finals"], file.schema
     count = len(form["kinds"])
@@ -550,8 +549,8 @@ def _table_of(file: _Rows, about: Mapping[str, Any], bound: MemoryBound, *, allo
             table.columns.load_state_dict(part, {**form, "columns": columns})
             stores = [store for _, store in table.columns.leaves()]
         else:
-            for (_, place), store in zip(named_leaves(form["tree"]), stores, strict=True):
-                store.load_column(part, columns[place])
+            for (_, index), store in zip(named_leaves(form["tree"]), stores, strict=True):
+                store.load_column(part, columns[index])
         at += batch.num_rows
     if at != len(slots):
         raise FormatError(f"the buffer must have {len(slots)} rows, the file has {at}")
@@ -563,11 +562,11 @@ def _table_of(file: _Rows, about: Mapping[str, Any], bound: MemoryBound, *, allo
 def _restore_finals(
     table: Table, slots: Ints, file: _Rows, form: Mapping[str, Any], *, allow_pickle: bool = False
 ) -> None:
-    """Put final observations back into their rows."""
+    """Restore final observations and their rows."""
     count = len(form["kinds"])
     check_structure(form["tree"], count)
     names = [name for name, _ in named_leaves(form["tree"])]
-    places = [place for _, place in named_leaves(form["tree"])]
+    indices = [index for _, index in named_leaves(form["tree"])]
     first = len(file.schema) - count - 1
     parts: list[list[Column]] = []
     owners: list[npt.NDArray[np.int64]] = []
@@ -575,14 +574,16 @@ def _restore_finals(
     for batch in file.batches(file.schema.names[first : first + count + 1]):
         lists = batch.columns
         lengths = np.diff(lists[-1].offsets.to_numpy())
-        if any(not np.array_equal(np.diff(found.offsets.to_numpy()), lengths) for found in lists):
-            raise FormatError("final observations must be as many in every column, they are not; the file is damaged")
+        if any(not np.array_equal(np.diff(list_array.offsets.to_numpy()), lengths) for list_array in lists):
+            raise FormatError(
+                "final observations must have equal counts in all columns, got others; the file is damaged"
+            )
         owners.append(np.repeat(slots[at : at + batch.num_rows] + 1, lengths))
         fields = [file.schema.field(first + i) for i in range(count + 1)]
         parts.append(
             [
-                column_from_arrow(found.flatten(), field, allow_pickle=allow_pickle)
-                for found, field in zip(lists, fields, strict=True)
+                column_from_arrow(list_array.flatten(), field, allow_pickle=allow_pickle)
+                for list_array, field in zip(lists, fields, strict=True)
             ]
         )
         at += batch.num_rows
@@ -593,8 +594,8 @@ def _restore_finals(
     rows = joined[-1].to_numpy()
     owner = np.concatenate(owners)
     check_finals(rows, owner, int(form["room"]), table.rings)
-    ordered = [column for _, column in sorted(zip(places, joined[:-1], strict=True), key=lambda pair: pair[0])]
-    found = {"tree": form["tree"], "kinds": form["kinds"], "row_shapes": form["row_shapes"], "columns": ordered}
+    ordered = [column for _, column in sorted(zip(indices, joined[:-1], strict=True), key=lambda pair: pair[0])]
+    list_array = {"tree": form["tree"], "kinds": form["kinds"], "row_shapes": form["row_shapes"], "columns": ordered}
     assert table.finals is not None
-    table.finals.load_state_dict({"rows": rows, "owners": owner, "room": int(form["room"]), "found": found})
+    table.finals.load_state_dict({"rows": rows, "owners": owner, "room": int(form["room"]), "found": list_array})
     check_final_shapes(table)

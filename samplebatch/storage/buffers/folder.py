@@ -1,19 +1,19 @@
-"""BufferFolder: a folder that holds a buffer, its columns mapped into memory and its state committed step by step.
+"""BufferFolder: folder with a buffer's memory-mapped columns and a write-ahead log of its state.
 
 ::
 
-    buffer.json              what the buffer is; written once
-    status.json              whether the folder was closed, and then checksums of all files; see `folder_status`
-    layout.<n>.json          name, dtype, shape and file of each column, and what the buffer notes about them
-    <n>.column               the rows of one column in all slots, as they lie in memory
-    lock                     locked by the process that has the folder open
+        buffer.json              description of the buffer, written once
+        status.json              whether the folder is closed, with checksums of all files; see `status`
+        layout.<n>.json          name, dtype, shape and file of each column, and the buffer's notes
+        <n>.column               rows of one column in all slots, as in memory
+        lock                     locked by the process that has the folder open
     commit.0  .1, intent, undo   see `commits`
 
-A step copies the rows that it will overwrite to `undo`, says so in `intent`, writes the columns, and commits. What is
-mapped or written belongs to the system and outlives the process: whenever that is killed, everything it had written is
-there. On opening, the newest whole commit says what the state was; if an intent followed it, the columns may be written
-in part, and the rows are put back. So no torn row is ever read, and no committed one is missing. A machine that goes
-down, as opposed to a process, loses what the system had not yet written to the disk; `flush` waits for that.
+A step copies the rows that it will overwrite to `undo`, records this in `intent`, writes the columns, and commits.
+Mapped and written data belongs to the system and survives the process: all writes of a killed process persist. On
+opening, the newest valid commit determines the state. If an intent followed the commit, the columns may be partially
+written, and the rows are restored from `undo`. Hence no torn row is read and no committed row is lost. A crash of the
+machine loses unsynced data; `flush` waits for the sync.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from samplebatch.storage.files import open_locked, read_plain, reserve, sync, wr
 
 _LAYOUT, _COLUMN = "layout.{}.json", "{}.column"
 _ENTRY = struct.Struct("<QQ")
-"""In an intent: how many files and how many slots follow, the rows of which are kept file by file."""
+"""Entry of an intent: number of files and slots that follow; the undo log has their rows in order of files."""
 
 Overwritten = Sequence[tuple[Iterable[str], Slots]]
-"""Which rows a step overwrites: names of columns, and slots of each of them."""
+"""Rows that a step overwrites: names of columns with slots."""
 
 _open_folders: weakref.WeakSet[BufferFolder] = weakref.WeakSet()
 
@@ -56,7 +56,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class _Column(NamedTuple):
-    """The number of a column's file, its array, the mapping below that, and the bytes of a row."""
+    """File number of a column, its array, the mapping of the file, and the size of a row in bytes."""
 
     file: int
     values: npt.NDArray[Any]
@@ -65,16 +65,16 @@ class _Column(NamedTuple):
 
 
 class BufferFolder:
-    """A folder of mapped columns behind a write-ahead log, used by `FolderJournal`; `create` and `open` make one.
+    """Folder of memory-mapped columns with a write-ahead log, used by `FolderJournal`; see `create` and `open`.
 
     Attributes
     ----------
     path
-        The folder.
+        Path of the folder.
     about
-        What the buffer said about itself when the folder was made: plain values.
+        Description of the buffer when the folder was created: plain values.
     notes
-        What the buffer says about its columns: plain values, set by `note`.
+        The buffer's notes about its columns, set by `note`: plain values.
 
     Examples
     --------
@@ -110,68 +110,68 @@ class BufferFolder:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], about: dict[str, Any], state: bytes) -> Self:
-        """Create a folder for a buffer, and lock it.
+        """Create and lock a folder for a buffer.
 
         Parameters
         ----------
         path
-            A folder that does not exist, or has nothing in it. The folder it lies in must exist.
+            A folder that does not exist or is empty, in an existing folder.
         about
-            What the buffer says about itself, plain enough for JSON.
+            Description of the buffer; must be JSON-serializable.
         state
-            What is committed first.
+            First committed state.
 
         Raises
         ------
         StorageError
-            If there is something in the folder, another process makes a buffer in it, or the disk is full.
+            If the folder is not empty, another process creates a buffer in it, or the disk is full.
         OSError
-            If it cannot be made.
+            If the folder cannot be created.
         """
         folder = Path(path).absolute()
         folder.mkdir(exist_ok=True)
         _check_free(folder)
         lock = open_locked(folder / LOCK)
         try:
-            # Another process may have been faster.
+            # Another process may have created a buffer in the meantime.
             _check_free(folder)
             for entry in folder.iterdir():
                 if entry.name != LOCK:
                     entry.unlink()
             write_plain(folder / _LAYOUT.format(0), {"columns": {}, "notes": None})
             files = Commits.create(folder, 0, state)
-            made = cls(folder, lock, files, about)
-            made._status.write_open(FILES)
+            buffer_folder = cls(folder, lock, files, about)
+            buffer_folder._status.write_open(FILES)
             write_plain(folder / ABOUT, {"version": VERSION, "about": about})
         except BaseException:
             os.close(lock)
             raise
-        return made
+        return buffer_folder
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool | None = None) -> Self:
-        """Lock a folder, check it, and bring it to the state after the last step that was committed.
+        """Lock a folder, verify it, and restore the last committed state.
 
         Parameters
         ----------
         path
             The folder.
         verify
-            Whether to hold all files against the checksums that they were closed with; by default those that were
-            touched since. If false, a folder is taken that was copied without being closed, or whose machine went down.
+            Whether to verify all files against their checksums at closing; default: only files changed since. If false,
+            folders copied while open and folders of a crashed machine are accepted.
 
         Raises
         ------
         StorageError
-            If another process has it open, or there is no buffer in it.
+            If another process has the folder open, or it contains no buffer.
         FormatError
-            If its files are not what they claim to be: a size, a checksum, a dtype or a version is wrong; if they were
-            not closed, and are not those that were open.
+            If a size, checksum, dtype or version is wrong, or if the folder was not closed and its files have been
+            replaced.
         """
         folder = Path(path).absolute()
         if not (folder / ABOUT).is_file():
             hint = f"; load {str(folder / BUFFER_FILE)!r}" if (folder / BUFFER_FILE).is_file() else ""
-            raise StorageError(f"{str(path)!r} must be the folder of a buffer, and there is no {ABOUT!r} in it{hint}")
+            raise StorageError(f"{str(path)!r} must be the folder of a buffer, got one without {ABOUT!r}{hint}")
         lock = open_locked(folder / LOCK)
         try:
             version, about = read_about(folder)
@@ -184,44 +184,44 @@ class BufferFolder:
         except BaseException:
             os.close(lock)
             raise
-        made = cls(folder, lock, files, about)
+        buffer_folder = cls(folder, lock, files, about)
         try:
-            made._map_layout(files.last.layout)
+            buffer_folder._map_layout(files.last.layout)
             if status is not None and not status.closed:
-                status.check_open(made._file_names())
-            made._opened_from = status
-            made._status.write_open(made._file_names())
+                status.check_open(buffer_folder._file_names())
+            buffer_folder._opened_from = status
+            buffer_folder._status.write_open(buffer_folder._file_names())
             if version != VERSION:
                 write_plain(folder / ABOUT, {"version": VERSION, "about": about})
-            made._undo()
-            made._remove_strays()
+            buffer_folder._undo()
+            buffer_folder._remove_strays()
         except BaseException:
-            made._abandon("it could not be opened")
+            buffer_folder._abandon("it could not be opened")
             raise
-        return made
+        return buffer_folder
 
     # Columns
 
     @property
     def state(self) -> bytes:
-        """The state of the last commit."""
+        """State of the last commit."""
         return self._commits.last.payload
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays by name."""
+        """Arrays by column name."""
         return {name: column.values for name, column in self._columns.items()}
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Create a column of zeros in a file of its own; it belongs to the buffer from the next commit on.
+        """Create a column of zeros in its own file; it belongs to the buffer after the next commit.
 
-        The whole file is reserved, so that a disk that is full says so here, and not by a signal when rows are written.
-        A column takes the place of another of its name from the next commit on.
+        The entire file is reserved, so that a full disk is detected here and not by a signal when rows are written. A
+        column replaces another one with the same name at the next commit.
 
         Raises
         ------
         StorageError
-            If the disk has no room for it, or the folder is closed.
+            If the disk is full, or the folder is closed.
         """
         self._check_open()
         path = self.path / _COLUMN.format(self._next_file)
@@ -239,7 +239,7 @@ class BufferFolder:
         return column.values
 
     def note(self, notes: Any) -> None:
-        """Set the notes about the columns, plain enough for JSON; they are committed together with them."""
+        """Set the notes about the columns, which are committed with them; must be JSON-serializable."""
         if notes != self.notes:
             self.notes = notes
             self._layout_changed = True
@@ -250,7 +250,7 @@ class BufferFolder:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError as error:
-            raise FormatError(f"{str(path)!r} must hold column {name!r}, and it is not there; damaged") from error
+            raise FormatError(f"{str(path)!r} must contain column {name!r}, got no file; damaged") from error
         try:
             size = os.fstat(fd).st_size
             if size != nbytes:
@@ -266,16 +266,16 @@ class BufferFolder:
         path = self.path / _LAYOUT.format(number)
         layout = read_plain(path)
         if not isinstance(layout.get("columns"), dict):
-            raise FormatError(f"{str(path)!r} must list columns, it does not; it is damaged")
+            raise FormatError(f"{str(path)!r} must list columns, got another JSON value; it is damaged")
         self.notes = layout.get("notes")
         for name, entry in layout["columns"].items():
             try:
                 dtype = named_dtype(str(entry["dtype"]))
                 file, shape = int(entry["file"]), tuple(map(int, entry["shape"]))
                 if min(file, *shape) < 0:
-                    raise ValueError("a number is below zero")
+                    raise ValueError("a number is negative")
             except (ColumnTypeError, KeyError, TypeError, ValueError) as error:
-                raise FormatError(f"{str(path)!r} must describe column {name!r}, it does not: {error}") from error
+                raise FormatError(f"{str(path)!r} must describe column {name!r}: {error}") from error
             self._columns[name] = self._map(name, file, shape, dtype)
         self._layout = number
         self._committed = frozenset(column.file for column in self._columns.values())
@@ -289,15 +289,15 @@ class BufferFolder:
         write_plain(self.path / _LAYOUT.format(self._layout), {"columns": columns, "notes": self.notes})
 
     def _file_names(self) -> list[str]:
-        """List the files that change with steps."""
+        """List the files that steps change."""
         return [*FILES, *(_COLUMN.format(column.file) for column in self._columns.values())]
 
     def _remove_strays(self) -> None:
-        """Remove files of layouts that are not committed."""
-        kept = {_LAYOUT.format(self._layout), *(_COLUMN.format(file) for file in self._committed)}
+        """Remove files of uncommitted layouts."""
+        retained = {_LAYOUT.format(self._layout), *(_COLUMN.format(file) for file in self._committed)}
         for entry in self.path.iterdir():
             ours = entry.name.startswith("layout.") or entry.name.endswith((".column", ".tmp"))
-            if ours and entry.name not in kept:
+            if ours and entry.name not in retained:
                 entry.unlink()
 
     # Steps
@@ -305,12 +305,12 @@ class BufferFolder:
     def begin(self, overwritten: Overwritten) -> None:
         """Write the undo log of the next step: the rows that it will overwrite.
 
-        If the step before was not committed, because something was raised, its rows are put back first.
+        If the previous step was not committed because of an error, its rows are restored first.
 
         Parameters
         ----------
         overwritten
-            The rows, as far as the last state shows them: others need not be kept.
+            Rows that the last state shows; others can be omitted.
 
         Raises
         ------
@@ -328,22 +328,26 @@ class BufferFolder:
             numbers = slots
             if isinstance(slots, slice):
                 numbers = np.arange(len(columns[0].values))[slots]
-            kept = np.array([numbers], np.int64).reshape(-1)
-            if not len(kept):
+            overwritten_slots = np.array([numbers], np.int64).reshape(-1)
+            if not len(overwritten_slots):
                 continue
-            rows += [_rows_of(column, slots, kept) for column in columns if column.row_nbytes]
+            rows += [_rows_of(column, slots, overwritten_slots) for column in columns if column.row_nbytes]
             files = [column.file for column in columns if column.row_nbytes]
-            entries.append(_ENTRY.pack(len(files), len(kept)) + np.array([*files], np.int64).tobytes() + kept.tobytes())
+            entries.append(
+                _ENTRY.pack(len(files), len(overwritten_slots))
+                + np.array([*files], np.int64).tobytes()
+                + overwritten_slots.tobytes()
+            )
         if entries:
             self._commits.keep(b"".join(entries), rows)
 
     def commit(self, state: bytes) -> None:
-        """Write the commit record of a step: its columns are written, and this is the state.
+        """Write the commit record of a step after its columns are written.
 
         Raises
         ------
         StorageError
-            If that cannot be written. The folder is closed then, and opens in the state of the last commit.
+            If the record cannot be written. The folder is closed then, with the state of the last commit.
         """
         self._check_open()
         changed = self._layout_changed
@@ -356,7 +360,7 @@ class BufferFolder:
         except OSError as error:
             self._abandon("a step could not be committed")
             raise StorageError(
-                error.errno, f"{str(self.path)!r} must take a step, and could not, and is closed: {error.strerror}"
+                error.errno, f"{str(self.path)!r} must be writable to commit a step, and is closed: {error.strerror}"
             ) from error
         if changed:
             self._layout_changed = False
@@ -364,16 +368,16 @@ class BufferFolder:
             self._remove_strays()
 
     def _undo(self) -> None:
-        """Roll back a step that was not committed: put its overwritten rows back. Idempotent."""
+        """Roll back an uncommitted step by restoring its overwritten rows. Idempotent."""
         entries = self._commits.pending
         if entries is None:
             return
         by_file = {column.file: column for column in self._columns.values()}
-        at = place = 0
-        while place < len(entries):
-            count, length = _ENTRY.unpack_from(entries, place)
-            numbers = np.frombuffer(entries, np.int64, count + length, place + _ENTRY.size)
-            place += _ENTRY.size + numbers.nbytes
+        at = position = 0
+        while position < len(entries):
+            count, length = _ENTRY.unpack_from(entries, position)
+            numbers = np.frombuffer(entries, np.int64, count + length, position + _ENTRY.size)
+            position += _ENTRY.size + numbers.nbytes
             for file in numbers[:count].tolist():
                 column = by_file[file]
                 nbytes = column.row_nbytes * length
@@ -385,7 +389,7 @@ class BufferFolder:
     # Closing
 
     def flush(self) -> None:
-        """Wait until everything that was committed is on the disk: the columns first.
+        """Sync all committed data to disk, columns first.
 
         Raises
         ------
@@ -403,7 +407,7 @@ class BufferFolder:
             sync(self.path / name)
 
     def close(self) -> None:
-        """Flush, write checksums and unlock; closing again does nothing. Arrays that are still around can be read."""
+        """Flush, write checksums and unlock; idempotent. Existing arrays remain readable."""
         if not self._closed:
             self._undo()
             self._commits.forget_rows()
@@ -414,11 +418,11 @@ class BufferFolder:
 
     @property
     def closed(self) -> bool:
-        """Whether the folder takes no more steps."""
+        """Whether the folder is closed for steps."""
         return bool(self._closed)
 
     def _abandon(self, why: str) -> None:
-        """Release lock and files as they are."""
+        """Release lock and files without further writes."""
         self._closed = self._closed or why
         self._commits.close()
         self._unlock()
@@ -430,17 +434,17 @@ class BufferFolder:
 
 def _check_free(folder: Path) -> None:
     if (folder / ABOUT).exists():
-        raise StorageError(f"{str(folder)!r} must be a new folder, and it holds a buffer; open that with open()")
-    # What is left of a folder whose making was cut short may go.
+        raise StorageError(f"{str(folder)!r} must be a new folder, got an existing buffer; open it with open()")
+    # Files of an interrupted `create` may be removed.
     written = [_LAYOUT.format(0), STATUS, ABOUT]
     ours = {LOCK, *FILES, *written[:2], *(f"{name}.tmp" for name in written)}
     strange = sorted(entry.name for entry in folder.iterdir() if entry.name not in ours)
     if strange:
-        raise StorageError(f"{str(folder)!r} must be a new folder or an empty one, and it holds {strange[0]!r}")
+        raise StorageError(f"{str(folder)!r} must be a new or empty folder, got one with {strange[0]!r}")
 
 
 def _rows_of(column: _Column, slots: Slots, numbers: npt.NDArray[np.int64]) -> memoryview:
-    """Return the bytes of rows: a view of a single row, otherwise gathered."""
+    """Return the bytes of rows: a view of a single row, otherwise a copy."""
     if isinstance(slots, int):
         assert column.mapping is not None
         return memoryview(column.mapping)[slots * column.row_nbytes : (slots + 1) * column.row_nbytes]

@@ -1,9 +1,8 @@
 """Replay buffers in HDF5 files, in Tianshou's layout.
 
-The columns are datasets with a row for each slot, of which those without a step take no room; the episodes under way
-and the sampler are where Tianshou looks for them. What Tianshou has no place for stands in attributes of one dataset
-(`_indices`), which Tianshou neither reads nor writes: a file that it has written itself never has them. Behind the end
-of the file, as HDF5 counts, there are checksums of all its bytes (see `file_checksums`).
+The columns are datasets with one row per slot; slots without a step occupy no space. Open episodes and the sampler are
+stored where Tianshou expects them. Values that Tianshou does not support are attributes of the dataset `_indices`,
+which Tianshou ignores and never writes. Checksums of all bytes follow the HDF5 end of the file (see `checksums`).
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ _Buffer = TypeVar("_Buffer", bound="ReplayBuffer")
 _ABOUT, _FINALS = "samplebatch", "samplebatch.finals"
 _PART_NBYTES = 1 << 25
 _CHUNK_NBYTES = 1 << 16
-"""Bytes of rows that HDF5 stores together, about, where some slots have no rows or the rows are filtered."""
+"""Approximate bytes per HDF5 chunk, if some slots have no rows or the rows are filtered."""
 
 _MAX_PICKLED_NUMBER = 1 << 10
-"""Bytes that a pickled number has at the most."""
+"""Maximum size of a pickled number in bytes."""
 
 
 def save_hdf5_buffer(
@@ -84,7 +83,7 @@ def _write(buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str 
 
 
 def _write_columns(buffer: Any, group: h5py.Group, compression: str | None) -> None:
-    """Write the columns, a row for each slot; slots without a step are left out of the file."""
+    """Write the columns with one row per slot; slots without a step are not written."""
     rings, start = buffer._table.rings, buffer._start
     sizes = rings.sizes_of_all()
     chosen = range(rings.n) if buffer._ring is None else (buffer._ring,)
@@ -92,12 +91,12 @@ def _write_columns(buffer: Any, group: h5py.Group, compression: str | None) -> N
     group.attrs[TYPE_KEY] = "Batch"
 
     def walk(tree: Mapping[str, Any], inner: Any, prefix: str) -> None:
-        for name, held in tree.items():
-            if isinstance(held, Store):
-                _write_store(held, inner, name, prefix + name)
+        for name, node in tree.items():
+            if isinstance(node, Store):
+                _write_store(node, inner, name, prefix + name)
             else:
                 to_hdf5({name: {}}, inner)
-                walk(held, inner[name], f"{prefix}{name}.")
+                walk(node, inner[name], f"{prefix}{name}.")
 
     def _write_store(store: Store, inner: Any, name: str, path: str) -> None:
         first = store.to_column(np.zeros(0, np.intp)).to_numpy() if _is_numeric(store) else None
@@ -105,11 +104,11 @@ def _write_columns(buffer: Any, group: h5py.Group, compression: str | None) -> N
             write_value(store.take(np.arange(start, start + buffer.maxsize)), inner, name, compression, path)
             return
         shape = (buffer.maxsize, *first.shape[1:])
-        whole = sum(high - low for low, high in ranges) == buffer.maxsize and compression is None
+        is_contiguous = sum(high - low for low, high in ranges) == buffer.maxsize and compression is None
         row_nbytes = first.dtype.itemsize * prod(shape[1:])
         chunk = min(buffer.maxsize, max(1, _CHUNK_NBYTES // row_nbytes))
         dataset = inner.create_dataset(
-            name, shape, first.dtype, chunks=None if whole else (chunk, *shape[1:]), compression=compression
+            name, shape, first.dtype, chunks=None if is_contiguous else (chunk, *shape[1:]), compression=compression
         )
         dataset.attrs[TYPE_KEY] = "Tensor" if isinstance(store, TorchStore) else "ndarray"
         step = max(chunk, _PART_NBYTES // row_nbytes // chunk * chunk)
@@ -131,16 +130,16 @@ def _is_numeric(store: Store) -> bool:
 
 
 def _finals(buffer: Any) -> npt.NDArray[np.uint8] | None:
-    """Return the final observations as the bytes of an Arrow stream."""
+    """Encode the final observations as an Arrow stream."""
     table = buffer._table
     if table.finals is None:
         return None
     start = buffer._start
     state = table.finals.state_dict(start, start + buffer.maxsize, buffer._ring)
-    found = state["found"]
-    pairs = [arrow_field_and_array(column, str(i)) for i, column in enumerate(found["columns"])]
+    columns_state = state["found"]
+    pairs = [arrow_field_and_array(column, str(i)) for i, column in enumerate(columns_state["columns"])]
     pairs += [(pa.field(name, pa.int64()), pa.array(state[name], pa.int64())) for name in ("rows", "owners")]
-    form = {name: found[name] for name in ("tree", "kinds", "row_shapes")} | {"room": state["room"]}
+    form = {name: columns_state[name] for name in ("tree", "kinds", "row_shapes")} | {"room": state["room"]}
     schema = pa.schema([field for field, _ in pairs], {b"form": json.dumps(buffer_state.plain(form)).encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
@@ -170,52 +169,52 @@ def load_hdf5_buffer(
 
 
 def _parts_of(cls: Any, file: h5py.File, reader: Hdf5Reader) -> tuple[State, Table, Sampler, dict[str, Any]]:
-    """Read description, table and sampler of a buffer, and its pickled attributes where pickles are allowed."""
+    """Read description, table, sampler and, if pickles are allowed, pickled attributes of a buffer."""
     children = reader.children(file)
-    found = reader.attributes(file) | _numbers(children, reader)
+    attributes = reader.attributes(file) | _numbers(children, reader)
     notes = reader.attributes(children["_indices"])
-    about = json.loads(notes[_ABOUT]) if _ABOUT in notes else description_in(cls, found, children, reader)
+    about = json.loads(notes[_ABOUT]) if _ABOUT in notes else description_in(cls, attributes, children, reader)
     rings = rings_in(about)
     columns = values_of(reader.of_rows(*_counting(rings)).read(children["_meta"]))
-    table = table_in(about, found, rings, dict(columns or {}))
+    table = table_in(about, attributes, rings, dict(columns or {}))
     if table.finals is not None and _FINALS in notes:
         table.finals.load_state_dict(_read_finals(notes[_FINALS], table, reader))
         check_final_shapes(table)
-    sampler = sampler_in(about, found, children, table, reader)
+    sampler = sampler_in(about, attributes, children, table, reader)
     return about, table, sampler, reward_function_in(children, reader)
 
 
 def _counting(rings: State) -> tuple[int, Ranges]:
-    """Return the number of slots per ring, and the ranges of slots with rows."""
+    """Return the total number of slots, and the ranges of slots with rows."""
     stops = np.cumsum(rings["maxsizes"])
     starts = stops - rings["maxsizes"]
     return int(stops[-1]), list(zip(starts.tolist(), (starts + rings["sizes"]).tolist(), strict=True))
 
 
 def _numbers(children: Mapping[str, Any], reader: Hdf5Reader) -> State:
-    """Read numeric datasets: Tianshou pickles the numbers of a buffer that it has loaded."""
+    """Read numbers stored as datasets: Tianshou pickles the numbers of a loaded buffer."""
     import h5py
 
-    found: State = {}
+    numbers: State = {}
     for name, child in children.items():
         kind = reader.attributes(child).get(TYPE_KEY)
         if isinstance(child, h5py.Dataset) and kind not in ("ndarray", "Tensor"):
             value = reader.inert(child) if child.size < _MAX_PICKLED_NUMBER else None
             if isinstance(value, np.generic | int | float):
-                found[name] = value
-    return found
+                numbers[name] = value
+    return numbers
 
 
 def _read_finals(data: Any, table: Table, reader: Hdf5Reader) -> State:
     stream = pa.py_buffer(np.asarray(data, np.uint8))
     try:
-        reader.bound.take(decompressed_stream_nbytes(stream), "what is compressed")
+        reader.bound.take(decompressed_stream_nbytes(stream), "compressed data")
         batch = pa.ipc.open_stream(stream).read_next_batch()
         batch.validate()
         for array, field in zip(batch.columns, batch.schema, strict=True):
             check_size([array], field, reader.bound)
     except (pa.ArrowException, StopIteration, OSError) as error:
-        raise FormatError(f"the final observations of a buffer must be a whole Arrow stream: {error}") from error
+        raise FormatError(f"the final observations of a buffer must be an intact Arrow stream: {error}") from error
     form = json.loads(batch.schema.metadata[b"form"])
     count = len(form["kinds"])
     check_structure(form["tree"], count)

@@ -1,7 +1,7 @@
-"""Replay buffers of several agents in folders: a file for each policy, and a manifest that lists them.
+"""Multi-agent replay buffers in folders: one file per policy, and a manifest that lists the files.
 
-The files of a newer state have other names. The manifest is replaced at once when they are there, and the older files
-go then: a process that is killed leaves the one state or the other.
+A newer state uses new file names. The manifest is replaced atomically once they are written, and the older files are
+deleted afterwards: a killed process leaves one consistent state.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _VERSION = 1
 
 
 def write_policies(buffer: MultiAgentReplayBuffer, path: str | os.PathLike[str], compression: str | None) -> None:
-    """Write a buffer of several agents into a folder, in place of the one that was written there before."""
+    """Write a multi-agent buffer into a folder, replacing an earlier one."""
     folder = Path(path)
     if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
-        raise StorageError(f"{str(folder)!r} must be a new folder, or one of such a buffer; it holds other files")
+        raise StorageError(f"{str(folder)!r} must be a new folder or one with a multi-agent buffer, got other files")
     folder.mkdir(exist_ok=True)
     with buffer._lock:
         about = _describe(buffer)
         mark = secrets.token_hex(4)
         files = {label: f"{i}-{mark}.arrow" for i, label in enumerate(_label(buffer, buffer.buffers))}
-        for name, own in zip(files.values(), buffer.buffers.values(), strict=True):
-            write_buffer(own, folder / name, "Arrow", compression)
+        for name, policy_buffer in zip(files.values(), buffer.buffers.values(), strict=True):
+            write_buffer(policy_buffer, folder / name, "Arrow", compression)
     with replacing(folder / MANIFEST) as file:
         file.write(plain_bytes(about | {"files": files}))
     sync(folder)
@@ -65,7 +65,9 @@ def write_policies(buffer: MultiAgentReplayBuffer, path: str | os.PathLike[str],
 def _describe(buffer: MultiAgentReplayBuffer) -> State:
     strange = [name for name, value in buffer._options.items() if not is_plain(value)]
     if strange:
-        raise StorageError(f"a buffer of several agents must have plain options to be saved, {strange[0]!r} is none")
+        raise StorageError(
+            f"a multi-agent buffer must have plain options to be saved, got another value in {strange[0]!r}"
+        )
     steps = buffer._steps.state_dict()
     return {
         "version": _VERSION,
@@ -88,12 +90,12 @@ def _describe(buffer: MultiAgentReplayBuffer) -> State:
 
 
 def _labels(buffer: MultiAgentReplayBuffer) -> dict[PolicyID, str]:
-    """Give each policy a string, as JSON has no other keys."""
+    """Return a string per policy, because JSON has only string keys."""
     return label_policies(dict.fromkeys([*buffer.buffers, *(buffer._size if isinstance(buffer._size, dict) else ())]))
 
 
 def _label(buffer: MultiAgentReplayBuffer, values: Mapping[PolicyID, Any]) -> State:
-    """Return values by policy by the policies' strings."""
+    """Replace policies by their strings in a mapping."""
     labels = _labels(buffer)
     return {labels[policy]: value for policy, value in values.items()}
 
@@ -103,15 +105,15 @@ def _item(value: Any) -> Any:
 
 
 def _plain_steps(state: Mapping[str, Any]) -> State:
-    """Convert arrays to lists beside their dtypes, for JSON."""
-    found: State = json.loads(
+    """Convert arrays to lists with their dtypes, for JSON."""
+    plain_state: State = json.loads(
         json.dumps(state, default=lambda array: {"dtype": array.dtype.str, "values": array.tolist()})
     )
-    return found
+    return plain_state
 
 
 def _steps(plain_state: Any) -> Any:
-    """Undo `_plain_steps`."""
+    """Invert `_plain_steps`."""
     if isinstance(plain_state, dict):
         if plain_state.keys() == {"dtype", "values"}:
             return np.array(plain_state["values"], np.dtype(str(plain_state["dtype"])))
@@ -120,7 +122,7 @@ def _steps(plain_state: Any) -> Any:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """List the files of the policies."""
+    """List the files of all policies."""
     return [folder / os.path.basename(str(file)) for file in read_plain(folder / MANIFEST).get("files", {}).values()]
 
 
@@ -132,30 +134,30 @@ def read_policies(
     max_nbytes: int | None = None,
     missing: dict[str, Any],
 ) -> MultiAgentReplayBuffer:
-    """Read a buffer of several agents from the folder of `write_policies`; parameters as of `read_buffer`."""
+    """Read a multi-agent buffer from a folder of `write_policies`; parameters as in `read_buffer`."""
     folder = Path(path)
     about = read_plain(folder / MANIFEST)
     if about.get("type") != "MultiAgentReplayBuffer" or about.get("version") != _VERSION:
-        raise FormatError(f"{str(folder)!r} must hold a buffer of several agents of version {_VERSION}, it does not")
+        raise FormatError(f"{str(folder)!r} must contain a multi-agent buffer of version {_VERSION}, got another")
     trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
     with name_buffer_damage(str(folder)):
         ids = dict(about.get("ids", {}))
         if not all(type(number) is int for number in ids.values()):
-            raise FormatError(f"{str(folder)!r} must have integers for ids of policies that are no strings, it has not")
+            raise FormatError(f"{str(folder)!r} must have integer ids for policies without string ids, got others")
         kind = buffer_class(about["kind"], ReplayBuffer)
         size = about["size"]
         if isinstance(size, dict):
-            size = {ids.get(label, label): own for label, own in size.items()}
+            size = {ids.get(label, label): policy_value for label, policy_value in size.items()}
         buffer = MultiAgentReplayBuffer(
             size, lockstep=about["lockstep"], kind=kind, seed=about["seed"], **about["options"]
         )
         for label, file in about["files"].items():
             policy = ids.get(label, label)
             if os.path.basename(file) != file or not (folder / file).is_file():
-                raise FormatError(f"{str(folder)!r} must have the file of policy {policy!r}, and {file!r} is missing")
-            own = read_buffer(kind, folder / file, "Arrow", missing=missing, **trust)
-            own._table.lock = buffer._lock
-            buffer.buffers[policy] = own
+                raise FormatError(f"{str(folder)!r} must have the file of policy {policy!r}, got no file {file!r}")
+            policy_value = read_buffer(kind, folder / file, "Arrow", missing=missing, **trust)
+            policy_value._table.lock = buffer._lock
+            buffer.buffers[policy] = policy_value
         buffer._forms = {
             ids.get(label, label): Form(frozenset(flags), np.dtype(dtype))
             for label, (flags, dtype) in about["forms"].items()
@@ -163,7 +165,7 @@ def read_policies(
         check_fragments(buffer.buffers, buffer._forms)
         buffer._tails = {ids.get(label, label): Tail(*tail) for label, tail in about["tails"].items()}
         steps = _steps(about["steps"])
-        steps["buffers"] = {ids.get(label, label): own for label, own in steps["buffers"].items()}
+        steps["buffers"] = {ids.get(label, label): policy_value for label, policy_value in steps["buffers"].items()}
         buffer._steps = EnvSteps.from_state_dict(steps)
         buffer._rng = generator_from_state(about["generator"])
     return buffer

@@ -1,7 +1,7 @@
-"""State of a buffer as plain values, arrays and columns: generator, sampler, table, and checks of each.
+"""State of a buffer as plain values, arrays and columns, with validation of each part.
 
-Every file format and `state_dict` are made of these. The state holds no class of the library but columns, so any format
-can carry it; decoding checks all of it, since it may come from outside.
+All file formats and `state_dict` use this state. It contains no library classes except columns, so that any format can
+store it. Decoding validates every part, because files are untrusted.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from samplebatch.errors import ArgumentError, ColumnMismatchError, FormatError, 
 from samplebatch.names import PolicyID
 
 State = dict[str, Any]
-"""Plain values, arrays, tensors and columns by name; of no class of the library's but columns."""
+"""Plain values, arrays, tensors and columns by name, without other library classes."""
 
 _RINGS = ("maxsizes", "cursors", "sizes", "writes", "began", "starts", "origins")
 
 
 def check_structure(tree: Any, count: int) -> None:
-    """Check that the nesting of columns names each of them once."""
-    places: list[Any] = []
-    left = [tree]
-    while left:
-        inner = left.pop()
+    """Check that a nesting of columns contains each column index once."""
+    indices: list[Any] = []
+    pending = [tree]
+    while pending:
+        inner = pending.pop()
         if isinstance(inner, dict) and all(isinstance(name, str) for name in inner):
-            left += inner.values()
+            pending += inner.values()
         else:
-            places.append(inner)
-    if any(type(place) is not int for place in places) or sorted(places) != list(range(count)):
-        raise FormatError(f"the structure of {count} columns must name each of them once, it does not; it is damaged")
+            indices.append(inner)
+    if any(type(index) is not int for index in indices) or sorted(indices) != list(range(count)):
+        raise FormatError(f"the structure of {count} columns must contain each index once, got others; it is damaged")
 
 
 def check_rings(state: Mapping[str, Any]) -> None:
-    """Check that the cursors, sizes and episodes of rings lie within their slots.
+    """Check that cursors, sizes and episodes of rings are within their slots.
 
     Examples
     --------
@@ -65,21 +65,21 @@ def check_rings(state: Mapping[str, Any]) -> None:
     >>> check_rings(state)
     >>> check_rings(state | {"cursors": np.array([7])})
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: the state of rings must have cursors and sizes within their slots, it has not; ...
+    samplebatch.errors.FormatError: the state of rings must have cursors and sizes within their slots, got others; ...
     """
     try:
         parts = {name: np.asarray(state[name]) for name in _RINGS}
         returns, together = np.asarray(state["returns"], np.float64), bool(state["together"])
         n = len(parts["maxsizes"])
         if not n or any(part.shape != (n,) or part.dtype.kind not in "iu" for part in parts.values()):
-            raise ValueError("its parts must be whole numbers, one for each ring")
+            raise ValueError("its parts must be integers, one per ring")
         if returns.shape[:1] != (n,):
-            raise ValueError("it must have a return for each ring")
+            raise ValueError("it must have one return per ring")
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"the state of rings must be whole, it is not: {error}") from error
+        raise FormatError(f"the state of rings must be valid: {error}") from error
     maxsizes, cursors, sizes, writes, began, starts, origins = (part.astype(np.int64) for part in parts.values())
     bases = np.cumsum(maxsizes) - maxsizes
-    places = starts - bases
+    offsets = starts - bases
     inside = (
         (maxsizes >= 0)
         & (sizes >= 0)
@@ -87,8 +87,8 @@ def check_rings(state: Mapping[str, Any]) -> None:
         & (cursors >= 0)
         & (cursors < np.maximum(maxsizes, 1))
         & ((sizes == maxsizes) | (cursors == sizes))
-        & (places >= 0)
-        & (places < np.maximum(maxsizes, 1))
+        & (offsets >= 0)
+        & (offsets < np.maximum(maxsizes, 1))
         & (writes - origins >= sizes)
         & (origins >= 0)
         & (began <= writes)
@@ -96,28 +96,28 @@ def check_rings(state: Mapping[str, Any]) -> None:
     alike = all(len(set(part.tolist())) == 1 for part in (maxsizes, cursors, sizes, writes))
     if not inside.all() or (together and not alike):
         raise FormatError(
-            "the state of rings must have cursors and sizes within their slots, it has not; it is damaged"
+            "the state of rings must have cursors and sizes within their slots, got others; it is damaged"
         )
 
 
 def check_finals(rows: Any, owners: Any, room: int, rings: Rings) -> None:
-    """Check that final observations have rows of their own, and belong to slots.
+    """Check that final observations have distinct rows and belong to slots.
 
     Parameters
     ----------
     rows, owners
-        For each observation its row, and one more than the slot that it belongs to.
+        Row of each observation, and its slot plus one.
     room
-        How many rows there are.
+        Number of rows.
     """
-    own = len(set(rows.tolist())) == len(rows) == len(owners)
+    is_distinct = len(set(rows.tolist())) == len(rows) == len(owners)
     inside = ((rows >= 0) & (rows < room)).all() and ((owners > 0) & (owners <= rings.capacity)).all()
-    if not own or not inside or not rings.n <= room <= len(rows) + 2 * rings.n + 64:
-        raise FormatError("final observations must have rows of their own for slots, they have not; it is damaged")
+    if not is_distinct or not inside or not rings.n <= room <= len(rows) + 2 * rings.n + 64:
+        raise FormatError("final observations must have distinct rows within their slots, got others; it is damaged")
 
 
 def check_flags(table: Table) -> None:
-    """Check that a table with rows has the flags by which episodes are told apart, a truth value each."""
+    """Check that a table with rows has boolean episode flags."""
     if len(table.rings):
         for name in (*FLAGS, "done"):
             _check_flag(table, name)
@@ -127,31 +127,30 @@ def _check_flag(table: Table, name: str) -> None:
     store = table.columns.tree.get(name)
     values = getattr(store, "values", None)
     if not isinstance(values, np.ndarray) or values.dtype != np.bool_ or values.shape != (table.rings.capacity,):
-        raise FormatError(f"column {name!r} of a buffer must have a flag for each row, it has not; it is damaged")
+        raise FormatError(f"column {name!r} of a buffer must have one flag per row, got another column; it is damaged")
 
 
 def check_fragments(buffers: Mapping[PolicyID, ReplayBuffer], forms: Mapping[PolicyID, Form]) -> None:
-    """Check that rows of policies have the columns from which they are handed out as they were added."""
+    """Check that rows of policies have the columns required to return them in their original form."""
     for policy, buffer in buffers.items():
         table = buffer._table
         if policy not in forms:
-            raise FormatError(f"policy {policy!r} must have a form of its rows, it has none; it is damaged")
+            raise FormatError(f"policy {policy!r} must have a form of its rows, got none; it is damaged")
         if not len(table.rings):
             continue
         _check_flag(table, FRAGMENT_END)
         rewards = table.columns.tree.get("rew")
         if rewards is None or isinstance(rewards, dict) or {_kind(rewards), forms[policy].rewards.kind} - set("biuf"):
-            raise FormatError(f"column 'rew' of policy {policy!r} must have a number for each row; it is damaged")
+            raise FormatError(f"column 'rew' of policy {policy!r} must have one number per row; it is damaged")
 
 
 def _kind(store: Any) -> str:
-    """Return the kind of a store's dtype."""
     kind: str = store.to_column(np.zeros(0, np.intp)).to_numpy().dtype.kind
     return kind
 
 
 def check_final_shapes(table: Table) -> None:
-    """Check that final observations have the names and row shapes of observations, which they replace."""
+    """Check that final observations have the names and row shapes of observations."""
     if table.finals is None or not table.finals.known or "obs" not in table.columns.tree:
         return
     none = np.zeros(0, np.intp)
@@ -162,7 +161,9 @@ def check_final_shapes(table: Table) -> None:
     for path, shape in shapes[0].items():
         if shapes[1].get(path) != shape:
             name = ".".join((NAME, *path))
-            raise FormatError(f"column {name!r} must have rows of shape {shape} as observations have, it has not")
+            raise FormatError(
+                f"column {name!r} must have row shape {shape}, as observations, got {shapes[1].get(path)}"
+            )
 
 
 _SAMPLERS: dict[str, type[Sampler]] = {"uniform": Uniform, "prioritized": Prioritized}
@@ -170,7 +171,7 @@ _GENERATORS = frozenset(("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"))
 
 
 def plain(value: Any) -> Any:
-    """Convert NumPy numbers and arrays in dicts and lists to Python values that JSON can carry.
+    """Convert NumPy numbers and arrays in dicts and lists to Python values that JSON supports.
 
     Examples
     --------
@@ -185,7 +186,7 @@ def plain(value: Any) -> Any:
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
-    raise TypeError(f"a {type(value).__name__} is no plain value")
+    raise TypeError(f"a {type(value).__name__} is not a plain value")
 
 
 def is_plain(value: Any) -> bool:
@@ -202,8 +203,8 @@ def is_plain(value: Any) -> bool:
 
 def generator_state(rng: np.random.Generator) -> State:
     """Return the state of a random generator as plain values."""
-    found: State = plain(rng.bit_generator.state)
-    return found
+    state: State = plain(rng.bit_generator.state)
+    return state
 
 
 def generator_from_state(state: Any) -> np.random.Generator:
@@ -219,11 +220,11 @@ def generator_from_state(state: Any) -> np.random.Generator:
     try:
         name = state["bit_generator"]
         if name not in _GENERATORS:
-            raise ValueError(f"there is no generator {name!r}")
+            raise ValueError(f"unknown generator {name!r}")
         bits = getattr(np.random, name)()
         bits.state = _arrays(state)
     except (TypeError, LookupError, ValueError, OverflowError, AttributeError) as error:
-        raise FormatError(f"the state of a generator must be one of NumPy's: {error}") from error
+        raise FormatError(f"the state of a generator must be a NumPy generator's: {error}") from error
     return np.random.Generator(bits)
 
 
@@ -238,26 +239,26 @@ def _arrays(state: Any) -> Any:
 
 
 def sampler_state(sampler: Sampler, slots: Any) -> State:
-    """Return the kind of a sampler, its settings, and its weights of slots, shape (n,)."""
+    """Return kind, settings and slot weights, shape (n,), of a sampler."""
     for kind, cls in _SAMPLERS.items():
         if type(sampler) is cls:
             return {"kind": kind, "known": sampler.state_dict(slots)}
-    raise FormatError(f"a buffer must have a sampler of the library's to be kept, it has a {type(sampler).__name__}")
+    raise FormatError(f"a buffer must have a sampler of this library to be saved, got a {type(sampler).__name__}")
 
 
 def sampler_from_state(state: Any, capacity: int, slots: Any) -> Sampler:
-    """Create a sampler from its state, for a table of a capacity and the slots that have rows, shape (n,)."""
+    """Create a sampler from its state, for a table's capacity and the slots with rows, shape (n,)."""
     try:
         return _SAMPLERS[state["kind"]].from_state_dict(capacity, slots, state["known"])
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise FormatError(f"the state of a sampler must be one that a buffer made: {error}") from error
+        raise FormatError(f"the state of a sampler must be valid: {error}") from error
 
 
 # Tables
 
 
 def table_state(table: Table, ring: int | None = None) -> State:
-    """Return the state of a table, or of one of its rings: cursors, stored rows, final observations."""
+    """Return the state of a table or of one of its rings: cursors, rows, final observations."""
     state = table.state_dict(ring)
     finals = state["finals"]
     return state | {
@@ -273,14 +274,14 @@ def table_from_state(state: Mapping[str, Any], stores: Stores | None = None) -> 
     Parameters
     ----------
     stores
-        Makes the stores; such as the table had whose state it is if None.
+        Factory of the stores; None to create it from the state.
     """
     try:
         check_rings(state["rings"])
         if stores is None:
             stores = stores_from_state(state["stores"])
         finals = state["finals"]
-        whole = {
+        table_parts = {
             "rings": state["rings"],
             "stores": stores,
             "columns": _columns_of(state["columns"]),
@@ -288,11 +289,11 @@ def table_from_state(state: Mapping[str, Any], stores: Stores | None = None) -> 
             "keeps_next": bool(state["keeps_next"]),
             "last_frame": bool(state["last_frame"]),
         }
-        table = Table.from_state_dict(whole)
+        table = Table.from_state_dict(table_parts)
     except FormatError:
         raise
     except (SampleBatchError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise FormatError(f"the state of a buffer must be whole, and fit itself; it does not: {error}") from error
+        raise FormatError(f"the state of a buffer must be complete and consistent: {error}") from error
     check_final_shapes(table)
     return table
 
@@ -308,17 +309,17 @@ def stores_from_state(state: Mapping[str, Any]) -> Stores:
     return Stores(compress=compress, ragged=ragged, max_open=int(state["most_open"]))
 
 
-def _arrays_of(found: State) -> State:
-    """Replace columns by their arrays and tensors."""
-    return {**found, "columns": [column.values for column in found["columns"]]}
+def _arrays_of(state: State) -> State:
+    """Replace columns by arrays and tensors."""
+    return {**state, "columns": [column.values for column in state["columns"]]}
 
 
-def _columns_of(found: Mapping[str, Any]) -> State:
-    """Replace arrays and tensors by columns, and check their number."""
-    columns = [_column(values, kind) for values, kind in zip(found["columns"], found["kinds"], strict=True)]
-    if len(found["row_shapes"]) != len(columns):
+def _columns_of(state: Mapping[str, Any]) -> State:
+    """Replace arrays and tensors by columns and check their number."""
+    columns = [_column(values, kind) for values, kind in zip(state["columns"], state["kinds"], strict=True)]
+    if len(state["row_shapes"]) != len(columns):
         raise FormatError(f"the state of {len(columns)} columns must have as many row shapes")
-    return {**found, "columns": columns}
+    return {**state, "columns": columns}
 
 
 def _column(values: Any, kind: str) -> Column:
@@ -328,47 +329,49 @@ def _column(values: Any, kind: str) -> Column:
 
 
 def structure_of(columns: Columns) -> State:
-    """Return the structure of columns as `Columns.state_dict` does, without rows."""
+    """Return the structure of columns without rows; see `Columns.state_dict`."""
     return columns.state_dict(np.zeros(0, np.intp))
 
 
 CHECKSUMS = "checksums"
-"""Key of the checksums in a state, by the dotted names of its parts."""
+"""Key of the checksums in a state, by dotted part names."""
 
 _VALUES = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 def with_checksums(state: State) -> State:
-    """Add the checksums of all parts to a state."""
+    """Add checksums of all parts to a state."""
     return {**state, CHECKSUMS: _digest_parts(state)}
 
 
 def check_state(state: Mapping[str, Any]) -> None:
-    """Check that each part of a state is as it was; a state without checksums passes."""
+    """Verify the checksums of a state; a state without checksums passes."""
     expected = state.get(CHECKSUMS)
     if expected is None:
         return
     if not isinstance(expected, Mapping):
-        raise FormatError("the checksums of a buffer's state must be a dict, they are not; it is damaged")
-    found = _digest_parts(state)
-    missing = sorted(map(str, expected.keys() ^ found.keys()))
+        raise FormatError("the checksums of a buffer's state must be a dict, got another type; it is damaged")
+    digests = _digest_parts(state)
+    missing = sorted(map(str, expected.keys() ^ digests.keys()))
     if missing:
-        raise FormatError(f"the state of a buffer must have a checksum for each part, {missing[0]!r} is there alone")
-    for name, digest in found.items():
+        raise FormatError(f"the state of a buffer must have a checksum per part, {missing[0]!r} has no counterpart")
+    for name, digest in digests.items():
         if type(expected[name]) is not int or digest != expected[name]:
-            raise FormatError(f"the state of a buffer must be as it was, and {_describe_part(name, state)} has changed")
+            raise FormatError(
+                f"the state of a buffer must match its checksums, {_describe_part(name, state)} has changed"
+            )
 
 
 def _digest_parts(state: Mapping[str, Any]) -> dict[str, int]:
-    """Compute the checksum of each part; parts of one name, such as policies 1 and "1", have one together."""
-    found: dict[str, int] = {}
+    """Compute a checksum per part name; parts with equal names, such as policies 1 and "1", share one."""
+    digests: dict[str, int] = {}
     for name, value in _parts(state):
-        found[name] = _digest(value, found.get(name, 0))
-    return found
+        digests[name] = _digest(value, digests.get(name, 0))
+    return digests
 
 
 def _parts(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """List the parts of a state by their dotted names: all that is in dicts, and each of its columns."""
+    """List the parts of a state by dotted name: leaves of nested dicts, and single columns."""
     for key, value in state.items():
         name = f"{prefix}{key}"
         if name == CHECKSUMS:
@@ -376,58 +379,58 @@ def _parts(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
         if isinstance(value, Mapping) and value:
             yield from _parts(value, f"{name}.")
         elif isinstance(value, list) and value and key == "columns":
-            yield from ((f"{name}.{place}", column) for place, column in enumerate(value))
+            yield from ((f"{name}.{index}", column) for index, column in enumerate(value))
         else:
             yield name, value
 
 
 def _describe_part(part: str, state: Mapping[str, Any]) -> str:
-    """Name a part for an error: a column by its name if the state is intact enough."""
-    where, _, place = part.rpartition(".columns.")
+    """Return a part's label for errors: the column name if the state is intact enough."""
+    where, _, index = part.rpartition(".columns.")
     with contextlib.suppress(KeyError, TypeError, AttributeError, RecursionError):
         tree: Any = state
         for key in where.split("."):
             tree = tree[key]
         for column, number in named_leaves(tree["tree"]):
-            if str(number) == place:
+            if str(number) == index:
                 return f"column {column!r}"
     return repr(part)
 
 
-def _digest(value: Any, found: int = 0) -> int:
-    """Compute a checksum of plain values, arrays, tensors and columns; of other objects, their class counts alone."""
+def _digest(value: Any, crc: int = 0) -> int:
+    """Compute a checksum of plain values, arrays, tensors and columns; of other objects only their class."""
     kind = type(value)
-    found = zlib.crc32(kind.__name__.encode(), found)
+    crc = zlib.crc32(kind.__name__.encode(), crc)
     if isinstance(value, Mapping):
         for key in sorted(value, key=repr):
-            found = _digest(value[key], _digest(key, found))
+            crc = _digest(value[key], _digest(key, crc))
     elif isinstance(value, list | tuple):
-        found = zlib.crc32(str(len(value)).encode(), found)
+        crc = zlib.crc32(str(len(value)).encode(), crc)
         for inner in value:
-            found = _digest(inner, found)
+            crc = _digest(inner, crc)
     elif isinstance(value, _VALUES):
-        found = zlib.crc32(repr(value).encode(errors="surrogatepass"), found)
+        crc = zlib.crc32(repr(value).encode(errors="surrogatepass"), crc)
     elif isinstance(value, np.ndarray):
-        found = zlib.crc32(f"{value.dtype.str}{value.shape}".encode(), found)
+        crc = zlib.crc32(f"{value.dtype.str}{value.shape}".encode(), crc)
         if value.dtype.kind in "OT":
-            found = _digest(value.ravel().tolist(), found)
+            crc = _digest(value.ravel().tolist(), crc)
         else:
-            found ^= checksum(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+            crc ^= checksum(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
     elif isinstance(value, Column):
-        found = _digest(value.__reduce_ex__(5)[1][1:], found)
+        crc = _digest(value.__reduce_ex__(5)[1][1:], crc)
     elif isinstance(value, pickle.PickleBuffer | memoryview | bytearray):
-        found ^= checksum(value)
+        crc ^= checksum(value)
     elif KINDS[kind] == TENSOR:
         import torch
 
-        found = zlib.crc32(f"{value.dtype}{tuple(value.shape)}".encode(), found)
+        crc = zlib.crc32(f"{value.dtype}{tuple(value.shape)}".encode(), crc)
         bits = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
-        found ^= checksum(bits.numpy())
-    return found
+        crc ^= checksum(bits.numpy())
+    return crc
 
 
 VERSION = 1
-"""Version of the description, and of states and files that have one."""
+"""Version of descriptions, and of states and files that contain them."""
 
 _HOMES = {
     "ReplayBuffer": "replay",
@@ -441,27 +444,27 @@ _HOMES = {
     "HERReplayBufferManager": "hindsight",
     "HERVectorReplayBuffer": "hindsight",
 }
-"""Modules of the classes that a description may name."""
+"""Modules of the classes that a description may contain."""
 
 _BOUND = frozenset(("_table", "_ring", "_start", "_sampler", "_rng", "_parts"))
-"""Attributes that are stored in another form, or not at all."""
+"""Attributes that are stored in another form or not stored."""
 
 
 def describe(buffer: Any) -> State:
-    """Describe a buffer beside its rows: its class, its plain attributes, and the names of the others."""
-    own = {name: value for name, value in buffer.__dict__.items() if name not in _BOUND}
+    """Describe a buffer without rows: class, plain attributes, and names of other attributes."""
+    attributes = {name: value for name, value in buffer.__dict__.items() if name not in _BOUND}
     unit = buffer.action_unit
     return {
         **({} if unit is None else {"action_unit": unit.describe()}),
         "version": VERSION,
         "class": type(buffer).__name__,
-        "own": {name: plain(value) for name, value in own.items() if is_plain(value)},
-        "missing": [name for name, value in own.items() if not is_plain(value)],
+        "own": {name: plain(value) for name, value in attributes.items() if is_plain(value)},
+        "missing": [name for name, value in attributes.items() if not is_plain(value)],
     }
 
 
 def describe_without_rows(buffer: ReplayBuffer) -> State:
-    """Describe a buffer and its generator, sampler, rings and stores, for files that have the rows beside it."""
+    """Describe a buffer with its generator, sampler, rings and stores, for files that store rows separately."""
     table = buffer._table
     return describe(buffer) | {
         "generator": generator_state(buffer._rng),
@@ -472,12 +475,12 @@ def describe_without_rows(buffer: ReplayBuffer) -> State:
 
 
 def check_description(described: Mapping[str, Any]) -> None:
-    """Check that a description is of a buffer, and of a version that can be read."""
+    """Check that a description is a buffer's and has a supported version."""
     if not isinstance(described, Mapping) or not isinstance(described.get("class"), str):
-        raise FormatError("the state must be of a buffer, it is of something else")
+        raise FormatError("the state must be a buffer's, got another object")
     version = described.get("version")
     if type(version) is not int or version != VERSION:
-        raise FormatError(f"the buffer is of version {str(version)[:20]}, this library reads {VERSION}")
+        raise FormatError(f"the buffer must have version {VERSION}, got version {str(version)[:20]}")
 
 
 def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Any:
@@ -486,11 +489,11 @@ def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: S
     Parameters
     ----------
     cls
-        Its class, or one that it derives from.
+        Class of the buffer, or a base class.
     described
-        What `describe` returned, and the state of the generator.
+        Description by `describe`, and the generator's state.
     missing
-        The attributes that no file can hold, by argument.
+        Attributes that files cannot contain, by argument name.
     """
     buffer = make_rowless(cls, described, missing)
     give_rows(buffer, table, sampler, generator_from_state(described.get("generator")))
@@ -499,25 +502,23 @@ def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: S
 
 
 def action_unit_in(described: Mapping[str, Any]) -> ActionUnit | None:
-    """Return the unit of actions that a description has, or None."""
+    """Return the action unit of a description, or None."""
     if described.get("action_unit") is None:
         return None
     try:
         return ActionUnit.from_description(described["action_unit"])
     except (ValueError, TypeError) as error:
-        raise FormatError(
-            f"the description of a buffer must have the unit of its actions, it is damaged: {error}"
-        ) from error
+        raise FormatError(f"the description of a buffer must have a valid unit of its actions: {error}") from error
 
 
 def give_rows(buffer: Any, table: Table, sampler: Sampler, rng: np.random.Generator) -> None:
-    """Give a buffer that has no rows yet a table, a sampler and a generator."""
+    """Set table, sampler and generator of a buffer without rows."""
     check_flags(table)
-    own, n, kind = buffer.__dict__, table.rings.n, type(buffer).__name__
-    if own.get("buffer_num", n) != n or own.get("cached_buffer_num", n - 1) != n - 1:
-        raise FormatError(f"a {kind} must have a ring for each of its buffers, it has {n}")
-    if own.get("_order", [0]) != list(range(own.get("cached_buffer_num", n))):
-        raise FormatError(f"attribute '_order' of a {kind} must list its rings, it does not; it is damaged")
+    attributes, n, kind = buffer.__dict__, table.rings.n, type(buffer).__name__
+    if attributes.get("buffer_num", n) != n or attributes.get("cached_buffer_num", n - 1) != n - 1:
+        raise FormatError(f"a {kind} must have one ring per buffer, got {n}")
+    if attributes.get("_order", [0]) != list(range(attributes.get("cached_buffer_num", n))):
+        raise FormatError(f"attribute '_order' of a {kind} must list its rings, got others; it is damaged")
     if buffer.stack_num > max(table.rings.capacity, _MAX_STACK):
         raise FormatError(f"attribute 'stack_num' of a {kind} must be at most its steps, got {buffer.stack_num}")
     buffer._table = table
@@ -527,65 +528,65 @@ def give_rows(buffer: Any, table: Table, sampler: Sampler, rng: np.random.Genera
 
 
 def make_rowless(cls: Any, described: Mapping[str, Any], missing: dict[str, Any]) -> Any:
-    """Create a buffer without rows, of the class described: the given one, or one that derives from it."""
+    """Create a buffer without rows, of the described class: `cls` or a subclass."""
     check_description(described)
     name = described["class"]
     kind = buffer_class(name, cls)
-    own, asked = described.get("own"), described.get("missing")
-    if not isinstance(own, dict) or not isinstance(asked, list):
-        raise FormatError(f"the attributes of a {name} must have been kept with it, they were not; it is damaged")
+    attributes, asked = described.get("own"), described.get("missing")
+    if not isinstance(attributes, dict) or not isinstance(asked, list):
+        raise FormatError(f"the state of a {name} must have its attributes, got none; it is damaged")
     arguments = {str(attribute).lstrip("_"): str(attribute) for attribute in asked}
     for argument in arguments:
         if argument not in missing:
-            raise FormatError(f"a {name} must be given {argument!r}, which cannot be kept; pass {argument}=...")
+            raise FormatError(f"{argument!r} of a {name} cannot be stored and must be passed; pass {argument}=...")
     for argument in missing:
         if argument not in arguments:
-            raise TypeError(f"a {name} has no {argument!r} that could not be kept; {near_names(argument, arguments)}")
+            raise TypeError(f"a {name} has no argument {argument!r} to pass; {near_names(argument, arguments)}")
     buffer: Any = object.__new__(kind)
-    strange = [attribute for attribute in own if callable(getattr(kind, attribute, None))]
+    strange = [attribute for attribute in attributes if callable(getattr(kind, attribute, None))]
     if strange:
-        raise FormatError(f"the attributes of a {name} must be values, {strange[0]!r} is a method; it is damaged")
-    _check_own(name, own, set_up="set_up" in described)
+        raise FormatError(f"the attributes of a {name} must be values, got method {strange[0]!r}; it is damaged")
+    _check_attributes(name, attributes, set_up="set_up" in described)
     if "set_up" in described:
         buffer._set_up(described["set_up"]["maxsizes"], described["set_up"]["options"], 42)
-    buffer.__dict__.update({attribute: value for attribute, value in own.items() if attribute not in _CHECKED})
-    set_checked(buffer, own)
+    buffer.__dict__.update({attribute: value for attribute, value in attributes.items() if attribute not in _CHECKED})
+    set_checked(buffer, attributes)
     buffer.__dict__.update({attribute: missing[argument] for argument, attribute in arguments.items()})
     return buffer
 
 
 def buffer_class(name: str, cls: Any) -> Any:
-    """Return the class of a buffer by its name: the given one, or one that derives from it."""
+    """Return a buffer class by name: `cls` or a subclass."""
     if name in _HOMES:
         import_module(f"samplebatch.buffer.{_HOMES[name]}")
     kinds = {kind.__name__: kind for kind in _with_subclasses(cls)}
     if name not in kinds:
-        raise FormatError(f"the buffer must be a {cls.__name__}, and it is a {name}; open or load it with {name}")
+        raise FormatError(f"the buffer must be a {cls.__name__}, got a {name}; open or load it with {name}")
     return kinds[name]
 
 
-def set_checked(buffer: Any, found: Mapping[str, Any]) -> None:
-    """Set the attributes that a buffer checks when they are set, as far as they were found."""
+def set_checked(buffer: Any, attributes: Mapping[str, Any]) -> None:
+    """Set the attributes that have validating setters."""
     for attribute in _CHECKED:
-        if attribute not in found:
+        if attribute not in attributes:
             continue
         try:
-            if type(found[attribute]) is int and found[attribute] > _MAX_INT:
-                raise OverflowError(f"it must be at most {_MAX_INT}")
-            setattr(buffer, attribute, found[attribute])
+            if type(attributes[attribute]) is int and attributes[attribute] > _MAX_INT:
+                raise OverflowError(f"must be at most {_MAX_INT}")
+            setattr(buffer, attribute, attributes[attribute])
         except (ArgumentError, OverflowError) as error:
             kind = type(buffer).__name__
-            raise FormatError(f"attribute {attribute!r} of a {kind} must be one that it can have: {error}") from error
+            raise FormatError(f"attribute {attribute!r} of a {kind} must be valid: {error}") from error
 
 
 _MAX_INT = (1 << 63) - 1
-"""The largest number of steps: indices have 64 bits."""
+"""Maximum number of steps: indices have 64 bits."""
 
 _MAX_STACK = 1024
-"""Frames that a buffer of fewer steps may stack: the first step of an episode is repeated as often."""
+"""Maximum number of stacked frames in a smaller buffer, which repeats the first step of an episode."""
 
 _CHECKED = ("stack_num", "horizon", "future_k", "future_p")
-"""Attributes that buffers check when they are set. The last one sets the one before it, too."""
+"""Attributes with validating setters. Setting the last one also sets the one before."""
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "maxsize": (int,),
@@ -594,13 +595,13 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "buffer_num": (int,),
     "cached_buffer_num": (int,),
 }
-"""Types of the other attributes, where buffers have them."""
+"""Types of other attributes, if present."""
 
 _OPTIONS = frozenset(("stack_num", "ignore_obs_next", "save_only_last_obs", "sample_avail"))
 
 
-def _check_own(name: str, own: Mapping[str, Any], *, set_up: bool) -> None:
-    """Check that the attributes that a buffer does not check itself are of the types that it gives them."""
+def _check_attributes(name: str, attributes: Mapping[str, Any], *, set_up: bool) -> None:
+    """Check presence and types of attributes without validating setters."""
     if not set_up:
         needed = {"options", "stack_num", "_seed"}
         needed |= (
@@ -609,25 +610,25 @@ def _check_own(name: str, own: Mapping[str, Any], *, set_up: bool) -> None:
             else set()
         )
         needed |= {"horizon", "future_k"} if name.startswith("HER") else set()
-        absent = needed - own.keys()
+        absent = needed - attributes.keys()
         if absent:
-            raise FormatError(f"a {name} must have attribute {min(absent)!r}, it has not; it is damaged")
+            raise FormatError(f"a {name} must have attribute {min(absent)!r}, got none; it is damaged")
     for attribute, kinds in _KINDS.items():
-        value = own.get(attribute, kinds[0]())
+        value = attributes.get(attribute, kinds[0]())
         if type(value) not in kinds or (type(value) is int and value < 0):
-            raise FormatError(f"attribute {attribute!r} of a {name} must be of its type, it is not; it is damaged")
-    if not set_up and not own["options"].keys() >= _OPTIONS:
-        raise FormatError(f"the options of a {name} must be those that it was made with, some are missing; damaged")
-    if own.get("options", {}).get("reward_dtype", "float32") != "float32":
+            raise FormatError(f"attribute {attribute!r} of a {name} must be a valid {kinds[0].__name__}; it is damaged")
+    if not set_up and not attributes["options"].keys() >= _OPTIONS:
+        raise FormatError(f"the options of a {name} must include {sorted(_OPTIONS)}, got fewer; it is damaged")
+    if attributes.get("options", {}).get("reward_dtype", "float32") != "float32":
         raise FormatError(f"option 'reward_dtype' of a {name} must be 'float32' or absent; it is damaged")
 
 
 def _with_subclasses(cls: type) -> list[type]:
-    found = [cls]
+    classes = [cls]
     inner: type
     for inner in cls.__subclasses__():
-        found += _with_subclasses(inner)
-    return found
+        classes += _with_subclasses(inner)
+    return classes
 
 
 def export_state(buffer: ReplayBuffer | MultiAgentReplayBuffer) -> State:
@@ -654,34 +655,34 @@ def load_state(buffer: ReplayBuffer | MultiAgentReplayBuffer, state: Mapping[str
         _load_policies(buffer, state)
         return
     if buffer._ring is not None:
-        raise RingError("a part of a buffer cannot be loaded by itself; load the whole")
+        raise RingError("a part of a buffer cannot be loaded separately; load the entire buffer")
     check_description(state)
     if verify:
         check_state(state)
     absent = {"table", "sampler", "generator"} - state.keys()
     if absent:
-        raise FormatError(f"the state of a buffer must have {min(absent)!r}, it has not")
+        raise FormatError(f"the state of a buffer must have {min(absent)!r}, got none")
     if state["class"] != type(buffer).__name__:
-        raise ColumnMismatchError(f"the state must be of a {type(buffer).__name__}, it is of a {state['class']}")
+        raise ColumnMismatchError(f"the state must be a {type(buffer).__name__}'s, got a {state['class']}'s")
     with buffer._table.lock:
         _replace(buffer, state)
 
 
 def _replace(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
-    """Replace rows, sampler and generator; an invalid state changes nothing."""
-    own = buffer._table
-    journal = own.journal
+    """Replace rows, sampler and generator; an invalid state has no effect."""
+    current = buffer._table
+    journal = current.journal
     if journal is not None:
         journal.begin([])
-    table = table_from_state(state["table"], own.columns.stores)
-    _check_alike(table, own)
+    table = table_from_state(state["table"], current.columns.stores)
+    _check_alike(table, current)
     check_flags(table)
     sampler = sampler_from_state(state["sampler"], buffer.maxsize, table.rings.stored_slots())
     rng, unit = generator_from_state(state["generator"]), action_unit_in(state)
-    own.action_unit = unit
-    own.rings, own.columns = table.rings, table.columns
-    if own.finals is not None and table.finals is not None:
-        own.finals.adopt(table.finals.columns, table.finals.owners)
+    current.action_unit = unit
+    current.rings, current.columns = table.rings, table.columns
+    if current.finals is not None and table.finals is not None:
+        current.finals.adopt(table.finals.columns, table.finals.owners)
     buffer._rng = rng
     buffer._use(sampler)
     parts = buffer.__dict__.get("_parts")
@@ -693,20 +694,20 @@ def _replace(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
         journal.commit()
 
 
-def _check_alike(table: Table, own: Table) -> None:
-    """Check that the table of a state has the sizes and options of the buffer's own."""
-    sizes, wanted = table.rings.maxsizes.tolist(), own.rings.maxsizes.tolist()
-    if sizes != wanted:
-        raise ColumnMismatchError(f"the state must be of rings of {wanted[:8]} slots, it is of {sizes[:8]}")
+def _check_alike(table: Table, current: Table) -> None:
+    """Check that a state's table has the sizes and options of the buffer's table."""
+    sizes, expected = table.rings.maxsizes.tolist(), current.rings.maxsizes.tolist()
+    if sizes != expected:
+        raise ColumnMismatchError(f"the state must have rings of {expected[:8]} slots, got {sizes[:8]}")
     for name, option in (("keeps_next", "ignore_obs_next"), ("last_frame", "save_only_last_obs")):
-        if getattr(table, name) != getattr(own, name):
-            raise ColumnMismatchError(f"the state must be of a buffer with the same {option!r}, it is of another")
+        if getattr(table, name) != getattr(current, name):
+            raise ColumnMismatchError(f"the state must have the same {option!r} as the buffer, got another")
 
 
 def _export_policies(buffer: MultiAgentReplayBuffer) -> State:
     with buffer._lock:
         return {
-            "buffers": {policy: export_state(own) for policy, own in buffer.buffers.items()},
+            "buffers": {policy: export_state(policy_buffer) for policy, policy_buffer in buffer.buffers.items()},
             "forms": {policy: (sorted(form.flags), form.rewards.str) for policy, form in buffer._forms.items()},
             "tails": {policy: tuple(tail) for policy, tail in buffer._tails.items()},
             "steps": buffer._steps.state_dict(),
@@ -716,8 +717,8 @@ def _export_policies(buffer: MultiAgentReplayBuffer) -> State:
 
 def _load_policies(buffer: MultiAgentReplayBuffer, state: Mapping[str, Any]) -> None:
     buffers = {policy: buffer._new(policy) for policy in state["buffers"]}
-    for policy, own in buffers.items():
-        load_state(own, state["buffers"][policy], verify=False)
+    for policy, policy_buffer in buffers.items():
+        load_state(policy_buffer, state["buffers"][policy], verify=False)
     rng, steps = generator_from_state(state["generator"]), EnvSteps.from_state_dict(state["steps"])
     forms = {policy: Form(frozenset(flags), np.dtype(dtype)) for policy, (flags, dtype) in state["forms"].items()}
     check_fragments(buffers, forms)

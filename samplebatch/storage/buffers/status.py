@@ -1,14 +1,13 @@
-"""The status of a folder: whether it was closed, and then the checksums of all its files.
+"""Status of a buffer folder: open or closed, with checksums of all files if closed.
 
-`status.json` says either that the folder is open, and which files (by inode) it has, or that it was closed, and of
-every file its inode, its time of change, and a checksum for each MiB. It is replaced when a folder is opened and when
-it is closed; a step has nothing to do with it.
+`status.json` records for an open folder the inodes of its files, and for a closed folder the inode, change time and
+checksums per MiB of each file. It is replaced when the folder is opened or closed, not by steps.
 
-- A closed folder is whole if its files are those that were closed: untouched since, which the system's time of change
-  says without a look at the rows, or else with the same checksums. Files of two states do not pass.
-- A folder that is open belongs to the files that the process had. If that process was killed, they are still those, and
-  all that it had written is there. A copy has others, and each was copied at another moment: it is rejected.
-- If the machine went down since, what the system had not yet written to the disk is lost: rejected, too.
+- A closed folder is intact if its files are unchanged by change time, or else match their checksums. Files of different
+  states are rejected.
+- An open folder must have the inodes of the process that opened it. If that process was killed, its writes persist in
+  the same files. A copy has other inodes, and may mix states: it is rejected.
+- After a crash of the machine, unflushed writes are lost: the folder is rejected.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from samplebatch.storage.files import read_plain, sync, write_plain
 ABOUT, LOCK, STATUS = "buffer.json", "lock", "status.json"
 
 BUFFER_FILE = "buffer.arrow"
-"""The only file in the folder of a buffer whose rows cannot be mapped."""
+"""The only file in the folder of a buffer that cannot be memory-mapped."""
 
 VERSION = 2
 _NO_STATUS = 1
-"""The version of folders without a status. They are read, and have a status from then on."""
+"""Version of folders without a status, which is added when they are opened."""
 
 _SETTLED_NS = 50_000_000
-"""Nanoseconds after which a file that changes again has another time of change: some ticks of the system's clock."""
+"""Nanoseconds after which another change of a file changes its change time: several ticks of the system clock."""
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class FileState(NamedTuple):
-    """One file of a closed folder, its checksums in the order of its blocks."""
+    """State of a file in a closed folder, with checksums in block order."""
 
     inode: int
     changed_ns: int
@@ -49,20 +48,20 @@ class FileState(NamedTuple):
 
 
 class FolderStatus:
-    """The status of a folder, kept by `BufferFolder`: open or closed, and its files.
+    """Status of a folder, managed by `BufferFolder`: open or closed, and its files.
 
     Parameters
     ----------
     folder
         The folder.
     closed
-        Whether it was closed.
+        Whether the folder is closed.
     files
-        The states of a closed folder's files by name, and the inodes alone of an open one's.
+        File states of a closed folder by name; for an open folder only the inodes are valid.
     boot
-        Which start of the machine an open folder is of.
+        Boot of the machine in which the folder was opened.
     written_ns
-        When that was written.
+        Time at which the status was written.
     """
 
     def __init__(
@@ -76,12 +75,12 @@ class FolderStatus:
 
     @classmethod
     def read(cls, folder: Path, version: int) -> Self | None:
-        """Read the status; None if the folder is of a version that has none.
+        """Read the status; None for a folder version without status.
 
         Raises
         ------
         FormatError
-            If it is not there, or damaged.
+            If the status is missing or damaged.
         """
         if version == _NO_STATUS:
             return None
@@ -94,30 +93,30 @@ class FolderStatus:
             }
             closed, boot = bool(plain["closed"]), str(plain["boot"])
             if any(Path(name).name != name for name in files):
-                raise ValueError("one is in another folder")
+                raise ValueError("a file is in another folder")
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise FormatError(f"{str(path)!r} must list the files of a buffer, it does not: {error!r}") from error
+            raise FormatError(f"{str(path)!r} must list the files of a buffer: {error!r}") from error
         return cls(folder, closed=closed, files=files, boot=boot, written_ns=path.stat().st_mtime_ns)
 
     def check_closed(self, *, always: bool) -> None:
-        """Check that the files are as they were when the folder was closed.
+        """Check that the files are unchanged since the folder was closed.
 
         Parameters
         ----------
         always
-            Whether to read also the files that the system says nobody has touched since.
+            Whether to also read files that are unchanged by change time.
 
         Raises
         ------
         FormatError
-            If a file is missing, or has other bytes; names it, and its column.
+            If a file is missing or has changed; names the file and its column.
         """
         for _, _, fault in self.faults(always=always):
             if fault:
                 raise FormatError(fault)
 
     def faults(self, *, always: bool) -> Iterator[tuple[str, int, str]]:
-        """Compare the files of a closed folder with their checksums, in succession.
+        """Compare the files of a closed folder with their checksums, one by one.
 
         Parameters
         ----------
@@ -127,14 +126,14 @@ class FolderStatus:
         Yields
         ------
         tuple
-            The name of a file, the bytes that it had, and a sentence that says how it differs; empty if it does not.
+            File name, size in bytes when closed, and a description of the difference, empty if equal.
         """
         for name, closed in self._files.items():
             path = self.folder / name
             try:
                 now = _state(path, None if always else self._settled(name))
             except FileNotFoundError:
-                yield name, closed.nbytes, f"{str(path)!r} must be there as it was closed, and it is not; damaged"
+                yield name, closed.nbytes, f"{str(path)!r} must exist, as when it was closed, got no file; damaged"
                 continue
             yield name, closed.nbytes, self._difference(name, now, closed)
 
@@ -152,49 +151,48 @@ class FolderStatus:
         )
 
     def check_open(self, names: Iterable[str] | None = None) -> None:
-        """Check that the files of an open folder are those of the process that opened it last.
+        """Check that an open folder has the files of the process that opened it.
 
         Parameters
         ----------
         names
-            Which files; all that it had, and that are still there, if None.
+            File names; None for all recorded files that exist.
 
         Raises
         ------
         FormatError
-            If they are not, or the machine went down since.
+            If a file is another one, or the machine crashed since.
         """
         where = repr(str(self.folder))
         for name in self._files if names is None else names:
             path = self.folder / name
-            # Others say of a file that it is missing.
+            # Missing files are reported elsewhere.
             if path.exists() and (name not in self._files or self._files[name].inode != path.stat().st_ino):
                 raise FormatError(
-                    f"{where} must be the folder that was open, and {name!r} is another file than then: it was copied "
-                    "without being closed, so its rows may be torn; open with verify=False to take them as they are"
+                    f"{where} must be the folder that was open, got another file {name!r}: it was copied "
+                    "without being closed, so its rows may be torn; open with verify=False to accept them"
                 )
         if self._boot != _boot():
             raise FormatError(
-                f"{where} was open when the machine went down, so rows may be lost that were not flushed; "
-                "open with verify=False to take them as they are"
+                f"{where} was open when the machine crashed, so unflushed rows may be lost; "
+                "open with verify=False to accept them"
             )
 
     def write_open(self, names: Iterable[str]) -> None:
-        """Write the status of an open folder: these files, beside those that it is known to have."""
-        known = {name: state.inode for name, state in self._files.items() if not self.closed}
-        known |= {name: os.stat(self.folder / name).st_ino for name in names}
-        self._write({name: FileState(inode, 0, 0, []) for name, inode in known.items()}, closed=False)
+        """Write the status of an open folder with these files and those recorded before."""
+        inodes = {name: state.inode for name, state in self._files.items() if not self.closed}
+        inodes |= {name: os.stat(self.folder / name).st_ino for name in names}
+        self._write({name: FileState(inode, 0, 0, []) for name, inode in inodes.items()}, closed=False)
 
     def write_closed(self, names: Iterable[str], before: Self | None) -> None:
-        """Write the status of a closed folder: the checksums of these files, which must be on the disk.
+        """Write the status of a closed folder: checksums of all files, which must be synced to disk.
 
         Parameters
         ----------
         names
             The files.
         before
-            The status of the folder when it was opened, if it was closed then: what has not been touched since is not
-            read again.
+            Status at opening, if the folder was closed then: files unchanged since are not read again.
         """
         settled = {} if before is None else {name: before._settled(name) for name in before._files}
         self._write({name: _state(self.folder / name, settled.get(name)) for name in names}, closed=True)
@@ -207,7 +205,7 @@ class FolderStatus:
         self.closed, self._files, self._boot = closed, files, boot
 
     def _settled(self, name: str) -> FileState | None:
-        """Return the state that a file was closed with, if a change since would show in its time of change."""
+        """Return the state of a file when closed, if later changes are visible in its change time."""
         state = self._files.get(name)
         return state if state and self.closed and state.changed_ns < self._written_ns - _SETTLED_NS else None
 
@@ -221,67 +219,67 @@ class FolderStatus:
 
 
 def read_about(folder: Path) -> tuple[int, dict[str, Any]]:
-    """Read the version of a folder, and the description of its buffer.
+    """Read the version of a folder and the description of its buffer.
 
     Raises
     ------
     FormatError
-        If they are not there, or of a version that cannot be read.
+        If they are missing or have an unsupported version.
     """
     path = folder / ABOUT
     plain = read_plain(path)
     version, about = plain.get("version"), plain.get("about")
     if version not in (_NO_STATUS, VERSION):
-        raise FormatError(f"{str(path)!r} is of version {version}, this library reads {_NO_STATUS} and {VERSION}")
+        raise FormatError(f"{str(path)!r} must have version {_NO_STATUS} or {VERSION}, got version {version}")
     if not isinstance(about, dict):
-        raise FormatError(f"{str(path)!r} must describe a buffer, it does not; it is damaged")
+        raise FormatError(f"{str(path)!r} must describe a buffer, got another JSON value; it is damaged")
     return version, about
 
 
 def _state(path: Path, settled: FileState | None) -> FileState:
-    """Read the state of a file; its checksums only if it was touched since it had the state given."""
+    """Read the state of a file; its checksums only if it has changed since the settled state."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        found = os.fstat(fd)
-        stamp = found.st_ino, found.st_ctime_ns, found.st_size
+        status = os.fstat(fd)
+        stamp = status.st_ino, status.st_ctime_ns, status.st_size
         if settled is not None and settled[:3] == stamp:
             return settled
-        return FileState(*stamp, _blocks(fd, found.st_size))
+        return FileState(*stamp, _blocks(fd, status.st_size))
     finally:
         os.close(fd)
 
 
 def _blocks(fd: int, nbytes: int) -> list[int]:
-    """Compute the checksums of a file's blocks; those that were never written are not read."""
+    """Compute checksums of a file's blocks without reading unwritten blocks."""
     buffer = memoryview(bytearray(min(nbytes, BLOCK_NBYTES)))
     zeros = checksum(buffer)
-    found = []
+    checksums = []
     data_at = -1
     for start in range(0, nbytes, BLOCK_NBYTES):
         block = buffer[: min(BLOCK_NBYTES, nbytes - start)]
         if data_at < start:
             data_at = _next_data(fd, start, nbytes)
         if data_at >= start + len(block) and len(block) == len(buffer):
-            found.append(zeros)
+            checksums.append(zeros)
             continue
-        rest, at = block, start
-        while rest.nbytes and (count := os.preadv(fd, [rest], at)):
-            rest, at = rest[count:], at + count
-        found.append(checksum(block[: len(block) - rest.nbytes]))
-    return found
+        remaining, at = block, start
+        while remaining.nbytes and (count := os.preadv(fd, [remaining], at)):
+            remaining, at = remaining[count:], at + count
+        checksums.append(checksum(block[: len(block) - remaining.nbytes]))
+    return checksums
 
 
 def _next_data(fd: int, start: int, nbytes: int) -> int:
-    """Find the first byte from a place on that may have been written; the file's end if there is none."""
+    """Return the first offset at or after `start` that may have been written; the file's end if there is none."""
     try:
         return os.lseek(fd, start, os.SEEK_DATA)
     except OSError as error:
-        # Other errors are those of file systems that do not know.
+        # Other errors mean that the file system does not support the query.
         return nbytes if error.errno == errno.ENXIO else start
 
 
 def _boot() -> str:
-    """Return the identity of this boot of the machine; empty if unknown."""
+    """Return the identity of the current boot; empty if unknown."""
     try:
         return _BOOT.read_text().strip()
     except OSError:

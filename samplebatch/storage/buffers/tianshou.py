@@ -1,7 +1,6 @@
-"""Tianshou's replay buffers: their attributes written for our buffers, and read as the description of one.
+"""Attributes of Tianshou's replay buffers: written for this library's buffers, and read as their description.
 
-Objects of Tianshou's classes are written as stand-ins. Their pickles load where Tianshou is installed, and need nothing
-of this library.
+Objects of Tianshou's classes are written as stubs. Their pickles load if Tianshou is installed, without this library.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _TREE = ("tianshou.data.utils.segtree", "SegmentTree")
 
 
 class _Module:
-    """A module, by its name."""
+    """Module that pickles by name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -44,7 +43,7 @@ class _Module:
 
 
 class _Class:
-    """A class, by its module and name."""
+    """Class that pickles by module and name."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
@@ -54,9 +53,9 @@ class _Class:
 
 
 class Standing:
-    """A stand-in for an object of a class that need not be installed; its pickle loads as that object.
+    """Stub of an object whose class need not be installed; its pickle loads as the object.
 
-    `state` is what the object's `__setstate__` gets; its attributes, if it has none.
+    `state` is passed to the object's `__setstate__`, or becomes its attributes.
 
     Examples
     --------
@@ -73,12 +72,12 @@ class Standing:
 
 
 def _batch_stub(values: dict[str, Any]) -> Standing:
-    """Create the stand-in of one of Tianshou's batches."""
+    """Create a stub of a Tianshou batch."""
     return Standing(_BATCH, values)
 
 
 def _segment_tree_stub(weights: npt.NDArray[np.float64]) -> Standing:
-    """Stand for a segment tree of Tianshou's with these weights, shape (n,).
+    """Create a stub of a Tianshou segment tree with these weights, shape (n,).
 
     >>> _segment_tree_stub(np.array([1.0, 2.0, 3.0])).state["_value"]
     array([0., 6., 3., 3., 1., 2., 3., 0.])
@@ -104,7 +103,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class AttributeReader(Protocol):
-    """A reader of attributes that are no plain numbers: of a file's, or of a buffer's in memory."""
+    """Reader of non-numeric attributes, from a file or from a buffer in memory."""
 
     allow_pickle: bool
 
@@ -112,7 +111,7 @@ class AttributeReader(Protocol):
         """Return an attribute."""
 
     def inert(self, x: Any, /) -> Any:
-        """Return an attribute in which objects are stubs with their state."""
+        """Return an attribute with stubs in place of objects."""
 
     def raw(self, x: Any, /) -> npt.NDArray[Any]:
         """Return the bytes of an attribute."""
@@ -122,10 +121,10 @@ class AttributeReader(Protocol):
 
 
 def attributes_for(buffer: Any) -> State:
-    """Return the attributes that Tianshou's buffer would have, but its rows.
+    """Return the attributes of the equivalent Tianshou buffer, except its rows.
 
-    Of the rows of each ring's own buffer only rewards and flags are there, unless they are needed for hindsight:
-    Tianshou writes them all a second time.
+    The buffers of single rings contain only rewards and flags, and all columns if hindsight requires them: Tianshou
+    would store all rows twice.
     """
     table, n = buffer._table, 1 if buffer._ring is not None else buffer._table.rings.n
     rings = table.rings.state_dict(buffer._ring)
@@ -143,11 +142,11 @@ def attributes_for(buffer: Any) -> State:
     parts = np.empty(n, object)
     for ring in range(n):
         start, stop = offsets[ring : ring + 2].tolist()
-        own = None if weights is None else weights[start:stop]
-        part = _common_state(buffer, stop - start) | _cursors(rings, ring) | _sampler_state(sampler, own)
+        part_weights = None if weights is None else weights[start:stop]
+        part = _common_state(buffer, stop - start) | _cursors(rings, ring) | _sampler_state(sampler, part_weights)
         part["last_index"] = table.rings.last_index[ring : ring + 1] - start
         hindsight = _hindsight_state(buffer)
-        # Hindsight reads goals from each ring's own buffer.
+        # Hindsight reads goals from the buffer of each ring.
         tree = table.columns.tree
         names = tree.keys() if hindsight else tree.keys() & {"rew", "terminated", "truncated", "done"}
         part["_meta"] = rows_for({name: tree[name] for name in names}, np.arange(start, stop))
@@ -167,7 +166,7 @@ def attributes_for(buffer: Any) -> State:
 
 
 def rows_for(tree: Mapping[str, Any], slots: npt.NDArray[np.intp]) -> Standing:
-    """Return rows as a batch of Tianshou's."""
+    """Return rows as a stub of a Tianshou batch."""
     values = {
         name: held.take(slots) if isinstance(held, Store) else rows_for(held, slots) for name, held in tree.items()
     }
@@ -236,70 +235,70 @@ def _part_kind(buffer: Any, weights: Floats | None) -> tuple[str, str]:
 def sampler_in(
     about: State, found: State, children: Mapping[str, Any], table: Table, reader: AttributeReader
 ) -> Sampler:
-    """Return the sampler of a buffer that `description_in` or our own notes describe."""
+    """Restore the sampler from Tianshou's attributes, or from this library's description."""
     if "weight" not in children:
         return buffer_state.sampler_from_state(about["sampler"], table.rings.capacity, table.rings.stored_slots())
     tree = reader.inert(children["weight"])
     state = tree.state if isinstance(tree, Foreign) else {}
     value, bound = resolve_stubs(state["_value"]), int(state["_bound"])
     slots = table.rings.stored_slots()
-    known = about["sampler"]["known"] | {
+    sampler_state = about["sampler"]["known"] | {
         "largest": found["_max_prio"],
         "smallest": found["_min_prio"],
         "weights": np.asarray(value, np.float64)[bound + slots],
     }
-    return buffer_state.sampler_from_state({"kind": "prioritized", "known": known}, table.rings.capacity, slots)
+    return buffer_state.sampler_from_state({"kind": "prioritized", "known": sampler_state}, table.rings.capacity, slots)
 
 
-def description_in(cls: Any, found: State, children: Mapping[str, Any], reader: AttributeReader) -> State:
-    """Describe a buffer from Tianshou's attributes."""
-    parts = _parts(found, children, reader)
-    found = {name: parts[0][name] for name in ("horizon", "future_p") if name in parts[0]} | found
+def description_in(cls: Any, stored: State, children: Mapping[str, Any], reader: AttributeReader) -> State:
+    """Derive the description of a buffer from Tianshou's attributes."""
+    parts = _parts(stored, children, reader)
+    stored = {name: parts[0][name] for name in ("horizon", "future_p") if name in parts[0]} | stored
     maxsizes = [int(part["maxsize"]) for part in parts]
     options: State = {
-        "stack_num": int(found["stack_num"]),
-        "ignore_obs_next": not found["_save_obs_next"],
-        "save_only_last_obs": bool(found["_save_only_last_obs"]),
-        "sample_avail": bool(found["_sample_avail"]),
+        "stack_num": int(stored["stack_num"]),
+        "ignore_obs_next": not stored["_save_obs_next"],
+        "save_only_last_obs": bool(stored["_save_only_last_obs"]),
+        "sample_avail": bool(stored["_sample_avail"]),
     }
     attributes: State = {}
-    if "cached_buffer_num" in found:
-        count = int(found["cached_buffer_num"])
+    if "cached_buffer_num" in stored:
+        count = int(stored["cached_buffer_num"])
         attributes = {"cached_buffer_num": count, "_order": list(range(count))}
-    if "horizon" in found:
-        chance = float(found["future_p"])
+    if "horizon" in stored:
+        chance = float(stored["future_p"])
         future_k = inf if chance == 1.0 else 1.0 / (1.0 - chance)
-        attributes |= {"horizon": int(found["horizon"]), "future_k": future_k, "future_p": chance}
-    known: State = {"kind": "uniform", "known": 1}
+        attributes |= {"horizon": int(stored["horizon"]), "future_k": future_k, "future_p": chance}
+    sampler: State = {"kind": "uniform", "known": 1}
     if "weight" in children:
-        settings = {name: found[f"_{name}"] for name in ("alpha", "beta")}
-        options |= settings | {"weight_norm": bool(found.get("_weight_norm", True))}
-        known = {
+        settings = {name: stored[f"_{name}"] for name in ("alpha", "beta")}
+        options |= settings | {"weight_norm": bool(stored.get("_weight_norm", True))}
+        sampler = {
             "kind": "prioritized",
             "known": settings | {"weight_norm": options["weight_norm"], "stratified": False},
         }
     return {
         "version": VERSION,
-        "class": _class_name(cls, found, children, len(set(maxsizes)) == 1),
+        "class": _class_name(cls, stored, children, len(set(maxsizes)) == 1),
         "set_up": {"maxsizes": maxsizes, "options": options},
-        "own": attributes | {"stack_num": int(found["stack_num"])},
-        "missing": ["compute_reward_fn"] if "horizon" in found else [],
+        "own": attributes | {"stack_num": int(stored["stack_num"])},
+        "missing": ["compute_reward_fn"] if "horizon" in stored else [],
         "generator": buffer_state.generator_state(np.random.default_rng(_seed(children, reader))),
-        "sampler": known,
+        "sampler": sampler,
         "rings": _rings(parts, maxsizes),
         "stores": buffer_state.stores_state(Stores(max_open=2 * len(parts) + 4)),
     }
 
 
 def rings_in(about: State) -> State:
-    """Return the state of the rings that a description has."""
+    """Return the checked ring state of a description."""
     rings = {name: np.array(value) for name, value in about["rings"].items()} | {"together": about["rings"]["together"]}
     check_rings(rings)
     return rings
 
 
 def table_in(about: State, found: State, rings: State, columns: State) -> Table:
-    """Create a table over columns with a row for every slot."""
+    """Create a table from columns with one row per slot."""
     keeps_next, last_frame = bool(found["_save_obs_next"]), bool(found["_save_only_last_obs"])
     stores = buffer_state.stores_from_state(about["stores"])
     table = Table(rings["maxsizes"].tolist(), stores, keeps_next=keeps_next, last_frame=last_frame)
@@ -307,17 +306,17 @@ def table_in(about: State, found: State, rings: State, columns: State) -> Table:
         columns |= {"terminated": columns["done"], "truncated": np.zeros(len(columns["done"]), np.bool_)}
     capacity = table.rings.capacity
     if not columns and rings["sizes"].any():
-        raise FormatError("a buffer with rows must have columns, it has none")
+        raise FormatError("a buffer with rows must have columns, got none")
     ready = table.columns.fit(columns, capacity, keep=True)
     table.columns.write(ready, slice(0, capacity))
     tree = table.columns.tree
     if tree:
         for name in ("terminated", "truncated", "done"):
             if type(tree.get(name)) is not DenseStore or tree[name].values.dtype != np.bool_:
-                raise FormatError(f"column {name!r} of a buffer must hold flags, it does not")
+                raise FormatError(f"column {name!r} of a buffer must be boolean, got another type")
         rew = tree.get("rew")
         if type(rew) is not DenseStore or rew.dtype != np.float64:
-            raise FormatError("column 'rew' of a buffer must hold numbers of 64 bits, it does not")
+            raise FormatError("column 'rew' of a buffer must be float64, got another type")
     table.rings.load_state_dict(rings)
     return table
 
@@ -331,7 +330,7 @@ def _parts(found: State, children: Mapping[str, Any], reader: AttributeReader) -
     if not isinstance(buffers, np.ndarray) or not all(
         isinstance(part, Foreign) and isinstance(part.state, dict) for part in buffers.tolist()
     ):
-        raise FormatError("'buffers' must be pickled buffers of Tianshou's, they are something else")
+        raise FormatError("'buffers' must be pickled Tianshou buffers, got other values")
     names = (*_CURSORS, "maxsize", "horizon", "future_p")
     parts: list[State] = resolve_stubs(
         [{name: part.state[name] for name in names if name in part.state} for part in buffers.tolist()]
@@ -340,11 +339,11 @@ def _parts(found: State, children: Mapping[str, Any], reader: AttributeReader) -
 
 
 def reward_function_in(children: Mapping[str, Any], reader: AttributeReader) -> State:
-    """Unpickle the reward function of a hindsight buffer: of its own, or of the first of its rings'.
+    """Unpickle the reward function of a hindsight buffer, from the buffer or its first ring.
 
     Returns
     -------
-    The function by its name; nothing without permission, since whoever loads the buffer can pass the function.
+    The function by argument name; empty without permission, because the caller can pass the function.
     """
     if not reader.allow_pickle:
         return {}
@@ -357,16 +356,18 @@ def reward_function_in(children: Mapping[str, Any], reader: AttributeReader) -> 
         return {}
     function = first.state[name]
     if not isinstance(function, Named):
-        raise FormatError(f"{name!r} must be a function of a module, it is something else; pass {name}=...")
-    module, _, own = function.name.rpartition(".")
-    return {name: unpickle([f"c{module}\n{own}\n.".encode()], repr(name), allow_pickle=reader.allow_pickle)[0]}
+        raise FormatError(f"{name!r} must be a function of a module, got another object; pass {name}=...")
+    module, _, function_name = function.name.rpartition(".")
+    return {
+        name: unpickle([f"c{module}\n{function_name}\n.".encode()], repr(name), allow_pickle=reader.allow_pickle)[0]
+    }
 
 
 def _rings(parts: list[State], maxsizes: list[int]) -> State:
-    """Return the state of rings that have got to where Tianshou's buffers have."""
+    """Return the ring state equivalent to Tianshou's cursors."""
     cursors, sizes, starts, lengths = (np.array([int(part[name]) for part in parts]) for name in _CURSORS[:4])
     sizes_of = np.array(maxsizes)
-    # As if each had been filled, or written over once.
+    # Write counts as if each ring had been filled or overwritten once.
     writes = np.where(sizes < sizes_of, sizes, sizes_of + cursors)
     returns = [np.asarray(part["_ep_return"], np.float64) for part in parts]
     widest = max((total.shape for total in returns), key=len)
@@ -378,7 +379,7 @@ def _rings(parts: list[State], maxsizes: list[int]) -> State:
         "writes": writes,
         "began": writes - lengths,
         "starts": starts + np.cumsum(sizes_of) - sizes_of,
-        # A return is a plain zero until the first episode of vectors ends.
+        # A return is a scalar zero until the first episode with vector rewards ends.
         "returns": np.stack([np.broadcast_to(total, widest) for total in returns]),
         "origins": np.zeros(len(parts), np.int64),
         "together": alike,
@@ -386,7 +387,7 @@ def _rings(parts: list[State], maxsizes: list[int]) -> State:
 
 
 def _class_name(cls: Any, found: State, children: Mapping[str, Any], even: bool) -> str:
-    """Infer the class of a buffer of Tianshou's from its attributes; no file names it."""
+    """Infer the class of a Tianshou buffer from its attributes, because files do not name it."""
     kind = "Prioritized" if "weight" in children else "HER" if "horizon" in found else ""
     if "cached_buffer_num" in found:
         return "CachedReplayBuffer"
@@ -397,6 +398,6 @@ def _class_name(cls: Any, found: State, children: Mapping[str, Any], even: bool)
 
 
 def _seed(children: Mapping[str, Any], reader: AttributeReader) -> Any:
-    """Create a seed of the state of Tianshou's generator, which is of another kind than the library's."""
+    """Derive a seed from the state of Tianshou's generator, which has another type than the library's."""
     data = np.asarray(reader.raw(children["_random_state"])).tobytes() if "_random_state" in children else b""
     return cast("Any", np.frombuffer(hashlib.sha256(data).digest(), np.uint32).tolist())

@@ -1,15 +1,15 @@
-"""The log of a dataset's parts: one line for each commit, written under a lock, read by anybody at any time.
+"""Commit log of a dataset: one line per commit, written under a lock, readable at any time.
 
-The log is a Parquet file without rows, so that readers of a folder of Parquet files take it for an empty part:
+The log is a Parquet file without rows, so that readers of the folder treat it as an empty part:
 
     PAR1                  magic
-    0123abcd {...}        a line per commit: CRC-32 and JSON
-    89abcdef              seal: CRC-32 of all bytes behind it, or dashes
+        0123abcd {...}        one line per commit: CRC-32 and JSON
+        89abcdef              seal: CRC-32 of all following bytes, or dashes
     footer                schema of the dataset, no row groups; its length; PAR1
 
-An append overwrites seal and footer with the next line, dashes and the footer, in one call. Once these are on the disk,
-the seal replaces the dashes. So a sealed log ends with a line that was whole, and a damaged line is never taken for one
-that was cut short. In format version 1 the log was a text file of these lines alone.
+An append overwrites seal and footer with the next line, dashes and the footer, in one call. After these are on disk,
+the seal replaces the dashes. Hence the last line of a sealed log is complete, and a damaged line is distinguishable
+from a truncated one. In format version 1 the log was a text file with only these lines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TEXT_LOG = "_commits"
 """Log of format version 1."""
 
 LOGS = (LOG, _TEXT_LOG)
-"""Names of the log in the format versions; a folder has one of them."""
+"""File names of the log by format version; a folder contains one of them."""
 
 _LOCK = ".lock"
 _VERSION = 2
@@ -55,15 +55,15 @@ class Part(NamedTuple):
     Attributes
     ----------
     name
-        Its name.
+        File name.
     size
-        Its bytes.
+        Size of the file in bytes.
     groups
-        Rows of each of its row groups.
+        Number of rows per row group.
     nbytes
-        Bytes of its rows in memory.
+        Size of the rows in memory in bytes.
     policies
-        Pairs of a policy's id and the number of its rows, in order; None where there are no policies.
+        Pairs of policy id and number of rows, in order; None without policies.
     """
 
     name: str
@@ -74,25 +74,25 @@ class Part(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         return sum(self.groups)
 
 
 class Snapshot(NamedTuple):
-    """The state of a dataset after some commit.
+    """State of a dataset after a commit.
 
     Attributes
     ----------
     about
-        What batches say of all: the type and the schema of the first, the units of actions. Empty before.
+        Common properties of all batches: type, schema and action units. Empty before the first commit.
     parts
-        The parts, in the order of their rows.
+        The parts in row order.
     nbytes
-        Bytes of the log up to that commit.
+        Size of the log up to the commit, in bytes.
     torn
-        Bytes behind it that are no whole line: of a writer that is at work, or that was killed.
+        Bytes after the commit that are not a complete line, from an active or killed writer.
     is_sealed
-        Whether the log ends as a writer leaves it after a commit.
+        Whether the log ends with a valid seal.
     """
 
     about: dict[str, Any]
@@ -111,13 +111,13 @@ class CommitLog:
 
     @property
     def path(self) -> Path | None:
-        """The file of the log, of either format version; None if there is none."""
-        # A writer may rename the log of version 1 between two looks.
+        """Path of the log in either format version; None if there is none."""
+        # A writer may rename a version 1 log between two checks.
         return next((path for name in (*LOGS, LOG) if (path := self._folder / name).exists()), None)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the folder's writers, once all others have let go of it."""
+        """Hold the writer lock of the folder, waiting for other writers."""
         fd = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -131,7 +131,7 @@ class CommitLog:
         Raises
         ------
         FormatError
-            If a whole line has changed.
+            If a complete line has changed.
         """
         data = self._bytes()
         while True:
@@ -145,7 +145,7 @@ class CommitLog:
                 data = again
 
     def append(self, entry: dict[str, Any], state: Snapshot) -> None:
-        """Commit an entry after the newest state, durably (lock held); if it fails, the log is as before."""
+        """Commit an entry after the newest state, durably (lock held); on failure the log is unchanged."""
         text = json.dumps(entry).encode()
         line = b"%08x %s\n" % (zlib.crc32(text), text)
         about = {**state.about, **entry.get("about", {})}
@@ -165,10 +165,10 @@ class CommitLog:
             os.close(fd)
 
     def repair(self, state: Snapshot) -> None:
-        """Upgrade a log of version 1, and replace a torn tail; the lock must be held."""
+        """Upgrade a version 1 log and replace a torn tail (lock held)."""
         old = self._folder / _TEXT_LOG
         if old.exists():
-            # There is one log at any moment: its bytes are replaced, then its name.
+            # One log exists at any time: its bytes are replaced before it is renamed.
             lines = old.read_bytes()
             if not lines.startswith(_MAGIC):
                 start = _MAGIC * bool(state.nbytes)
@@ -200,7 +200,7 @@ class CommitLog:
         elif _MAGIC.startswith(data) or not data[:start].strip(b"\0"):
             start = end = 0
         else:
-            raise FormatError(f"{str(self._folder / name)!r} must begin with {_MAGIC!r}, got {data[:start]!r}")
+            raise FormatError(f"{str(self._folder / name)!r} must start with {_MAGIC!r}, got {data[:start]!r}")
         about: dict[str, Any] = {}
         parts: list[Part] = []
         lines = data[start:end].split(b"\n")
@@ -212,23 +212,23 @@ class CommitLog:
                 _apply(entry, about, parts)
             except (KeyError, TypeError, ValueError) as error:
                 raise FormatError(
-                    f"{str(self._folder / name)!r} must have the commits that were written, line {i + 1} is none: "
+                    f"{str(self._folder / name)!r} must have the commits that were written, line {i + 1} is damaged: "
                     f"{error!r}"
                 ) from error
         if not about:
             return Snapshot({}, [], 0, len(data), is_sealed=not data)
-        # Behind an open seal, the line is whole: its writer was interrupted between the line and the seal.
+        # A line before an open seal is complete: its writer was interrupted before it wrote the seal.
         torn = 0 if sealed is not None or data.startswith(_OPEN_SEAL, end) else len(data) - end
         return Snapshot(about, parts, end, torn, is_sealed=sealed is not None or not (start or torn))
 
 
 def begin(about: dict[str, Any]) -> dict[str, Any]:
-    """Return the first entry of a log, or one that adds to what it says."""
+    """Return the first entry of a log, or an entry that extends its properties."""
     return {"version": _VERSION, "about": about}
 
 
 def add(part: Part, instead: list[str]) -> dict[str, Any]:
-    """Return the entry of a part, in place of none or of some that follow each other."""
+    """Return the entry of a part that is appended or replaces consecutive parts."""
     return {"part": part._asdict(), "instead": instead}
 
 
@@ -242,13 +242,11 @@ def schema_in(about: dict[str, Any]) -> pa.Schema:
     try:
         return ipc.read_schema(pa.py_buffer(base64.b64decode(about["schema"])))
     except (KeyError, TypeError, ValueError, OSError, pa.ArrowException) as error:
-        raise FormatError(
-            f"the log of a dataset must have the schema of its parts, it is damaged: {error!r}"
-        ) from error
+        raise FormatError(f"the log of a dataset must have an intact schema of its parts: {error!r}") from error
 
 
 def hide_rows(path: Path, nbytes: int, about: dict[str, Any]) -> None:
-    """Put a footer of a table without rows after the first bytes of a file: readers see no rows, none is deleted."""
+    """Append a footer without rows to the first bytes of a file, which hides rows without deleting them."""
     footer = _footer(about)
     with open(path, "r+b") as file:
         file.seek(nbytes)
@@ -258,7 +256,7 @@ def hide_rows(path: Path, nbytes: int, about: dict[str, Any]) -> None:
 
 
 def _footer(about: dict[str, Any]) -> bytes:
-    """Return what is behind the magic of a Parquet file that has the schema of the parts and no rows."""
+    """Return all bytes after the magic of a Parquet file with the parts' schema and no rows."""
     from pyarrow import parquet
 
     file = io.BytesIO()
@@ -271,7 +269,7 @@ def _seal(footer: bytes) -> bytes:
 
 
 def _tail(about: dict[str, Any]) -> bytes:
-    """Return the seal and the footer of a log; nothing for one without entries."""
+    """Return seal and footer of a log; empty for a log without entries."""
     if not about:
         return b""
     footer = _footer(about)
@@ -279,7 +277,7 @@ def _tail(about: dict[str, Any]) -> bytes:
 
 
 def _sealed_end(data: bytes) -> int | None:
-    """Find the end of the lines that match the seal of a log's footer; None without such a seal."""
+    """Return the end of the lines that match the seal; None without a valid seal."""
     if data[-len(_MAGIC) :] != _MAGIC:
         return None
     footer = len(data) - 2 * len(_MAGIC) - int.from_bytes(data[-2 * len(_MAGIC) : -len(_MAGIC)], "little")
@@ -288,27 +286,27 @@ def _sealed_end(data: bytes) -> int | None:
 
 
 def _torn_end(data: bytes) -> int:
-    """Find the end of the lines of a log without a seal, damaged lines included: those that end as lines do."""
+    """Return the end of the lines of an unsealed log, including damaged but complete lines."""
     end = len(_MAGIC)
     while (line_end := data.find(b"\n", end) + 1) and _entry(data[end : line_end - 1]) is not None:
         end = line_end
-    place = end
+    position = end
     for line in data[end:].split(b"\n")[:-1]:
-        next_place = place + len(line) + 1
-        if (place == end and _LINE.fullmatch(line)) or _entry(line) is not None:
-            end = next_place
-        place = next_place
+        next_position = position + len(line) + 1
+        if (position == end and _LINE.fullmatch(line)) or _entry(line) is not None:
+            end = next_position
+        position = next_position
     return end
 
 
 def _write(fd: int, data: bytes, at: int) -> None:
-    """Write the bytes of a file from an offset to its end."""
+    """Overwrite a file from an offset to its end."""
     write_at(fd, [memoryview(data)], at)
     os.ftruncate(fd, at + len(data))
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Read a line, or return None if it has changed."""
+    """Decode a line; None if it has changed."""
     try:
         if int(line[:8], 16) != zlib.crc32(line[9:]):
             return None
@@ -321,17 +319,17 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 def _apply(entry: dict[str, Any], about: dict[str, Any], parts: list[Part]) -> None:
     if "about" in entry:
         if entry["version"] not in _READABLE:
-            raise ValueError(f"version {entry['version']}, this library reads {_READABLE}")
+            raise ValueError(f"version must be one of {_READABLE}, got {entry['version']}")
         about.update(entry["about"])
         return
     if not about:
-        raise ValueError("a part must follow the type and the schema of batches")
+        raise ValueError("the type and schema of batches must precede parts")
     part = _part(entry["part"])
     instead = list(entry["instead"])
     names = [older.name for older in parts]
     at = names.index(instead[0]) if instead else len(parts)
     if names[at : at + len(instead)] != instead:
-        raise ValueError("parts that are replaced must follow each other")
+        raise ValueError("replaced parts must be consecutive")
     parts[at : at + len(instead)] = [part]
 
 
@@ -339,6 +337,6 @@ def _part(plain: dict[str, Any]) -> Part:
     part = Part(**plain)
     counts = [part.size, part.nbytes, *part.groups]
     if os.path.basename(part.name) != part.name or not all(type(count) is int and count >= 0 for count in counts):
-        raise ValueError("a part has a name without folders, and counts")
+        raise ValueError("a part must have a name without folders, and counts of at least 0")
     policies = None if part.policies is None else [(policy, int(rows)) for policy, rows in part.policies]
     return part._replace(policies=policies)

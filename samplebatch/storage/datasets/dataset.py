@@ -1,4 +1,4 @@
-"""Dataset: a folder of experience, larger than memory, appended to by one and read by many."""
+"""Dataset: folder of experience larger than memory, with sequential writers and concurrent readers."""
 
 from __future__ import annotations
 
@@ -47,45 +47,44 @@ _HEADINGS = ("column", "dtype", "shape")
 
 
 class Dataset:
-    """A folder of Parquet files with batches, for experience that need not fit into memory.
+    """Folder of Parquet files with batches of experience that need not fit into memory.
 
-    Each batch that is appended becomes a part: a file, whole, and then a line in a log. A part that is not in the log
-    is not in the dataset, so a process that is killed while it appends costs the part in flight. Processes may read
-    while one appends, and several may append in turns. Other tools read the folder: `polars.scan_parquet("folder")`.
+    Each appended batch becomes a part: a complete file, then a line in a commit log. Files without a log line are not
+    in the dataset, so a process killed during an append loses only that part. Processes can read during an append;
+    several processes can append in turn. Other tools can read the folder, for example `polars.scan_parquet("folder")`.
     The log is a Parquet file without rows.
 
-    Rows are the steps of batches, or the sequences of batches with `seq_lens`. What has been read is a snapshot;
-    `refresh` takes in what others have appended since.
+    Rows are steps, or sequences of batches with `seq_lens`. Readers use a snapshot; `refresh` adopts later commits.
 
     Parameters
     ----------
     folder
-        The folder. It is made with the first part; the one that it lies in must exist.
+        Folder of the dataset, created with the first part; its parent must exist.
     columns
-        Names of the columns to read; None for all. A name stands for all that is nested under it.
+        Names of the columns to read; None for all. A name includes all columns nested under it.
     filters
-        Conditions on the rows to read, as `load` takes them.
+        Conditions on the rows to read, as in `load`.
     policy
-        The policy whose rows to read, where batches are `MultiAgentBatch`es.
+        Policy whose rows to read, for `MultiAgentBatch`es.
     seed
         Seed of `sample` and `sample_sequences`.
     cache_nbytes
-        Bytes of row groups that are kept after they were read, for samples from the same ones.
+        Maximum bytes of row groups cached for repeated samples.
     allow_pickle
-        Whether reading may unpickle columns of Python objects that Arrow has no type for. Only for files whose writer
-        you trust: a pickle can run any code.
+        Whether to unpickle columns of Python objects that Arrow has no type for. Only for files from a trusted writer:
+        a pickle can execute arbitrary code.
     max_nbytes
         Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
 
     Attributes
     ----------
     folder
-        As given.
+        The folder.
 
     Raises
     ------
     FormatError
-        If the folder is a file, has no log, or lacks a part.
+        If the folder is a file, or lacks its log or a part.
 
     Examples
     --------
@@ -113,7 +112,7 @@ class Dataset:
     ) -> None:
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
-            raise FormatError(f"{os.fspath(folder)!r} must be a folder of Parquet files, and it is a file")
+            raise FormatError(f"{os.fspath(folder)!r} must be a folder of Parquet files, got a file")
         self._rng = np.random.default_rng(seed)
         self._allow_pickle = allow_pickle
         self._max_nbytes = max_nbytes
@@ -145,22 +144,22 @@ class Dataset:
         return len(self._rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the generator that samples are drawn by; the rows are in the folder."""
+        """Return the state of the sampling generator; rows are in the folder."""
         return {"generator": dict(generator_state(self._rng))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Draw on from a state that `state_dict` returned.
+        """Restore the sampling generator from `state_dict`.
 
         Raises
         ------
         FormatError
-            If it is none.
+            If the state is invalid.
         """
         self._rng = generator_from_state(state.get("generator"))
 
     @property
     def schema(self) -> pa.Schema:
-        """The Arrow schema of the first part, as tables have it in memory.
+        """Arrow schema of the first part, as in memory.
 
         Raises
         ------
@@ -168,53 +167,53 @@ class Dataset:
             If there is no part.
         """
         if not self._rows.snapshot.parts:
-            raise FormatError(f"{os.fspath(self.folder)!r} must have parts to have a schema, it has none")
+            raise FormatError(f"{os.fspath(self.folder)!r} must have parts to have a schema, got none")
         return self._rows.schema()
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """The unit of the rows' actions; None if unknown, or of several policies, of which each has its own."""
+        """Unit of the actions; None if unknown or for several policies."""
         return self._rows.action_unit
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Remains of writers that were killed, a sentence each; this one cleared them away at its first write."""
+        """Uncommitted work of killed writers that this writer discarded at its first write, one sentence each."""
         return self._writer.dropped
 
     def parts(self) -> list[Path]:
-        """List the files of all parts, in the order of their rows."""
+        """List the files of all parts in row order."""
         return [self.folder / part.name for part in self._rows.snapshot.parts]
 
     def refresh(self) -> Self:
-        """Adopt the commits made since, by this process or another, and return this very dataset."""
+        """Adopt commits by this and other processes since the last refresh; return the dataset."""
         self._rows.reload()
         return self
 
     # Writing
 
     def extend(self, batch: AnyBatch, *, compression: str = "zstd") -> Path:
-        """Write a batch as the next part, commit it, and return the part's path.
+        """Append a batch as a new part, commit it, and return the part's path.
 
         Raises
         ------
         ColumnMismatchError
-            If it is of another type than the batches before, or has other columns; names the column. Columns of
-            objects may differ in form. If its actions are in another unit.
+            If the type, columns or action unit differ from earlier batches; names the column. Object columns may
+            differ in form.
         OSError
-            If it cannot be written.
+            If the part cannot be written.
         """
         return self._writer.extend(batch, compression)
 
     def compact(self, part_nbytes: int = 1 << 28, *, compression: str = "zstd") -> int:
-        """Join small parts that follow each other, and return how many files are fewer now.
+        """Join small consecutive parts, and return the reduction in the number of files.
 
-        Rows keep their order and numbers. Readers in other processes find them in their new place. Other tools may see
-        rows twice while it runs.
+        Row order and numbers are preserved. Readers in other processes locate their rows in the joined parts. Other
+        tools may see rows twice during the compaction.
 
         Parameters
         ----------
         part_nbytes
-            Maximum size of the rows of a joined part in memory; larger parts stay as they are.
+            Maximum size of a joined part in memory in bytes; larger parts are unchanged.
         compression
             Parquet's codec.
         """
@@ -227,75 +226,75 @@ class Dataset:
     # Reading
 
     def fragments(self) -> Iterator[AnyBatch]:
-        """Yield the batches as they were appended, whole; compacted ones are joined. Columns and filters do not count.
+        """Yield the batches as appended, except that compacted ones are joined; columns and filters are ignored.
 
         Raises
         ------
         FormatError, UntrustedPickleError, CapacityError
-            As `load` does.
+            As in `load`.
         """
         for path in self.parts():
             yield self._fragment(path)
 
     def read(self, *, verify: bool | None = None) -> AnyBatch:
-        """Read all of it into one batch.
+        """Read all rows into one batch.
 
         Parameters
         ----------
         verify
-            Whether to hold all bytes of the parts against their checksums; by default that is done where columns and
-            filters leave nothing out. Footers and pages are compared with theirs in any case.
+            Whether to verify all bytes of the parts against their checksums; default: if neither columns nor filters
+            exclude data. Footers and pages that are read are always verified.
 
         Raises
         ------
         FormatError, UntrustedPickleError, CapacityError
-            As `load` does; FormatError too if there is no part.
+            As in `load`; FormatError also if there are no parts.
         """
         return self._rows.read(verify=verify)
 
     def take(self, rows: npt.ArrayLike) -> AnyBatch:
-        """Read rows by their numbers, in the order given.
+        """Read rows by number, in the given order.
 
         Raises
         ------
         ArgumentError
-            If a number lies outside.
+            If a number is out of range.
         """
-        found = np.asarray(rows, np.int64).reshape(-1)
-        if len(found) and not 0 <= found.min() <= found.max() < len(self):
+        numbers = np.asarray(rows, np.int64).reshape(-1)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
             raise ArgumentError(
-                f"rows must be in [0, {len(self)}), got {int(found[(found < 0) | (found >= len(self))][0])}"
+                f"rows must be in [0, {len(self)}), got {int(numbers[(numbers < 0) | (numbers >= len(self))][0])}"
             )
-        return self._rows.take(found)
+        return self._rows.take(numbers)
 
     def sample(
         self, batch_size: int, *, device: Device | None = None, floats: Floats | None = None
     ) -> Sample[AnyBatch, Rows]:
-        """Draw rows with replacement, and return them with their numbers.
+        """Sample rows uniformly with replacement, and return them with their numbers.
 
-        Each row costs the row group that it lies in, unless that is in memory still: `iter_batches` with `shuffle`
-        reads each once.
+        Each row requires its row group to be read, unless cached: `iter_batches` with `shuffle` reads each row group
+        once.
 
         Parameters
         ----------
         batch_size
-            How many.
+            Number of rows.
         device, floats
-            As `ReplayBuffer.sample` takes them.
+            As in `ReplayBuffer.sample`.
 
         Raises
         ------
         ArgumentError
-            If `batch_size` is less than 0, or `floats` no floating-point dtype. Nothing is drawn then.
+            If `batch_size` is less than 0, or `floats` is not a floating-point dtype. Nothing is sampled then.
         DeviceError
-            If torch cannot use the device. Nothing is drawn then.
+            If torch cannot use the device. Nothing is sampled then.
         EmptyBufferError
-            If there are none.
+            If there are no rows.
         """
         whole("batch_size", batch_size)
         delivery = Delivery(device, floats)
         if not len(self):
-            raise EmptyBufferError("a dataset must have rows to draw from, it has none; extend it first")
+            raise EmptyBufferError("a dataset must have rows to sample from, got none; extend it first")
         rows = self._rng.integers(len(self), size=batch_size)
         return Sample(delivery.one(self._rows.take(rows), convert), rows)
 
@@ -312,30 +311,30 @@ class Dataset:
         device: Device | None = None,
         floats: Floats | None = None,
     ) -> DatasetBatches:
-        """Return an iterable of batches that hold each row once; see `DatasetBatches`.
+        """Return an iterable of batches that yields each row once; see `DatasetBatches`.
 
         Parameters
         ----------
         batch_size
-            Rows in each batch, fewer in the last.
+            Number of rows per batch; the last batch may be smaller.
         shuffle
-            Whether rows come in random order: pieces of the dataset are drawn, as many as fit into memory together, and
-            their rows are mixed.
+            Whether to yield rows in random order: randomly selected pieces of the dataset are loaded up to the memory
+            limit, and their rows are mixed.
         memory_nbytes
-            Bytes that rows may take at a time, about.
+            Approximate memory limit of loaded rows in bytes.
         seed, epoch
-            Together they say which order it is.
+            Together determine the order.
         drop_last
-            Whether to leave out a last batch with fewer rows.
+            Whether to omit a smaller last batch.
         shard
-            `(i, n)`: the i-th of n shares, none of which has a row of another.
+            `(i, n)`: yield the i-th of n disjoint shares of the rows.
         device, floats
-            As `ReplayBuffer.sample` takes them. Workers of a `DataLoader` are forked, and cannot use a GPU then.
+            As in `ReplayBuffer.sample`. Forked workers of a `DataLoader` cannot use a GPU.
 
         Raises
         ------
         ArgumentError
-            If a number is none that it may be, or `floats` no floating-point dtype.
+            If a number is out of range, or `floats` is not a floating-point dtype.
         DeviceError
             If torch cannot use the device.
         """
@@ -354,13 +353,13 @@ class Dataset:
 
     @property
     def episodes(self) -> int:
-        """How many episodes there are: distinct pairs of `eps_id` and `agent_index`, or runs that a flag ends."""
+        """Number of episodes: distinct pairs of `eps_id` and `agent_index`, or runs of steps ended by a flag."""
         return len(self._episodes()[1]) - 1
 
     def iter_episodes(self) -> Iterator[AnyBatch]:
-        """Yield the rows of each episode, in time order; episodes come in the order of their first rows.
+        """Yield the rows of each episode in time order; episodes are ordered by their first rows.
 
-        Fragments of an episode may lie in any parts.
+        Fragments of an episode may be in different parts.
         """
         order, bounds = self._episodes()
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -369,51 +368,51 @@ class Dataset:
     def sample_sequences(
         self, batch_size: int, length: int, *, device: Device | None = None, floats: Floats | None = None
     ) -> Sample[AnyBatch, Rows]:
-        """Draw stretches of steps of one episode, each of them with equal probability.
+        """Sample sequences of consecutive steps within episodes, uniformly over all such sequences.
 
         Parameters
         ----------
         batch_size
-            How many.
+            Number of sequences.
         length
-            Steps in each.
+            Number of steps per sequence.
         device, floats
-            As `ReplayBuffer.sample` takes them.
+            As in `ReplayBuffer.sample`.
 
         Returns
         -------
         batch
             A `SampleBatch` with `seq_lens`, or a `Batch` of shape (batch_size, length, ...).
         rows
-            Their numbers, shape (batch_size, length).
+            Row numbers, shape (batch_size, length).
 
         Raises
         ------
         ArgumentError
-            If `batch_size` is less than 0, `length` less than 1, or `floats` no floating-point dtype.
+            If `batch_size` is less than 0, `length` less than 1, or `floats` is not a floating-point dtype.
         DeviceError
-            If torch cannot use the device. Nothing is drawn then.
+            If torch cannot use the device. Nothing is sampled then.
         EmptyBufferError
-            If no episode has so many steps.
+            If no episode has `length` steps.
         SequenceError
-            If the rows are sequences already.
+            If the rows are sequences.
         """
         whole("batch_size", batch_size)
         whole("length", length, 1)
         delivery = Delivery(device, floats)
         order, bounds = self._episodes()
-        room = np.maximum(np.diff(bounds) - length + 1, 0)
-        ends = np.cumsum(room)
-        if not len(room) or not ends[-1]:
-            raise EmptyBufferError(f"an episode must have {length} steps to draw from, none has")
+        counts = np.maximum(np.diff(bounds) - length + 1, 0)
+        ends = np.cumsum(counts)
+        if not len(counts) or not ends[-1]:
+            raise EmptyBufferError(f"an episode must have {length} steps to be sampled, got only shorter ones")
         drawn = self._rng.integers(ends[-1], size=batch_size)
         episode = np.searchsorted(ends, drawn, "right")
-        first = bounds[episode] + drawn - (ends - room)[episode]
+        first = bounds[episode] + drawn - (ends - counts)[episode]
         rows = order[first[:, None] + np.arange(length)]
         batch = self._rows.take(rows.reshape(-1))
         if isinstance(batch, SampleBatch):
             if names.SEQ_LENS in batch:
-                raise SequenceError("steps must be rows to be drawn as sequences, they are sequences already")
+                raise SequenceError("rows must be steps to be sampled as sequences, got sequences")
             batch = batch.copy(shallow=True)
             batch[names.SEQ_LENS] = np.full(batch_size, length, np.int32)
         else:
@@ -421,24 +420,24 @@ class Dataset:
         return Sample(delivery.one(batch, convert), rows)
 
     def discounted_rewards(self, gamma: float = 0.99) -> npt.NDArray[np.float32]:
-        """Sum the discounted rewards from each row to the end of its episode, or of the part of it that is here.
+        """Compute the discounted reward sum from each row to the end of its episode or of its stored part.
 
-        Reads rewards, flags and ids of all rows, and nothing else of them.
+        Reads only the rewards, flags and ids of all rows.
 
         Parameters
         ----------
         gamma
-            The discount of a step.
+            Discount per step.
 
         Returns
         -------
         numpy.ndarray
-            Sums by the numbers of rows, shape (n,).
+            Sums by row number, shape (n,).
 
         Raises
         ------
         ColumnNotFoundError
-            If there are no rewards.
+            If there is no reward column.
         FormatError
             If a part is missing or damaged.
 
@@ -452,20 +451,20 @@ class Dataset:
         array([3., 6., 4., 8.], dtype=float32)
         """
         order, bounds = self._episodes()
-        found = np.zeros(len(order), np.float32)
+        sums = np.zeros(len(order), np.float32)
         if not len(order):
-            return found
-        known = self.schema.names
-        reward = next((name for name in (names.REWARDS, "rew") if name in known), names.REWARDS)
-        flags = [name for name in (names.TERMINATEDS, names.TRUNCATEDS, "terminated", "truncated") if name in known]
+            return sums
+        stored = self.schema.names
+        reward = next((name for name in (names.REWARDS, "rew") if name in stored), names.REWARDS)
+        flags = [name for name in (names.TERMINATEDS, names.TRUNCATEDS, "terminated", "truncated") if name in stored]
         columns: Any = self._rows.only([reward, *flags])
         ended = np.zeros(len(order), bool)
         ended[bounds[1:] - 1] = True
         for name in flags:
             ended |= np.asarray(columns[name])[order].astype(bool)
         rewards = np.asarray(columns[reward], np.float64)[order]
-        found[order] = discounted_returns(rewards, ended, np.zeros(len(order), bool), gamma=gamma)
-        return found
+        sums[order] = discounted_returns(rewards, ended, np.zeros(len(order), bool), gamma=gamma)
+        return sums
 
     def _episodes(self) -> tuple[Rows, Rows]:
         """Order all rows by episode and time; return the order and each episode's first position."""
@@ -475,43 +474,45 @@ class Dataset:
 
     def _find_episodes(self) -> tuple[Rows, Rows]:
         n = len(self)
-        known = set(self.schema.names) if n else set()
-        wanted = [
-            name for name in (*_STREAM, names.TERMINATEDS, names.TRUNCATEDS, "terminated", "truncated") if name in known
+        available = set(self.schema.names) if n else set()
+        key_names = [
+            name
+            for name in (*_STREAM, names.TERMINATEDS, names.TRUNCATEDS, "terminated", "truncated")
+            if name in available
         ]
-        if not wanted:
+        if not key_names:
             return np.arange(n), np.array([0, n] if n else [0])
-        keys: Any = self._rows.only(wanted)
-        held = {name: np.asarray(keys[name]) for name in wanted}
-        if names.EPS_ID not in held:
-            flags = [held[name].astype(bool) for name in wanted if name not in _STREAM]
+        keys: Any = self._rows.only(key_names)
+        key_columns = {name: np.asarray(keys[name]) for name in key_names}
+        if names.EPS_ID not in key_columns:
+            flags = [key_columns[name].astype(bool) for name in key_names if name not in _STREAM]
             ends = ends_by_flag(np.logical_or.reduce(flags)) if flags else [n]
             return np.arange(n), np.array([0, *ends])
-        streams = [held[name] for name in _STREAM[:2] if name in held]
-        order = by_stream(*streams, t=held.get(names.T))
+        streams = [key_columns[name] for name in _STREAM[:2] if name in key_columns]
+        order = by_stream(*streams, t=key_columns.get(names.T))
         starts = run_starts(*[key[order] for key in streams])
         bounds = np.append(starts, n)
-        # Episodes in the order of their first rows.
-        turn = np.argsort(order[starts], kind="stable")
-        lengths = np.diff(bounds)[turn]
+        # Order episodes by their first rows.
+        episode_order = np.argsort(order[starts], kind="stable")
+        lengths = np.diff(bounds)[episode_order]
         new = np.concatenate(([0], np.cumsum(lengths)))
-        places = np.repeat(bounds[:-1][turn] - new[:-1], lengths) + np.arange(n)
-        return order[places].astype(np.int64), new
+        positions = np.repeat(bounds[:-1][episode_order] - new[:-1], lengths) + np.arange(n)
+        return order[positions].astype(np.int64), new
 
 
 _COPIES = 3
-"""Copies of a window's rows that are in memory at once: decoded, joined, and gathered into batches."""
+"""Copies of a window's rows in memory at once: decoded, joined, and gathered into batches."""
 
 _PIECES = 8
-"""Pieces that each share has at the least, of a dataset that has so many rows."""
+"""Minimum number of pieces per share, if the dataset has enough rows."""
 
 
 class DatasetBatches:
-    """An iterable of batches of a dataset's rows, each row once; made by `Dataset.iter_batches`.
+    """Iterable of batches that yields each row once; created by `Dataset.iter_batches`.
 
-    Pieces of the dataset, in order or drawn, are taken together as far as memory allows: a window, in which rows are
-    mixed. The order follows from the seed, the epoch and the rows alone. Iterating goes on from where `state_dict` was
-    taken, and begins again at the end.
+    Pieces of the dataset, in order or shuffled, are loaded in windows that fit into memory, and rows are mixed within a
+    window. The order depends only on the seed, the epoch and the rows. Iteration resumes from a `state_dict`, and
+    restarts after the end.
 
     Examples
     --------
@@ -542,7 +543,7 @@ class DatasetBatches:
         share, shares = shard
         whole("shard", shares, 1)
         if not 0 <= whole("shard", share) < shares:
-            raise ArgumentError(f"shard must be a share and how many there are, from 0 on, got {shard}")
+            raise ArgumentError(f"shard must be (share, number of shares) with 0 <= share < number, got {shard}")
         self._rows = rows
         self._size = batch_size
         self._shuffle = shuffle
@@ -555,39 +556,40 @@ class DatasetBatches:
         self._window = self._offset = 0
 
     def __len__(self) -> int:
-        """How many batches there are from the beginning."""
+        """Number of batches of a complete iteration."""
         rows = sum(_count(window) for window in self._windows)
         return rows // self._size if self._drop_last else -(-rows // self._size)
 
     def _plan(self) -> list[npt.NDArray[np.int64]]:
-        """Cut the rows into windows: ranges of rows, shape (k, 2) each."""
+        """Partition the rows into windows: row ranges, shape (k, 2) each."""
         bounds = np.unique(self._rows.bounds)
         room = max(1, int(self._memory_nbytes / _COPIES / max(1.0, self._rows.row_nbytes)))
         total, (share, shares) = len(self._rows), self._shard
-        # A piece that takes much of the memory would not be mixed with others, and one share would have it all.
-        most = max(
+        # A large piece could not be mixed with others, and would be assigned to a single share.
+        max_rows = max(
             1, min(room // _PIECES if self._shuffle else room, -(-total // (_PIECES * shares)) if shares > 1 else total)
         )
         cut = [
-            np.arange(start, stop, most) for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+            np.arange(start, stop, max_rows)
+            for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
         ]
         starts = np.concatenate([np.zeros(0, np.int64), *cut])
         pieces = np.stack([starts, np.append(starts[1:], total)[: len(starts)]], 1)
         if self._shuffle:
             pieces = np.random.default_rng(self._seed).permutation(pieces)
         pieces = pieces[share::shares]
-        windows, first, held = [], 0, 0
+        windows, first, window_rows = [], 0, 0
         for i, (start, stop) in enumerate(pieces.tolist()):
-            if held and held + stop - start > room:
+            if window_rows and window_rows + stop - start > room:
                 windows.append(pieces[first:i])
-                first, held = i, 0
-            held += stop - start
+                first, window_rows = i, 0
+            window_rows += stop - start
         if len(pieces) > first:
             windows.append(pieces[first:])
         return windows
 
     def _read(self, window: int) -> AnyBatch:
-        """Read the rows of a window, mixed if they are to be."""
+        """Read the rows of a window, shuffled if requested."""
         rows = np.concatenate([np.arange(start, stop) for start, stop in self._windows[window].tolist()])
         batch = self._rows.take(rows)
         if not self._shuffle:
@@ -598,55 +600,54 @@ class DatasetBatches:
         return self._delivery.each(self._each(), convert)
 
     def _each(self) -> Iterator[AnyBatch]:
-        rest: AnyBatch | None = None
-        wanted = self._size
+        pending: AnyBatch | None = None
+        missing_rows = self._size
         window, offset = self._window, self._offset
         while window < len(self._windows):
             batch, count = self._read(window), _count(self._windows[window])
-            while count - offset >= wanted:
-                part = take_rows(batch, np.arange(offset, offset + wanted))
-                offset += wanted
+            while count - offset >= missing_rows:
+                part = take_rows(batch, np.arange(offset, offset + missing_rows))
+                offset += missing_rows
                 self._window, self._offset = window, offset
-                yield part if rest is None else join([rest, part])
-                rest, wanted = None, self._size
+                yield part if pending is None else join([pending, part])
+                pending, missing_rows = None, self._size
             if offset < count:
-                left = take_rows(batch, np.arange(offset, count))
-                rest = left if rest is None else join([rest, left])
-                wanted -= count - offset
+                tail = take_rows(batch, np.arange(offset, count))
+                pending = tail if pending is None else join([pending, tail])
+                missing_rows -= count - offset
             window, offset = window + 1, 0
         self._window = self._offset = 0
-        if rest is not None and not self._drop_last:
-            yield rest
+        if pending is not None and not self._drop_last:
+            yield pending
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place between two batches, as plain values."""
+        """Return the position between two batches as plain values."""
         return {"seed": list(self._seed), "window": self._window, "offset": self._offset, "plan": self._checksum()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a place, with the next iteration.
+        """Resume the next iteration from a position.
 
         Raises
         ------
         ColumnMismatchError
-            If it is one in another order of rows: of another seed, epoch, share or batch size, or of a dataset that has
-            other rows or row groups by now.
+            If the state has another row order: another seed, epoch, share or batch size, or other rows or row groups.
         """
         if state["plan"] != self._checksum():
             raise ColumnMismatchError(
-                "the state must be of the same rows, batch size, seed, epoch, memory and share, it is of others"
+                "the state must have the same rows, batch size, seed, epoch, memory and share, got another"
             )
         self._window, self._offset = int(state["window"]), int(state["offset"])
 
     def _checksum(self) -> int:
         settings = repr((self._size, self._shuffle, list(self._seed), self._drop_last, list(self._shard)))
-        found = zlib.crc32(settings.encode())
+        crc = zlib.crc32(settings.encode())
         for window in self._windows:
-            found = zlib.crc32(np.ascontiguousarray(window, "<i8").tobytes(), found)
-        return found
+            crc = zlib.crc32(np.ascontiguousarray(window, "<i8").tobytes(), crc)
+        return crc
 
     def share(self, share: int, shares: int) -> DatasetBatches:
-        """Return the batches of a share of this share's rows."""
-        own, all_shares = self._shard
+        """Return a share of this share's batches."""
+        own_share, all_shares = self._shard
         return DatasetBatches(
             self._rows,
             self._size,
@@ -654,15 +655,15 @@ class DatasetBatches:
             memory_nbytes=max(1, self._memory_nbytes // shares),
             seed=self._seed,
             drop_last=self._drop_last,
-            shard=(own + all_shares * share, all_shares * shares),
+            shard=(own_share + all_shares * share, all_shares * shares),
             delivery=self._delivery,
         )
 
     def as_torch(self) -> Any:
-        """Return an `IterableDataset` of torch's, of which each worker of a `DataLoader` reads its own share.
+        """Return a torch `IterableDataset` in which each worker of a `DataLoader` reads its own share.
 
-        Pass it with `batch_size=None`: it yields batches. The workers share the memory evenly. With `state_dict` and
-        `load_state_dict`, loaders that keep their workers' states go on in mid-epoch.
+        Pass it with `batch_size=None`: it yields batches. The workers share the memory limit evenly. Loaders that save
+        their workers' states resume within an epoch through `state_dict` and `load_state_dict`.
 
         Examples
         --------
@@ -680,7 +681,7 @@ class DatasetBatches:
 
 @cache
 def _torch_class() -> Any:
-    """Create the class, once torch is there."""
+    """Create the class; requires torch."""
     require_torch()
     from torch.utils.data import IterableDataset, get_worker_info
 
@@ -689,24 +690,24 @@ def _torch_class() -> Any:
 
         def __init__(self, batches: DatasetBatches) -> None:
             self._batches = batches
-            self._own: DatasetBatches | None = None
+            self._worker_batches: DatasetBatches | None = None
 
-        def _shared(self) -> DatasetBatches:
-            if self._own is None:
+        def _share_of_worker(self) -> DatasetBatches:
+            if self._worker_batches is None:
                 info = get_worker_info()
-                self._own = self._batches if info is None else self._batches.share(info.id, info.num_workers)
-            return self._own
+                self._worker_batches = self._batches if info is None else self._batches.share(info.id, info.num_workers)
+            return self._worker_batches
 
         def __iter__(self) -> Iterator[AnyBatch]:
-            return iter(self._shared())
+            return iter(self._share_of_worker())
 
         def state_dict(self) -> dict[str, Any]:
-            """Return the place of this worker."""
-            return self._shared().state_dict()
+            """Return the position of this worker."""
+            return self._share_of_worker().state_dict()
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            """Go on from the place of this worker."""
-            self._shared().load_state_dict(state)
+            """Resume from the position of this worker."""
+            self._share_of_worker().load_state_dict(state)
 
         def __reduce__(self) -> tuple[Any, ...]:
             return _make_torch_batches, (self._batches,)

@@ -1,4 +1,4 @@
-"""MixedSampler: batches of rows from datasets and replay buffers, by a ratio."""
+"""MixedSampler: batches mixed from datasets and replay buffers by weight."""
 
 from __future__ import annotations
 
@@ -39,48 +39,48 @@ Ints = npt.NDArray[np.int64]
 
 
 class MixedIndices(NamedTuple):
-    """Where the rows of a mixed batch came from, shape (n,) each; for `MixedSampler.update_weight`.
+    """Source and row number of each row of a mixed batch, shape (n,) each; for `MixedSampler.update_weight`.
 
     Attributes
     ----------
     source
-        The number of each row's source, in the order in which sources were given.
+        Number of each row's source, in the order of the sources.
     row
-        Its number there: a slot of a buffer, a row of a dataset.
+        Row number within the source: a slot of a buffer, a row of a dataset.
     """
 
     source: Ints
     row: Ints
 
     def at(self, rows: npt.NDArray[Any]) -> MixedIndices:
-        """Return the indices of some of the rows."""
+        """Select the indices of some rows."""
         return MixedIndices(self.source[rows], self.row[rows])
 
 
 class MixedSampler:
-    """Samples from several sources at once, such as an offline dataset and an online replay buffer.
+    """Samples batches from several sources, such as an offline dataset and an online replay buffer.
 
-    Each batch has rows of each source in proportion to the sources' weights; where that is not a whole number of rows,
-    one more or less is drawn so that it is so in the mean. The weights may change at any time.
+    Each batch contains rows of each source in proportion to the weights. Fractional numbers of rows are rounded up or
+    down at random, so that the expected numbers match. Weights can be changed at any time.
 
     Parameters
     ----------
     sources
         Replay buffers and datasets by name, in order.
     weights
-        The share of each source, by name: numbers from 0 on, of which the sum counts. Equal ones if None.
+        Weight of each source by name, at least 0; normalized to their sum. None for equal weights.
     missing
-        What is to be done about columns that some sources have and others have not: `"error"` raises, `"drop"` leaves
-        them out. Columns whose rows are all None or empty dicts are left out in any case.
+        Handling of columns that some sources lack: `"error"` raises, `"drop"` removes the columns. Columns with only
+        None or empty dicts are always removed if a source lacks them.
     seed
-        Seed of the order of rows, and of the numbers of rows.
+        Seed of row order and rounding.
 
     Raises
     ------
     ArgumentError
-        If sources are no mapping or an empty one, or weights are none.
+        If sources are not a non-empty mapping, or weights are invalid.
     ColumnMismatchError
-        If the actions of sources are in different units.
+        If the sources' actions have different units.
 
     Examples
     --------
@@ -109,7 +109,7 @@ class MixedSampler:
         if not isinstance(sources, Mapping):
             raise ArgumentError(f"sources must be buffers and datasets by name, got a {type(sources).__name__}")
         if not sources:
-            raise ArgumentError("sources must be buffers and datasets by name, there are none")
+            raise ArgumentError("sources must be buffers and datasets by name, got an empty mapping")
         self._sources = dict(sources)
         self._missing = choice("missing", missing, ("error", "drop"))
         self._check_units()
@@ -118,7 +118,7 @@ class MixedSampler:
 
     @property
     def weights(self) -> dict[str, float]:
-        """The share of each source; may be set, and those left out are 0 then."""
+        """Normalized weight of each source; settable, with 0 for omitted sources."""
         return dict(zip(self._sources, self._shares.tolist(), strict=True))
 
     @weights.setter
@@ -128,62 +128,64 @@ class MixedSampler:
                 raise ArgumentError(f"weights must be of the sources, got {name!r}; {near_names(name, self._sources)}")
         shares = np.array([weights.get(name, 0.0) for name in self._sources], np.float64)
         if not (np.isfinite(shares).all() and (shares >= 0).all() and shares.sum() > 0):
-            raise ArgumentError(f"weights must be numbers from 0 on, and not all of them 0, got {dict(weights)}")
+            raise ArgumentError(f"weights must be finite, at least 0 and not all 0, got {dict(weights)}")
         self._shares = shares / shares.sum()
 
     @property
     def sources(self) -> dict[str, Any]:
-        """The sources by name, in order."""
+        """Sources by name, in order."""
         return dict(self._sources)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the shares and the state of the generator; those of the sources are their own."""
+        """Return shares and generator state, without the states of the sources."""
         return {"shares": self._shares.copy(), "generator": dict(generator_state(self._rng))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Mix on from a state that `state_dict` returned.
+        """Restore a state from `state_dict`.
 
         Raises
         ------
         FormatError
-            If it is of another number of sources, or of something else.
+            If the number of sources differs, or the state is invalid.
         """
         shares = np.asarray(state.get("shares", ()))
         if shares.dtype != np.float64 or shares.shape != self._shares.shape:
-            raise FormatError(f"the state of a sampler must have {len(self._shares)} shares, it has not")
+            raise FormatError(
+                f"the state of a sampler must have {len(self._shares)} shares, got {shares.dtype} {shares.shape}"
+            )
         self._rng = generator_from_state(state.get("generator"))
-        # As they were: the property would divide them by their sum once more.
+        # Assigned directly: the property would normalize them again.
         self._shares = shares.copy()
 
     def sample(
         self, batch_size: int, *, device: Device | None = None, floats: Floats | None = None
     ) -> Sample[Batch, MixedIndices]:
-        """Draw rows from the sources, and mix them.
+        """Sample rows from the sources and shuffle them.
 
         Parameters
         ----------
         batch_size
-            How many, at least 1.
+            Number of rows, at least 1.
         device, floats
-            As `ReplayBuffer.sample` takes them.
+            As in `ReplayBuffer.sample`.
 
         Returns
         -------
         Sample
-            The rows, under Tianshou's names, and where they came from. If a source is prioritized, `weight` is 1 and
-            `generation` 0 in the rows of others.
+            Rows under Tianshou's names, and their sources. If a source is prioritized, rows of other sources have
+            `weight` 1 and `generation` 0.
 
         Raises
         ------
         ArgumentError
-            If `batch_size` is less than 1, or `floats` no floating-point dtype. Nothing is drawn then.
+            If `batch_size` is less than 1, or `floats` is not a floating-point dtype. Nothing is sampled then.
         DeviceError
-            If torch cannot use the device. Nothing is drawn then.
+            If torch cannot use the device. Nothing is sampled then.
         EmptyBufferError
-            If a source of which rows are to be drawn has none; names it.
+            If a source with a positive number of requested rows is empty; names the source.
         ColumnMismatchError
-            If columns differ, and are not to be dropped; names one, and the source that lacks it. If the actions of
-            sources are in different units; nothing is drawn then.
+            If columns differ and `missing` is `"error"`; names a column and a source without it. If the sources'
+            actions have different units; nothing is sampled then.
         """
         delivery = Delivery(device, floats)
         self._check_units()
@@ -191,37 +193,37 @@ class MixedSampler:
         edges[-1] = batch_size
         counts = np.diff(np.floor(edges + self._rng.random()).astype(int), prepend=0)
         drawn: dict[str, Batch] = {}
-        found: list[tuple[int, Ints]] = []
+        parts: list[tuple[int, Ints]] = []
         for number, (name, count) in enumerate(zip(self._sources, counts.tolist(), strict=True)):
             if count:
                 drawn[name], indices = self._draw(name, count)
-                found.append((number, indices))
-        source = np.concatenate([np.full(len(indices), number) for number, indices in found])
-        index = np.concatenate([indices for _, indices in found])
+                parts.append((number, indices))
+        source = np.concatenate([np.full(len(indices), number) for number, indices in parts])
+        index = np.concatenate([indices for _, indices in parts])
         order = self._rng.permutation(len(source))
         batch = delivery.one(Batch.cat(self._align(drawn))[order], tree_to)
         return Sample(batch, MixedIndices(source[order], index[order]))
 
     def _check_units(self) -> None:
-        """Check that the actions of all sources are in one unit, as far as these are known by now."""
+        """Check that the known action units of all sources are equal."""
         units = {name: getattr(source, "action_unit", None) for name, source in self._sources.items()}
         try:
             self._unit = common_unit(units.values())
         except ColumnMismatchError as error:
-            known = ", ".join(f"{name!r} has {unit}" for name, unit in units.items() if unit is not None)
+            labels = ", ".join(f"{name!r} has {unit}" for name, unit in units.items() if unit is not None)
             raise ColumnMismatchError(
-                f"column 'actions' must be in one unit in all sources: {known}; convert what a source has by "
-                "to_environment_actions(), or collect it with the same map_action"
+                f"column 'actions' must have one unit in all sources, got {labels}; convert one with "
+                "to_environment_actions(), or collect with the same map_action"
             ) from error
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """The unit of the actions of all sources; None if unknown.
+        """Unit of the actions of all sources; None if unknown.
 
         Raises
         ------
         ColumnMismatchError
-            If sources have come to have different units.
+            If the sources' units have become different.
         """
         self._check_units()
         return self._unit
@@ -229,33 +231,35 @@ class MixedSampler:
     def _draw(self, name: str, count: int) -> tuple[Batch, Ints]:
         source = self._sources[name]
         if not len(source):
-            raise EmptyBufferError(f"source {name!r} must have rows to draw from, it has none; or give it weight 0")
+            raise EmptyBufferError(
+                f"source {name!r} must have rows to sample from, got none; fill it or set its weight to 0"
+            )
         batch, indices = source.sample(count)
         nested = batch.as_batch(convention="tianshou") if isinstance(batch, SampleBatch) else batch
         return nested, np.asarray(indices, np.int64)
 
     def _align(self, drawn: Mapping[str, Batch]) -> list[Batch]:
-        """Give all batches the same columns."""
-        held = {
+        """Restrict all batches to common columns."""
+        columns_by_source = {
             name: {key: value for key, value in batch.__dict__.items() if not _is_reserved(value)}
             for name, batch in drawn.items()
         }
-        if any(names.WEIGHT in columns for columns in held.values()):
-            for name, columns in held.items():
+        if any(names.WEIGHT in columns for columns in columns_by_source.values()):
+            for name, columns in columns_by_source.items():
                 rows = len(drawn[name])
                 columns.setdefault(names.WEIGHT, np.ones(rows))
                 columns.setdefault(names.GENERATION, np.zeros(rows, np.int64))
-        shared = set.intersection(*map(set, held.values()))
-        for name, columns in held.items():
+        shared = set.intersection(*map(set, columns_by_source.values()))
+        for name, columns in columns_by_source.items():
             other = next((key for key, value in columns.items() if key not in shared and not _is_empty(value)), None)
             if other is not None and self._missing == "error":
-                lacking = next(own for own, theirs in held.items() if other not in theirs)
+                lacking = next(source for source, theirs in columns_by_source.items() if other not in theirs)
                 raise ColumnMismatchError(
-                    f"column {other!r} must be in all sources, {name!r} has it and {lacking!r} has not; "
-                    "pass missing='drop' to leave it out"
+                    f"column {other!r} must exist in all sources, {name!r} has it and {lacking!r} lacks it; "
+                    "pass missing='drop' to remove it"
                 )
         aligned = []
-        for name, columns in held.items():
+        for name, columns in columns_by_source.items():
             part = node(Batch, {key: value for key, value in columns.items() if key in shared})
             aligned.append(with_unit_of(drawn[name], part))
         return aligned
@@ -267,22 +271,22 @@ class MixedSampler:
         *,
         generation: npt.ArrayLike | torch.Tensor | None = None,
     ) -> None:
-        """Give rows new priorities, in the buffers that they came from; rows of other sources are skipped.
+        """Set priorities of rows in prioritized sources; rows of other sources are skipped.
 
         Parameters
         ----------
         index
-            The rows, as `sample` returned them.
+            Indices returned by `sample`.
         new_weight
-            Priorities, shape (n,); an array or a tensor.
+            Priorities, shape (n,), an array or a tensor.
         generation
-            The `generation` of the rows when they were sampled, shape (n,): priorities of rows that have been
-            overwritten since are dropped then.
+            `generation` of the rows at sampling, shape (n,): priorities of rows that were overwritten since are
+            discarded.
 
         Raises
         ------
         ColumnLengthError, ColumnTypeError, PriorityError
-            As `PrioritizedReplayBuffer.update_weight` does.
+            As in `PrioritizedReplayBuffer.update_weight`.
         """
         weights = as_array(new_weight)
         if weights.shape != index.source.shape:
@@ -296,20 +300,20 @@ class MixedSampler:
 
 
 def _is_reserved(value: Any) -> bool:
-    """Return whether a value of a batch has no rows: None, or reserved names only."""
+    """Return whether a value has no rows: None, or only reserved names."""
     return value is None or (KINDS[type(value)] == NODE and all(map(_is_reserved, value.__dict__.values())))
 
 
 def _is_empty(value: Any) -> bool:
-    """Return whether all rows of a column are None or empty dicts, such as most environments' infos."""
+    """Return whether all rows of a column are None or empty dicts, such as typical infos."""
     rows = value.ravel().tolist() if isinstance(value, np.ndarray) and value.dtype == object else [value]
     return all(row is None or (isinstance(row, dict) and not row) for row in rows)
 
 
 class SourceState:
-    """State of rows that exist before training, as a part of checkpoints: generators, and priorities if any.
+    """Checkpoint state of data that exists before training: generators, and priorities if any.
 
-    The rows themselves are the user's. A source is a replay buffer, `Dataset` or `MixedSampler`, or another with
+    The rows themselves are not included. A source is a replay buffer, `Dataset`, `MixedSampler` or another object with
     `state_dict` and `load_state_dict`; others raise ArgumentError.
     """
 
@@ -318,7 +322,7 @@ class SourceState:
         self._parts: dict[str, SourceState] = {}
         if isinstance(source, MixedSampler):
             self._parts = {name: SourceState(part) for name, part in source.sources.items()}
-        # The class is looked at, as a buffer goes through its columns for names that it has not.
+        # Checked on the class, because a buffer resolves unknown attributes to columns.
         kind = type(source)
         self._has_generator_alone = isinstance(source, ReplayBuffer) and not hasattr(kind, "update_weight")
         if not self._has_generator_alone and not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -327,7 +331,7 @@ class SourceState:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; of a mixed sampler, with the states of its sources."""
+        """Return the state, including the sources of a mixed sampler."""
         if self._has_generator_alone:
             return dict(generator_state(self._source._rng))
         state: dict[str, Any] = self._source.state_dict()
@@ -336,7 +340,7 @@ class SourceState:
         return {"sampler": state, "sources": {name: part.state_dict() for name, part in self._parts.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Draw on from a state."""
+        """Restore a state."""
         if self._has_generator_alone:
             self._source._rng = generator_from_state(state)
             return
@@ -346,20 +350,19 @@ class SourceState:
 
 
 _FOR_TARGETS = ("rew", "terminated", "obs_next")
-"""The columns of a step that targets are made of."""
+"""Columns of a step required to compute targets."""
 
 
 def sample_steps(
     source: Any, sample_size: int | None, *, n_step: int | None, gamma: float, device: Device, floats: Floats
 ) -> Sample[Batch, Any]:
-    """Draw rows of a source that is no replay buffer, as `ReplayBuffer.sample` would return them.
+    """Sample rows of a source that is not a replay buffer, in the form of `ReplayBuffer.sample`.
 
-    Rows stand for single steps; those that have `returns` and `discount` already, as `NStepReturns` adds them where
-    steps are collected, for as many as these.
+    Each row represents a single step, unless it has the columns `returns` and `discount` of `NStepReturns`.
 
-    Without a `sample_size`, all rows of a dataset come in order; a batch always gives all of its rows. Raises
-    ArgumentError if single steps are to represent several, and ColumnNotFoundError if rows lack a column that targets
-    need.
+    Without `sample_size`, all rows of a dataset are returned in order; a batch is always returned entirely. Raises
+    ArgumentError if n_step exceeds 1 for single steps, and ColumnNotFoundError if rows lack a column required by
+    targets.
 
     Examples
     --------
@@ -381,7 +384,7 @@ def sample_steps(
         drawn = source.take(indices)
     rows: Batch = drawn.as_batch("tianshou") if isinstance(drawn, SampleBatch) else Batch(drawn)
     if "terminated" not in rows.__dict__ and "done" in rows.__dict__:
-        # Older batches have one flag, which is a termination unless the step is marked as truncated.
+        # Older batches have one flag, a termination unless the step is also truncated.
         truncated = rows.__dict__.get("truncated")
         ends = np.asarray(rows.done, bool)
         rows = with_unit_of(
@@ -392,18 +395,18 @@ def sample_steps(
     return Sample(Delivery(device, floats).one(rows, tree_to), indices)
 
 
-def _windows(held: dict[str, Any], n_step: int, gamma: float) -> dict[str, Any]:
-    """Return the sums of rewards and the factors of estimates of rows."""
+def _windows(columns: dict[str, Any], n_step: int, gamma: float) -> dict[str, Any]:
+    """Return one-step returns and discounts of rows, unless they exist."""
     for name in _FOR_TARGETS:
-        if name not in held:
+        if name not in columns:
             raise ColumnNotFoundError(
-                f"rows must have column {name!r} to make targets of, there are {', '.join(map(repr, held))}; "
-                "a buffer's extend knows next observations by the steps that follow"
+                f"rows must have column {name!r} to compute targets, got {', '.join(map(repr, columns))}; "
+                "a buffer's extend derives next observations from later steps"
             )
-    if RETURNS in held and DISCOUNT in held:
+    if RETURNS in columns and DISCOUNT in columns:
         return {}
     if n_step > 1:
         raise ArgumentError(
             f"n_step_return_horizon must be 1 for rows that are single steps, got {n_step}; fill a buffer by extend"
         )
-    return {RETURNS: held["rew"], DISCOUNT: gamma * ~np.asarray(held["terminated"], bool)}
+    return {RETURNS: columns["rew"], DISCOUNT: gamma * ~np.asarray(columns["terminated"], bool)}

@@ -1,4 +1,4 @@
-"""Parts of a dataset: rows read by their numbers, and parts appended, joined and recovered; held by `Dataset`."""
+"""Parts of a dataset, used by `Dataset`: reading by row number, appending, joining and recovery."""
 
 from __future__ import annotations
 
@@ -47,33 +47,33 @@ from samplebatch.storage.tables.parquet import ParquetTable, open_parquet, write
 
 Rows = npt.NDArray[np.int64]
 Units = dict[PolicyID | None, ActionUnit]
-"""The units of actions of a dataset by policy, under None where there are no policies."""
-_Found = TypeVar("_Found")
+"""Action units of a dataset by policy; key None without policies."""
+_Result = TypeVar("_Result")
 
 _MAX_OPEN = 64
-"""Files that are held open."""
+"""Maximum number of open files."""
 
 
 class DatasetRows:
-    """The rows of the parts of a dataset, numbered through in the order in which they were appended.
+    """Rows of all parts of a dataset, numbered in append order.
 
-    The numbers outlast compaction, which joins parts that follow each other: whoever misses a file looks at the log
-    again, and finds its rows elsewhere.
+    Row numbers survive compaction, which joins consecutive parts: if a file is missing, the log is read again to locate
+    its rows.
 
     Parameters
     ----------
     folder
-        The folder.
+        Folder of the dataset.
     columns
-        The columns that are read; None for all.
+        Columns to read; None for all.
     filters
-        Conditions on the rows that count; None if all do.
+        Conditions on the rows; None for all rows.
     policy
-        Whose rows count, where there are policies.
+        Policy whose rows are selected, if there are policies.
     allow_pickle, max_nbytes
-        As of every reader.
+        As in `Dataset`.
     cache_nbytes
-        Bytes of row groups that stay in memory after they were read.
+        Maximum bytes of cached row groups.
     """
 
     def __init__(
@@ -103,28 +103,28 @@ class DatasetRows:
         return {**self.__dict__, "_cache": OrderedDict(), "_open": OrderedDict()}
 
     def reload(self) -> None:
-        """Adopt the newest commits; raises as `adopt` does."""
+        """Adopt the newest commits; raises FormatError as `adopt` does."""
         while True:
             snapshot = self.log.read()
             try:
                 return self.adopt(snapshot)
             except FormatError:
-                # Parts go when they are joined, a moment after that is committed.
+                # Joined parts are deleted after the commit of their replacement.
                 if self.log.read().nbytes == snapshot.nbytes:
                     raise
 
     def adopt(self, snapshot: commit_log.Snapshot) -> None:
-        """Take a state of the dataset for the current one, after checking that its files are there.
+        """Replace the current state of the dataset after checking its files.
 
         Raises
         ------
         FormatError
-            If a part is missing, or has another size than it was written with; names it.
+            If a part is missing or its size has changed; names the part.
         """
         if snapshot.parts:
             sizes: dict[str, int] = {}
             for entry in os.scandir(self.folder):
-                # Parts that were joined go meanwhile.
+                # Joined parts may be deleted in the meantime.
                 with contextlib.suppress(FileNotFoundError):
                     sizes[entry.name] = entry.stat().st_size
             for part in snapshot.parts:
@@ -137,8 +137,8 @@ class DatasetRows:
         self._groups = groups
         counts = [part.groups[group] for part, group in groups]
         self._starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-        # Fewer rows count than there are once parts were joined with later ones.
-        self._counted = sum(self._own_rows(number) for number in range(len(groups)))
+        # Fewer rows are selected than stored if parts were joined with later ones.
+        self._counted = sum(self._count_rows(number) for number in range(len(groups)))
         for name in ("_index", "bounds"):
             self.__dict__.pop(name, None)
 
@@ -147,24 +147,24 @@ class DatasetRows:
 
     @property
     def row_nbytes(self) -> float:
-        """Bytes of a row in memory, on the average."""
+        """Mean size of a row in memory in bytes."""
         return sum(part.nbytes for part in self.snapshot.parts) / max(1, int(self._starts[-1]))
 
     @cached_property
     def bounds(self) -> Rows:
-        """Where row groups begin among the rows that count, and where the last of them ends."""
+        """Start of each row group among the selected rows, and the end of the last group."""
         index = self._index
         return np.minimum(self._starts, self._counted) if index is None else np.searchsorted(index, self._starts)
 
     def take(self, rows: Rows) -> AnyBatch:
-        """Read rows that count, by their numbers, in the order given."""
+        """Read selected rows by number, in the given order."""
         if self.is_multi_agent:
-            found = ", ".join(map(repr, self._policies()))
-            raise ArgumentError(f"rows must be of one policy to be read; pass policy=..., one of {found}")
+            policies = ", ".join(map(repr, self._policies()))
+            raise ArgumentError(f"rows must be of one policy to be read; pass policy=..., one of {policies}")
         return self._with_units(self._find(lambda: self._take(rows if self._index is None else self._index[rows])))
 
-    def _find(self, read: Callable[[], _Found]) -> _Found:
-        """Read from the parts, and once more if they were compacted meanwhile: the same rows are in others then."""
+    def _find(self, read: Callable[[], _Result]) -> _Result:
+        """Read from the parts, and retry if they were compacted in the meantime."""
         while True:
             try:
                 return read()
@@ -173,12 +173,12 @@ class DatasetRows:
 
     @property
     def is_multi_agent(self) -> bool:
-        """Whether rows are of several policies, none of which was chosen."""
+        """Whether the rows have several policies and none was selected."""
         return self._policy is None and any(part.policies is not None for part in self.snapshot.parts)
 
     def read(self, *, verify: bool | None = None) -> AnyBatch:
-        """Read all rows that count, part by part; those of several policies if none was chosen."""
-        # Where columns or rows are left out, pages are verified as they are read.
+        """Read all selected rows, or the rows of all policies if none was selected."""
+        # If columns or rows are excluded, pages are verified when they are read.
         if verify or (verify is None and self._columns is None and self._filters is None):
             self._find(self._verify_parts)
         if self._policy is not None or not self.snapshot.parts:
@@ -187,7 +187,7 @@ class DatasetRows:
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """The unit of actions; None if unknown, or of several policies."""
+        """Unit of actions; None if unknown or for several policies."""
         return self._units.get(self._policy)
 
     def _with_units(self, batch: AnyBatch) -> AnyBatch:
@@ -211,57 +211,57 @@ class DatasetRows:
         return self._find(lambda: self.file(self.snapshot.parts[0]).schema.remove_metadata())
 
     def columns(self) -> Mapping[str, Column]:
-        """Return the columns that are read, without rows, by the schema alone; empty if there is no part."""
+        """Return the requested columns without rows, from the schema; empty if there are no parts."""
         if not self.snapshot.parts:
             return {}
         empty = self.schema().empty_table()
         chosen = empty.select(choose(self._columns, empty.column_names, repr(str(self.folder))))
-        # There is no row that could be unpickled.
+        # There are no rows to unpickle.
         return SampleBatch.from_arrow(chosen, allow_pickle=True)._all()
 
     def _read_parts(self) -> AnyBatch:
         if self._counted < self._starts[-1] and not self.is_multi_agent:
             return self._take(np.arange(self._counted) if self._index is None else self._index)
-        found = []
+        batches = []
         for part in self.snapshot.parts:
             file = self.file(part)
             bound = MemoryBound(repr(file.name), part.size, self._max_nbytes)
             must = f"{file.name!r} must be a part of a dataset"
             trust = {"allow_pickle": self._allow_pickle}
-            found.append(read_batch(file, bound, must, self._columns, self._filters, **trust))
-        return join(found)
+            batches.append(read_batch(file, bound, must, self._columns, self._filters, **trust))
+        return join(batches)
 
     def only(self, columns: Sequence[str]) -> AnyBatch:
-        """Read some columns of all rows that count."""
+        """Read some columns of all selected rows."""
         other = copy.copy(self)
         other.__dict__.update(_columns=columns, _cache=OrderedDict(), _cache_nbytes=0)
         return other.take(np.arange(len(self)))
 
     def adopt_compacted(self) -> None:
-        """Find the rows in the parts that replaced their parts; raises FormatError if rows are gone."""
+        """Locate the rows in the compacted parts; raises FormatError if rows are missing."""
         counted = self._counted
-        known = counted if self._policy is None else int(self._starts[-1])
-        # Joined parts lie policy by policy: rows of one keep their order, and go to other places.
-        kept_names = ("bounds", "_index") if self._policy is None else ("bounds",)
-        held = {name: self.__dict__[name] for name in kept_names if name in self.__dict__}
+        required = counted if self._policy is None else int(self._starts[-1])
+        # Joined parts are ordered by policy: row order within a policy is preserved, row numbers change.
+        preserved_names = ("bounds", "_index") if self._policy is None else ("bounds",)
+        preserved = {name: self.__dict__[name] for name in preserved_names if name in self.__dict__}
         while True:
             snapshot = self.log.read()
-            total, kept = 0, []
+            total, parts = 0, []
             for part in snapshot.parts:
-                if total < known:
-                    kept.append(part)
+                if total < required:
+                    parts.append(part)
                     total += part.rows
-            if total < known:
-                raise FormatError(f"{str(self.folder)!r} must have the rows that it had, and some of them are gone")
+            if total < required:
+                raise FormatError(f"{str(self.folder)!r} must have the rows of its last state, got fewer")
             try:
-                self.adopt(snapshot._replace(parts=kept))
+                self.adopt(snapshot._replace(parts=parts))
             except FormatError:
                 if self.log.read().nbytes == snapshot.nbytes:
                     raise
             else:
-                # The last part may have rows that came later, too: they do not count before `reload`.
+                # The last part may contain later rows; they are excluded until `reload`.
                 self._counted = counted
-                self.__dict__.update(held)
+                self.__dict__.update(preserved)
                 return
 
     def _take(self, rows: Rows) -> AnyBatch:
@@ -270,16 +270,16 @@ class DatasetRows:
         owners = np.searchsorted(self._starts, rows, "right") - 1
         order = np.argsort(owners, kind="stable")
         cuts = np.flatnonzero(np.diff(owners[order])) + 1
-        found = []
-        for places in np.split(order, cuts):
-            group = int(owners[places[0]])
-            found.append(self._rows_of(self._group(group), rows[places] - self._starts[group], group))
-        joined = join(found)
-        if len(found) == 1 or np.array_equal(order, np.arange(len(order))):
+        batches = []
+        for positions in np.split(order, cuts):
+            group = int(owners[positions[0]])
+            batches.append(self._rows_of(self._group(group), rows[positions] - self._starts[group], group))
+        joined = join(batches)
+        if len(batches) == 1 or np.array_equal(order, np.arange(len(order))):
             return joined
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        return take_rows(joined, back)
+        inverse = np.empty(len(order), np.int64)
+        inverse[order] = np.arange(len(order))
+        return take_rows(joined, inverse)
 
     def _rows_of(self, batch: AnyBatch, rows: Rows, group: int) -> AnyBatch:
         part, number = self._groups[group]
@@ -289,11 +289,11 @@ class DatasetRows:
 
     def _empty(self) -> AnyBatch:
         if not self._groups:
-            raise FormatError(f"{str(self.folder)!r} must have parts to be read, it has none")
+            raise FormatError(f"{str(self.folder)!r} must have parts to be read, got none")
         return take_rows(self._group(0), np.zeros(0, np.int64))
 
     def _group(self, number: int) -> AnyBatch:
-        """Read a row group, or find it among those that were read last."""
+        """Read a row group, or return it from the cache."""
         part, group = self._groups[number]
         key = (part.name, group)
         batch, nbytes = self._cache.pop(key, (None, 0))
@@ -305,18 +305,18 @@ class DatasetRows:
                 batch = batch[self._policy]
             nbytes = part.nbytes * part.groups[group] // max(1, part.rows)
         self._cache[key] = batch, nbytes
-        held = sum(nbytes for _, nbytes in self._cache.values())
-        while held > self._cache_nbytes and len(self._cache) > 1:
-            held -= self._cache.popitem(last=False)[1][1]
+        cached_nbytes = sum(nbytes for _, nbytes in self._cache.values())
+        while cached_nbytes > self._cache_nbytes and len(self._cache) > 1:
+            cached_nbytes -= self._cache.popitem(last=False)[1][1]
         return batch
 
     def file(self, part: commit_log.Part) -> ParquetTable:
-        """Open the file of a part, or find it among those that are open."""
+        """Open the file of a part, or return it from the open files."""
         file = self._open.pop(part.name, None)
         if file is None:
             file, _ = open_parquet(self.folder / part.name, verify=None, max_nbytes=self._max_nbytes)
             if file.group_rows != part.groups:
-                raise FormatError(f"{file.name!r} must have the row groups that were committed, it has others")
+                raise FormatError(f"{file.name!r} must have the row groups that were committed, got others")
         self._open[part.name] = file
         while len(self._open) > _MAX_OPEN:
             self._open.popitem(last=False)
@@ -324,39 +324,39 @@ class DatasetRows:
 
     @cached_property
     def _index(self) -> Rows | None:
-        """The rows that count; None if all do."""
+        """Numbers of the selected rows; None if all are selected."""
         return None if self._filters is None and self._policy is None else self._find(self._find_index)
 
     def _find_index(self) -> Rows:
-        known = self._policies()
-        if self._policy is not None and self._policy not in known and self.snapshot.parts:
-            raise PolicyNotFoundError(f"no policy {self._policy!r}; {near_names(self._policy, known)}")
-        kept = [self._kept(number) for number in range(len(self._groups))]
-        index = np.concatenate([np.zeros(0, np.int64), *kept])
+        policies = self._policies()
+        if self._policy is not None and self._policy not in policies and self.snapshot.parts:
+            raise PolicyNotFoundError(f"no policy {self._policy!r}; {near_names(self._policy, policies)}")
+        selected = [self._selected_rows(number) for number in range(len(self._groups))]
+        index = np.concatenate([np.zeros(0, np.int64), *selected])
         return index[index < self._stop()]
 
     def _stop(self) -> int:
-        """Find the number behind the last row that counts, filters aside."""
-        left = self._counted
+        """Return the end of the selected rows, ignoring filters."""
+        remaining = self._counted
         for number, start in enumerate(self._starts.tolist()[:-1]):
-            own = self._own_rows(number)
-            if left <= own:
-                return int(start + left)
-            left -= own
+            count = self._count_rows(number)
+            if remaining <= count:
+                return int(start + remaining)
+            remaining -= count
         return int(self._starts[-1])
 
-    def _own_rows(self, number: int) -> int:
-        """Count the rows of a row group that are of the policy, or all where none was chosen."""
+    def _count_rows(self, number: int) -> int:
+        """Count the rows of the selected policy in a row group, or all rows without a selection."""
         part, group = self._groups[number]
         return part.groups[group] if self._policy is None or _policy_of(part, group) == self._policy else 0
 
     def _policies(self) -> list[str]:
         return sorted({policy for part in self.snapshot.parts for policy, rows in part.policies or () if rows})
 
-    def _kept(self, number: int) -> Rows:
-        """Find the rows of a row group that count."""
+    def _selected_rows(self, number: int) -> Rows:
+        """Return the selected rows of a row group."""
         part, group = self._groups[number]
-        start, rows = int(self._starts[number]), self._own_rows(number)
+        start, rows = int(self._starts[number]), self._count_rows(number)
         if not rows:
             return np.zeros(0, np.int64)
         if self._filters is None:
@@ -370,21 +370,21 @@ class DatasetRows:
 
 
 def units_in(about: Mapping[str, Any]) -> Units:
-    """Return the units of actions that the log of a dataset has, by policy."""
+    """Decode the action units of a dataset's log, by policy."""
     try:
         return {policy: ActionUnit.from_description(plain) for policy, plain in about.get("action_units", ())}
     except (ValueError, TypeError) as error:
-        raise FormatError(f"the log of a dataset must have the units of actions, it is damaged: {error}") from error
+        raise FormatError(f"the log of a dataset must have valid units of actions: {error}") from error
 
 
 def describe_units(units: Units) -> dict[str, Any]:
-    """Return units of actions as the log has them; nothing if all are unknown."""
+    """Encode action units for the log; empty if all are unknown."""
     plain = [(policy, unit.describe()) for policy, unit in units.items()]
     return {"action_units": plain} if plain else {}
 
 
 def merge_units(units: Units, batch: AnyBatch) -> Units:
-    """Return the units of actions of a dataset extended by a batch; rejects a batch in another unit."""
+    """Merge a dataset's action units with a batch's; raises ColumnMismatchError if they differ."""
     parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {None: batch}
     merged = dict(units)
     for policy, part in parts.items():
@@ -395,7 +395,7 @@ def merge_units(units: Units, batch: AnyBatch) -> Units:
 
 
 def _policy_of(part: commit_log.Part, group: int) -> str | None:
-    """Return the policy of a row group, which has rows of one policy only."""
+    """Return the policy of a row group, which has the rows of a single policy."""
     start, stop = sum(part.groups[:group]), 0
     for policy, rows in part.policies or ():
         stop += rows
@@ -408,16 +408,16 @@ _PART = re.compile(r"part-(\d{6,})-[0-9a-f]{8}\.parquet")
 _TEMPORARY = re.compile(r"\.(?:part-\d{6,}-[0-9a-f]{8}\.parquet|_commits)\.[0-9a-f]+\.tmp")
 _DROPPED = re.compile(r"_dropped-(\d+)-part-\d{6,}-[0-9a-f]{8}\.parquet")
 _DROPPED_1 = re.compile(r"\.(part-\d{6,}-[0-9a-f]{8}\.parquet)\.dropped")
-"""A dropped part in a folder of format version 1."""
+"""Dropped part in a folder of format version 1."""
 
 
 class DatasetWriter:
-    """Appends and joins the parts of a dataset, under the lock of its folder; held by `Dataset`.
+    """Writer of a dataset that appends and joins parts under the folder's lock; used by `Dataset`.
 
     Attributes
     ----------
     dropped
-        What writers that were killed had begun and not committed, a sentence each.
+        Uncommitted work of killed writers, one sentence each.
     """
 
     def __init__(self, folder: Path, rows: DatasetRows) -> None:
@@ -430,15 +430,15 @@ class DatasetWriter:
         """Write and commit a part; see `Dataset.extend`."""
         kind = type(batch).__name__
         if not isinstance(batch, SampleBatch | MultiAgentBatch | Batch):
-            raise ColumnMismatchError(f"a dataset must have batches, got a {kind}")
+            raise ColumnMismatchError(f"a dataset must be extended by a batch, got a {kind}")
         schema = to_table(batch).schema
         self._folder.mkdir(exist_ok=True)
         log = self._rows.log
         with log.locked():
             state = self._recover(log.read())
-            known = units_in(state.about)
-            units = merge_units(known, batch)
-            about = describe_units(units) if units != known else {}
+            known_units = units_in(state.about)
+            units = merge_units(known_units, batch)
+            about = describe_units(units) if units != known_units else {}
             if state.about:
                 matched = _match(batch, state.about)
                 if matched is not batch:
@@ -476,7 +476,7 @@ class DatasetWriter:
         return fewer
 
     def _write(self, batch: AnyBatch, state: commit_log.Snapshot, compression: str) -> commit_log.Part:
-        """Write the file of a part, which is not committed yet."""
+        """Write the file of an uncommitted part."""
         number = max((_number(part.name) for part in state.parts), default=-1) + 1
         path = self._folder / f"part-{number:06d}-{secrets.token_hex(4)}.parquet"
         write_parquet(batch, path, compression=compression)
@@ -487,22 +487,22 @@ class DatasetWriter:
         return commit_log.Part(path.name, path.stat().st_size, file.group_rows, to_table(batch).nbytes, policies)
 
     def _recover(self, state: commit_log.Snapshot) -> commit_log.Snapshot:
-        """Remove files that are not committed: under the lock, nobody is at work on them."""
+        """Remove uncommitted files, which no writer uses while the lock is held."""
         if self._recovered:
             return state
         check_log(self._folder, state)
         dropped = []
         if state.torn:
-            dropped.append(f"{state.torn} bytes of a commit were written and not all of it")
+            dropped.append(f"{state.torn} bytes of a commit were written incompletely")
         self._rows.log.repair(state)
         state = self._rows.log.read()
-        known = {part.name for part in state.parts}
+        committed = {part.name for part in state.parts}
         for entry in sorted(os.listdir(self._folder)):
             if _TEMPORARY.fullmatch(entry):
                 (self._folder / entry).unlink()
-                dropped.append(f"{entry} was not written to its end")
-            elif _PART.fullmatch(entry) and entry not in known:
-                # Kept, in a file that shows no rows: should the log have been cut short, the rows are there.
+                dropped.append(f"{entry} was written incompletely")
+            elif _PART.fullmatch(entry) and entry not in committed:
+                # The file is retained without visible rows: if the log was truncated, the rows can be recovered.
                 self._hide(entry, entry, state)
                 dropped.append(f"{entry} was written and not committed")
             elif older := _DROPPED_1.fullmatch(entry):
@@ -514,7 +514,7 @@ class DatasetWriter:
         return state
 
     def _hide(self, entry: str, name: str, state: commit_log.Snapshot) -> None:
-        """Rename an uncommitted part so that its name has its size, and end it with a footer without rows."""
+        """Rename an uncommitted part to include its size, and append a footer without rows."""
         path = self._folder / entry
         nbytes = path.stat().st_size
         hidden = path.rename(self._folder / f"_dropped-{nbytes}-{name}")
@@ -522,32 +522,32 @@ class DatasetWriter:
 
 
 def check_log(folder: Path, state: commit_log.Snapshot) -> None:
-    """Reject a folder that has two logs, or parts and no log, such as an incomplete copy."""
+    """Raise FormatError for a folder with two logs, or with parts but no log, such as an incomplete copy."""
     if all((folder / name).exists() for name in commit_log.LOGS):
         raise FormatError(f"{str(folder)!r} must have one log, got {' and '.join(map(repr, commit_log.LOGS))}")
     if not state.about and folder.is_dir() and any(map(_PART.fullmatch, os.listdir(folder))):
         raise FormatError(
-            f"{str(folder)!r} must be a new folder or one with a log, it has parts and no {commit_log.LOG!r}"
+            f"{str(folder)!r} must be a new folder or one with a log, got parts without {commit_log.LOG!r}"
         )
 
 
 def _small_runs(parts: list[commit_log.Part], nbytes: int) -> list[list[commit_log.Part]]:
-    """Group parts that follow each other and are small enough to be joined, as many as fit."""
+    """Group consecutive parts whose total size allows joining."""
     runs: list[list[commit_log.Part]] = [[]]
     for part in parts:
-        if sum(held.nbytes for held in runs[-1]) + part.nbytes > nbytes:
+        if sum(part_in_run.nbytes for part_in_run in runs[-1]) + part.nbytes > nbytes:
             runs.append([])
         runs[-1].append(part)
     return [run for run in runs if len(run) > 1]
 
 
 def _number(name: str) -> int:
-    found = _PART.fullmatch(name)
-    return int(found[1]) if found else -1
+    match = _PART.fullmatch(name)
+    return int(match[1]) if match else -1
 
 
 def _match(batch: AnyBatch, about: dict[str, Any]) -> AnyBatch:
-    """Give a batch the ragged columns of the dataset, where its rows happen to have one shape or no elements."""
+    """Convert columns of a batch to the dataset's ragged columns if their rows have one shape or no elements."""
     if isinstance(batch, MultiAgentBatch) or about["type"] == "MultiAgentBatch":
         return batch
     flat = batch if isinstance(batch, SampleBatch) else batch.as_sample_batch()
@@ -561,40 +561,40 @@ def _match(batch: AnyBatch, about: dict[str, Any]) -> AnyBatch:
                 matched[field.name] = column
     if not matched:
         return batch
-    made = flat._with({**columns, **matched})
-    return made if isinstance(batch, SampleBatch) else made.as_batch()
+    converted = flat._with({**columns, **matched})
+    return converted if isinstance(batch, SampleBatch) else converted.as_batch()
 
 
 def _check_alike(about: dict[str, Any], kind: str, schema: pa.Schema) -> None:
-    """Reject a batch of another type or with other columns than earlier batches."""
+    """Raise ColumnMismatchError if type or columns differ from earlier batches."""
     if about["type"] != kind:
         raise ColumnMismatchError(f"batches of the dataset must be of type {about['type']}, got a {kind}")
     if kind == "MultiAgentBatch":
         return
-    wanted = commit_log.schema_in(about)
+    expected = commit_log.schema_in(about)
     for name in schema.names:
-        if name not in wanted.names:
-            raise ColumnMismatchError(f"the dataset has no column {name!r}; {near_names(name, wanted.names)}")
-    for field in wanted:
+        if name not in expected.names:
+            raise ColumnMismatchError(f"the dataset has no column {name!r}; {near_names(name, expected.names)}")
+    for field in expected:
         if field.name not in schema.names:
-            raise ColumnMismatchError(f"column {field.name!r} must be there as in the dataset, it is missing")
-        given = schema.field(field.name)
-        if not _is_alike(given, field):
-            hint = "; declare it ragged in every batch: ragged=" if RaggedColumn.reads(given.type) else ""
+            raise ColumnMismatchError(f"column {field.name!r} must exist, as in the dataset, got a batch without it")
+        new_field = schema.field(field.name)
+        if not _is_alike(new_field, field):
+            hint = "; declare it ragged in every batch: ragged=" if RaggedColumn.reads(new_field.type) else ""
             raise ColumnMismatchError(
-                f"column {field.name!r} must be {field.type} as in the dataset, got {given.type}{hint}"
+                f"column {field.name!r} must be {field.type} as in the dataset, got {new_field.type}{hint}"
             )
 
 
-def _is_alike(given: pa.Field, field: pa.Field) -> bool:
-    """Return whether columns can be joined: forms of objects and layouts of text may differ."""
-    if holds_objects(field) and holds_objects(given):
+def _is_alike(new_field: pa.Field, field: pa.Field) -> bool:
+    """Return whether columns can be joined; object forms and text layouts may differ."""
+    if holds_objects(field) and holds_objects(new_field):
         return True
-    texts = [TextColumn.form_of(own.type, own.metadata or {}) for own in (given, field)]
+    texts = [TextColumn.form_of(candidate.type, candidate.metadata or {}) for candidate in (new_field, field)]
     if all(texts):
         return texts[0] == texts[1]
     if any(texts):
-        # Strings among objects may be text: an earlier version wrote them so.
-        objects, text = (given, texts[1]) if texts[0] is None else (field, texts[0])
+        # Earlier versions stored some text as objects.
+        objects, text = (new_field, texts[1]) if texts[0] is None else (field, texts[0])
         return holds_objects(objects) and TextColumn.form_of(objects.type, {}) == text
-    return bool(given.equals(field, check_metadata=True))
+    return bool(new_field.equals(field, check_metadata=True))

@@ -1,8 +1,8 @@
-"""Reading nested values from HDF5 files, which may come from anyone.
+"""Reader of nested values from untrusted HDF5 files.
 
-Every dataset is looked at before it is read: what it says it has is compared with the bytes of the file. Whatever HDF5
-finds damaged is an error that names where. Heaps of strings are walked through before HDF5 does, which walks through
-damaged ones for ever.
+The declared size of every dataset is compared with the bytes of the file before the dataset is read. Damage detected by
+HDF5 is converted into errors that name the location. Heaps of strings are validated first, because HDF5 loops forever
+on damaged heaps.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ TYPE_KEY = "__data_type__"
 DTYPE_KEY = "__torch_dtype__"
 
 _OBJECT_NBYTES = 1 << 14
-"""What a group, dataset or attribute counts for beside its values: few bytes can list one again and again."""
+"""Bytes counted per group, dataset or attribute besides its values: few bytes can list one repeatedly."""
 
 _MAX_DEPTH = 100
 _STEP = 1 << 10
-"""Strings that are read at once: they may all be one, that stands in the file once."""
+"""Strings read at once: all of them may reference one string in the file."""
 
 _TEXT_NBYTES = 64
-"""Bytes of an empty string with its place in an array."""
+"""Bytes of an empty string and its reference in an array."""
 
 _MAX_UNFOLDED = 1 << 20
-"""Values that may be in another beyond those that are there: so often may one be shared."""
+"""Maximum number of values after expansion of shared values, beyond those stored."""
 
 Ranges = Sequence[tuple[int, int]]
-"""Rows that count: where they begin and end."""
+"""Ranges of rows to read: start and stop."""
 
 
 def bound_of(file: h5py.File, max_nbytes: int | None) -> MemoryBound:
@@ -54,19 +54,18 @@ def bound_of(file: h5py.File, max_nbytes: int | None) -> MemoryBound:
 
 
 class Hdf5Reader:
-    """A reader of the groups and datasets of one file, for values and buffers alike.
+    """Reader of the groups and datasets of one file, for values and buffers.
 
     Parameters
     ----------
     bound
-        What memory may be made of the file.
+        Memory bound of the file.
     device
-        Where tensors go.
+        Device of tensors.
     allow_pickle
         Whether to unpickle objects.
     rows
-        How many rows columns have, and which of them count. Of numbers, the others are not read, but are zeros that
-        take no memory.
+        Number of rows per column, and ranges to read. Other rows of numeric columns are zeros that occupy no memory.
     """
 
     def __init__(
@@ -83,11 +82,11 @@ class Hdf5Reader:
         self._rows = rows
 
     def of_rows(self, count: int, ranges: Ranges) -> Hdf5Reader:
-        """Return a reader of columns with a row for each slot, of which some count."""
+        """Return a reader of columns with one row per slot that reads only the given ranges."""
         return Hdf5Reader(self.bound, self._device, allow_pickle=self.allow_pickle, rows=(count, ranges))
 
     def read(self, x: Any, depth: int = 0) -> Any:
-        """Read a group as a dict or Batch, a dataset as its value; raises as `from_hdf5` does."""
+        """Read a group as a dict or Batch, or a dataset as its value; raises as `from_hdf5`."""
         import h5py
 
         if isinstance(x, h5py.Dataset):
@@ -101,41 +100,45 @@ class Hdf5Reader:
         return Batch(values) if is_batch else values
 
     def attributes(self, x: Any) -> dict[str, Any]:
-        """Return the attributes of a group or dataset, numbers as Python's.
+        """Return the attributes of a group or dataset, with numbers as Python numbers.
 
-        Attributes of other types are rejected: where the type is damaged, HDF5 reads outside of the file.
+        Attributes of other types are rejected, because HDF5 reads outside the file if the type is damaged.
         """
         import h5py
 
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         with name_damage(f"{x.name!r}"):
             for name in x.attrs:
                 self.bound.take(_OBJECT_NBYTES, f"attribute {name!r}")
-                held = x.attrs.get_id(name)
-                if held.dtype.kind not in "biufcS" and h5py.check_string_dtype(held.dtype) is None:
-                    raise FormatError(f"attribute {name!r} of {x.name!r} must hold numbers or strings, it does not")
-                self.bound.take(prod(held.shape) * max(_TEXT_NBYTES, held.dtype.itemsize), f"attribute {name!r}")
+                attribute = x.attrs.get_id(name)
+                if attribute.dtype.kind not in "biufcS" and h5py.check_string_dtype(attribute.dtype) is None:
+                    raise FormatError(
+                        f"attribute {name!r} of {x.name!r} must be numeric or a string, got {attribute.dtype}"
+                    )
+                self.bound.take(
+                    prod(attribute.shape) * max(_TEXT_NBYTES, attribute.dtype.itemsize), f"attribute {name!r}"
+                )
                 value = x.attrs[name]
-                found[name] = value.item() if isinstance(value, np.generic) else value
-        return found
+                values[name] = value.item() if isinstance(value, np.generic) else value
+        return values
 
     def children(self, group: Any) -> dict[str, Any]:
-        """Return the members of a group; rejects links, and datasets with values outside of the file."""
+        """Return the members of a group; rejects links, and datasets with external values."""
         import h5py
 
-        found = {}
+        members = {}
         with name_damage(f"{group.name!r}"):
             for name in group:
                 self.bound.take(_OBJECT_NBYTES, f"{group.name}/{name}")
                 child = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
                 foreign = child is None or (isinstance(child, h5py.Dataset) and (child.external or child.is_virtual))
                 if foreign or not isinstance(child, (h5py.Dataset, h5py.Group)):
-                    raise FormatError(f"{group.name}/{name} must be in the file itself, and it is a link or a type")
-                found[name] = child
-        return found
+                    raise FormatError(f"{group.name}/{name} must be in the file itself, got a link or a type")
+                members[name] = child
+        return members
 
     def value(self, dataset: Any) -> Any:
-        """Read one value that was no dict and no batch; objects are unpickled with permission only."""
+        """Read one value that is not a dict or batch; objects are unpickled only with permission."""
         with name_damage(f"{dataset.name!r}"):
             attributes = self.attributes(dataset)
             kind = attributes.get(TYPE_KEY, "ndarray")
@@ -151,26 +154,26 @@ class Hdf5Reader:
             return unpickle([self._bytes(dataset)], repr(dataset.name), allow_pickle=self.allow_pickle)[0]
 
     def inert(self, dataset: Any) -> Any:
-        """Read a pickled value as data; see `read_pickle`."""
+        """Decode a pickled value as data; see `read_pickle`."""
         with name_damage(f"{dataset.name!r}"):
             return read_pickle(self._bytes(dataset))
 
     def raw(self, dataset: Any) -> npt.NDArray[Any]:
-        """Read the elements of a dataset as they are, without decoding."""
+        """Read the elements of a dataset without decoding."""
         with name_damage(f"{dataset.name!r}"):
             return self._array(dataset)
 
     def _bytes(self, dataset: Any) -> bytes:
         if dataset.dtype.itemsize != 1 or dataset.dtype.kind not in "iu" or dataset.ndim != 1:
             raise FormatError(
-                f"{dataset.name!r} must hold the bytes of a pickle, got {dataset.dtype} of {dataset.shape}"
+                f"{dataset.name!r} must contain the bytes of a pickle, got {dataset.dtype} of {dataset.shape}"
             )
         self._take(dataset, dataset.size)
-        found: bytes = dataset[()].tobytes()
-        return found
+        data: bytes = dataset[()].tobytes()
+        return data
 
     def _take(self, dataset: Any, count: int, nbytes: int = 0) -> None:
-        """Subtract elements of a dataset, by number, and one of their chunks from the bound."""
+        """Subtract a number of elements and one chunk from the memory bound."""
         nbytes = nbytes or dataset.dtype.itemsize
         chunk = prod(dataset.chunks) if dataset.chunks else 0
         self.bound.take((count + chunk) * nbytes, f"{dataset.name!r}")
@@ -193,89 +196,89 @@ class Hdf5Reader:
             return self._strings(dataset, unicode=strings.encoding == "utf-8")
         dtype = dataset.dtype
         if dtype.kind not in "biufcS" and strings is None:
-            raise ColumnTypeError(f"{dataset.name!r} has dtype {dtype}, which no column can hold")
-        found = self._numbers(dataset)
-        # Without the notes of h5py's that its dtypes carry along.
-        return found.astype(np.dtype(found.dtype.str)) if found.dtype.metadata else found
+            raise ColumnTypeError(f"{dataset.name!r} must have a dtype that columns support, got {dtype}")
+        array = self._numbers(dataset)
+        # Remove h5py's dtype metadata.
+        return array.astype(np.dtype(array.dtype.str)) if array.dtype.metadata else array
 
     def _numbers(self, dataset: Any) -> npt.NDArray[Any]:
-        """Read all of a dataset, or its rows that count."""
+        """Read an entire dataset, or its selected rows."""
         shape = dataset.shape
         if self._rows is None or not shape or shape[0] != self._rows[0] or 0 in shape:
             self._take(dataset, dataset.size)
             return np.array(dataset)
         ranges = self._rows[1]
         self._take(dataset, prod(shape[1:]) * sum(stop - start for start, stop in ranges))
-        found = np.zeros(shape, dataset.dtype)
+        array = np.zeros(shape, dataset.dtype)
         for start, stop in ranges:
-            dataset.read_direct(found, np.s_[start:stop], np.s_[start:stop])
-        return found
+            dataset.read_direct(array, np.s_[start:stop], np.s_[start:stop])
+        return array
 
     def _strings(self, dataset: Any, *, unicode: bool) -> npt.NDArray[Any]:
         self._take(dataset, dataset.size, _TEXT_NBYTES)
         rows = dataset.asstr(errors="surrogateescape") if unicode else dataset
         if not dataset.shape:
             return np.array(rows[()], object)
-        found = np.empty(dataset.shape, object)
+        array = np.empty(dataset.shape, object)
         step = max(1, _STEP // max(1, prod(dataset.shape[1:])))
-        for start in range(0, len(found), step):
+        for start in range(0, len(array), step):
             part = rows[start : start + step]
             self.bound.take(sum(map(len, part.ravel().tolist())), f"{dataset.name!r}")
-            found[start : start + step] = part
-        return found
+            array[start : start + step] = part
+        return array
 
 
 def _check_unfolded(value: Any, name: str) -> None:
-    """Reject values that contain themselves or share parts again and again: few bytes would make endless arrays."""
+    """Reject recursive values and repeatedly shared ones, which could expand without limit."""
     sizes: dict[int, int] = {}
-    held = 0
-    left: list[tuple[Any, bool]] = [(value, False)]
+    stored = 0
+    pending: list[tuple[Any, bool]] = [(value, False)]
     ancestors: set[int] = set()
-    while left:
-        item, seen = left.pop()
+    while pending:
+        item, seen = pending.pop()
         parts = parts_of(item)
         if seen:
             ancestors.discard(id(item))
             sizes[id(item)] = 1 + sum(sizes.get(id(part), 1) for part in parts)
-            if sizes[id(item)] > _MAX_UNFOLDED + held:
-                raise FormatError(f"{name!r} must hold values once, it holds some again and again within each other")
+            if sizes[id(item)] > _MAX_UNFOLDED + stored:
+                raise FormatError(f"{name!r} must share values less often, got too many nested repetitions")
         elif id(item) in ancestors:
-            raise FormatError(f"{name!r} must hold values, and one of them contains itself")
+            raise FormatError(f"{name!r} must not contain itself, got a recursive value")
         elif parts and id(item) not in sizes:
-            held += len(parts)
+            stored += len(parts)
             ancestors.add(id(item))
-            left.append((item, True))
-            left += [(part, False) for part in parts]
+            pending.append((item, True))
+            pending += [(part, False) for part in parts]
 
 
 _START = b"GCOL\x01\0\0\0"
-"""How a heap begins: magic, version, and three bytes of nothing."""
+"""Start of a heap: magic, version, and three zero bytes."""
 
 _MAGIC = int.from_bytes(_START[:4], "little")
 
 _OBJECT = struct.Struct("<H6xQ")
-"""Number of an object, 0 for free space, and its bytes."""
+"""Header of an object: number, 0 for free space, and size."""
 
 _PIECE = 1 << 20
-"""Bytes that are looked through at once."""
+"""Bytes searched at once."""
 
 
 def check_heaps(path: str) -> None:
-    """Check that every heap of strings has an end.
+    """Check that every heap of strings ends.
 
-    Heaps are looked for everywhere: HDF5 puts them at any byte.
+    The entire file is searched, because HDF5 places heaps at any offset.
     """
     if not os.path.isfile(path) or os.path.getsize(path) < len(_START):
         return
     data: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
     for start in range(0, len(data), _PIECE):
-        for place in _magic_places(data[start : start + _PIECE + 3]):
-            if data[start + place : start + place + len(_START)].tobytes() == _START:
-                _check_heap(data, start + place, path)
+        for offset in _magic_places(data[start : start + _PIECE + 3]):
+            if data[start + offset : start + offset + len(_START)].tobytes() == _START:
+                _check_heap(data, start + offset, path)
 
 
 def _magic_places(data: npt.NDArray[np.uint8]) -> Iterator[int]:
-    """Find the magic of heaps, as words at each of four alignments."""
+    """Yield offsets of the heap magic, as words at each of four alignments."""
     for shift in range(4):
         words = data[shift : shift + (len(data) - shift) // 4 * 4].view("<u4")
         yield from (4 * np.flatnonzero(words == _MAGIC) + shift).tolist()
@@ -284,11 +287,11 @@ def _magic_places(data: npt.NDArray[np.uint8]) -> Iterator[int]:
 def _check_heap(data: npt.NDArray[np.uint8], start: int, path: str) -> None:
     head = data[start : start + 16].tobytes()
     end = min(len(data), start + int.from_bytes(head[8:], "little"))
-    place = start + 16
-    while place + 16 <= end:
-        number, nbytes = _OBJECT.unpack(data[place : place + 16].tobytes())
-        # HDF5 adds with 64 bits, so that a size above all others brings it back to where it was.
+    offset = start + 16
+    while offset + 16 <= end:
+        number, nbytes = _OBJECT.unpack(data[offset : offset + 16].tobytes())
+        # HDF5 adds with 64 bits, so that a huge size wraps around to an earlier offset.
         step = 16 + -(-nbytes // 8) * 8 if number else nbytes
-        if step < 16 or step > end - place:
-            raise FormatError(f"{path!r} must have heaps of strings that end, and one at {start} does not; damaged")
-        place += step
+        if step < 16 or step > end - offset:
+            raise FormatError(f"{path!r} must have heaps of strings that end, got an endless one at {start}; damaged")
+        offset += step

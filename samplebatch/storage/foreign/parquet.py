@@ -1,8 +1,8 @@
-"""How many bytes the columns of a Parquet file take, before they are read.
+"""Size of the columns of a Parquet file, determined before they are read.
 
-The file's own description may be of few bytes and lie. So the pages themselves are looked at: each says before its
-bytes how many they are when they are decompressed, and Parquet believes that alone. Descriptions are structs of
-Thrift's compact protocol. pyarrow ends the process at some damaged ones, and does not tell how large pages are.
+A file's metadata may declare wrong sizes. Therefore the page headers are read: each declares the page's decompressed
+size, which is all that Parquet uses. Metadata consists of structs in Thrift's compact protocol. pyarrow terminates the
+process on some damaged metadata, and does not expose page sizes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from samplebatch.column.memory import MemoryBound
 from samplebatch.errors import FormatError, SampleBatchError
 
 _TAIL_NBYTES = 8
-"""At the end of the file: four bytes for the length of its description, and the magic."""
+"""Size of the end of a file: length of the metadata in four bytes, and the magic."""
 
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
-"""Bytes of a value by its type's number: flags, 32, 64 and 96 bits, float and double."""
+"""Size of a value by type number: flags, 32, 64 and 96 bits, float and double."""
 
 _INT32, _BYTES, _FIXED = 1, 6, 7
 _PLACE_NBYTES = 8
@@ -31,7 +31,7 @@ _SCHEMA, _ROW_GROUPS = 2, 4
 _ELEMENT_KIND, _ELEMENT_LENGTH, _ELEMENT_CHILDREN, _ELEMENT_MEANING = 1, 2, 5, 6
 _ELEMENT_REPETITION, _REPEATED = 3, 2
 _MEANING_WIDTHS = {11: 1, 12: 2, 15: 1, 16: 2}
-"""Bytes in memory of a number of 32 bits in the file that stands for one of 8 or 16, by the meaning's number."""
+"""Size in memory of 8- and 16-bit integers stored in 32 bits, by logical type number."""
 
 _GROUP_COLUMNS, _CHUNK_ABOUT = 1, 3
 _TYPE, _PATH, _VALUES, _COMPRESSED, _DATA_AT, _DICTIONARY_AT = 1, 3, 5, 7, 9, 11
@@ -40,23 +40,23 @@ _PAGE_NBYTES, _PAGE_STORED = 2, 3
 _PAGE_FORMS = (5, 8)
 _FORM_VALUES, _FORM_ENCODING = 1, {5: 2, 8: 4}
 _REPEATING = frozenset((2, 7, 8))
-"""Encodings in which few bytes stand for many values, each as long as the longest: dictionaries and shared starts."""
+"""Encodings in which few bytes represent many values of the maximum length: dictionaries and shared prefixes."""
 
 STEP_ROWS = 1024
-"""Rows that are read at once where nobody can say how long they are."""
+"""Rows read at once if their size is unknown."""
 
 
 class Chunk(NamedTuple):
-    """The values of one column in one row group, as their pages describe them.
+    """Values of one column in one row group, from its page headers.
 
     Attributes
     ----------
     name
-        Of the column, with those that it is nested in.
+        Dotted path of the column.
     nbytes
-        Bytes of its pages uncompressed, or of its values, whichever is more.
+        Uncompressed size of its pages or of its values, whichever is larger.
     repeats
-        Whether values of no fixed length may be more bytes than that.
+        Whether values of variable length may require more memory.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Chunk(NamedTuple):
 
 
 class BoundedReader:
-    """Reads columns of a Parquet file as far as a memory bound allows.
+    """Reader of Parquet columns within a memory bound.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class BoundedReader:
     Raises
     ------
     FormatError
-        If the file does not describe itself.
+        If the file's metadata is invalid.
     """
 
     def __init__(self, file: Any, data: pa.Buffer) -> None:
@@ -90,17 +90,16 @@ class BoundedReader:
             self._widths = [_width(element) for element in self._leaves]
 
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
-        """Read columns of some row groups.
+        """Read columns of row groups.
 
-        Strings may stand in the file once and in the table any number of times: such are read some rows at a time, and
-        counted then.
+        Strings stored once may occur repeatedly in the table: such columns are read in steps, and counted per step.
 
         Raises
         ------
         CapacityError
-            If a column takes more than is left of the bound; names it.
+            If a column exceeds the remaining memory bound; names the column.
         FormatError
-            If pages are not where the file's description says.
+            If pages are not at the declared offsets.
         """
         repeats = False
         for chunk in self._chunks(groups, {name.encode() for name in names}):
@@ -110,20 +109,20 @@ class BoundedReader:
         columns = None if list(names) == self._file.schema_arrow.names else list(names)
         if not repeats or rows <= STEP_ROWS:
             table = self._file.read_row_groups(list(groups), columns=columns)
-            # A name stands for all that are nested under it there, and dots do not tell these from others.
+            # A name includes all columns nested under it, and dots do not distinguish them.
             return table if columns is None else table.select(columns)
         batches = []
         for batch in self._file.iter_batches(batch_size=STEP_ROWS, row_groups=list(groups), columns=columns):
-            kept = batch if columns is None else batch.select(columns)
-            for column, field in zip(kept.columns, kept.schema, strict=True):
+            selected = batch if columns is None else batch.select(columns)
+            for column, field in zip(selected.columns, selected.schema, strict=True):
                 bound.take(column.get_total_buffer_size(), f"column {field.name!r}")
-            batches.append(kept)
+            batches.append(selected)
         return pa.Table.from_batches(batches)
 
     def check_sizes(self, names: Sequence[str]) -> None:
-        """Check that row groups tell of columns with a value a row as their schema has them.
+        """Check that size statistics match the columns with one value per row in the schema.
 
-        pyarrow ends the process at others, once it is asked for the statistics of a group.
+        pyarrow terminates the process on mismatches when it reads the statistics.
         """
         with _describing():
             for group in self._about[_ROW_GROUPS]:
@@ -136,13 +135,13 @@ class BoundedReader:
                     levels = {_REPEATED_LEVELS: repetition == _REPEATED, _DEFINED_LEVELS: repetition != 0}
                     fits = all(len(sizes.get(field) or ()) in (0, 1 + more) for field, more in levels.items())
                     if not fits or (_TEXT_NBYTES in sizes and leaf.get(_ELEMENT_KIND) != _BYTES):
-                        raise FormatError(f"a row group must tell the sizes of column {name!r}, got others")
+                        raise FormatError(f"a row group must have size statistics of column {name!r}, got others")
 
     def _chunks(self, groups: Sequence[int], columns: Container[bytes]) -> Iterator[Chunk]:
         with _describing():
             for group in groups:
-                held = self._about[_ROW_GROUPS][group][_GROUP_COLUMNS]
-                for chunk, width in zip(held, self._widths, strict=True):
+                column_chunks = self._about[_ROW_GROUPS][group][_GROUP_COLUMNS]
+                for chunk, width in zip(column_chunks, self._widths, strict=True):
                     if chunk[_CHUNK_ABOUT][_PATH][0] in columns:
                         yield _chunk(self._view, chunk[_CHUNK_ABOUT], width)
 
@@ -154,26 +153,26 @@ def _describing() -> Iterator[None]:
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         if isinstance(error, SampleBatchError):
             raise
-        raise FormatError(f"its description is not one of Parquet's: {error!r}") from error
+        raise FormatError(f"its metadata must be valid Parquet metadata: {error!r}") from error
 
 
 _MAX_KEPT_NBYTES = 1 << 16
 _descriptions = Recent[bytes, "Struct"](limit=64)
-"""Descriptions of the files that were opened last, by all their bytes: those of a dataset are opened in every epoch."""
+"""Metadata of recently opened files by all its bytes: files of a dataset are opened in every epoch."""
 
 
 def _description(view: memoryview) -> Struct:
-    """Read the description at the end of a file."""
+    """Read the metadata at the end of a file."""
     length = int.from_bytes(view[-_TAIL_NBYTES:][:4], "little")
     if length + _TAIL_NBYTES > len(view):
-        raise FormatError("the description at its end is longer than the file")
+        raise FormatError("the metadata at its end must not be longer than the file")
     written = bytes(view[len(view) - _TAIL_NBYTES - length : len(view) - _TAIL_NBYTES])
     reader = ThriftReader(written)
     return _descriptions.get(written, reader.struct) if length <= _MAX_KEPT_NBYTES else reader.struct()
 
 
 def _width(element: Struct) -> int:
-    """Return the bytes of a value whose kind has no fixed width; 0 for other kinds."""
+    """Return the size of a value without a fixed size by type; 0 for other types."""
     if element.get(_ELEMENT_KIND) == _INT32:
         return _MEANING_WIDTHS.get(element.get(_ELEMENT_MEANING, -1), 0)
     return int(element.get(_ELEMENT_LENGTH, 0))
@@ -196,20 +195,20 @@ def _chunk(view: memoryview, about: Struct, width: int) -> Chunk:
 
 
 def _pages(view: memoryview, about: Struct) -> Iterator[Struct]:
-    # Of a column without values, Parquet reads no page, and writers say anything of where they are.
+    # Parquet reads no pages of a column without values, and writers record arbitrary offsets.
     if not about[_VALUES]:
         return
-    place = min(about[_DATA_AT], about.get(_DICTIONARY_AT) or about[_DATA_AT])
-    stop = place + about[_COMPRESSED]
-    if not 0 <= place <= stop <= len(view):
-        raise FormatError("its description names pages that lie outside of the file")
-    while place < stop:
-        reader = ThriftReader(view[:stop], place)
+    offset = min(about[_DATA_AT], about.get(_DICTIONARY_AT) or about[_DATA_AT])
+    stop = offset + about[_COMPRESSED]
+    if not 0 <= offset <= stop <= len(view):
+        raise FormatError("its metadata must locate pages inside the file, got others")
+    while offset < stop:
+        reader = ThriftReader(view[:stop], offset)
         page = reader.struct()
         yield page
         if page[_PAGE_STORED] < 0:
-            raise FormatError("a page has fewer bytes than none")
-        place = reader.place + page[_PAGE_STORED]
+            raise FormatError("a page must have a size of at least 0")
+        offset = reader.offset + page[_PAGE_STORED]
 
 
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
@@ -218,118 +217,118 @@ _MAX_DEPTH = 16
 
 Data = bytes | memoryview
 Struct = dict[int, Any]
-"""Values of a struct by the numbers of their fields: int, bool, float, bytes, list, Struct; of a map, None."""
+"""Values of a struct by field number: int, bool, float, bytes, list, Struct; None for a map."""
 
 
 class ThriftReader:
-    """Sequential reader of structs.
+    """Sequential reader of Thrift structs.
 
     Examples
     --------
     >>> reader = ThriftReader(bytes([0x15, 0x06, 0x18, 1, 65, 0, 9]))
-    >>> reader.struct(), reader.place
+    >>> reader.struct(), reader.offset
     ({1: 3, 2: b'A'}, 6)
     """
 
-    def __init__(self, data: Data, place: int = 0) -> None:
+    def __init__(self, data: Data, offset: int = 0) -> None:
         self._data = data
-        self.place = place
+        self.offset = offset
 
     def struct(self) -> Struct:
-        """Read a struct; raises FormatError if there is none."""
+        """Read a struct; raises FormatError if it is invalid."""
         try:
-            found, self.place = _struct(self._data, self.place, 0)
+            fields, self.offset = _struct(self._data, self.offset, 0)
         except IndexError:
-            raise _cut_short() from None
-        return found
+            raise _truncated() from None
+        return fields
 
 
-# Functions that hand the place on: a description has a thousand numbers, and an object that keeps the place costs
-# several times as much for each.
+# Functions return the next offset: metadata has a thousand numbers, and an object that stores the offset is several
+# times slower.
 
 
-def _struct(data: Data, place: int, depth: int) -> tuple[Struct, int]:
+def _struct(data: Data, offset: int, depth: int) -> tuple[Struct, int]:
     if depth > _MAX_DEPTH:
-        raise FormatError("a description must be flat, it is deeper than any that Parquet has")
-    found: Struct = {}
+        raise FormatError("metadata must be nested less deeply, got more levels than Parquet has")
+    fields: Struct = {}
     field = 0
-    while head := data[place]:
-        place += 1
+    while head := data[offset]:
+        offset += 1
         if head >> 4:
             field += head >> 4
         else:
-            number, place = _varint(data, place)
+            number, offset = _varint(data, offset)
             field = _signed(number)
         kind = head & 15
-        # Most fields are small numbers: without a call.
-        if kind in _NUMBERS and data[place] < 128:
-            number = data[place]
-            found[field] = (number >> 1) ^ -(number & 1)
-            place += 1
+        # Most fields are small numbers, decoded without a call.
+        if kind in _NUMBERS and data[offset] < 128:
+            number = data[offset]
+            fields[field] = (number >> 1) ^ -(number & 1)
+            offset += 1
         elif kind == _STRUCT:
-            found[field], place = _struct(data, place, depth + 1)
+            fields[field], offset = _struct(data, offset, depth + 1)
         else:
-            found[field], place = _value(data, place, kind, depth)
-    return found, place + 1
+            fields[field], offset = _value(data, offset, kind, depth)
+    return fields, offset + 1
 
 
-def _value(data: Data, place: int, kind: int, depth: int) -> tuple[Any, int]:
+def _value(data: Data, offset: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind in _NUMBERS:
-        number, place = _varint(data, place)
-        return (number >> 1) ^ -(number & 1), place
+        number, offset = _varint(data, offset)
+        return (number >> 1) ^ -(number & 1), offset
     if kind == _BINARY:
-        count, place = (data[place], place + 1) if data[place] < 128 else _varint(data, place)
-        if count > len(data) - place:
-            raise _cut_short()
-        return bytes(data[place : place + count]), place + count
+        count, offset = (data[offset], offset + 1) if data[offset] < 128 else _varint(data, offset)
+        if count > len(data) - offset:
+            raise _truncated()
+        return bytes(data[offset : offset + count]), offset + count
     if kind == _STRUCT:
-        return _struct(data, place, depth + 1)
+        return _struct(data, offset, depth + 1)
     if kind in (_LIST, _SET):
-        return _list(data, place, depth)
+        return _list(data, offset, depth)
     if kind in (_TRUE, _FALSE):
-        return kind == _TRUE, place
+        return kind == _TRUE, offset
     if kind == _BYTE:
-        return data[place], place + 1
+        return data[offset], offset + 1
     if kind == _DOUBLE:
-        if len(data) - place < 8:
-            raise _cut_short()
-        return struct.unpack_from("<d", data, place)[0], place + 8
-    raise FormatError(f"a description must have values of types that Parquet has, it has one of type {kind}")
+        if len(data) - offset < 8:
+            raise _truncated()
+        return struct.unpack_from("<d", data, offset)[0], offset + 8
+    raise FormatError(f"metadata must have values of Parquet's types, got type {kind}")
 
 
-def _list(data: Data, place: int, depth: int) -> tuple[list[Any], int]:
-    count, kind = data[place] >> 4, data[place] & 15
-    place += 1
+def _list(data: Data, offset: int, depth: int) -> tuple[list[Any], int]:
+    count, kind = data[offset] >> 4, data[offset] & 15
+    offset += 1
     if count == 15:
-        count, place = _varint(data, place)
-    if count > len(data) - place:
-        raise _cut_short()
+        count, offset = _varint(data, offset)
+    if count > len(data) - offset:
+        raise _truncated()
     if kind in (_TRUE, _FALSE):
-        return [byte == _TRUE for byte in data[place : place + count]], place + count
-    found = []
+        return [byte == _TRUE for byte in data[offset : offset + count]], offset + count
+    values = []
     for _ in range(count):
-        value, place = _value(data, place, kind, depth)
-        found.append(value)
-    return found, place
+        value, offset = _value(data, offset, kind, depth)
+        values.append(value)
+    return values, offset
 
 
-def _varint(data: Data, place: int) -> tuple[int, int]:
-    found = shift = 0
+def _varint(data: Data, offset: int) -> tuple[int, int]:
+    value = shift = 0
     while True:
-        byte = data[place]
-        place += 1
-        found |= (byte & 127) << shift
+        byte = data[offset]
+        offset += 1
+        value |= (byte & 127) << shift
         if byte < 128:
-            return found, place
+            return value, offset
         shift += 7
         if shift > 63:
-            raise FormatError("a description must have numbers of 64 bits, it has a longer one")
+            raise FormatError("metadata must have 64-bit numbers, got a longer one")
 
 
 def _signed(number: int) -> int:
-    """Undo the zigzag in which numbers of either sign are written."""
+    """Decode a zigzag-encoded signed number."""
     return (number >> 1) ^ -(number & 1)
 
 
-def _cut_short() -> FormatError:
-    return FormatError("a description must end where its bytes do, it does not; it is cut short")
+def _truncated() -> FormatError:
+    return FormatError("metadata must be complete, got truncated bytes")

@@ -1,8 +1,7 @@
-"""Batches in Arrow IPC files, read where they lie.
+"""Batches in Arrow IPC files, memory-mapped without copies.
 
-A file is the table that `to_arrow` makes, uncompressed unless asked for, so that reading maps it and copies nothing.
-Polars, DuckDB, pandas and every other reader of Arrow files read it too. Before its footer it has checksums of all its
-bytes (see `checksums`).
+A file contains the table of `to_arrow`, uncompressed by default, so that it can be mapped without copies. Polars,
+DuckDB, pandas and other Arrow readers can read it. Checksums of all bytes precede the footer (see `checksums`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from samplebatch.storage.tables import batches
 _CODECS = ("lz4", "zstd", "none")
 
 MAX_LENGTH = (1 << 31) - 1
-"""Values that one array of a record batch may have in a file, the elements of its rows included; Arrow's own limit."""
+"""Maximum number of values per array of a record batch, including elements of rows; Arrow's limit."""
 
 
 def write_arrow(
@@ -40,34 +39,34 @@ def write_arrow(
 ) -> None:
     """Write a batch to an Arrow IPC file, atomically.
 
-    The bytes go to a temporary file beside the path, which takes its place once they are on the disk. A file that was
-    there before stays as it was until then, also for those who have it mapped.
+    The bytes are written to a temporary file, which replaces the path once they are on disk. Until then an existing
+    file is unchanged; existing mappings remain valid.
 
     Parameters
     ----------
     batch
-        The batch. Its columns are written as they lie, in one record batch; in several where one has more than 2^31 - 1
-        elements, which readers then join with one copy.
+        Columns are written without copies as one record batch. A column with more than 2^31 - 1 elements requires
+        several record batches, which readers concatenate with one copy.
     path
-        The file. Its folder must exist.
+        Path of the file in an existing folder.
     compression
-        Of the columns' buffers: `"lz4"`, `"zstd"` or `"none"`. None compresses with LZ4 where a column is compressed
-        in memory, and not at all where none is, so that the file can be mapped.
+        Compression of column buffers: `"lz4"`, `"zstd"` or `"none"`. None uses LZ4 if a column is compressed in memory,
+        and otherwise no compression, so that the file can be mapped.
     durable
-        Whether to wait until the file is on the disk; see `SampleBatch.save`.
+        Whether to sync the file to disk; see `SampleBatch.save`.
 
     Raises
     ------
     OSError
         If the file cannot be written.
     FormatError
-        If its name has the ending of another format.
+        If the suffix of the path belongs to another format.
     ColumnTypeError
-        If a nested batch has a single value, which is no column; names it.
+        If a nested batch has a single value, which is not a column; names the value.
     SequenceError
         If the batch is time-major.
     ArgumentError
-        If there is no such compression.
+        If the compression is unknown.
     CapacityError
         If a single row of a column has more than 2^31 - 1 elements; names the column.
 
@@ -83,7 +82,7 @@ def write_arrow(
     table = batches.to_table(batch)
     codec = compression or ("lz4" if batches.is_compressed(batch) else "none")
     nbytes = table.get_total_buffer_size()
-    # An element has a bit at least.
+    # An element has at least one bit.
     parts = [table] if nbytes < MAX_LENGTH // 8 else list(_writable_parts(table))
     if nbytes < BLOCK_NBYTES and len(parts) == 1:
         _write_small(table, path, codec, durable=durable)
@@ -94,7 +93,7 @@ def write_arrow(
 
 
 def _writable_parts(table: pa.Table) -> Iterator[pa.Table]:
-    """Split a table between rows, so that arrays of record batches fit into Arrow files."""
+    """Split a table between rows to keep the arrays of record batches within Arrow's limit."""
     lengths = {name: max(map(_longest, table.column(name).chunks), default=0) for name in table.column_names}
     if max(lengths.values(), default=0) <= MAX_LENGTH:
         yield table
@@ -102,8 +101,8 @@ def _writable_parts(table: pa.Table) -> Iterator[pa.Table]:
     if table.num_rows < 2:
         name = max(lengths, key=lengths.__getitem__)
         raise CapacityError(
-            f"column {name!r} must have rows of at most {MAX_LENGTH} elements to be written to an Arrow file, got one "
-            f"of {lengths[name]}"
+            f"column {name!r} must have rows of at most {MAX_LENGTH} elements to be written to an Arrow file, got "
+            f"{lengths[name]}"
         )
     middle = table.num_rows // 2
     yield from _writable_parts(table.slice(0, middle))
@@ -111,7 +110,7 @@ def _writable_parts(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _longest(array: pa.Array) -> int:
-    """Return the length of an array, or of the longest one nested in it: elements of lists, fields of structs."""
+    """Return the maximum length of an array and its nested arrays."""
     arrow = array.type
     if isinstance(arrow, pa.BaseExtensionType):
         return _longest(array.storage)
@@ -128,14 +127,14 @@ def _longest(array: pa.Array) -> int:
 
 
 def _write_small(table: pa.Table, path: str | os.PathLike[str], compression: str, *, durable: bool) -> None:
-    """Write a table through memory: one large write is faster than a small write per buffer."""
+    """Write a table through memory, because one large write is faster than one write per buffer."""
     options = _options(path, compression)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     with replacing(path, durable=durable) as file, memoryview(sink.getvalue()) as data:
         if not durable:
-            # To wait for the disk takes longer than the system takes to find blocks when the file is renamed.
+            # With a sync, reserving blocks saves no time.
             _reserve(file, len(data))
         checksums.write(file, data, checksums.ARROW)
         file.truncate()
@@ -150,23 +149,23 @@ def arrow_writer(
     durable: bool = True,
     nbytes: int = 0,
 ) -> Iterator[Any]:
-    """Open a writer of an Arrow file, which takes the path's place, with checksums, when the block ends well.
+    """Open a writer of an Arrow file with checksums, which replaces the path if the block succeeds.
 
     Parameters
     ----------
     path, schema, compression, durable
-        As `write_arrow` takes them, and the schema of the tables.
+        As in `write_arrow`; `schema` is the schema of the tables.
     nbytes
-        Bytes of the tables, as far as they are known: blocks of the disk are reserved for them together.
+        Size of the tables if known: their disk blocks are reserved at once.
 
     Raises
     ------
     OSError
-        If the path is a folder, or no file there can be written.
+        If the path is a folder or not writable.
     FormatError
-        If its name has the ending of another format.
+        If the suffix of the path belongs to another format.
     ArgumentError
-        If there is no such compression.
+        If the compression is unknown.
     """
     options = _options(path, compression)
     with replacing(path, durable=durable) as file:
@@ -179,23 +178,23 @@ def arrow_writer(
 
 
 def _reserve(file: BinaryIO, nbytes: int) -> None:
-    """Reserve blocks of the disk for the body of a file and the metadata around it; `truncate` gives the rest back.
+    """Reserve disk blocks for the body and metadata of a file; `truncate` releases the unused ones.
 
-    Blocks that are found as bytes are written take twice the time, and where some are missing when the file is renamed,
-    the system writes all of it at once.
+    Allocating blocks during writes doubles the write time, and unallocated blocks make the system write the entire file
+    when it is renamed.
     """
     if not nbytes or not hasattr(os, "posix_fallocate"):
         return
     try:
         os.posix_fallocate(file.fileno(), 0, nbytes + BLOCK_NBYTES)
     except OSError as error:
-        # Some file systems cannot; a disk without room is told here.
+        # Some file systems do not support it; a full disk is reported here.
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
 
 
 def _options(path: str | os.PathLike[str], compression: str) -> pa.ipc.IpcWriteOptions:
-    """Check the name of a file to be written, and turn a compression into Arrow's options."""
+    """Check the suffix of a path, and convert a compression into Arrow's options."""
     check_suffix(path, "Arrow")
     choice("compression", compression, _CODECS)
     return pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
@@ -209,36 +208,34 @@ def read_arrow(
     verify: bool | None = None,
     max_nbytes: int | None = None,
 ) -> Any:
-    """Read a batch that `write_arrow` wrote.
+    """Read a batch written by `write_arrow`.
 
     Parameters
     ----------
     path
         The file.
     memory_map
-        Whether to map the file instead of reading it. Columns then lie in the file: nothing is copied, pages are
-        loaded when they are touched, and writing to them raises. The file must not be written to in place while they
-        are in use.
+        Whether to map the file instead of reading it. The columns are then read-only views of the file, loaded lazily;
+        the file must not be modified while they are in use.
     allow_pickle
-        Whether to unpickle columns of Python objects that Arrow has no type for. Only for files whose writer you
-        trust: a pickle can run any code.
+        Whether to unpickle columns of Python objects that Arrow has no type for. Only for files from a trusted writer:
+        a pickle can execute arbitrary code.
     verify
-        Whether to hold the file against its checksums, which reads all of it. By default that is done where all of it
-        is read anyway, without `memory_map`; a mapped file has its footer checked alone. A file without checksums, by
-        an older version or another tool, is read without a check.
+        Whether to verify all bytes against their checksums. Default: if the file is not mapped; of a mapped file only
+        the footer is verified. Files without checksums, from older versions or other tools, are not verified.
     max_nbytes
-        Bytes of memory that may be made of the file: of objects in columns, and of compressed ones. If None, 256 MiB or
-        1024 times the bytes of the file, whichever is more.
+        Maximum bytes to allocate for objects and compressed columns; None for the larger of 256 MiB and 1024 times the
+        file's size.
 
     Raises
     ------
     FormatError
-        If the file is no Arrow file, is damaged or cut short, or was not written by this library. Names the columns
-        where bytes have changed.
+        If the file is not an Arrow file, is damaged or truncated, or was not written by this library. Names the columns
+        with changed bytes.
     UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false; names it.
+        If a column is pickled and `allow_pickle` is false; names the column.
     CapacityError
-        If more memory would be made of the file than `max_nbytes`; names the column.
+        If more than `max_nbytes` would be allocated; names the column.
     OSError
         If the file cannot be read.
     """
@@ -254,9 +251,9 @@ def open_arrow(
     verify: bool | None = None,
     max_nbytes: int | None = None,
 ) -> tuple[ArrowTable, MemoryBound]:
-    """Open the table of an Arrow file, and make the bound of the memory that may be made of it.
+    """Open the table of an Arrow file, and create its memory bound.
 
-    Parameters are those of `read_arrow`.
+    Parameters as in `read_arrow`.
     """
     name = os.fspath(path)
     data = file_bytes(name, memory_map=memory_map)
@@ -266,12 +263,12 @@ def open_arrow(
 def arrow_table(
     data: pa.Buffer, name: str, *, verify: bool, max_nbytes: int | None = None
 ) -> tuple[ArrowTable, MemoryBound]:
-    """Create the table of an Arrow file's bytes, and its bound, as `open_arrow` does."""
+    """Create the table of an Arrow file's bytes and its memory bound; see `open_arrow`."""
     check_magic(data, checksums.ARROW.magic, "Arrow", name)
     with name_file_damage(name, "Arrow"):
         bound = MemoryBound(repr(name), data.size, max_nbytes)
         layout = _layout_of(data, name)
-        bound.take(layout.decompressed_nbytes, "what is compressed")
+        bound.take(layout.decompressed_nbytes, "compressed data")
         check_arrow(data, name, verify=verify)
         return ArrowTable(data, name, layout), bound
 
@@ -280,20 +277,20 @@ def _layout_of(data: pa.Buffer, name: str) -> ArrowLayout:
     try:
         return ArrowLayout(data)
     except FormatError as error:
-        raise FormatError(f"{name!r} must be a whole Arrow file, and it is damaged or cut short: {error}") from error
+        raise FormatError(f"{name!r} must be an intact Arrow file, got a damaged or truncated one: {error}") from error
 
 
 def check_arrow(data: pa.Buffer, name: str, *, verify: bool = True) -> bool:
-    """Verify an Arrow file, or its footer alone, against its checksums; return whether it has any."""
+    """Verify an Arrow file, or only its footer, against its checksums; return whether it has checksums."""
     return checksums.verify(data, checksums.ARROW, name, partial(_columns_at, data) if verify else None)
 
 
 def _columns_at(data: pa.Buffer, start: int, stop: int) -> list[str]:
-    """Name the columns of an Arrow file with values between two offsets."""
+    """Return the names of columns with values between two offsets of an Arrow file."""
     try:
         file = pa.ipc.open_file(data)
         parts = [file.get_batch(i) for i in range(file.num_record_batches)]
-    # What is damaged may be what says where the columns are.
+    # The damage may affect the layout of the columns.
     except (pa.ArrowException, OSError):
         return []
     low, high = data.address + start, data.address + stop
@@ -312,7 +309,7 @@ _MAX_SCHEMA_NBYTES = 1 << 16
 
 
 class _ArrowSchema(batches.FileSchema):
-    """A schema of Arrow files, with its plan, and readers of chosen columns."""
+    """Schema of Arrow files with its plan and readers of selected columns."""
 
     def __init__(self, schema: pa.Schema, *, is_native: bool) -> None:
         super().__init__(schema)
@@ -321,11 +318,11 @@ class _ArrowSchema(batches.FileSchema):
 
     @cached_property
     def plan(self) -> Plan | None:
-        """The plan by which columns of a flat batch are viewed; None if there is none."""
+        """Plan to view columns of a flat batch; None if there is none."""
         return Plan.of(self.schema) if self._is_native else None
 
     def reader(self, names: Sequence[str], about: Mapping[str, Any]) -> TableReader:
-        """Return the reader of chosen columns of a flat batch."""
+        """Return the reader of selected columns of a flat batch."""
         chosen = [self.schema.field(name) for name in names]
         return self._readers.get(tuple(names), lambda: make_reader(pa.schema(chosen), dict(about)))
 
@@ -335,7 +332,7 @@ _schemas = Recent[bytes, _ArrowSchema](limit=32)
 
 
 class ArrowTable(batches.TableFile):
-    """A table in an Arrow IPC file, viewed where it lies unless its buffers are compressed."""
+    """A table in an Arrow IPC file, viewed without copies unless its buffers are compressed."""
 
     form = "Arrow"
     _known: _ArrowSchema
@@ -362,7 +359,7 @@ class ArrowTable(batches.TableFile):
             return self._layout.rows()
 
     def view(self, names: Sequence[str]) -> Parts | None:
-        """View columns of a flat batch where they lie, without a table; None if they must be read as one."""
+        """View columns of a flat batch without copies or a table; None if a table must be read."""
         about = self._known.about
         if about is None or about.get("type") != "SampleBatch" or self.num_groups != 1:
             return None
@@ -372,15 +369,15 @@ class ArrowTable(batches.TableFile):
         return self._known.reader(names, about).view(plan, self.data, body)
 
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
-        """Read columns of some record batches; those that are not compressed are viewed."""
+        """Read columns of record batches; uncompressed columns are viewed."""
         with name_file_damage(self.name, self.form):
-            file, places = self._file, batches.places_of(self.schema, names)
-            if self._layout.decompressed_nbytes and len(places) < len(self.schema):
-                # What is compressed and not asked for stays so. With this option Arrow copies what is not compressed.
-                file = pa.ipc.open_file(self.data, options=pa.ipc.IpcReadOptions(included_fields=places))
+            file, indices = self._file, batches.places_of(self.schema, names)
+            if self._layout.decompressed_nbytes and len(indices) < len(self.schema):
+                # Columns that are not requested remain compressed. This option makes Arrow copy uncompressed columns.
+                file = pa.ipc.open_file(self.data, options=pa.ipc.IpcReadOptions(included_fields=indices))
             table = pa.Table.from_batches([file.get_batch(i) for i in groups], file.schema)
             if len(names) < len(table.schema):
-                table = table.select(places)
-            # What becomes objects is validated once it is known how much that is.
+                table = table.select(indices)
+            # Object columns are validated once their size is known.
             table.validate()
             return table

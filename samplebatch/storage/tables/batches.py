@@ -1,4 +1,4 @@
-"""Batches as tables in files, and tables in files as batches: whole, or some of their columns and rows."""
+"""Conversion between batches and tables in files, including selection of columns and rows."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from samplebatch.storage.tables.parquet_layout import holds_flags, parquet_field
 
 
 class FileSchema:
-    """A schema of files with what follows from it, remembered for the next file that has it."""
+    """Schema of files with derived values, cached for further files with the same schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
 
     @cached_property
     def about(self) -> dict[str, Any] | None:
-        """The metadata of a batch or buffer; None if there is none."""
+        """Metadata of a batch or buffer; None if there is none."""
         return metadata_of(self.schema)
 
 
 class TableFile(ABC):
-    """An open file with a table in groups of rows, for readers of batches and datasets.
+    """Open file with a table in groups of rows, for readers of batches and datasets.
 
     Parameters
     ----------
     data
         All bytes of the file.
     name
-        The file, for errors.
+        Name of the file, for errors.
 
     Attributes
     ----------
     name
-        As given.
+        The argument.
     num_groups
-        How many groups there are: record batches of an Arrow file, row groups of a Parquet file.
+        Number of groups: record batches of an Arrow file, row groups of a Parquet file.
     """
 
     form: str
@@ -69,66 +69,66 @@ class TableFile(ABC):
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema that the table had in memory."""
+        """Schema of the table in memory."""
         return self._known.schema
 
     @property
     def about(self) -> dict[str, Any] | None:
-        """The metadata of a batch or buffer, None if there is none; `metadata_of` says how it may fail."""
+        """Metadata of a batch or buffer, None if there is none; raises as `metadata_of`."""
         return self._known.about
 
     @cached_property
     @abstractmethod
     def group_rows(self) -> list[int]:
-        """Rows of each group."""
+        """Number of rows per group."""
 
     @abstractmethod
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
-        """Read columns of some groups, in the order given.
+        """Read columns of groups, in the given order.
 
         Raises
         ------
         FormatError
-            If the file is damaged or cut short.
+            If the file is damaged or truncated.
         CapacityError
-            If more memory would be made of it than is left of the bound; names the column.
+            If a column exceeds the remaining memory bound; names the column.
         """
 
     def view(self, names: Sequence[str]) -> Parts | None:
-        """View columns of a flat batch where they lie, without a table; None if they must be read as one."""
+        """View columns of a flat batch without copies or a table; None if a table must be read."""
         return None
 
     def matching(self, condition: RowFilter) -> list[int]:
-        """List the groups that may have rows for which a condition holds."""
+        """List the groups that may have rows that satisfy a condition."""
         return list(range(self.num_groups))
 
 
 def places_of(schema: pa.Schema, names: Sequence[str]) -> list[int]:
-    """Return the indices of fields by name; rejects names that several fields have, unless all fields are read."""
+    """Return the indices of fields by name; rejects ambiguous names, unless all fields are read."""
     if names == schema.names:
         return list(range(len(names)))
-    places = [schema.get_field_index(name) for name in names]
-    if -1 in places:
-        raise FormatError(f"column {names[places.index(-1)]!r} must be there once, it is there again")
-    return places
+    indices = [schema.get_field_index(name) for name in names]
+    if -1 in indices:
+        raise FormatError(f"column {names[indices.index(-1)]!r} must exist once, got several")
+    return indices
 
 
 AnyBatch = SampleBatch | MultiAgentBatch | Batch
 BatchT = TypeVar("BatchT", bound=AnyBatch)
 
 _EMPTY = "empty"
-"""Key of a nested batch's metadata: paths to the values without rows, and whether they are None or reserved names."""
+"""Metadata key of a nested batch's values without rows: their paths, and whether they are None or reserved names."""
 
 _POLICY = "policy_id"
 
 
 def convert(batch: BatchT, target: Target) -> BatchT:
-    """Convert the values of a batch to a target's form."""
+    """Convert the values of a batch to a delivery target."""
     return cast("BatchT", tree_to(batch, target) if isinstance(batch, Batch) else batch._to(target))
 
 
 def to_table(batch: AnyBatch) -> pa.Table:
-    """Lay a batch out as a table, with metadata that says of which type it is."""
+    """Convert a batch to a table, with its type in the metadata."""
     table = batch.to_arrow()
     if not isinstance(batch, Batch):
         return table
@@ -138,7 +138,7 @@ def to_table(batch: AnyBatch) -> pa.Table:
 
 
 def is_compressed(batch: AnyBatch) -> bool:
-    """Return whether a column of a batch is compressed; those of nested batches never are."""
+    """Return whether a column of a batch is compressed; False for nested batches."""
     parts: Iterable[SampleBatch] = (batch,) if isinstance(batch, SampleBatch) else ()
     if isinstance(batch, MultiAgentBatch):
         parts = batch.policy_batches.values()
@@ -146,7 +146,7 @@ def is_compressed(batch: AnyBatch) -> bool:
 
 
 def _empty_paths(batch: Any, path: list[str]) -> Iterator[tuple[list[str], bool]]:
-    """Iterate over None and reserved names of a nested batch; true marks None."""
+    """Yield paths of None and reserved names of a nested batch; true marks None."""
     for name, value in batch.__dict__.items():
         here = [*path, name]
         if value is None:
@@ -159,7 +159,7 @@ def _empty_paths(batch: Any, path: list[str]) -> Iterator[tuple[list[str], bool]
 
 
 def _as_nested(batch: SampleBatch, empty: Any) -> Batch:
-    """Undo the flattening of a nested batch, and put values without rows where they were."""
+    """Restore a nested batch and its values without rows."""
     nested = batch.as_batch()
     for path, is_none in empty:
         inner: Any = nested
@@ -170,7 +170,7 @@ def _as_nested(batch: SampleBatch, empty: Any) -> Batch:
 
 
 def kind_of(about: Mapping[str, Any] | None) -> str:
-    """Read the kind of a table from its schema's metadata: the name of a class, or "table"."""
+    """Return the type of a table from its metadata: a class name, or "table"."""
     kind = (about or {}).get("type")
     return kind if isinstance(kind, str) else "table"
 
@@ -178,37 +178,37 @@ def kind_of(about: Mapping[str, Any] | None) -> str:
 def batch_in(
     table: pa.Table, about: dict[str, Any] | None, must: str, bound: MemoryBound, *, allow_pickle: bool = False
 ) -> AnyBatch:
-    """View the table of a file as the batch that its metadata says it is.
+    """Convert the table of a file to a batch of the type in its metadata.
 
     Parameters
     ----------
     table
-        The table, of which the sizes of buffers have been checked.
+        Table whose buffer sizes have been checked.
     about
-        What `metadata_of` read in its schema.
+        Metadata of its schema, from `metadata_of`.
     must
-        What the file must be, for errors: the first half of a sentence, which names it.
+        Requirement on the file, for errors: a clause that names the file.
     bound
-        What memory may be made of the file.
+        Memory bound of the file.
     allow_pickle
         Whether columns may be unpickled.
     """
     kind = kind_of(about)
     if about is None or kind not in ("SampleBatch", "MultiAgentBatch"):
-        advice = "SampleBatch.from_arrow may take it" if kind == "table" else f"{kind}.load may take it"
+        advice = "pass it to SampleBatch.from_arrow" if kind == "table" else f"pass it to {kind}.load"
         raise FormatError(f"{must}, got a {'table of another program' if kind == 'table' else kind}; {advice}")
     try:
         if kind == "MultiAgentBatch":
             policies, env_steps = from_policy_table(table, about=about, allow_pickle=allow_pickle, bound=bound)
             return MultiAgentBatch({policy: SampleBatch._of(*parts) for policy, parts in policies.items()}, env_steps)
-        # The reader of the table's schema is remembered, one made from `about` would not be.
+        # Passing the table's schema uses the cached reader; a reader for `about` would be created anew.
         return _one_batch(from_table(table, allow_pickle=allow_pickle, bound=bound), about)
     except (pa.ArrowException, ColumnTypeError) as error:
-        raise FormatError(f"{must}, and it does not fit its own description: {error}") from error
+        raise FormatError(f"{must}, got one inconsistent with its metadata: {error}") from error
 
 
 def _one_batch(parts: Parts, about: Mapping[str, Any]) -> AnyBatch:
-    """Create a batch that has no policies of its parts and its metadata."""
+    """Create a batch without policies from its parts and metadata."""
     batch = SampleBatch._of(*parts)
     return _as_nested(batch, about[_EMPTY]) if _EMPTY in about else batch
 
@@ -222,16 +222,16 @@ def read_batch(
     *,
     allow_pickle: bool = False,
 ) -> AnyBatch:
-    """Read the batch in a file, or columns and rows of it.
+    """Read a batch from a file, or selected columns and rows.
 
     Parameters
     ----------
     file
         The file.
     bound
-        What memory may be made of it.
+        Memory bound of the file.
     must
-        What the file must be, for errors.
+        Requirement on the file, for errors.
     columns
         Names of the columns to read; None for all.
     filters
@@ -239,8 +239,8 @@ def read_batch(
     """
     with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
         if filters is not None and columns is not None and (more := _counting(file, columns)):
-            whole = read_batch(file, bound, must, [*columns, *more], filters, allow_pickle=allow_pickle)
-            return select_columns(whole, columns)
+            complete = read_batch(file, bound, must, [*columns, *more], filters, allow_pickle=allow_pickle)
+            return select_columns(complete, columns)
         chosen, about = _project(file, columns)
         if filters is None:
             parts = file.view(chosen)
@@ -254,7 +254,7 @@ def read_batch(
 def read_group(
     file: TableFile, group: int, columns: Sequence[str] | None, bound: MemoryBound, *, allow_pickle: bool = False
 ) -> AnyBatch:
-    """Read the batch that a group of rows makes by itself; raises as `read_batch` does."""
+    """Read the batch of one row group; raises as `read_batch`."""
     must = f"{file.name!r} must be a part of a dataset"
     with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
         chosen, about = _project(file, columns)
@@ -262,7 +262,7 @@ def read_group(
 
 
 def select_columns(batch: AnyBatch, columns: Sequence[str]) -> AnyBatch:
-    """View some columns of a batch; of several policies, those that each has."""
+    """View columns of a batch; of a multi-agent batch, the columns that each policy has."""
     if isinstance(batch, MultiAgentBatch):
         parts = {
             policy: part.select(*[column for column in columns if column in part]) for policy, part in batch.items()
@@ -285,21 +285,21 @@ def _counting(file: TableFile, columns: Sequence[str]) -> list[str]:
 
 
 def _project(file: TableFile, columns: Sequence[str] | None) -> tuple[list[str], dict[str, Any] | None]:
-    """Return the table's columns to be read, and the metadata of a table that has no others."""
-    known, about = file._known.schema.names, file._known.about
+    """Return the requested columns of the table, and its metadata reduced to them."""
+    stored, about = file._known.schema.names, file._known.about
     if columns is None or about is None:
-        return choose(columns, known, repr(file.name)), about
+        return choose(columns, stored, repr(file.name)), about
     if kind_of(about) != "MultiAgentBatch":
-        about = {**about, "lists": [name for name in about["lists"] if name in known]}
-        return choose(columns, known, repr(file.name)), about
-    own = list(dict.fromkeys(name for part in about["policies"].values() for name in part["columns"]))
-    asked = set(choose(columns, own, repr(file.name)))
+        about = {**about, "lists": [name for name in about["lists"] if name in stored]}
+        return choose(columns, stored, repr(file.name)), about
+    all_columns = list(dict.fromkeys(name for part in about["policies"].values() for name in part["columns"]))
+    asked = set(choose(columns, all_columns, repr(file.name)))
     policies = {
         policy: {**part, "columns": {name: placed for name, placed in part["columns"].items() if name in asked}}
         for policy, part in about["policies"].items()
     }
     placed = {_POLICY}.union(*(part["columns"].values() for part in policies.values()))
-    return [name for name in known if name in placed], {**about, "policies": policies}
+    return [name for name in stored if name in placed], {**about, "policies": policies}
 
 
 def _batch_of_group(
@@ -319,8 +319,8 @@ def _batch_of_group(
     if about is not None and kind_of(about) == "MultiAgentBatch":
         labels = table.column(_POLICY)
         labels.validate(full=True)
-        found = {pair["values"]: pair["counts"] for pair in labels.value_counts().to_pylist()}
-        policies = {policy: {**part, "rows": found.get(policy, 0)} for policy, part in about["policies"].items()}
+        row_counts = {pair["values"]: pair["counts"] for pair in labels.value_counts().to_pylist()}
+        policies = {policy: {**part, "rows": row_counts.get(policy, 0)} for policy, part in about["policies"].items()}
         about = {**about, "policies": {policy: part for policy, part in policies.items() if part["rows"]}}
     return batch_in(table, about, must, bound, allow_pickle=allow_pickle)
 
@@ -335,19 +335,19 @@ def _read_rows(
     *,
     allow_pickle: bool = False,
 ) -> AnyBatch:
-    """Read the rows that conditions hold for, group by group: those that have none are read no further."""
+    """Read the rows that satisfy a condition, group by group; groups without such rows are not read further."""
     condition = RowFilter(filters, file.schema, repr(file.name))
-    found: list[AnyBatch] = []
+    batches: list[AnyBatch] = []
     for group in file.matching(condition):
-        looked_at = file.read([group], condition.names, bound)
-        # Strings that end before they begin are compared beyond all memory.
-        looked_at.validate(full=True)
-        kept = condition.rows(looked_at)
-        if len(kept):
-            whole = _batch_of_group(file, group, chosen, about, bound, must, allow_pickle=allow_pickle)
-            found.append(whole if len(kept) == file.group_rows[group] else take_rows(whole, kept))
-    if found:
-        joined = join(found)
+        condition_columns = file.read([group], condition.names, bound)
+        # Comparing strings with invalid offsets would read outside memory.
+        condition_columns.validate(full=True)
+        rows = condition.rows(condition_columns)
+        if len(rows):
+            group_batch = _batch_of_group(file, group, chosen, about, bound, must, allow_pickle=allow_pickle)
+            batches.append(group_batch if len(rows) == file.group_rows[group] else take_rows(group_batch, rows))
+    if batches:
+        joined = join(batches)
         if isinstance(joined, MultiAgentBatch):
             return MultiAgentBatch(joined.policy_batches, _env_steps(joined.policy_batches))
         return joined
@@ -358,14 +358,14 @@ def _read_rows(
 
 
 def take_rows(batch: AnyBatch, rows: npt.NDArray[np.int64]) -> AnyBatch:
-    """Gather rows of the table that a batch makes: steps, sequences, or steps of policy after policy."""
+    """Gather rows by table row: steps, sequences, or steps in policy order."""
     if isinstance(batch, MultiAgentBatch):
         parts, start = {}, 0
         for policy, part in batch.items():
             stop = start + part.count
-            own = rows[(rows >= start) & (rows < stop)] - start
-            if len(own):
-                parts[policy] = part.take(own)
+            part_rows = rows[(rows >= start) & (rows < stop)] - start
+            if len(part_rows):
+                parts[policy] = part.take(part_rows)
             start = stop
         return MultiAgentBatch(parts, _env_steps(parts))
     if isinstance(batch, SampleBatch):
@@ -374,7 +374,7 @@ def take_rows(batch: AnyBatch, rows: npt.NDArray[np.int64]) -> AnyBatch:
 
 
 def join(batches: Sequence[AnyBatch]) -> AnyBatch:
-    """Join batches of one type; raises as `concat_samples` and `Batch.cat` do."""
+    """Concatenate batches of one type; raises as `concat_samples` and `Batch.cat`."""
     if len(batches) == 1:
         return batches[0]
     if isinstance(batches[0], Batch):
@@ -384,7 +384,7 @@ def join(batches: Sequence[AnyBatch]) -> AnyBatch:
 
 
 def _env_steps(parts: Mapping[str, SampleBatch]) -> int:
-    """Count the environment steps of rows: by episode and time where every policy has these, else the most rows."""
+    """Count environment steps by episode and time if all policies have these columns, else by the maximum row count."""
     filled = [part for part in parts.values() if part.count]
     if not filled:
         return 0
@@ -395,7 +395,7 @@ def _env_steps(parts: Mapping[str, SampleBatch]) -> int:
 
 
 Filters = Sequence[Any]
-"""Conditions `(column, operator, value)`, all of which must hold; or a list of such lists, one of which must."""
+"""List of conditions `(column, operator, value)` combined by "and", or list of such lists combined by "or"."""
 
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "=": operator.eq, "!=": operator.ne,
@@ -404,19 +404,19 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 _OPERATORS = (*_COMPARISONS, "in", "not in")
 
 
-def choose(wanted: Iterable[str] | None, known: Sequence[str], subject: str) -> list[str]:
-    """Return the columns that are asked for, in the order of the known ones; a name stands for all nested under it.
+def choose(requested: Iterable[str] | None, known: Sequence[str], subject: str) -> list[str]:
+    """Return the requested columns in the order of `known`; a name includes all columns nested under it.
 
     Examples
     --------
     >>> choose(["obs"], ["obs.camera", "obs.arm", "rewards"], "the file")
     ['obs.camera', 'obs.arm']
     """
-    if wanted is None:
+    if requested is None:
         return list(known)
-    if isinstance(wanted, str):
-        raise ArgumentError(f"columns must be a list of names, got {wanted!r}; pass [{wanted!r}]")
-    asked = list(wanted)
+    if isinstance(requested, str):
+        raise ArgumentError(f"columns must be a list of names, got {requested!r}; pass [{requested!r}]")
+    asked = list(requested)
     for name in asked:
         if not any(_is_under(column, name) for column in known):
             raise ColumnNotFoundError(f"{subject} has no column {name!r}; {near_names(str(name), known)}")
@@ -428,7 +428,7 @@ def _is_under(column: str, name: object) -> bool:
 
 
 class _Comparison(NamedTuple):
-    """Comparison of a numeric column with a number of its type, for filters that NumPy evaluates."""
+    """Comparison of a numeric column with a number of its type, evaluated by NumPy."""
 
     name: str
     compare: Callable[[Any, Any], Any]
@@ -436,7 +436,7 @@ class _Comparison(NamedTuple):
 
     @classmethod
     def of(cls, condition: tuple[str, str, Any], schema: pa.Schema) -> Self | None:
-        """Return a condition as a comparison; None if only Arrow's engine compares such values."""
+        """Convert a condition to a comparison; None if only Arrow can evaluate it."""
         name, sign, value = condition
         field = schema.field(name)
         arrow = field.type
@@ -446,14 +446,14 @@ class _Comparison(NamedTuple):
             bounds = np.iinfo(arrow.to_pandas_dtype())
             return cls(name, _COMPARISONS[sign], int(value)) if bounds.min <= value <= bounds.max else None
         if (pa.types.is_float32(arrow) or pa.types.is_float64(arrow)) and isinstance(value, float | np.floating):
-            # A number of 64 bits is compared as such with columns of 32.
+            # 64-bit numbers are compared in 64 bits with 32-bit columns.
             return cls(name, _COMPARISONS[sign], np.float64(value))
         return None
 
     def holds(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-        """Return for which rows the comparison holds."""
-        found: npt.NDArray[np.bool_] = self.compare(columns[self.name], self.value)
-        return found
+        """Return a mask of the rows that satisfy the comparison."""
+        mask: npt.NDArray[np.bool_] = self.compare(columns[self.name], self.value)
+        return mask
 
 
 def _other_type(error: Exception) -> ArgumentError:
@@ -461,16 +461,16 @@ def _other_type(error: Exception) -> ArgumentError:
 
 
 class RowFilter:
-    """A condition on the rows of a table, held by readers that skip the others.
+    """Condition on the rows of a table, used by readers to skip other rows.
 
-    Columns are compared in the types that they have in memory. `subject` is the table, for errors.
+    Columns are compared in their types in memory. `subject` labels the table in errors.
 
     Attributes
     ----------
     names
-        The columns that it looks at.
+        Columns in the condition.
     expression
-        The condition for pyarrow, over the types that Parquet files have.
+        The condition for pyarrow, with Parquet's types.
     """
 
     def __init__(self, filters: Filters, schema: pa.Schema, subject: str) -> None:
@@ -485,13 +485,13 @@ class RowFilter:
                 )
             names[condition[0]] = None
         if not names:
-            raise ArgumentError("filters must have conditions, there are none; leave them out")
+            raise ArgumentError("filters must have conditions, got none; pass None")
         for name in names:
             if name not in schema.names:
                 raise ColumnNotFoundError(f"{subject} has no column {name!r}; {near_names(str(name), schema.names)}")
             plain = parquet_field(schema.field(name)).type
             if pa.types.is_nested(plain):
-                raise ArgumentError(f"filters must be about columns with one value a row, {name!r} has {plain}")
+                raise ArgumentError(f"filters must use columns with one value per row, got {name!r} of {plain}")
         self.names = list(names)
         try:
             self.expression: Any = parquet.filters_to_expression(filters)
@@ -500,11 +500,11 @@ class RowFilter:
         numbers = [[one for own in group if (one := _Comparison.of(own, schema))] for group in groups]
         self._comparisons = numbers if [*map(len, numbers)] == [*map(len, groups)] else None
         if self._comparisons is None:
-            # Values of other types than their columns are found before anything is read.
+            # Reject values of wrong types before anything is read.
             self._find(pa.schema([schema.field(name) for name in names]).empty_table())
 
     def rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """Return the rows of a table, in order, for which the condition holds."""
+        """Return the numbers of rows that satisfy the condition, in order."""
         if self._comparisons is None or any(table.column(name).null_count for name in self.names):
             return self._find(table)
         columns = {name: table.column(name).to_numpy() for name in self.names}
@@ -512,7 +512,7 @@ class RowFilter:
         return reduce(operator.or_, masks).nonzero()[0]
 
     def _find(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """Find rows by Arrow's engine, which accepts values of every type; 0.2 ms at least."""
+        """Evaluate the condition by Arrow, which accepts values of every type; at least 0.2 ms."""
         columns: dict[str, Any] = {}
         for name in self.names:
             field = table.schema.field(name)
@@ -521,8 +521,8 @@ class RowFilter:
         number = "\0"
         columns[number] = pa.array(np.arange(table.num_rows))
         try:
-            kept = pa.table(columns).filter(self.expression)
+            filtered = pa.table(columns).filter(self.expression)
         except pa.ArrowException as error:
             raise _other_type(error) from error
-        found: npt.NDArray[np.int64] = kept.column(number).to_numpy()
-        return found
+        rows: npt.NDArray[np.int64] = filtered.column(number).to_numpy()
+        return rows

@@ -1,9 +1,8 @@
-"""Batches in Parquet files: compressed, for keeping and for other tools.
+"""Batches in Parquet files: compressed, for archiving and other tools.
 
-A file holds the table that `to_arrow` makes; each policy has row groups of its own. Where Parquet has no place for what
-Arrow holds, the values are written in another layout (see `parquet_layout`), and the Arrow schema stands beside them in
-the metadata, so that what is read equals what was written. Each page has a checksum as the format defines it, for every
-reader; before the footer there are checksums of all bytes (see `checksums`).
+A file contains the table of `to_arrow`, with separate row groups per policy. Types that Parquet lacks are converted
+(see `parquet_layout`), and the metadata contains the Arrow schema to restore them exactly. Each page has the checksum
+that the format defines; checksums of all bytes precede the footer (see `checksums`).
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from samplebatch.storage.tables.batches import (
 from samplebatch.storage.tables.parquet_layout import byte_paths, holds_flags, lay_out, parquet_field, to_parquet
 
 SCHEMA_KEY = b"samplebatch.arrow_schema"
-"""Key of the schema's metadata that holds the Arrow schema, in base64, where Parquet has no place for all of it."""
+"""Metadata key of the Arrow schema in base64, if Parquet cannot represent the schema."""
 
 
 _MAX_SCHEMA_NBYTES = 1 << 16
 
 
 class _ParquetSchema(FileSchema):
-    """A schema of Parquet files, with the types that its columns are stored as."""
+    """Schema of Parquet files, with the stored types of its columns."""
 
     def __init__(self, stored: pa.Schema) -> None:
         super().__init__(_schema_in_memory(stored))
@@ -54,7 +53,7 @@ class _ParquetSchema(FileSchema):
 
 
 _schemas = Recent[bytes, _ParquetSchema](limit=32)
-"""The schemas that were seen last, by all their bytes."""
+"""Recently used schemas by all their bytes."""
 
 
 def _known_schema(stored: pa.Schema) -> _ParquetSchema:
@@ -67,9 +66,9 @@ def _known_schema(stored: pa.Schema) -> _ParquetSchema:
 
 
 class ParquetTable(TableFile):
-    """A table in a Parquet file, laid out in memory as it was before it was written.
+    """Table in a Parquet file, restored to its layout in memory.
 
-    With `check_pages`, each page that is read is verified against its checksum.
+    With `check_pages`, each page is verified against its checksum when read.
     """
 
     form = "Parquet"
@@ -87,24 +86,24 @@ class ParquetTable(TableFile):
 
     @cached_property
     def group_rows(self) -> list[int]:
-        """Rows of each row group."""
+        """Number of rows per row group."""
         about = self._file.metadata
         return [about.row_group(i).num_rows for i in range(self.num_groups)]
 
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
-        """Read columns of some row groups, laid out as they were in memory."""
+        """Read columns of row groups, restored to their layout in memory."""
         with name_file_damage(self.name, self.form):
             stored = self._reader.read(groups, names, bound)
             stored.validate()
             schema, types = self._known.schema, self._known.stored_types
             fields, columns = [], []
-            for column, place in zip(stored.columns, places_of(schema, stored.schema.names), strict=True):
-                fields.append(schema.field(place))
-                columns.append(_column_in_memory(column, fields[-1], types[place]))
+            for column, index in zip(stored.columns, places_of(schema, stored.schema.names), strict=True):
+                fields.append(schema.field(index))
+                columns.append(_column_in_memory(column, fields[-1], types[index]))
             return pa.Table.from_arrays(columns, schema=pa.schema(fields, schema.metadata))
 
     def matching(self, condition: RowFilter) -> list[int]:
-        """List the row groups in which a condition may hold, by their statistics."""
+        """List the row groups whose statistics do not exclude a condition."""
         from pyarrow import dataset
 
         form = dataset.ParquetFileFormat()
@@ -115,22 +114,22 @@ class ParquetTable(TableFile):
             return [group.id for group in fragment.subset(filter=condition.expression).row_groups]
 
     def _check_types(self, names: Sequence[str]) -> None:
-        """Check that row groups have columns of the types of the schema: pyarrow ends the process over statistics."""
+        """Check column types of row groups: pyarrow terminates the process on mismatched statistics."""
         about = self._file.metadata
         for place in range(about.num_columns):
             column = about.schema.column(place)
             if column.path not in names:
                 continue
             for group in range(self.num_groups):
-                found = about.row_group(group).column(place).physical_type
-                if found != column.physical_type:
-                    raise FormatError(f"column {column.path!r} must be {column.physical_type}, a group has {found}")
+                actual = about.row_group(group).column(place).physical_type
+                if actual != column.physical_type:
+                    raise FormatError(f"column {column.path!r} must be {column.physical_type}, got {actual} in a group")
 
 
 def schema_to_store(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the table that Parquet holds in place of one in memory, which it then has in its metadata.
+    """Return the schema that Parquet stores for a schema in memory, with the original in its metadata.
 
-    Parquet's is the same schema where it has a place for everything in it.
+    Returns the same schema if Parquet can represent it.
     """
     stored = pa.schema([parquet_field(field) for field in schema], schema.metadata)
     if stored.equals(schema):
@@ -144,10 +143,10 @@ def _schema_in_memory(stored: pa.Schema) -> pa.Schema:
     encoded = (stored.metadata or {}).get(SCHEMA_KEY)
     if encoded is None:
         return stored
-    wanted = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded, validate=True)))
-    if wanted.names != stored.names:
-        raise FormatError("the columns are not those of the schema in the metadata")
-    return wanted.with_metadata(stored.metadata)
+    original = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded, validate=True)))
+    if original.names != stored.names:
+        raise FormatError("the columns must match the schema in the metadata, got others")
+    return original.with_metadata(stored.metadata)
 
 
 def _column_in_memory(column: pa.ChunkedArray, field: pa.Field, stored: pa.DataType) -> pa.ChunkedArray:
@@ -161,7 +160,7 @@ def _column_in_memory(column: pa.ChunkedArray, field: pa.Field, stored: pa.DataT
 
 
 _GROUP_NBYTES = 1 << 23
-"""Bytes of the rows of a row group, at the most, about: readers take one at a time."""
+"""Approximate maximum size of a row group: readers load one at a time."""
 
 _POLICY = "policy_id"
 _CODECS = ("zstd", "snappy", "lz4", "gzip", "brotli", "none")
@@ -172,18 +171,18 @@ def write_parquet(
 ) -> None:
     """Write a batch to a Parquet file, atomically.
 
-    The bytes go to a temporary file beside the path, which takes its place once they are on the disk.
+    The bytes are written to a temporary file, which replaces the path once they are on disk.
 
     Parameters
     ----------
     batch
-        The batch. Compressed columns are written uncompressed: Parquet compresses all.
+        The batch. Columns compressed in memory are decompressed: Parquet compresses all columns.
     path
-        The file. Its folder must exist.
+        Path of the file in an existing folder.
     compression
         Parquet's codec: `"zstd"`, `"snappy"`, `"lz4"`, `"gzip"`, `"brotli"` or `"none"`.
     durable
-        Whether to wait until the file is on the disk; see `SampleBatch.save`.
+        Whether to sync the file to disk; see `SampleBatch.save`.
 
     Raises
     ------
@@ -192,7 +191,7 @@ def write_parquet(
     SequenceError
         If the batch is time-major.
     ArgumentError
-        If there is no such codec.
+        If the codec is unknown.
 
     Examples
     --------
@@ -210,14 +209,14 @@ def write_parquet(
 
 
 class ParquetWriter:
-    """Writes tables of one schema as row groups, laid out as Parquet has a place for them; made by `parquet_writer`."""
+    """Writer of tables with one schema as row groups; created by `parquet_writer`."""
 
     def __init__(self, writer: Any, schema: pa.Schema) -> None:
         self._writer = writer
         self._schema = schema
 
     def write_table(self, table: pa.Table) -> None:
-        """Write a table as one row group or several, none of which is larger than readers like to take at once."""
+        """Write a table as one or several row groups of limited size."""
         columns = [
             pa.chunked_array(
                 [to_parquet(chunk, nullable=field.nullable, flags=holds_flags(field)) for chunk in column.chunks],
@@ -238,16 +237,16 @@ class ParquetWriter:
 def parquet_writer(
     path: str | os.PathLike[str], schema: pa.Schema, compression: str = "zstd", *, durable: bool = True
 ) -> Iterator[ParquetWriter]:
-    """Open a writer of a Parquet file, which takes the path's place, with checksums, when the block ends well.
+    """Open a writer of a Parquet file with checksums, which replaces the path if the block succeeds.
 
     Raises
     ------
     OSError
-        If the path is a folder, or no file there can be written.
+        If the path is a folder or not writable.
     FormatError
-        If its name has the ending of another format.
+        If the suffix of the path belongs to another format.
     ArgumentError
-        If there is no such codec.
+        If the codec is unknown.
     """
     from pyarrow import parquet
 
@@ -259,11 +258,11 @@ def parquet_writer(
             file,
             stored,
             compression=compression,
-            # Dictionaries of floats and counters cost time and save nothing. Streams of the bytes of floats, one for
-            # each place, save a tenth, and Spark does not read them.
+            # Dictionaries of floats and counters cost time without reducing size. Byte-stream splitting of floats would
+            # save 10 %, but Spark cannot read it.
             use_dictionary=[_POLICY, *byte_paths(stored)],
             write_page_checksum=True,
-            # The version that has 16-bit floats and unsigned integers.
+            # The first version with 16-bit floats and unsigned integers.
             version="2.6",
         ) as writer:
             yield ParquetWriter(writer, stored)
@@ -273,29 +272,29 @@ def parquet_writer(
 def read_parquet(
     path: str | os.PathLike[str], *, allow_pickle: bool = False, verify: bool = True, max_nbytes: int | None = None
 ) -> Any:
-    """Read a batch that `write_parquet` wrote.
+    """Read a batch written by `write_parquet`.
 
     Parameters
     ----------
     path
         The file.
     allow_pickle
-        Whether to unpickle columns of Python objects that Arrow has no type for. Only for files whose writer you
-        trust: a pickle can run any code.
+        Whether to unpickle columns of Python objects that Arrow has no type for. Only for files from a trusted writer:
+        a pickle can execute arbitrary code.
     verify
-        Whether to hold the file against its checksums; against those of its pages, where an older version wrote it.
+        Whether to verify all bytes against their checksums; files of older versions only have page checksums.
     max_nbytes
-        Bytes of memory that may be made of the file; 256 MiB or 1024 times its own, whichever is more, if None.
+        Maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
 
     Raises
     ------
     FormatError
-        If the file is no Parquet file, is damaged or cut short, or was not written by this library. Names the columns
-        where bytes have changed.
+        If the file is not a Parquet file, is damaged or truncated, or was not written by this library. Names the
+        columns with changed bytes.
     UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false; names it.
+        If a column is pickled and `allow_pickle` is false; names the column.
     CapacityError
-        If more memory would be made of the file than `max_nbytes`; names the column.
+        If more than `max_nbytes` would be allocated; names the column.
     OSError
         If the file cannot be read.
     """
@@ -307,14 +306,14 @@ def read_parquet(
 def open_parquet(
     path: str | os.PathLike[str], *, verify: bool | None = True, max_nbytes: int | None = None
 ) -> tuple[ParquetTable, MemoryBound]:
-    """Open the table of a Parquet file, and make the bound of the memory that may be made of it.
+    """Open the table of a Parquet file, and create its memory bound.
 
     Parameters
     ----------
     path, max_nbytes
-        As of `read_parquet`.
+        As in `read_parquet`.
     verify
-        Whether to hold the file against its checksums; if None, the footer at once, and pages when they are read.
+        Whether to verify all bytes against their checksums; None for the footer now and pages when read.
     """
     name = os.fspath(path)
     return parquet_table(file_bytes(name, memory_map=True), name, verify=verify, max_nbytes=max_nbytes)
@@ -323,7 +322,7 @@ def open_parquet(
 def parquet_table(
     data: pa.Buffer, name: str, *, verify: bool | None, max_nbytes: int | None = None
 ) -> tuple[ParquetTable, MemoryBound]:
-    """Create the table of a Parquet file's bytes, and its bound, as `open_parquet` does."""
+    """Create the table of a Parquet file's bytes and its memory bound; see `open_parquet`."""
     check_magic(data, checksums.PARQUET.magic, "Parquet", name)
     with name_file_damage(name, "Parquet"):
         has_checksums = verify is not False and check_parquet(data, name, verify=bool(verify))
@@ -332,31 +331,31 @@ def parquet_table(
 
 
 def check_parquet(data: pa.Buffer, name: str, *, verify: bool = True) -> bool:
-    """Verify a Parquet file, or its footer alone, against its checksums; return whether it has any."""
+    """Verify a Parquet file, or only its footer, against its checksums; return whether it has checksums."""
     return checksums.verify(data, checksums.PARQUET, name, partial(_columns_at, data) if verify else None)
 
 
 def _columns_at(data: pa.Buffer, start: int, stop: int) -> list[str]:
-    """Name the columns of a Parquet file with values between two offsets."""
+    """Return the names of columns with values between two offsets of a Parquet file."""
     from pyarrow import parquet
 
     try:
         about = parquet.read_metadata(pa.BufferReader(data))
-    # What is damaged may be what says where the columns are.
+    # The damage may affect the layout of the columns.
     except (pa.ArrowException, OSError):
         return []
-    found: dict[str, None] = {}
+    columns: dict[str, None] = {}
     for group in range(about.num_row_groups):
         for i in range(about.num_columns):
             column = about.row_group(group).column(i)
             first = column.dictionary_page_offset or column.data_page_offset
             if first < stop and first + column.total_compressed_size > start:
-                found[column.path_in_schema.removesuffix(".list.element")] = None
-    return list(found)
+                columns[column.path_in_schema.removesuffix(".list.element")] = None
+    return list(columns)
 
 
 def _row_groups(batch: AnyBatch, table: pa.Table) -> Iterator[pa.Table]:
-    """Cut a table so that no row group has rows of two policies: readers that want one then skip the others."""
+    """Split a table so that each row group has one policy, which lets readers of a policy skip the others."""
     if not isinstance(batch, MultiAgentBatch) or not batch.policy_batches:
         yield table
         return

@@ -1,12 +1,12 @@
-"""Arrow types that Parquet lacks, or that only Arrow's own readers know, and the types that they are written as.
+"""Arrow types that Parquet or common Parquet readers lack, and the types that they are stored as.
 
-- Flags are written as booleans, and tensors as nested fixed-size lists: every reader knows these, and Arrow's extension
-  types only some. Columns of flags whose rows are tensors or lists are such of booleans.
-- A dict without keys (Arrow's struct without fields) and a row without elements (a fixed-size list of size 0) have
-  nothing but their being there: they are written as bools, all of them true.
-- Dates in seconds would be multiplied into milliseconds, and may overflow: they are written as 64-bit integers.
-- Fixed-size lists among which there may be nulls cannot be read by pyarrow before 19: they are written as lists of any
-  size. Parquet's own layout of the two is the same.
+- Flags are stored as booleans, and tensors as nested fixed-size lists, which every reader supports, unlike Arrow's
+  extension types. Flag columns whose rows are tensors or lists are stored as lists of booleans.
+- A struct without fields (a dict without keys) and a fixed-size list of size 0 (a row without elements) are stored as
+  booleans with the value true.
+- Dates in seconds would be converted to milliseconds and could overflow: they are stored as 64-bit integers.
+- pyarrow before version 19 cannot read fixed-size lists with nulls: they are stored as lists of variable size, which
+  have the same layout in Parquet.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _FLAG = np.dtype(np.bool_).str.encode()
 
 
 def holds_flags(field: pa.Field) -> bool:
-    """Return whether a field names flags as the elements of its rows, which lie in Arrow as 8-bit integers."""
+    """Return whether a field has flags as elements of its rows, stored as 8-bit integers in Arrow."""
     return (field.metadata or {}).get(DTYPE_KEY) == _FLAG
 
 
 def parquet_field(field: pa.Field, *, flags: bool = False) -> pa.Field:
-    """Return the field of an array that `to_parquet` returns; the same one where nothing in it changes."""
+    """Return the field of the array that `to_parquet` returns; the same field if nothing changes."""
     flags = flags or holds_flags(field)
     changed = parquet_type(field.type, nullable=field.nullable, flags=flags)
     return field if changed.equals(field.type) else field.with_type(changed)
 
 
 def parquet_type(arrow: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.DataType:
-    """Return the type that Parquet stores in place of one; the same type where Parquet can represent it.
+    """Return the type that Parquet stores instead of a type; the same type if Parquet supports it.
 
-    With `flags`, 8-bit integers in it are flags.
+    With `flags`, 8-bit integers are flags.
 
     Examples
     --------
@@ -69,68 +69,68 @@ def parquet_type(arrow: pa.DataType, *, nullable: bool = False, flags: bool = Fa
 
 
 def to_parquet(array: pa.Array, *, nullable: bool = False, flags: bool = False) -> pa.Array:
-    """Convert an array to its `parquet_type`; the same array where nothing in it changes."""
+    """Convert an array to its `parquet_type`; the same array if nothing changes."""
     arrow = array.type
-    wanted = parquet_type(arrow, nullable=nullable, flags=flags)
-    if wanted.equals(arrow):
+    target = parquet_type(arrow, nullable=nullable, flags=flags)
+    if target.equals(arrow):
         return array
     if isinstance(arrow, pa.FixedShapeTensorType):
         return to_parquet(_nest(array), nullable=nullable, flags=flags)
     if isinstance(arrow, pa.Bool8Type):
-        return array.storage.cast(wanted)
+        return array.storage.cast(target)
     if isinstance(arrow, pa.BaseExtensionType):
         return to_parquet(array.storage, nullable=nullable, flags=flags)
     if pa.types.is_int8(arrow):
-        return array.cast(wanted)
+        return array.cast(target)
     if _is_bare(arrow):
         return pa.array(np.ones(len(array), np.bool_), mask=_missing(array))
     if pa.types.is_timestamp(arrow):
-        return array.view(wanted)
+        return array.view(target)
     children = [
         to_parquet(child, nullable=arrow.field(i).nullable, flags=flags) for i, child in enumerate(_children(array))
     ]
-    return _rebuild(array, wanted, children)
+    return _rebuild(array, target, children)
 
 
-def from_parquet(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.Array:
-    """Lay an array out as the type says of which `to_parquet` made it."""
-    if array.type.equals(wanted):
+def from_parquet(array: pa.Array, target: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.Array:
+    """Restore the original type of an array that `to_parquet` converted."""
+    if array.type.equals(target):
         return array
-    expected = parquet_type(wanted, nullable=nullable, flags=flags)
+    expected = parquet_type(target, nullable=nullable, flags=flags)
     if not array.type.equals(expected):
-        raise FormatError(f"values of {wanted} must be stored as {expected}, got {array.type}")
-    return lay_out(array, wanted, nullable=nullable, flags=flags)
+        raise FormatError(f"values of {target} must be stored as {expected}, got {array.type}")
+    return lay_out(array, target, nullable=nullable, flags=flags)
 
 
-def lay_out(array: pa.Array, wanted: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.Array:
-    """Convert an array of the `parquet_type` of another type to that type, which differs from it."""
-    if isinstance(wanted, pa.Bool8Type):
-        return pa.ExtensionArray.from_storage(wanted, array.cast(pa.int8()))
-    if isinstance(wanted, pa.FixedShapeTensorType):
-        return _unnest(from_parquet(array, _nested_type(wanted), nullable=nullable, flags=flags), wanted)
-    if isinstance(wanted, pa.BaseExtensionType):
-        stored = from_parquet(array, wanted.storage_type, nullable=nullable, flags=flags)
-        return pa.ExtensionArray.from_storage(wanted, stored)
-    if pa.types.is_int8(wanted):
-        return array.cast(wanted)
-    if _is_bare(wanted):
+def lay_out(array: pa.Array, target: pa.DataType, *, nullable: bool = False, flags: bool = False) -> pa.Array:
+    """Convert an array from the `parquet_type` of another type to that type."""
+    if isinstance(target, pa.Bool8Type):
+        return pa.ExtensionArray.from_storage(target, array.cast(pa.int8()))
+    if isinstance(target, pa.FixedShapeTensorType):
+        return _unnest(from_parquet(array, _nested_type(target), nullable=nullable, flags=flags), target)
+    if isinstance(target, pa.BaseExtensionType):
+        stored = from_parquet(array, target.storage_type, nullable=nullable, flags=flags)
+        return pa.ExtensionArray.from_storage(target, stored)
+    if pa.types.is_int8(target):
+        return array.cast(target)
+    if _is_bare(target):
         present = pa.array(~_missing(array)).buffers()[1]
-        children = [pa.array([], wanted.value_type)] if pa.types.is_fixed_size_list(wanted) else []
-        return pa.Array.from_buffers(wanted, len(array), [present], children=children)
-    if pa.types.is_timestamp(wanted):
-        return array.view(wanted)
-    fields = [wanted.field(i) for i in range(wanted.num_fields)]
+        children = [pa.array([], target.value_type)] if pa.types.is_fixed_size_list(target) else []
+        return pa.Array.from_buffers(target, len(array), [present], children=children)
+    if pa.types.is_timestamp(target):
+        return array.view(target)
+    fields = [target.field(i) for i in range(target.num_fields)]
     children = [
         from_parquet(child, field.type, nullable=field.nullable, flags=flags)
         for child, field in zip(_children(array), fields, strict=True)
     ]
-    return _rebuild(array, wanted, children)
+    return _rebuild(array, target, children)
 
 
 def byte_paths(schema: pa.Schema) -> list[str]:
-    """List the 8-bit integers of a table by their paths in Parquet: numbers, and rows of numbers, such as images.
+    """List the Parquet paths of 8-bit integers: numbers, and rows of numbers such as images.
 
-    Parquet has no integers of fewer than 32 bits, but places in a dictionary take 8 at the most.
+    Parquet's integers have at least 32 bits, but dictionary indices have at most 8 for these.
 
     Examples
     --------
@@ -141,7 +141,7 @@ def byte_paths(schema: pa.Schema) -> list[str]:
 
 
 def _numbers(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Walk through the types of elements, by their paths in Parquet."""
+    """Yield Parquet paths and types of elements."""
     for field in schema:
         arrow, path = field.type, field.name
         while pa.types.is_fixed_size_list(arrow) or pa.types.is_large_list(arrow):
@@ -150,7 +150,7 @@ def _numbers(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _nested_type(tensor: pa.DataType) -> pa.DataType:
-    """Return the nested fixed-size lists that have a tensor's shape; its storage where that has no elements."""
+    """Return nested fixed-size lists of a tensor's shape; its storage type if it has no elements."""
     shape = tensor.shape
     return tensor.storage_type if 0 in shape else _lists_of(tensor.value_type, shape)
 
@@ -183,7 +183,7 @@ def _unnest(array: pa.Array, tensor: pa.DataType) -> pa.Array:
 
 
 def _fixed_lists(values: pa.Array, arrow: pa.DataType, like: pa.Array) -> pa.Array:
-    """Make fixed-size lists of values, with nulls where another array has some."""
+    """Create fixed-size lists of values, with the nulls of another array."""
     if like.null_count:
         return pa.FixedSizeListArray.from_arrays(values, type=arrow, mask=pa.array(_missing(like)))
     return pa.Array.from_buffers(arrow, len(like), [None], children=[values])
@@ -202,7 +202,7 @@ def _missing(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _children(array: pa.Array) -> list[pa.Array]:
-    """Return the children of a struct or list array, cut to the array's own rows."""
+    """Return the children of a struct or list array, sliced to its rows."""
     if pa.types.is_struct(array.type):
         return [array.field(i) for i in range(array.type.num_fields)]
     if pa.types.is_fixed_size_list(array.type):
@@ -211,36 +211,36 @@ def _children(array: pa.Array) -> list[pa.Array]:
     return [array.values]
 
 
-def _rebuild(array: pa.Array, wanted: pa.DataType, children: list[pa.Array]) -> pa.Array:
-    """Create an array of the type with the array's rows and other children."""
+def _rebuild(array: pa.Array, target: pa.DataType, children: list[pa.Array]) -> pa.Array:
+    """Create an array of a type with the rows of an array and other children."""
     mask = pa.array(_missing(array)) if array.null_count else None
-    if pa.types.is_struct(wanted):
-        return pa.StructArray.from_arrays(children, fields=list(wanted), mask=mask)
+    if pa.types.is_struct(target):
+        return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
     (values,) = children
-    if pa.types.is_fixed_size_list(wanted):
+    if pa.types.is_fixed_size_list(target):
         if pa.types.is_large_list(array.type):
-            values = _pad(array, values, wanted.list_size)
-        return pa.FixedSizeListArray.from_arrays(values, type=wanted, mask=mask)
+            values = _pad(array, values, target.list_size)
+        return pa.FixedSizeListArray.from_arrays(values, type=target, mask=mask)
     if pa.types.is_fixed_size_list(array.type):
         values, offsets = _pack(array, values)
     else:
-        # Fresh offsets: those of a slice go with no mask.
+        # Offsets are copied, because sliced offsets cannot be combined with a mask.
         offsets = np.array(array.offsets)
-    return pa.LargeListArray.from_arrays(pa.array(offsets), values, type=wanted, mask=mask)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values, type=target, mask=mask)
 
 
 def _pack(array: pa.Array, values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Leave out the values of lists that are not there, and return the others with the offsets of all lists."""
+    """Remove the values of null lists, and return the others with the offsets of all lists."""
     size, present = array.type.list_size, ~_missing(array)
     parts = [values.slice(start * size, (stop - start) * size) for start, stop, there in _spans(present) if there]
     return _join(parts, values.type), np.append(0, np.cumsum(present) * size)
 
 
 def _pad(array: pa.Array, values: pa.Array, size: int) -> pa.Array:
-    """Put nulls in the place of lists that are not there, for all lists to be of one size."""
+    """Replace null lists by null values, so that all lists have one size."""
     offsets, present = np.array(array.offsets), ~_missing(array)
     if (np.diff(offsets)[present] != size).any():
-        raise FormatError(f"lists of size {size} must have that size, and not all of them have")
+        raise FormatError(f"lists must have size {size}, got others")
     return _join(
         [
             values.slice(offsets[start], (stop - start) * size)
@@ -253,7 +253,7 @@ def _pad(array: pa.Array, values: pa.Array, size: int) -> pa.Array:
 
 
 def _spans(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
-    """Cut flags into ranges of equal ones."""
+    """Split flags into ranges of equal values."""
     bounds = [0, *(np.flatnonzero(flags[1:] != flags[:-1]) + 1).tolist(), len(flags)] if len(flags) else [0]
     return [(start, stop, bool(flags[start])) for start, stop in pairwise(bounds)]
 

@@ -225,19 +225,19 @@ def damage_undo(path: Path) -> None:
     ("damage", "found"),
     [
         (damage_size, "must have the 24 bytes of column 'a', got 23"),
-        (damage_missing, "must hold column 'a', and it is not there"),
-        (damage_commits, "must have one whole commit, and has none"),
-        (damage_one_commit, "must have the commit of step 3, and it has that of step 2"),
-        (damage_version, "is of version 99, this library reads 1"),
-        (damage_commit_version, "is of version 99, this library reads 1"),
-        (damage_about, "must be a whole file of a buffer"),
-        (damage_about_kind, "must describe a buffer, it does not"),
-        (damage_layout, "must list columns, it does not"),
-        (damage_no_object, "must be a file of a buffer, it is another"),
-        (damage_dtype, "must describe column 'a', it does not"),
-        (damage_shape, "must describe column 'a', it does not"),
-        (damage_no_intent, "intent' must be there, and it is not"),
-        (damage_undo, "must have 8 bytes more than it has"),
+        (damage_missing, "must contain column 'a', got no file"),
+        (damage_commits, "must have a valid commit, got none"),
+        (damage_one_commit, "must have the commit of step 3, got step 2"),
+        (damage_version, "must have version 1 or 2, got version 99"),
+        (damage_commit_version, "must have version 1, got version 99"),
+        (damage_about, "must be an intact file of a buffer"),
+        (damage_about_kind, "must describe a buffer, got another JSON value"),
+        (damage_layout, "must list columns, got another JSON value"),
+        (damage_no_object, "must be a file of a buffer, got another JSON value"),
+        (damage_dtype, "must describe column 'a':"),
+        (damage_shape, "must describe column 'a':"),
+        (damage_no_intent, "intent' must exist, got no file"),
+        (damage_undo, "must have 5 more bytes"),
     ],
 )
 def test_damage_is_found_on_opening(path: Path, damage: Any, found: str) -> None:
@@ -256,7 +256,7 @@ def test_a_folder_is_open_once(path: Path) -> None:
     folder = filled(path)
     with pytest.raises(StorageError, match="must not be open elsewhere"):
         BufferFolder.open(path)
-    with pytest.raises(StorageError, match="and it holds a buffer; open that with open"):
+    with pytest.raises(StorageError, match="got an existing buffer; open it with open"):
         BufferFolder.create(path, {}, b"")
     folder.close()
     BufferFolder.open(path).close()
@@ -319,10 +319,10 @@ def test_a_closed_folder_takes_nothing(path: Path) -> None:
 
 
 def test_only_folders_of_its_own_are_taken(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"must be the folder of a buffer, and there is no 'buffer\.json' in it"):
+    with pytest.raises(StorageError, match=r"must be the folder of a buffer, got one without 'buffer\.json'"):
         BufferFolder.open(tmp_path)
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(StorageError, match=r"must be a new folder or an empty one, and it holds 'thesis\.tex'"):
+    with pytest.raises(StorageError, match=r"must be a new or empty folder, got one with 'thesis\.tex'"):
         BufferFolder.create(tmp_path, {}, b"")
     with pytest.raises(FileExistsError):
         BufferFolder.create(tmp_path / "thesis.tex", {}, b"")
@@ -389,7 +389,7 @@ def test_rows_that_cannot_be_kept_are_not_overwritten(path: Path, monkeypatch: p
     folder.columns["a"][0] = 9
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", full)
-        with pytest.raises(StorageError, match="must take a step, and could not, and is closed"):
+        with pytest.raises(StorageError, match="must be writable to commit a step, and is closed"):
             folder.commit(b"3")
     with pytest.raises(StorageError, match="a step could not be committed"):
         folder.begin([])

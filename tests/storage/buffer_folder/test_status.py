@@ -261,7 +261,9 @@ def test_a_folder_that_was_open_when_the_machine_went_down_is_refused(
         with monkeypatch.context() as patch:
             patch.setattr(status, "_BOOT", tmp_path / "boot")
             if open_then:
-                with pytest.raises(FormatError, match="was open when the machine went down, so rows may be lost"):
+                with pytest.raises(
+                    FormatError, match="was open when the machine crashed, so unflushed rows may be lost"
+                ):
                     ReplayBuffer.open(path)
             with ReplayBuffer.open(path, verify=False if open_then else None) as again:
                 assert_same_rows(again, buffer)
@@ -283,12 +285,12 @@ def test_a_folder_without_its_status_is_refused(path: Path) -> None:
     [
         (
             {"../other": [1, 1, 1, [1]]},
-            r"status\.json' must list the files of a buffer, it does not: .*in another folder",
+            r"status\.json' must list the files of a buffer: .*in another folder",
         ),
         ({"/dev/zero": [1, 1, 1, [1]]}, "in another folder"),
         ({"0.column": [float("inf"), 1, 1, [1]]}, "must list the files of a buffer"),
         ({"0.column": [1, 1, 1]}, "must list the files of a buffer"),
-        ({"nowhere": [1, 1, 1, [1]]}, "nowhere' must be there as it was closed"),
+        ({"nowhere": [1, 1, 1, [1]]}, "nowhere' must exist, as when it was closed"),
         ({"lock": [1, 1, 1, []]}, "lock' must have the bytes that it was closed with"),
     ],
 )
