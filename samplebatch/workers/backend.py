@@ -1,4 +1,4 @@
-"""Backend: where the workers of a run live, and how the learner reaches them; and the one without processes."""
+"""Base classes of worker backends, and the backend without processes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class WorkerExit(Exception):
-    """A worker has failed, died or been found hanging; everything that it sent has been received.
+    """A worker has failed, died or hung, and all its messages have been received.
 
     Attributes
     ----------
     how
-        How it ended.
+        How the worker ended.
     why
-        Its reason, if it gave one.
+        Reason reported by the worker, if any.
     details
-        More of that, such as a traceback.
+        Further details, such as a traceback.
     """
 
     def __init__(self, how: str, why: str = "", details: str = "") -> None:
@@ -43,11 +43,11 @@ class WorkerExit(Exception):
 
 
 class WorkerUnplaced(WorkerExit):
-    """A worker was never started, because no machine had room for it: another one would not be either."""
+    """A worker was never started, because no machine had the resources; a replacement would fail too."""
 
 
 def word_failure(error: Exception) -> str:
-    """Word why a worker failed, for `WorkerExit.why`: errors of others are named by their class.
+    """Format the reason of a failure for `WorkerExit.why`; errors of other libraries include their class.
 
     >>> word_failure(KeyError("obs"))
     "KeyError: 'obs'"
@@ -56,20 +56,20 @@ def word_failure(error: Exception) -> str:
 
 
 GRACE_S = 2.0
-"""Seconds that workers have to close their environments when they are stopped."""
+"""Seconds that workers may use to close their environments when they are stopped."""
 _START_S = 60.0
-"""Seconds that a worker has in any case to start, make its environments, and send its first fragment."""
+"""Minimum time limit of a worker to start, create its environments, and send its first fragment."""
 _ALL_ARENAS_NBYTES, _MIN_ARENA_NBYTES, _MAX_ARENA_NBYTES = 256 << 20, 8 << 20, 64 << 20
 
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """The arguments of `RolloutWorkers` that concern a backend.
+    """Arguments of `RolloutWorkers` for its backend.
 
     Attributes
     ----------
     num_workers, policy, start_method, capacity_nbytes, ray_options
-        As given to `RolloutWorkers`.
+        Arguments of `RolloutWorkers`.
     """
 
     num_workers: int
@@ -80,28 +80,28 @@ class BackendOptions:
 
     @property
     def fragments_nbytes(self) -> int:
-        """Size of the memory of each worker's fragments.
+        """Bytes of memory for the fragments of each worker.
 
         >>> [BackendOptions(workers, "random", "spawn", None).fragments_nbytes >> 20 for workers in (2, 16, 100)]
         [64, 16, 8]
         """
-        least = max(_MIN_ARENA_NBYTES, min(_MAX_ARENA_NBYTES, _ALL_ARENAS_NBYTES // self.num_workers))
-        return least if self.capacity_nbytes is None else self.capacity_nbytes
+        default = max(_MIN_ARENA_NBYTES, min(_MAX_ARENA_NBYTES, _ALL_ARENAS_NBYTES // self.num_workers))
+        return default if self.capacity_nbytes is None else self.capacity_nbytes
 
 
 class Worker(ABC):
-    """A worker as `WorkerPool` sees it, wherever it runs: it takes requests, and sends fragments.
+    """Base of workers in any backend, which receive requests and send fragments.
 
     Attributes
     ----------
     spec
-        The environments and the policy.
+        Environments and policy.
     request
-        The request that it works on; None if it has done all that it was asked for.
+        Current request; None if all requests are done.
     env_steps, episodes
-        Environment steps, and episodes that ended, that were received for that request.
+        Environment steps and completed episodes received for the current request.
     fragments, total_steps
-        Messages and environment steps that were received from it at all.
+        Total number of received messages and environment steps.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -114,51 +114,51 @@ class Worker(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """Its process id, on the machine that it runs on; 0 as long as that is not known."""
+        """Process id on the worker's machine; 0 while unknown."""
 
     @property
     def is_placed(self) -> bool:
-        """Whether a machine is known to run it."""
+        """Whether a machine is known to run the worker."""
         return True
 
     @property
     def waits_on(self) -> list[Any]:
-        """Handles that its backend waits on for something to receive: descriptors of a process, references of Ray."""
+        """Handles that become ready when there is a message: descriptors of a process, references of Ray."""
         return []
 
     @property
     @abstractmethod
     def num_envs(self) -> int:
-        """How many environments it has; 0 until they are made."""
+        """Number of environments; 0 until they are created."""
 
     @property
     @abstractmethod
     def answer(self) -> Any:
-        """The state that it was asked for last.
+        """Newest requested state.
 
         Raises
         ------
         FormatError
-            If it cannot be unpickled in this process.
+            If the state cannot be unpickled in this process.
         """
 
     @property
     @abstractmethod
     def lost_steps(self) -> int:
-        """Environment steps that it has made, as far as is known, and that were not received."""
+        """Known number of environment steps that the worker has completed and that were not received."""
 
     @property
     @abstractmethod
     def sent_steps(self) -> int:
-        """Environment steps in the fragments that it has sent."""
+        """Environment steps in sent fragments."""
 
     @property
     @abstractmethod
     def waiting(self) -> int:
-        """Fragments that were sent and not received yet."""
+        """Number of sent fragments that are not received yet."""
 
     def ask(self, request: Request) -> None:
-        """Send a request. That a worker has died is told by `receive`."""
+        """Send a request; if the worker has died, `receive` raises."""
         self.request = request
         self.env_steps = self.episodes = 0
         self._heard_at = time.monotonic()
@@ -170,34 +170,34 @@ class Worker(ABC):
         Raises
         ------
         WorkerExit
-            If there will be no other.
+            If the worker has ended and there are no more fragments.
         """
 
     @abstractmethod
     def check_stall(self, stall_timeout_s: float) -> None:
-        """Kill the worker if it has done nothing for too long; `receive` tells of it once it has nothing else."""
+        """Kill the worker if it has made no progress for too long; `receive` raises after the last fragment."""
 
     def extend_deadline(self, seconds: float) -> None:
-        """Do not count the time for which nobody wanted anything from the worker."""
+        """Extend the stall deadline by time in which no caller waited for the worker."""
         self._heard_at += seconds
 
     @abstractmethod
     def terminate(self) -> None:
-        """Ask the worker to end."""
+        """Request the worker to end."""
 
     @abstractmethod
     def drain(self, deadline: float) -> Iterator[Collected]:
-        """Receive the last fragments of a worker that is being stopped; kill it if it has not ended by the deadline."""
+        """Receive the last fragments of a stopping worker; kill the worker at the deadline."""
 
     @abstractmethod
     def end(self) -> None:
-        """Kill the worker; fragments that were received stay."""
+        """Kill the worker; received fragments stay valid."""
 
     def _find_hang(self, progress: tuple[int, int], stall_timeout_s: float, *, has_sent: bool) -> WorkerExit | None:
-        """Tell how a worker hangs that counts no progress any more; None if it does, or has time left."""
+        """Return the exit of a worker without progress; None if it makes progress or has time left."""
         now = time.monotonic()
         if not has_sent:
-            # The first fragment may need imports, pandas by pyarrow for one, and policies may be compiled.
+            # The first fragment may require slow imports, such as pandas by pyarrow, and compilation of policies.
             stall_timeout_s = max(stall_timeout_s, _START_S)
         if progress != self._progress:
             self._progress, self._heard_at = progress, now
@@ -207,50 +207,50 @@ class Worker(ABC):
 
 
 class Weights(ABC):
-    """The newest weights of a run, which the learner publishes and workers load."""
+    """Newest weights of a run, which the learner publishes and workers load."""
 
     @property
     @abstractmethod
     def version(self) -> int:
-        """How many weights have been published."""
+        """Number of published versions."""
 
     @abstractmethod
     def publish(self, weights: Mapping[str, Any]) -> int:
-        """Publish weights, and return their number; see `RolloutWorkers.publish`."""
+        """Publish weights and return their version; see `RolloutWorkers.publish`."""
 
     @abstractmethod
     def latest(self) -> Publication:
-        """Copy the newest weights, of which there must be some."""
+        """Copy the newest weights; at least one version must have been published."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of their memory."""
+        """Release the memory."""
 
 
 class Backend(ABC):
-    """The place where the workers of a run live: starts them, waits for them, and gives them weights.
+    """Base of backends: starts workers, waits for them, and publishes weights to them.
 
-    `RolloutWorkers` makes one by its name; see `samplebatch.workers.workers`.
+    `RolloutWorkers` creates a backend by name; see `samplebatch.workers.workers`.
     """
 
     @abstractmethod
     def pack_policy(self, policy: Any) -> Callable[[], Any]:
-        """Return a function that makes a copy of a policy where a worker is.
+        """Return a function that creates a copy of a policy in a worker.
 
         Raises
         ------
         PolicySpecError
-            If it cannot be sent there.
+            If the policy cannot be sent to a worker.
         """
 
     @property
     @abstractmethod
     def weights(self) -> Weights:
-        """The newest weights."""
+        """Newest weights."""
 
     @abstractmethod
     def open(self, workers: int) -> None:
-        """Get ready to start some workers."""
+        """Allocate resources for some workers."""
 
     @abstractmethod
     def start(self, spec: WorkerSpec) -> Worker:
@@ -258,18 +258,18 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, busy: Sequence[Worker], timeout_s: float) -> Sequence[Worker]:
-        """Wait until one of some workers has something to say, and return those that have."""
+        """Wait until workers have messages, and return these workers."""
 
-    def forget(self, worker: Worker) -> None:  # noqa: B027 # most have nothing to forget
-        """Wait no more for a worker that has failed."""
+    def forget(self, worker: Worker) -> None:  # noqa: B027 # optional
+        """Stop waiting for a failed worker."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of all memory; workers have been ended before. Safe to call twice."""
+        """Release all memory after the workers have ended; idempotent."""
 
 
 class SharedWeights(Weights):
-    """A broadcast of weights, made when it is first used."""
+    """Broadcast of weights in shared memory, created on first use."""
 
     def __init__(self, options: BackendOptions) -> None:
         self._nbytes = max(weights_nbytes(options.policy), options.capacity_nbytes or 0)
@@ -277,7 +277,7 @@ class SharedWeights(Weights):
 
     @property
     def subscription(self) -> Subscription:
-        """The end that workers read at."""
+        """Reader of the broadcast, for workers."""
         return self.open()[1]
 
     @property
@@ -302,13 +302,13 @@ class SharedWeights(Weights):
 
 
 class InlineBackend(Backend):
-    """Workers in this process, which work one after the other; see `Backend`."""
+    """Workers in this process, executed sequentially; see `Backend`."""
 
     def __init__(self, options: BackendOptions) -> None:
         self._weights = SharedWeights(options)
 
     def pack_policy(self, policy: Any) -> Callable[[], Any]:
-        # A copy of now, as other backends pickle it: the flag of training steps may change before a worker starts.
+        # Copy now, as other backends pickle now: the training flag may change before a worker starts.
         return partial(copy.deepcopy, copy.deepcopy(policy))
 
     @property
@@ -329,7 +329,7 @@ class InlineBackend(Backend):
 
 
 class LocalWorker(Worker):
-    """A worker without a process: it collects when it is asked for a fragment; see `Worker` for its attributes."""
+    """Worker without a process, which collects on `receive`; see `Worker` for its attributes."""
 
     waiting = 0
 
@@ -373,17 +373,17 @@ class LocalWorker(Worker):
                     self.ask(self.request)
             if isinstance(self.request, StateRequest):
                 self._answer = answer(self._task, self.request)
-                made = None
+                fragment = None
             else:
-                made = self._task.next()
+                fragment = self._task.next()
         except Exception as error:
             raise WorkerExit("failed", word_failure(error), traceback.format_exc()) from error
         self._lost_steps = 0
-        if made is None:
+        if fragment is None:
             self.request = None
             return None
         self.fragments += 1
-        return Collected(made, self._task.count_ended(made))
+        return Collected(fragment, self._task.count_ended(fragment))
 
     def _count(self, steps: int) -> None:
         self._lost_steps += steps

@@ -1,4 +1,4 @@
-"""WorkerPool: the workers of a run, which get requests, send fragments, and are replaced when they fail."""
+"""Pool of workers: sends requests, receives fragments, and replaces failed workers."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from samplebatch.workers.backend import GRACE_S, Backend, Worker, WorkerExit, Wo
 from samplebatch.workers.task import Collected, Request, StateRequest, WorkerSpec
 
 _LOOK_S = 0.1
-"""Seconds after which a request to stop, or a worker that hangs, is noticed at the latest."""
+"""Maximum delay in seconds before a stop request or a hung worker is detected."""
 
 _PLACE_S = 20.0
-"""Seconds after which no machine is taken to have room for a replacement that has not answered."""
+"""Seconds without an answer after which a replacement counts as not placed on any machine."""
 
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """The failure, death or hang of a worker.
+    """Failure, death or hang of a worker.
 
     Attributes
     ----------
     index, pid
-        Which worker it was.
+        Number and process id of the worker.
     how
-        How it ended, such as `was killed by SIGKILL`.
+        How the worker ended, such as `was killed by SIGKILL`.
     env_steps
-        Steps that it had sent, and that count.
+        Steps that the worker had sent, which count.
     lost_steps
-        Steps that it had made and not sent, as far as is known: they are dropped.
+        Known number of steps that the worker had completed but not sent; they are dropped.
     env_ids
-        Its environments. The episodes that were under way in them will never end: see `Aggregator.drop_unfinished`.
+        Environments of the worker. Their unfinished episodes will never end: see `Aggregator.drop_unfinished`.
     replaced
-        Whether another took its place.
+        Whether the worker was replaced.
     """
 
     index: int
@@ -55,21 +55,21 @@ class WorkerFailure:
 
 
 class WorkerPool:
-    """Workers of a run under supervision: they get requests, and send fragments; who fails is replaced.
+    """Supervised workers of a run: receive requests, send fragments, and are replaced on failure.
 
-    Where no machine has room for a replacement, since workers that are done keep theirs, one of these makes the steps
-    that are missing, in its own environments.
+    If no machine has resources for a replacement, because idle workers keep theirs, an idle worker makes the missing
+    steps in its own environments.
 
     Attributes
     ----------
     workers
-        Those that are there, in order.
+        Current workers, in order.
     failures
-        Those that failed, in order of time.
+        Failures of workers, in time order.
     earlier_failures
-        How many workers had failed when the run was resumed.
+        Number of failures before the run was resumed.
     waiting_s
-        Seconds that were spent waiting for fragments.
+        Seconds spent waiting for fragments.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class WorkerPool:
         self._stall_timeout_s = stall_timeout_s
         self._sent_before = 0
         self._replacements: dict[Worker, float] = {}
-        """The workers that have taken the place of others, and when they were started."""
+        """Start times of replacement workers."""
         self._left_at: float | None = None
-        """When somebody was given a fragment who has not come back for the next."""
+        """Time when the caller received a fragment and has not requested the next; None while it waits."""
         try:
             for spec in specs:
                 self.workers.append(backend.start(spec))
@@ -107,30 +107,30 @@ class WorkerPool:
 
     @property
     def busy(self) -> list[Worker]:
-        """Workers that have not done all that they were asked for."""
+        """Workers with a request in progress."""
         return [worker for worker in self.workers if worker.request is not None]
 
     def request_stop(self) -> None:
-        """Let `receive` end soon."""
+        """Make `receive` return soon."""
         self._stop_requested = True
 
     def is_stopping(self) -> bool:
-        """Tell whether `request_stop` has been called."""
+        """Return whether `request_stop` has been called."""
         return self._stop_requested
 
     def ask(self, requests: Mapping[int, Request]) -> None:
-        """Send requests to workers, by their places; none once a stop is requested."""
+        """Send requests to workers by position, unless a stop is requested."""
         if self._stop_requested:
             return
-        for place, request in requests.items():
-            self.workers[place].ask(request)
+        for position, request in requests.items():
+            self.workers[position].ask(request)
 
     def receive(
         self, next_request: Callable[[Worker], Request | None] | None = None
     ) -> Iterator[tuple[Worker, Collected]]:
         """Yield fragments as they arrive, each with its worker, until all requests are done or a stop is requested.
 
-        A worker that has done its request gets the `next_request` at once, if there is one.
+        A worker that completes its request immediately receives the `next_request`, if any.
         """
         self._come_back()
         while (busy := self.busy) and not self._stop_requested:
@@ -160,11 +160,11 @@ class WorkerPool:
                     self._come_back()
 
     def leave(self) -> None:
-        """Take it that nobody waits for fragments until `receive` is called or goes on."""
+        """Record that no caller waits for fragments until `receive` is called or resumed."""
         self._left_at = time.monotonic()
 
     def _come_back(self) -> None:
-        """Do not count the time for which nobody wanted anything from the workers."""
+        """Extend the stall deadlines by the time in which no caller waited for fragments."""
         if self._left_at is not None:
             away_s = time.monotonic() - self._left_at
             self._left_at = None
@@ -172,7 +172,7 @@ class WorkerPool:
                 worker.extend_deadline(away_s)
 
     def drain(self) -> Iterator[tuple[Worker, Collected]]:
-        """Ask all workers to end, and yield the fragments that they had sent; they have two seconds for that."""
+        """Request all workers to end within two seconds, and yield fragments that were sent."""
         for worker in self.workers:
             worker.terminate()
         deadline = time.monotonic() + GRACE_S
@@ -181,14 +181,14 @@ class WorkerPool:
                 yield worker, collected
 
     def close(self) -> None:
-        """Kill all workers that are left."""
+        """Kill all remaining workers."""
         self._sent_before = self.sent_steps
         workers, self.workers = self.workers, []
         for worker in workers:
             worker.end()
 
     def _note_exit(self, worker: Worker, end: WorkerExit) -> None:
-        """Note the failure of a worker, and replace it."""
+        """Record the failure of a worker and replace it."""
         self._backend.forget(worker)
         spec, request = worker.spec, worker.request or Request()
         left = replace(
@@ -197,10 +197,10 @@ class WorkerPool:
             n_episode=None if request.n_episode is None else request.n_episode - worker.episodes,
         )
         if any(amount is not None and amount <= 0 for amount in (left.n_step, left.n_episode)):
-            # It died when it had nothing left to do.
+            # The worker died after its last request.
             worker.request = None
             return
-        # Where there was no room for a worker, there is none for its replacement.
+        # If there were no resources for a worker, there are none for its replacement.
         replaced = self._restarts_left > 0 and not isinstance(end, WorkerUnplaced)
         self._record_failure(worker, end, replaced=replaced)
         if not replaced:
@@ -228,7 +228,7 @@ class WorkerPool:
         )
 
     def _replace(self, worker: Worker, spec: WorkerSpec) -> None:
-        """Start a worker in the place of another one, which is ended."""
+        """End a worker and start its replacement."""
         self._sent_before += worker.sent_steps
         worker.end()
         self._replacements.pop(worker, None)
@@ -237,13 +237,13 @@ class WorkerPool:
         self.workers[self.workers.index(worker)] = replacement
 
     def _place_of(self, index: int) -> int:
-        return next(place for place, worker in enumerate(self.workers) if worker.spec.index == index)
+        return next(position for position, worker in enumerate(self.workers) if worker.spec.index == index)
 
     def _has_stand_in(self, worker: Worker) -> bool:
-        """Whether others make the steps of a replacement that no machine has room for; give them its request if so.
+        """Return whether other workers make the steps of a replacement without resources; reassign its request if so.
 
-        It is given to a worker that is done, and waits for one as long as others are at work. An unlimited request is
-        left with the replacement: the others go on in any case.
+        The request is assigned to an idle worker, or waits for one while others are busy. An unlimited request stays
+        with the replacement: the other workers continue anyway.
         """
         request = worker.request
         if worker not in self._replacements or worker.is_placed or request is None or isinstance(request, StateRequest):
@@ -256,7 +256,7 @@ class WorkerPool:
             self._backend.forget(worker)
             why = f"no machine has room for it, and worker {idle.spec.index} makes its steps"
             self._record_failure(worker, WorkerExit("did not start", why), replaced=False)
-            # It starts when there is room, for the requests to come.
+            # The replacement starts when there are resources, for later requests.
             self._replace(worker, worker.spec)
             idle.ask(request)
         return True

@@ -1,4 +1,4 @@
-"""ProcessBackend: workers in processes of this machine, which are supervised and send through shared memory."""
+"""Workers in supervised processes on this machine, which send fragments through shared memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ProcessBackend(Backend):
         self._poller: Poller | None = None
         self._watched: set[Worker] = set()
         self._senders: dict[int, Worker] = {}
-        """The watched workers by descriptor."""
+        """Watched workers by descriptor."""
 
     def pack_policy(self, policy: Any) -> Callable[[], Any]:
         return PickledPolicy(policy)
@@ -78,12 +78,12 @@ class ProcessBackend(Backend):
         for worker in busy:
             if worker not in self._watched:
                 self._watch(worker, self._poller)
-        found = [self._senders[descriptor] for descriptor in self._poller.poll(timeout_s)]
-        for worker in found:
+        senders = [self._senders[descriptor] for descriptor in self._poller.poll(timeout_s)]
+        for worker in senders:
             if worker.request is None:
-                # A process that ended without anything to do is looked at when it is asked again.
+                # The exit of an idle process is handled at its next request.
                 self.forget(worker)
-        return found
+        return senders
 
     def _watch(self, worker: Worker, poller: Poller) -> None:
         self._watched.add(worker)
@@ -93,7 +93,9 @@ class ProcessBackend(Backend):
 
     def forget(self, worker: Worker) -> None:
         self._watched.discard(worker)
-        for descriptor in [own for own, other in self._senders.items() if other is worker]:
+        for descriptor in [
+            descriptor_of_worker for descriptor_of_worker, other in self._senders.items() if other is worker
+        ]:
             del self._senders[descriptor]
             if self._poller is not None:
                 self._poller.unregister(descriptor)
@@ -101,14 +103,14 @@ class ProcessBackend(Backend):
     def close(self) -> None:
         self._watched.clear()
         self._senders.clear()
-        for own in (self._poller, self._board, self._weights):
-            if own is not None:
-                own.close()
+        for resource in (self._poller, self._board, self._weights):
+            if resource is not None:
+                resource.close()
         self._poller = self._board = None
 
 
 class WorkerProcess(Worker):
-    """A worker's process, and the consumer of its channel; see `Worker` for its attributes."""
+    """Worker process and the consumer of its channel; see `Worker` for its attributes."""
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class WorkerProcess(Worker):
 
     @property
     def sent_steps(self) -> int:
-        # It may have been killed before it counted what it had just sent.
+        # The worker may have been killed before it counted its last fragment.
         return max(int(self._line[SENT]), self.total_steps)
 
     @property
@@ -174,7 +176,7 @@ class WorkerProcess(Worker):
             self._requests.send(request)
 
     def receive(self, timeout_s: float = 0.0) -> Collected | None:
-        """Receive the next fragment: in the arena if that leaves room for the next ones, else a copy."""
+        """Receive the next fragment, in the arena if enough memory stays free, otherwise as a copy."""
         was_alive = self._process.is_alive()
         try:
             fragment = cast("Fragment", self._consumer.recv(timeout_s))
@@ -193,15 +195,15 @@ class WorkerProcess(Worker):
         if is_end(fragment):
             self.request = None
             return None
-        told = state_bytes(fragment)
-        if told is not None:
-            self._told += told
+        state_part = state_bytes(fragment)
+        if state_part is not None:
+            self._told += state_part
             return None
         fragment, ended = _open_fragment(fragment)
         return Collected(fragment if _leaves_room(self._consumer) else fragment.copy(), ended)
 
     def _exit(self, why: str = "") -> WorkerExit:
-        """Find out how the worker came to its end."""
+        """Return how the worker ended."""
         if self._hang is not None:
             return self._hang
         end = wait_for_exit(self._process, GRACE_S)
@@ -220,7 +222,7 @@ class WorkerProcess(Worker):
         self._process.terminate()
 
     def drain(self, deadline: float) -> Iterator[Collected]:
-        """Receive the last fragments; kill the process if it has not ended by the deadline."""
+        """Receive the last fragments; kill the process at the deadline."""
         with contextlib.suppress(WorkerExit):
             while True:
                 fragment = self.receive(min(0.1, max(0.0, deadline - time.monotonic())))
@@ -238,9 +240,9 @@ class WorkerProcess(Worker):
 
 
 def _leaves_room(consumer: Consumer) -> bool:
-    """Tell whether half of the arena is free in one piece beside the blocks handed out.
+    """Return whether half of the arena is contiguous free memory.
 
-    No fragment takes more than that, so fragments that are kept never stop a worker from sending the next.
+    No fragment is larger, so fragments kept by the caller never prevent a worker from sending the next one.
     """
     start = int(consumer._memory.ctypes.data) + HEADER_NBYTES
     stop = start + consumer.capacity_nbytes
@@ -256,7 +258,7 @@ def _leaves_room(consumer: Consumer) -> bool:
 
 
 def _open_fragment(message: Fragment) -> Collected:
-    """Return the fragment in a message, and the statistics of the episodes that ended with it."""
+    """Split a message into its fragment and the statistics of the episodes that it ends."""
     if not isinstance(message, MultiAgentBatch) or ENDED not in message.policy_batches:
         return Collected(message, EpisodeStatistics(0, 0, {}))
     report = message.policy_batches.pop(ENDED)

@@ -1,4 +1,4 @@
-"""RayCollector: a worker as an actor of Ray, which collects a fragment with each call."""
+"""Ray actor of a worker, which collects one fragment per call."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from samplebatch.workers.task import StateRequest, Task
 from samplebatch.workers.worker import exchange_state, start_task
 
 Packed = tuple[bytes, list[Any]]
-"""A pickle, and the buffers that it is without: Ray copies these into its store once, and maps them when it reads."""
+"""A pickle and its out-of-band buffers, which Ray copies into its store once and maps on reading."""
 
 
 Body = tuple[Packed, EpisodeStatistics]
-"""A packed fragment, and the statistics of the episodes that ended with it."""
+"""A packed fragment and the statistics of the episodes that it ends."""
 
 
 def pack(value: Any) -> Packed:
-    """Pickle a value for Ray's store, its arrays out of band."""
+    """Pickle a value for Ray's store, with arrays out of band."""
     buffers: list[pickle.PickleBuffer] = []
     return pickle.dumps(value, protocol=5, buffer_callback=buffers.append), buffers
 
 
 def unpack(packed: Packed, buffers: Sequence[Any] | None = None) -> Any:
-    """Unpickle a value from Ray's store, its arrays over `buffers`; by default over writable copies.
+    """Unpickle a value from Ray's store, with arrays over `buffers`; by default over writable copies.
 
     >>> import numpy as np
     >>> value = unpack(pack({"bias": np.zeros(2)}))
@@ -50,21 +50,21 @@ Kind = Literal["progress", "fragment", "state", "end", "failed"]
 
 @dataclass(frozen=True)
 class Report:
-    """The progress of an actor, which comes with each of its answers: small enough to go past the object store.
+    """Progress of an actor, part of each answer; small enough to bypass the object store.
 
     Attributes
     ----------
     kind
-        The answer that it comes with.
+        Kind of the answer.
     pid, node
-        Its process id, and the id of its node.
+        Process id and node id.
     num_envs
-        How many environments it has; 0 until they are made.
+        Number of environments; 0 until they are created.
     messages, sent, made
-        Answers given to requests that were not over, environment steps in them, and environment steps made that were
-        sent or may yet be.
+        Answers to requests that were not over, environment steps in them, and environment steps completed that were
+        sent or may yet be sent.
     why, details
-        Why it failed, and its traceback.
+        Reason of a failure, and its traceback.
     """
 
     kind: Kind = "progress"
@@ -79,16 +79,16 @@ class Report:
 
 
 class RayCollector:
-    """A worker in an actor of Ray; `RayWorker` calls it, and keeps a bounded number of calls under way.
+    """Worker in a Ray actor; `RayWorker` calls it with a bounded number of calls in flight.
 
-    The methods `report` and `stop` are called in a thread of their own, while another call collects.
+    The methods `report` and `stop` run in a separate thread, while another call collects.
 
     Parameters
     ----------
     spec
-        The worker's `WorkerSpec`, pickled.
+        Pickled `WorkerSpec`.
     threads
-        How many threads torch may use.
+        Number of torch threads.
     """
 
     def __init__(self, spec: bytes, threads: int) -> None:
@@ -111,11 +111,11 @@ class RayCollector:
         Parameters
         ----------
         number
-            The number of the request: one that is over is answered with its end.
+            Number of the request; a request that is over is answered with its end.
         request
-            The request, pickled, in the first call that belongs to it.
+            Pickled request, in the first call of the request.
         version, weights
-            The number of the newest weights, and the reference to them in the object store unless it was told before.
+            Version of the newest weights, and a list with their reference in the object store unless sent before.
         """
         if self._failure is None:
             try:
@@ -144,7 +144,7 @@ class RayCollector:
             self._number = 0
             return self._reply("end"), None
         self._sent += fragment.env_steps()
-        # Steps that were left out are not lost.
+        # Omitted steps are not lost.
         self._made = self._sent
         return self._reply("fragment"), (pack(fragment), task.count_ended(fragment))
 
@@ -172,7 +172,7 @@ class RayCollector:
             raise _Stop
 
     def report(self, kind: Kind = "progress") -> Report:
-        """Tell how far the actor is."""
+        """Return the progress of the actor."""
         return Report(
             kind,
             os.getpid(),
@@ -185,7 +185,7 @@ class RayCollector:
         )
 
     def stop(self) -> None:
-        """Collect no more, and give up the fragment under way at its next step."""
+        """Stop collecting, and abandon the current fragment at its next step."""
         self._is_stopping = True
 
     def close(self) -> None:
@@ -196,14 +196,14 @@ class RayCollector:
 
 
 class _NewestWeights:
-    """The newest weights that an actor was told of, fetched when they are first loaded."""
+    """Newest weights known to an actor, fetched when they are first loaded."""
 
     def __init__(self) -> None:
         self.version = 0
         self._reference: Any = None
 
     def offer(self, version: int, references: list[Any]) -> None:
-        """Note weights, if there are newer ones."""
+        """Record newer weights, if any."""
         if references:
             self.version, (self._reference,) = version, references
 
@@ -213,9 +213,9 @@ class _NewestWeights:
 
 
 class _Stop(BaseException):
-    """Raised by a step, where nobody wants its fragment any more."""
+    """Raised in a step whose fragment is no longer requested."""
 
 
 def read_weights(ray: Any, version: int, reference: Any) -> Publication:
-    """Copy weights that `StoredWeights` has put into the store."""
+    """Copy weights from the store; see `StoredWeights`."""
     return Publication(version, batch_to_weights(unpack(ray.get(reference))))

@@ -1,4 +1,4 @@
-"""RayBackend: workers as actors on a cluster of Ray, seen from the learner."""
+"""Workers as actors on a Ray cluster, from the learner's side."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ from samplebatch.workers.task import Collected, Fragment, Request, StateRequest,
 
 @dataclass(frozen=True)
 class RayOptions:
-    """The cluster of Ray that `RolloutWorkers` run on, the resources and placement of each, and requests in flight.
+    """Ray cluster of `RolloutWorkers`, resources and placement of each worker, and number of requests in flight.
 
     Attributes
     ----------
     address
-        The running cluster to connect to, as `host:port` or `"auto"`, of which this machine is a node; or `"local"` for
-        one that this process starts, or has started. By default the
-        one that this process is connected to, or that the environment variable `RAY_ADDRESS` names, or that was started
-        last on this machine; a new one if there is none.
+        Running cluster to connect to, as `host:port` or `"auto"`, which must include this machine as a node; or
+        `"local"` for a cluster that this process starts or has started. By default the cluster that this process is
+        connected to, that `RAY_ADDRESS` names, or that was started last on this machine; a new cluster if there is
+        none.
     num_cpus, num_gpus
-        How many of these each worker takes; torch uses as many threads there as CPUs, one at least.
+        CPUs and GPUs per worker; torch uses as many threads as CPUs, at least one.
     memory
-        Bytes of memory that Ray sets aside for each worker; None for no number.
+        Bytes of memory that Ray reserves for each worker; None for no reservation.
     resources
-        Further resources of each worker, by the names that nodes give them.
+        Further resources per worker, by their names in Ray.
     scheduling_strategy
-        Which nodes workers run on, as Ray takes it: `"DEFAULT"`, `"SPREAD"`, a `PlacementGroupSchedulingStrategy`, a
+        Scheduling strategy of Ray: `"DEFAULT"`, `"SPREAD"`, a `PlacementGroupSchedulingStrategy`, a
         `NodeAffinitySchedulingStrategy` or a `NodeLabelSchedulingStrategy`.
     runtime_env
-        The environment of each worker's process, as Ray takes it, such as `{"env_vars": {...}}`.
+        Runtime environment of each worker process in Ray, such as `{"env_vars": {...}}`.
     in_flight
-        Fragments that each worker may be asked for and that have not been received: one is collected while the others
+        Maximum number of requested fragments per worker that have not been received: one is collected while the others
         wait in the object store.
 
     Raises
     ------
     ArgumentError
-        If a number is negative, `in_flight` is no whole number from 1, or the address is one of Ray Client, whose
-        process is outside the cluster and shares no memory with it.
+        If a number is negative, `in_flight` is not a positive integer, or the address is of Ray Client, whose process
+        is outside the cluster and cannot share memory with it.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class RayOptions:
     def __post_init__(self) -> None:
         if self.address is not None and self.address.startswith("ray://"):
             raise ArgumentError(
-                "address must be of a cluster that this machine is a node of, as host:port or 'auto', got one of Ray "
+                "address must be of a cluster with this machine as a node, as host:port or 'auto', got Ray "
                 f"Client: {self.address!r}"
             )
         amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **self.resources}
@@ -92,7 +92,7 @@ class RayOptions:
         whole("in_flight", self.in_flight, 1)
 
     def describe_needs(self) -> str:
-        """Word the resources of a worker.
+        """Format the resources of a worker.
 
         >>> RayOptions(num_gpus=0.5, resources={"seat": 1}).describe_needs()
         '1 CPU, 0.5 GPU, 1 seat'
@@ -101,42 +101,42 @@ class RayOptions:
         return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items() if amount) or "no resources"
 
     def for_actor(self) -> dict[str, Any]:
-        """Return the options that Ray takes for an actor."""
-        given = {
+        """Return the options of a Ray actor."""
+        optional = {
             "memory": self.memory,
             "resources": dict(self.resources) or None,
             "scheduling_strategy": self.scheduling_strategy,
             "runtime_env": None if self.runtime_env is None else dict(self.runtime_env),
         }
-        wanted = {name: value for name, value in given.items() if value is not None}
-        return {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **wanted}
+        specified = {name: value for name, value in optional.items() if value is not None}
+        return {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **specified}
 
 
 _LENT = 2
-"""Which part of the node's object store may be the memory of all workers' fragments, if nobody says how large it is."""
+"""Divisor of the node's object store: the default memory of all workers' fragments is 1 / `_LENT` of it."""
 
 _REPORT_S = 0.25
-"""Seconds between two questions how far an actor is that has not sent a fragment for as long."""
+"""Interval of progress requests to actors that have not sent a fragment."""
 
 _CONTROL = "control"
-"""The group of an actor's threads that answers while another collects."""
+"""Concurrency group of an actor that answers while another thread collects."""
 
 
 class RayBackend(Backend):
-    """Actors on a cluster of Ray, with fragments in its object store; see `Backend`.
+    """Actors on a Ray cluster, with fragments in its object store; see `Backend`.
 
-    A cluster that it has connected to, or started, is left connected: arrays lie in the store.
+    The connection to a cluster is kept open on `close`, because arrays refer to its object store.
     """
 
     def __init__(self, options: BackendOptions) -> None:
         self._ray = require("ray", "ray")
-        given = RayOptions() if options.ray_options is None else options.ray_options
-        if not isinstance(given, RayOptions):
-            raise ArgumentError(f"ray_options must be RayOptions, got a {type(given).__name__}")
-        self._given = given
+        ray_options = RayOptions() if options.ray_options is None else options.ray_options
+        if not isinstance(ray_options, RayOptions):
+            raise ArgumentError(f"ray_options must be RayOptions, got a {type(ray_options).__name__}")
+        self._given = ray_options
         self._options = options
         self._capacity_nbytes = options.fragments_nbytes
-        self._connect = partial(connect, given.address)
+        self._connect = partial(connect, ray_options.address)
         self._weights = StoredWeights(self._connect)
 
     def pack_policy(self, policy: Any) -> Callable[[], Any]:
@@ -160,8 +160,8 @@ class RayBackend(Backend):
             pickled = self._ray.cloudpickle.dumps(spec)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise EnvironmentSpecError(
-                f"env, policy_mapping and hooks go to other processes, and must be names or functions that can "
-                f"be pickled: {error}"
+                f"env, policy_mapping and hooks must be names or picklable functions, because they are sent to other "
+                f"processes: {error}"
             ) from error
         return RayWorker(spec, pickled, self._given, self._weights, self._capacity_nbytes)
 
@@ -179,20 +179,20 @@ class RayBackend(Backend):
 
 @cache
 def _actor_class() -> Any:
-    """Make the class of actors, which Ray sends to a cluster once. It replaces none, and repeats no call."""
+    """Create the actor class, without restarts and retries; Ray sends the class to a cluster once."""
     options = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {_CONTROL: 1}}
     return require("ray", "ray").remote(**options)(RayCollector)
 
 
 class _Call(NamedTuple):
-    """References to the two parts of an answer: the report, which goes past the object store, and its body."""
+    """References to the parts of an answer: the report, which bypasses the object store, and the body."""
 
     report: Any
     body: Any
 
 
 class RayWorker(Worker):
-    """An actor of Ray, and its calls under way; see `Worker` for its attributes."""
+    """Ray actor and its calls in flight; see `Worker` for its attributes."""
 
     def __init__(
         self, spec: WorkerSpec, pickled: bytes, options: RayOptions, weights: StoredWeights, capacity_nbytes: int
@@ -203,7 +203,7 @@ class RayWorker(Worker):
         self._options = options
         self._weights = weights
         self._version = 0
-        """The version of the weights that the actor has been told of."""
+        """Newest version of the weights that was sent to the actor."""
         self._stored = StoredFragments(capacity_nbytes)
         self._calls: deque[_Call] = deque()
         self._number = 0
@@ -289,7 +289,7 @@ class RayWorker(Worker):
         return None
 
     def _exit(self, error: Exception) -> WorkerExit:
-        """Find out how the actor came to its end."""
+        """Return how the actor ended."""
         self._look()
         errors = self._ray.exceptions
         if self._hang is not None:
@@ -331,7 +331,7 @@ class RayWorker(Worker):
             self._question = self._actor.report.options(concurrency_group=_CONTROL).remote()
 
     def _look(self) -> None:
-        """Read the reports that have come of fragments that have not been received."""
+        """Read available reports of fragments that have not been received."""
         references = [call.report for call in self._calls]
         if references and self._ray.is_initialized():
             for reference in self._ray.wait(references, num_returns=len(references), timeout=0)[0]:
@@ -339,13 +339,13 @@ class RayWorker(Worker):
                     self._note(self._ray.get(reference))
 
     def _note(self, report: Report) -> None:
-        """Keep the newest report: steps that were left out let the number of those made fall with a fragment."""
+        """Store the newest report; `made` may decrease with a fragment, because omitted steps are subtracted."""
         newest = self._newest
         if (report.messages, report.made, report.num_envs) >= (newest.messages, newest.made, newest.num_envs):
             self._newest = report
 
     def terminate(self) -> None:
-        # A call would start another Ray where the caller has shut this one down.
+        # If the caller has shut Ray down, a call would start a new cluster.
         if self._ray.is_initialized():
             self._actor.stop.options(concurrency_group=_CONTROL).remote()
             self._closed = self._actor.close.remote()
@@ -372,12 +372,12 @@ class RayWorker(Worker):
 
 
 class StoredFragments:
-    """Fragments of one worker in Ray's store that the learner still reads: each is pinned there until then.
+    """Fragments of one worker in Ray's store that this process still references, which pins them.
 
     Parameters
     ----------
     capacity_nbytes
-        Twice the bytes that may be pinned, as half of a worker's arena may be lent: further fragments are copied.
+        Twice the maximum number of pinned bytes, as half of a worker's memory may be lent: more fragments are copied.
 
     Examples
     --------
@@ -397,33 +397,33 @@ class StoredFragments:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the store that arrays of this process lie in."""
-        held = [lease for lease in [tie() for tie in self._leases] if lease is not None]
-        self._leases = [weakref.ref(lease) for lease in held]
-        return sum(lease.nbytes for lease in held)
+        """Bytes in the store that arrays of this process reference."""
+        leases = [lease for lease in [tie() for tie in self._leases] if lease is not None]
+        self._leases = [weakref.ref(lease) for lease in leases]
+        return sum(lease.nbytes for lease in leases)
 
     def open(self, packed: Packed) -> Fragment:
-        """Read a fragment where it lies; copy it where that would pin too much.
+        """Read a fragment without a copy, or copy it if too many bytes would be pinned.
 
-        The only fragment that is held is never copied, however large it is.
+        A fragment is never copied if no other fragment is pinned, regardless of its size.
         """
-        held = self.nbytes
-        # Each array over a buffer keeps its lease alive: the last of them to go lets go of the memory.
+        pinned_nbytes = self.nbytes
+        # Each array over a buffer keeps its lease alive: deleting the last array releases the memory.
         leases = [np.ndarray(memoryview(buffer).nbytes, np.uint8, buffer) for buffer in packed[1]]
         fragment: Fragment = unpack(packed, leases)
-        if held and held + sum(lease.nbytes for lease in leases) > self._max_nbytes:
+        if pinned_nbytes and pinned_nbytes + sum(lease.nbytes for lease in leases) > self._max_nbytes:
             return fragment.copy()
         self._leases += [weakref.ref(lease) for lease in leases]
         return fragment
 
 
 class StoredWeights(Weights):
-    """The newest weights, as a reference that goes to actors with their calls.
+    """Newest weights, as a reference that is sent to actors with their calls.
 
     Attributes
     ----------
     newest
-        Their number, and a list with the reference to them; 0 and an empty list before the first.
+        Version, and a list with the reference; 0 and an empty list before the first publication.
     """
 
     def __init__(self, connect: Callable[[], Any]) -> None:
@@ -441,7 +441,7 @@ class StoredWeights(Weights):
         self.check_open()
         batch = weights_to_batch(weights)
         with self._publishing:
-            # A value that cannot be sent is refused here, as a broadcast refuses it.
+            # Reject values that cannot be sent here, as a broadcast does.
             self._encoder.encode(batch)
             version = self.version + 1
             self.newest = version, [self._connect().put(pack(batch))]
@@ -452,12 +452,12 @@ class StoredWeights(Weights):
         return read_weights(self._connect(), version, reference)
 
     def check_open(self) -> None:
-        """Refuse to go on with workers that have been stopped."""
+        """Raise ChannelClosedError if the workers have been stopped."""
         if self._is_closed:
-            raise ChannelClosedError("workers must be running to be given weights, and they have been stopped")
+            raise ChannelClosedError("workers must be running to receive weights; they have been stopped")
 
     def close(self) -> None:
-        """Drop the reference: the store drops weights that no actor reads any more."""
+        """Drop the reference, so that the store can evict weights that no actor reads."""
         self._is_closed = True
         self.newest = self.version, []
 
@@ -466,75 +466,79 @@ _MODE = "RAY_AUTH_MODE"
 
 
 _TOKEN = "token"
-"""The environment variable by which the processes of Ray authenticate each other, and its value for doing so."""
+"""Value of the environment variable `_MODE` that enables authentication between Ray processes."""
 
 
 _ANSWER_S: Final = 5.0
-"""Seconds within which the cluster that was started last on this machine must answer."""
+"""Timeout for an answer of the cluster that was started last on this machine."""
 
 
 def connect(address: str | None) -> Any:
-    """Return the module `ray`, connected to the cluster that was asked for.
+    """Return the module `ray`, connected to the requested cluster.
 
-    On a machine that has a token, Ray turns authentication on for any cluster that it finds there. A cluster without
-    tokens cannot call such a process, and cancels each of its actors before it starts. This one is connected to by
-    its address, which leaves authentication off.
+    On a machine with a token, Ray enables authentication for any cluster that it finds. A cluster without tokens cannot
+    call such a process, and cancels each of its actors before it starts. Such a cluster is connected to by address,
+    which leaves authentication disabled.
     """
     ray = require("ray", "ray")
     if not ray.is_initialized():
-        # Ray has no public name for the search that `ray.init` begins with.
-        found = require("ray._private.services", "ray").canonicalize_bootstrap_address(address)
-        if found is not None and address in (None, "auto") and not os.environ.get("RAY_ADDRESS"):
-            _check_last_cluster(found)
-        ray.init(address=found if found is not None and _has_tokens(found) is False else address)
+        # Ray has no public function for the address search of `ray.init`.
+        cluster_address = require("ray._private.services", "ray").canonicalize_bootstrap_address(address)
+        if cluster_address is not None and address in (None, "auto") and not os.environ.get("RAY_ADDRESS"):
+            _check_last_cluster(cluster_address)
+        ray.init(
+            address=cluster_address
+            if cluster_address is not None and _has_tokens(cluster_address) is False
+            else address
+        )
     connected = ray.get_runtime_context().gcs_address
     if address == "local":
-        # Ray has no public name for the node that this process has started, or is a part of.
+        # Ray has no public attribute for the node of this process.
         if require("ray._private.worker", "ray")._global_node.head:
             return ray
     elif address in (None, "auto", connected):
         return ray
     raise ArgumentError(
-        f"address must be of the cluster that this process is connected to, {connected!r}, got {address!r}"
+        f"address must be {connected!r}, the cluster that this process is connected to, got {address!r}"
     )
 
 
 def _check_last_cluster(address: str) -> None:
-    """Check that the cluster that was started last on this machine, as a file of Ray's has it, still answers."""
+    """Check that the cluster that was started last on this machine, read from Ray's file, still answers."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
     except OSError as error:
         path = require("ray._private.utils", "ray").get_ray_address_file(None)
         raise ArgumentError(
-            f"the cluster of Ray that was started last on this machine must answer at {address}, and it does not "
+            f"the cluster of Ray that was started last on this machine must answer at {address} "
             f"({error}); remove its file, {path}, or pass RayOptions(address=...): 'local' starts a cluster"
         ) from error
 
 
 def check_tokens(address: str) -> None:
-    """Refuse to start actors on a cluster that does not authenticate, where this process does."""
+    """Raise ArgumentError if this process authenticates and the cluster does not."""
     mode = os.environ.get(_MODE, "")
     if mode.lower() == _TOKEN and _has_tokens(address) is False:
         raise ArgumentError(
             f"{_MODE} must be 'disabled' from the start of the process for workers on the cluster of Ray at {address}, "
-            f"which was started without tokens, got {mode!r}; Ray sets it, too, in a process that starts a cluster"
+            f"which was started without tokens, got {mode!r}; Ray also sets it in a process that starts a cluster"
         )
 
 
 def _has_tokens(address: str) -> bool | None:
-    """Tell whether a cluster was started with tokens, by its node on this machine; None if that cannot be seen."""
-    wanted = f"--gcs-address={address}".encode()
+    """Return whether a cluster was started with tokens, from its node on this machine; None if unknown."""
+    address_option = f"--gcs-address={address}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             command = (process / "cmdline").read_bytes().split(b"\0")
-            if command[0].endswith(b"/raylet") and wanted in command:
+            if command[0].endswith(b"/raylet") and address_option in command:
                 return f"{_MODE}={_TOKEN}".encode().lower() in (process / "environ").read_bytes().lower().split(b"\0")
     return None
 
 
 def word_unstarted(account: str) -> str | None:
-    """Return the reason in Ray's account of an actor that ended before it started; None for any other.
+    """Return the reason in Ray's error message of an actor that ended before it started; None for other messages.
 
     >>> word_unstarted('''The actor died unexpectedly before finishing this task.
     ... The actor is dead because it was killed by `ray.kill`.

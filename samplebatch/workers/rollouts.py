@@ -1,4 +1,4 @@
-"""Rollouts: where the steps of a trainer come from, a collector in this process or workers with the newest weights."""
+"""Sources of steps for trainers: a collector in this process, or workers with the newest weights."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from samplebatch.workers.workers import RolloutWorkers
 
 
 class Rollouts:
-    """Source of steps for trainers: a collector in this process, with the learner's own policy.
+    """Source of steps for trainers: a collector in this process, with the learner's policy object.
 
     Attributes
     ----------
     buffer
-        Where the steps go; None for a collector that plays tests.
+        Buffer of the steps; None for a test collector.
     """
 
     def __init__(self, source: Any) -> None:
@@ -23,43 +23,43 @@ class Rollouts:
         self.buffer: Any = getattr(source, "buffer", None)
 
     def reset(self, *, reset_buffer: bool) -> None:
-        """Begin with new episodes where that can be, and with an empty buffer if told so."""
+        """Start new episodes if the source supports it, and empty the buffer if requested."""
         self._source.reset(reset_buffer=reset_buffer)
 
     def begin(self, n_step: int | None, n_episode: int | None) -> None:
-        """Begin to collect with the newest policy, where that can be done aside; the next `collect` is for as much."""
+        """Start to collect in the background if possible; the next `collect` must request the same amount."""
         return None
 
     def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
-        """Collect into the buffer, by the newest policy."""
+        """Collect into the buffer with the newest policy."""
         stats: CollectStats[Any] = self._source.collect(n_step=n_step, n_episode=n_episode)
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of who collects; the buffer has its own."""
+        """Return the state of the source, without the buffer's."""
         return dict(self._source.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Go on where others were that were made alike."""
+        """Restore the state of an equally created source."""
         self._source.load_state_dict(state, allow_pickle=allow_pickle)
 
     def clear(self) -> None:
-        """Empty the buffer once it was learned from; episodes under way go on."""
+        """Empty the buffer after an update; unfinished episodes continue."""
         self.buffer.reset(keep_statistics=True)
 
 
 class WorkerRollouts(Rollouts):
-    """Rollouts of workers, which get the newest weights before they collect.
+    """Rollouts of workers, which load the newest weights before they collect.
 
     Parameters
     ----------
     workers
-        Workers with a buffer, which have been started; or, if asynchronous, any source with their methods `publish`
-        and `receive`, such as `RemoteActors`.
+        Started workers with a buffer; or, if asynchronous, any source with the methods `publish` and `receive`, such as
+        `RemoteActors`.
     policy
-        The learner's policy, a torch module; theirs are copies of it.
+        The learner's policy, a torch module; workers have copies.
     is_asynchronous
-        Whether workers continue by themselves between two calls of `collect`.
+        Whether workers continue between two calls of `collect`.
     """
 
     def __init__(self, workers: Any, policy: Any, *, is_asynchronous: bool = False) -> None:
@@ -67,37 +67,37 @@ class WorkerRollouts(Rollouts):
         self._policy, self._is_asynchronous = policy, is_asynchronous
         self._begun: tuple[int | None, int | None] | None = None
         self._held: CollectStats[Any] | None = None
-        """The report on steps that lie in the buffer, and that no call of `collect` has told of."""
+        """Report on steps in the buffer that no call of `collect` has returned yet."""
 
     def reset(self, *, reset_buffer: bool) -> None:
-        """Empty the buffer, if told so; workers begin with new episodes when they are started."""
+        """Empty the buffer if requested; workers start new episodes when they are started."""
         if reset_buffer:
             self.buffer.reset()
 
     def begin(self, n_step: int | None, n_episode: int | None) -> None:
-        """Publish the policy's weights, and let workers begin; their fragments wait in shared memory."""
+        """Publish the policy's weights and start collecting; fragments are queued in shared memory."""
         self._source.publish(self._policy.state_dict())
         self._source.request(n_step, n_episode)
         self._begun = n_step, n_episode
 
     def collect(self, n_step: int | None, n_episode: int | None) -> CollectStats[Any]:
-        """Receive the steps that were begun with; if there are none, collect with the newest weights."""
+        """Receive the steps requested by `begin`, or collect with the newest weights."""
         stats, self._held = self._held, None
         if stats is None:
             if self._begun is None:
                 self._source.publish(self._policy.state_dict())
             self._begun = None
             stats = self._source.receive(n_step) if self._is_asynchronous else super().collect(n_step, n_episode)
-        # Copies of the policy have made these; its schedules go by its own count.
+        # Copies of the policy made these steps; the schedules of the policy use its own step count.
         if stats.policies:
-            for policy_id, own in stats.policies.items():
-                self._policy[policy_id].note_steps(own.n_collected_steps)
+            for policy_id, policy_stats in stats.policies.items():
+                self._policy[policy_id].note_steps(policy_stats.n_collected_steps)
         else:
             self._policy.note_steps(stats.n_collected_steps)
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all workers, once the steps under way have come."""
+        """Wait for steps in flight, and return the state of all workers."""
         if self._begun is not None:
             self._held = super().collect(*self._begun)
             self._begun = None
@@ -108,7 +108,7 @@ class WorkerRollouts(Rollouts):
         return super().state_dict() | {"held": self._held}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Load the state of all workers."""
+        """Restore the state of all workers."""
         super().load_state_dict(state, allow_pickle=allow_pickle)
         self._held = state["held"]
 

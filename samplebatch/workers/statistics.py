@@ -1,4 +1,4 @@
-"""Statistics of workers: reports on the fragments that were received, and facts about who sent them."""
+"""Statistics of workers and of their received fragments."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from samplebatch.workers.task import Fragment
 
 @dataclass(frozen=True)
 class WorkerStats:
-    """Facts about the workers of a run so far; the report on their steps is `RolloutWorkers.stats`.
+    """Statistics of the workers of a run; `RolloutWorkers.stats` reports on their steps.
 
     Attributes
     ----------
     fragments, nbytes
-        How many fragments were received, and bytes of their columns.
+        Number of received fragments, and bytes of their columns.
     sent_steps
-        Environment steps in the fragments that workers have sent, as they count them themselves.
+        Environment steps in sent fragments, counted by the workers.
     queue_depth
-        Fragments that were sent and not received yet.
+        Number of sent fragments that are not received yet.
     waiting_s
         Seconds that the caller spent waiting for fragments.
     lost_steps
-        Environment steps that workers which failed, died or hung had made and not sent, as far as is known: a worker
-        counts each step in shared memory once it is made.
+        Known number of environment steps that failed, dead or hung workers had completed but not sent; workers count
+        each completed step in shared memory.
     stale_fragments, stale_steps
-        Fragments, and environment steps in them, that were not handed out because of `max_lag`.
+        Fragments, and their environment steps, that were dropped because of `max_lag`.
     restarts
-        How many workers were replaced.
+        Number of replaced workers.
     failures
-        Which worker failed, and how, in order of time.
+        Failures of workers, in time order.
     versions
-        Environment steps by the version of the weights that they were made with, stale ones included.
+        Environment steps by weights version, including stale ones.
     """
 
     fragments: int = 0
@@ -59,7 +59,7 @@ class WorkerStats:
 
 
 class StepCount:
-    """Steps and episodes of fragments, for the report on a call of `collect` or on a whole run."""
+    """Step and episode counts of fragments, for the report on a `collect` call or on a run."""
 
     def __init__(self) -> None:
         self.env_steps = 0
@@ -68,7 +68,7 @@ class StepCount:
         self._is_flat = True
 
     def add(self, fragment: Fragment, ended: EpisodeStatistics) -> None:
-        """Count a fragment, and the episodes that ended with it."""
+        """Count a fragment and the episodes that it ends."""
         self.env_steps += fragment.env_steps()
         self._ended.include(ended)
         if isinstance(fragment, MultiAgentBatch):
@@ -77,7 +77,7 @@ class StepCount:
                 self._agent_steps[policy_id] = self._agent_steps.get(policy_id, 0) + steps.count
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts, for `load_state_dict`."""
+        """Return the counters, for `load_state_dict`."""
         return {
             "env_steps": self.env_steps,
             "agent_steps": dict(self._agent_steps),
@@ -86,29 +86,29 @@ class StepCount:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from the counts of another run."""
+        """Restore counters from `state_dict`."""
         self.env_steps, self._is_flat = state["env_steps"], state["is_flat"]
         self._agent_steps = dict(state["agent_steps"])
         self._ended.load_state_dict(state["ended"])
 
     def report(self, time_s: float, batch: Fragment | None = None) -> CollectStats[Any]:
-        """Report on all of them, with the batch that they were joined to."""
+        """Return the report on all counted fragments, with their joined batch."""
         ended = self._ended.statistics()
         if isinstance(batch, MultiAgentBatch) or not self._is_flat:
             joined = None if batch is None else batch.as_multi_agent()
             return report(self.env_steps, self._agent_steps, ended, time_s, joined)
-        own = ended.policies.get(names.DEFAULT_POLICY_ID)
+        single_agent = ended.policies.get(names.DEFAULT_POLICY_ID)
         return CollectStats.from_counts(
             steps=self.env_steps,
             time_s=time_s,
-            returns=np.empty(0) if own is None else own.returns,
-            lens=np.empty(0, np.int64) if own is None else own.lengths,
+            returns=np.empty(0) if single_agent is None else single_agent.returns,
+            lens=np.empty(0, np.int64) if single_agent is None else single_agent.lengths,
             batch=batch,
         )
 
 
 class Received:
-    """All that was received from the workers of a run, counted as it arrives."""
+    """Counters of everything received from the workers of a run."""
 
     def __init__(self) -> None:
         self._run = StepCount()
@@ -117,7 +117,7 @@ class Received:
         self._began = self._newest = time.perf_counter()
 
     def add(self, worker: Worker, fragment: Fragment, ended: EpisodeStatistics) -> int:
-        """Count a fragment and the episodes that ended with it for its worker; return the version of its weights."""
+        """Count a fragment and its ended episodes for its worker; return its weights version."""
         env_steps = fragment.env_steps()
         worker.env_steps += env_steps
         worker.total_steps += env_steps
@@ -130,7 +130,7 @@ class Received:
         return version
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the report so far, for `load_state_dict`; not the facts about workers."""
+        """Return the counters of the report, for `load_state_dict`; statistics of workers are not included."""
         return {"run": self._run.state_dict(), "time_s": self._newest - self._began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -140,20 +140,20 @@ class Received:
         self._began = self._newest - state["time_s"]
 
     def keep(self, fragment: Fragment, ended: EpisodeStatistics) -> None:
-        """Count a fragment that is handed out, and the episodes that ended with it."""
+        """Count a fragment that is returned to the caller, and the episodes that it ends."""
         self._run.add(fragment, ended)
 
     def drop(self, fragment: Fragment) -> None:
-        """Count a fragment that is too old to be handed out."""
+        """Count a fragment that is dropped as stale."""
         self._stale_fragments += 1
         self._stale_steps += fragment.env_steps()
 
     def stats(self) -> CollectStats[Any]:
-        """Report on all fragments that were handed out."""
+        """Return the report on all fragments returned to the caller."""
         return self._run.report(self._newest - self._began)
 
     def worker_stats(self, pool: WorkerPool | None) -> WorkerStats:
-        """Return the facts about the workers."""
+        """Return the statistics of the workers."""
         counted = WorkerStats(
             fragments=self._fragments,
             nbytes=self._nbytes,
@@ -175,7 +175,7 @@ class Received:
 
 
 def _weights_version(fragment: Fragment) -> int:
-    """Find the version of the weights that a fragment was made with; 0 if no row tells."""
+    """Return the weights version of a fragment; 0 if its rows do not have one."""
     for steps in fragment.as_multi_agent().policy_batches.values():
         if steps.count and names.WEIGHTS_VERSION in steps:
             return int(steps[names.WEIGHTS_VERSION][0])

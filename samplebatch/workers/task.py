@@ -1,4 +1,4 @@
-"""Task: the work of one rollout worker, fragment by fragment, in any process, and the requests for it."""
+"""Tasks of rollout workers, executed fragment by fragment in any process, and their requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Fragment = SampleBatch | MultiAgentBatch
 
 
 class Collected(NamedTuple):
-    """A fragment as its worker hands it on, and the statistics of the episodes that ended with it."""
+    """A fragment and the statistics of the episodes that it ends."""
 
     fragment: Fragment
     ended: EpisodeStatistics
@@ -42,28 +42,28 @@ class Collected(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The environments and the policy of one worker, pickled to its process.
+    """Environments and policy of one worker, pickled to its process.
 
     Attributes
     ----------
     index
-        Which of the workers it is, counted from 0.
+        Number of the worker, counted from 0.
     envs
-        The names or functions that make its environments.
+        Ids or functions that create its environments.
     policy
-        Makes the policy, or the policies by their ids.
+        Function that creates the policy, or the policies by id.
     num_envs
-        How many environments it steps, whose ids begin at `index * num_envs`.
+        Number of environments, whose ids start at `index * num_envs`.
     policy_mapping, exploration_noise, map_action, hooks, infos
-        As given to `RolloutWorkers`.
+        Arguments of `RolloutWorkers`.
     seed
-        The seed of the run, or, where the worker takes the place of another, one derived from it.
+        Seed of the run, or a derived seed if the worker replaces another.
     first_unroll_id
-        The `unroll_id` of its first fragment.
+        `unroll_id` of its first fragment.
     earlier_versions
-        How many weights had been published when the run was resumed, beyond those that this run's memory counts.
+        Number of weights published before the run was resumed, in addition to those counted by this run's memory.
     buffer
-        Where the worker writes its steps itself; None to send them.
+        Buffer to which the worker writes its steps; None to send them.
     """
 
     index: int
@@ -82,20 +82,20 @@ class WorkerSpec:
 
     @property
     def env_ids(self) -> range:
-        """The `env_id` of each of its environments, as long as these are no vector environments of their own."""
+        """`env_id` of each environment, unless the environment is a vector environment."""
         return range(self.index * self.num_envs, (self.index + 1) * self.num_envs)
 
 
 @dataclass(frozen=True)
 class Request:
-    """An order to one worker, pickled to its process.
+    """Request to one worker, pickled to its process.
 
     Attributes
     ----------
     n_step, n_episode
-        How much to collect; neither: as much as it can.
+        Amount to collect; unlimited if both are None.
     fragment_length
-        Environment steps in a fragment; None: all in one.
+        Environment steps per fragment; None for a single fragment.
     random, render, reset_before_collect, gym_reset_kwargs
         As for `RolloutWorkers.collect`.
     """
@@ -111,14 +111,14 @@ class Request:
 
 @dataclass(frozen=True)
 class StateRequest(Request):
-    """An order to one worker to tell its state, or to go on from one, pickled to its process.
+    """Request to one worker to return or restore its state, pickled to its process.
 
     Attributes
     ----------
     state
-        The state to go on from; None to tell the own.
+        State to restore; None to return the worker's state.
     earlier_versions
-        As of `WorkerSpec`, with a state.
+        As in `WorkerSpec`, if `state` is given.
     """
 
     state: Mapping[str, Any] | None = None
@@ -126,32 +126,32 @@ class StateRequest(Request):
 
 
 def shares(total: int | None, workers: int, envs: int) -> list[int | None]:
-    """Share a number out to the environments, as many to each, give or take one, and return the share of each worker.
+    """Distribute a total evenly over environments, and return the share of each worker.
 
-    The first environments get one more. So each environment gets the same in any worker.
+    The first environments receive one more, so that the share of an environment does not depend on its worker.
 
     >>> shares(10, 2, 2), shares(10, 4, 1), shares(None, 2, 1)
     ([6, 4], [3, 3, 2, 2], [None, None])
     """
     if total is None:
         return [None] * workers
-    least, more = divmod(total, workers * envs)
-    return [least * envs + min(max(more - index * envs, 0), envs) for index in range(workers)]
+    per_env, extra = divmod(total, workers * envs)
+    return [per_env * envs + min(max(extra - index * envs, 0), envs) for index in range(workers)]
 
 
 Count = Callable[[int], None]
-"""Called with the number of environment steps that were just made."""
+"""Function of the number of environment steps just completed."""
 
 
 class WeightsSource(Protocol):
-    """The end of a run's weights that a worker reads, such as a `Subscription`."""
+    """Reader of a run's weights in a worker, such as a `Subscription`."""
 
     @property
     def version(self) -> int:
-        """Number of the newest weights, 0 if there are none yet."""
+        """Version of the newest weights; 0 if none were published yet."""
 
     def latest(self) -> Publication:
-        """Copy the newest weights, of which there must be some."""
+        """Copy the newest weights; at least one version must have been published."""
 
 
 _COUNTED = frozenset(
@@ -160,16 +160,16 @@ _COUNTED = frozenset(
         names.UNROLL_ID, names.EPS_DONE, names.WEIGHTS_VERSION,
     )
 )  # fmt: skip
-"""Columns of a fragment that the parent gets where a worker writes the steps to a buffer itself."""
+"""Columns of a fragment that are sent to the parent if the worker writes the steps to a buffer."""
 
 
 class Task(ABC):
-    """Environments and a policy of one worker, which collect fragment by fragment as they are asked.
+    """Environments and policy of one worker, which collect fragment by fragment on request.
 
     Attributes
     ----------
     episodes
-        Returns and lengths of the episodes under way, over all fragments.
+        Returns and lengths of unfinished episodes, over all fragments.
     """
 
     _collector: Collector | MultiAgentCollector
@@ -186,23 +186,26 @@ class Task(ABC):
     @property
     @abstractmethod
     def num_envs(self) -> int:
-        """How many environments there are."""
+        """Number of environments."""
 
     def begin(self, request: Request) -> None:
-        """Take a request: `next` collects as much as it says."""
+        """Start a request, which `next` collects."""
         self._request = request
-        given = request.gym_reset_kwargs
-        seed = None if given is None else given.get("seed")
-        if given is not None and seed is not None:
-            # A number counts on from the environment of `env_id` 0.
+        reset_kwargs = request.gym_reset_kwargs
+        seed = None if reset_kwargs is None else reset_kwargs.get("seed")
+        if reset_kwargs is not None and seed is not None:
+            # An integer seed counts up from the environment with `env_id` 0.
             first = self._spec.index * self.num_envs
             is_number = isinstance(seed, int | np.integer)
-            given = {**given, "seed": int(seed) + first if is_number else seed[first : first + self.num_envs]}
+            reset_kwargs = {
+                **reset_kwargs,
+                "seed": int(seed) + first if is_number else seed[first : first + self.num_envs],
+            }
         self._options: dict[str, Any] = {
             "random": request.random,
             "render": request.render,
             "reset_before_collect": request.reset_before_collect,
-            "gym_reset_kwargs": given,
+            "gym_reset_kwargs": reset_kwargs,
         }
 
     def next(self) -> Fragment | None:
@@ -218,51 +221,51 @@ class Task(ABC):
         return fragment if self._spec.buffer is None else self._write(fragment, self._spec.buffer)
 
     def count_ended(self, fragment: Fragment) -> EpisodeStatistics:
-        """Return the statistics of the episodes that end with a fragment that is handed on."""
+        """Return the statistics of the episodes that end with a fragment."""
         ended = self.episodes.advance(fragment)
-        # Those of steps that were left out never end.
+        # Episodes with omitted steps never end.
         self.episodes.forget_cut_off(fragment)
         return ended
 
     def _write(self, fragment: Fragment, buffer: RemoteBuffer) -> Fragment:
-        """Write a fragment to a buffer in another process, and return the columns that statistics are made of."""
+        """Write a fragment to a buffer in another process, and return the columns for statistics."""
         buffer._add_fragment(fragment)
         if self._request is None:
             buffer.flush()
         if isinstance(fragment, MultiAgentBatch):
-            kept = {policy: select_counted(steps) for policy, steps in fragment.policy_batches.items()}
-            return MultiAgentBatch(kept, fragment.env_steps())
+            counted = {policy: select_counted(steps) for policy, steps in fragment.policy_batches.items()}
+            return MultiAgentBatch(counted, fragment.env_steps())
         return select_counted(fragment)
 
     @abstractmethod
     def _collect(self, request: Request) -> Fragment:
-        """Collect the next fragment of a request, and drop the request if that is the last."""
+        """Collect the next fragment of a request, and drop the request after the last one."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state between two requests, which can be pickled, for `load_state_dict`."""
+        """Return the picklable state between two requests, for `load_state_dict`."""
         return {
             "collector": self._collector.state_dict(),
-            "exploration": {own_id: own.get_exploration_state() for own_id, own in self._exploring()},
+            "exploration": {policy_id: policy.get_exploration_state() for policy_id, policy in self._exploring()},
             "has_gaps": self._has_gaps,
             "episodes": self.episodes.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Continue where the task of a worker that was made alike stood; its sender is trusted to have pickled it."""
+        """Restore the state of an equally created task; its environments are unpickled, so the sender is trusted."""
         self._collector.load_state_dict(state["collector"], allow_pickle=True)
         drifts = state.get("exploration", {})
-        for policy_id, own in self._exploring():
+        for policy_id, policy in self._exploring():
             if policy_id in drifts:
-                own.set_exploration_state(drifts[policy_id])
+                policy.set_exploration_state(drifts[policy_id])
         self._has_gaps = state["has_gaps"]
         self.episodes.load_state_dict(state["episodes"])
         self._spec = replace(self._spec, earlier_versions=earlier_versions)
 
     def _exploring(self) -> list[tuple[Any, Any]]:
-        """Return the policies with a state of exploration, by id: it is no weight, and each copy drifts by itself."""
-        held = self._policy if isinstance(self._policy, Mapping) else {names.DEFAULT_POLICY_ID: self._policy}
-        own = [(policy_id, own_policy(policy)) for policy_id, policy in held.items()]
-        return [(policy_id, policy) for policy_id, policy in own if hasattr(policy, "get_exploration_state")]
+        """Return policies with exploration state, by id; the state differs between copies and is not in the weights."""
+        policies = self._policy if isinstance(self._policy, Mapping) else {names.DEFAULT_POLICY_ID: self._policy}
+        owners = [(policy_id, own_policy(policy)) for policy_id, policy in policies.items()]
+        return [(policy_id, policy) for policy_id, policy in owners if hasattr(policy, "get_exploration_state")]
 
     def close(self) -> None:
         """Close the environments."""
@@ -270,16 +273,16 @@ class Task(ABC):
 
 
 class SingleAgentTask(Task):
-    """The work of a worker that steps Gymnasium's environments."""
+    """Task of a worker with Gymnasium environments."""
 
     def __init__(self, spec: WorkerSpec, weights: WeightsSource, count_steps: Count, first: Any) -> None:
         super().__init__(spec, weights)
         self._environments = environments = _as_environments(spec, first)
         self._first_env_id = spec.index * environments.num_envs
-        given = spec.policy()
-        if isinstance(given, Mapping):
-            given = _only_policy(given)
-        self._policy = make_policy(given, environments.observation_space, environments.action_space)
+        policy = spec.policy()
+        if isinstance(policy, Mapping):
+            policy = _only_policy(policy)
+        self._policy = make_policy(policy, environments.observation_space, environments.action_space)
         self._collector: Collector = Collector(
             self._policy,
             cast(Any, environments),
@@ -299,7 +302,7 @@ class SingleAgentTask(Task):
     def begin(self, request: Request) -> None:
         super().begin(request)
         if self._has_gaps and not request.reset_before_collect:
-            # Steps were left out: no episode can go on after them.
+            # Steps were omitted, so no episode can continue.
             self._collector.reset_env()
         self._has_gaps = False
         self._left = request.n_step
@@ -321,12 +324,12 @@ class SingleAgentTask(Task):
         return postprocess(batch, self._spec.hooks) if self._spec.hooks else batch
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:
-        """Leave out steps beyond those wanted."""
+        """Remove steps beyond the requested number."""
         if self._left is not None:
             beyond = len(batch) - self._left
             self._left = max(0, -beyond)
             if beyond > 0:
-                # All but the first environments made one step too many.
+                # All but the first environments made one extra step.
                 ends = np.append(run_starts(np.asarray(batch[names.ENV_ID]))[1:], len(batch)) - 1
                 self._has_gaps = True
                 return batch.take(np.delete(np.arange(len(batch)), ends[-beyond:]))
@@ -337,27 +340,29 @@ class SingleAgentTask(Task):
         ended = done.cumsum() - done
         starts = run_starts(env)
         ended -= np.repeat(ended[starts], np.diff(np.append(starts, len(env))))
-        wanted = ended < self._episodes_left[env]
-        made = np.bincount(env[done], minlength=len(self._episodes_left))
-        self._episodes_left = np.maximum(self._episodes_left - made, 0)
-        if wanted.all():
+        is_requested = ended < self._episodes_left[env]
+        finished = np.bincount(env[done], minlength=len(self._episodes_left))
+        self._episodes_left = np.maximum(self._episodes_left - finished, 0)
+        if is_requested.all():
             return batch
         self._has_gaps = True
-        return batch.take(np.flatnonzero(wanted))
+        return batch.take(np.flatnonzero(is_requested))
 
 
 class MultiAgentTask(Task):
-    """The work of a worker that steps environments of several agents."""
+    """Task of a worker with multi-agent environments."""
 
     def __init__(self, spec: WorkerSpec, weights: WeightsSource, count_steps: Count, first: Any) -> None:
         super().__init__(spec, weights)
         environments = [first, *make_all(spec.envs[1:])]
         mapping = policy_by_kind(first) if spec.policy_mapping is None else spec.policy_mapping
-        given = spec.policy()
-        if isinstance(given, Mapping):
-            self._policy = {policy: make_policy(one, *_spaces(first, mapping, policy)) for policy, one in given.items()}
+        unchecked = spec.policy()
+        if isinstance(unchecked, Mapping):
+            self._policy = {
+                policy: make_policy(member, *_spaces(first, mapping, policy)) for policy, member in unchecked.items()
+            }
         else:
-            self._policy = make_policy(given, *_spaces(first, mapping, None))
+            self._policy = make_policy(unchecked, *_spaces(first, mapping, None))
         self._collector: MultiAgentCollector = MultiAgentCollector(
             self._policy,
             environments,
@@ -397,7 +402,7 @@ class MultiAgentTask(Task):
 
 
 def make_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count) -> Task:
-    """Make the task of a worker, with its environments."""
+    """Create the task of a worker, with its environments."""
     first = make_environment(spec.envs[0])
     try:
         kind = environment_kind(first)
@@ -410,7 +415,7 @@ def make_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count) -> T
 
 
 def answer(task: Task, request: StateRequest) -> dict[str, Any]:
-    """Let a task go on from the state in a request, or return its own; `refused` is the reason if there can be none."""
+    """Restore a task from the state in a request, or return its state; `refused` is the reason if it has none."""
     if request.state is not None:
         task.load_state_dict(request.state["task"], request.earlier_versions)
         return {}
@@ -421,12 +426,10 @@ def answer(task: Task, request: StateRequest) -> dict[str, Any]:
 
 
 def _as_environments(spec: WorkerSpec, first: Any) -> Environments:
-    """Put a worker's environments behind one interface."""
+    """Create the adapter of a worker's environments."""
     is_vector = environment_kind(first) == "vector"
     if is_vector and spec.num_envs > 1:
-        raise EnvironmentSpecError(
-            f"envs_per_worker must be 1 where the environment is a vector environment, got {spec.num_envs}"
-        )
+        raise EnvironmentSpecError(f"envs_per_worker must be 1 for a vector environment, got {spec.num_envs}")
     if is_vector:
         return as_environments(first)
     return EnvironmentList([first, *make_all(spec.envs[1:])])
@@ -435,29 +438,31 @@ def _as_environments(spec: WorkerSpec, first: Any) -> Environments:
 def _only_policy(policies: Mapping[str, Any]) -> Any:
     if list(policies) != [names.DEFAULT_POLICY_ID]:
         raise PolicySpecError(
-            f"an environment of one agent must have one policy, or {{{names.DEFAULT_POLICY_ID!r}: policy}}, got "
+            f"a single-agent environment must have one policy, or {{{names.DEFAULT_POLICY_ID!r}: policy}}, got "
             f"{', '.join(map(repr, policies)) or 'none'}"
         )
     return policies[names.DEFAULT_POLICY_ID]
 
 
 def _spaces(environment: Any, mapping: Any, policy_id: str | None) -> tuple[Any, Any]:
-    """Find the spaces of a policy's first agent, or of the first of all; (None, None) where they are not known."""
+    """Return the spaces of a policy's first agent, or of the first agent; (None, None) if unknown."""
     policy_of, agents = PolicyOfAgents(mapping), getattr(environment, "possible_agents", ())
-    # Where seats change, the first two episodes tell whose turn it is to sit where.
+    # If roles change between episodes, check the first two episodes.
     for number in range(2 if policy_of.sees_episodes else 1):
         for agent in agents:
-            own = mapping.get(agent) if isinstance(mapping, Mapping) else policy_of(agent, Episode(0, 0, number))
-            if policy_id in (None, own):
+            agent_policy = (
+                mapping.get(agent) if isinstance(mapping, Mapping) else policy_of(agent, Episode(0, 0, number))
+            )
+            if policy_id in (None, agent_policy):
                 return observation_space_of(environment, agent), action_space_of(environment, agent)
     return None, None
 
 
 def select_counted(steps: SampleBatch) -> SampleBatch:
-    """Return the columns of steps that statistics are made of."""
+    """Return the columns of steps that statistics require."""
     return steps.select(*[name for name in steps if name in _COUNTED])
 
 
 def _even(total: int, count: int) -> npt.NDArray[np.int64]:
-    """Share a number out evenly, the first get one more."""
+    """Distribute a total evenly; the first items receive one more."""
     return total // count + (np.arange(count) < total % count)

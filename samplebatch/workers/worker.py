@@ -1,4 +1,4 @@
-"""The main function of a worker's process: collect, send, and exchange state."""
+"""Main function of worker processes: collect, send, and exchange state."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from samplebatch.workers.task import (
 )
 
 _NBYTES = 64
-"""Bytes of each worker's line: a cache line, which no other process writes to."""
+"""Bytes of each worker's line: a cache line, to avoid false sharing."""
 
 MADE, SENT, FRAGMENTS, READY, ENDING = range(5)
-"""Words of a line: environment steps made that were sent or may yet be, those of them that were sent, the messages that
-the worker has sent, how many environments it has made, and whether its parent asks it to end."""
+"""Words of a line: completed environment steps that were sent or may yet be sent, steps that were sent, sent messages,
+created environments, and whether the parent requests the worker to end."""
 
 
 class WorkerCounters:
-    """A line of numbers for each worker, which stays when it is killed; all but `ENDING` are written by that worker.
+    """Counters of each worker, which survive its death; all but `ENDING` are written by the worker.
 
     Examples
     --------
@@ -64,39 +64,39 @@ class WorkerCounters:
 
     @classmethod
     def create(cls, workers: int) -> WorkerCounters:
-        """Make the counters of some workers."""
+        """Allocate the counters of some workers."""
         return cls(Region.create(workers * _NBYTES))
 
     def line(self, index: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of a worker."""
+        """Return the counters of a worker."""
         line: npt.NDArray[Any] = self._words[index]
         return line
 
     def clear(self, index: int) -> None:
-        """Set the numbers of a worker to 0, before another takes its place."""
+        """Set the counters of a worker to 0, before it is replaced."""
         self._words[index] = 0
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._words = np.zeros((0, 0), np.int64)
         self.region.close()
 
 
 ENDED = "__ended__"
-"""The part of a fragment that has the pickled statistics of the episodes that ended with it, a row a byte."""
+"""Policy id in messages of the pickled statistics of ended episodes, one row per byte."""
 END = SampleBatch()
-"""Sent once a request is done."""
+"""Message after the last fragment of a request."""
 _STATE = "worker_state"
-"""The only column of messages with the state of a worker, a row a byte, so that it may go in parts."""
+"""Only column of messages with a worker's state, one row per byte, so that the state can be split."""
 
 
 def is_end(fragment: Fragment) -> bool:
-    """Tell whether a message is the mark that a request is done."""
+    """Return whether a message marks the end of a request."""
     return isinstance(fragment, SampleBatch) and not fragment.column_names
 
 
 def state_bytes(fragment: Fragment) -> bytes | None:
-    """Return the bytes in a message that is a part of a state, pickled; None for any other."""
+    """Return the bytes of a message with a part of a pickled state; None for other messages."""
     if isinstance(fragment, SampleBatch) and fragment.column_names == (_STATE,):
         return bytes(np.asarray(fragment[_STATE]))
     return None
@@ -105,11 +105,11 @@ def state_bytes(fragment: Fragment) -> bytes | None:
 def work(
     producer: Producer, requests: Connection, subscription: Subscription, region: Region, spec: WorkerSpec
 ) -> None:
-    """Do the work of one worker, request by request, until there are none to come."""
+    """Execute requests of one worker until the pipe is closed."""
     line = WorkerCounters(region).line(spec.index)
 
     def end(*_: Any) -> None:
-        # A SIGTERM to the group of processes is the parent's to handle: it asks for what has been collected first.
+        # The parent handles a SIGTERM to the process group: it first requests the collected steps.
         if line[ENDING]:
             sys.exit(0)
 
@@ -121,7 +121,7 @@ def work(
             try:
                 _serve(producer, requests, subscription, line, spec, tasks)
             except (ChannelClosedError, PeerDiedError):
-                # There is nobody to send anything to.
+                # The parent is gone.
                 return
             except Exception as error:
                 with contextlib.suppress(SampleBatchError):
@@ -143,7 +143,7 @@ def _serve(
     def count_steps(steps: int) -> None:
         line[MADE] += steps
 
-    # Torch has one thread: there is a process for each core already.
+    # One torch thread, because there is already one process per core.
     task = start_task(spec, subscription, count_steps)
     tasks.append(task)
     line[READY] = task.num_envs
@@ -158,7 +158,7 @@ def _serve(
             if fragment.env_steps():
                 _send(producer, fragment, task)
             line[SENT] += fragment.env_steps()
-            # Steps that were left out are not lost.
+            # Omitted steps are not lost.
             line[MADE] = line[SENT]
             line[FRAGMENTS] = producer.sent
         producer.send(END)
@@ -166,8 +166,8 @@ def _serve(
 
 
 def _send(producer: Producer, fragment: Fragment, task: Task) -> None:
-    """Send a fragment with the statistics of the episodes that end with it; one that is too large goes in parts."""
-    # Fragments of less are never split, and need no second look.
+    """Send a fragment with the statistics of the episodes that it ends; split fragments that are too large."""
+    # Smaller fragments are never split and need no check.
     is_large = fragment.size_bytes() > producer.capacity_nbytes // 32
     before = task.episodes.state_dict() if is_large else {}
     ended = task.count_ended(fragment)
@@ -183,7 +183,7 @@ def _send(producer: Producer, fragment: Fragment, task: Task) -> None:
 
 
 def _with_ended(fragment: Fragment, ended: EpisodeStatistics) -> MultiAgentBatch:
-    """Add statistics to a fragment, for `ProcessBackend` to take off again."""
+    """Add statistics to a fragment, which `ProcessBackend` removes."""
     is_flat = isinstance(fragment, SampleBatch)
     pickled = np.frombuffer(pickle.dumps((is_flat, ended)), np.uint8)
     batches = {**fragment.as_multi_agent().policy_batches, ENDED: SampleBatch({ENDED: pickled})}
@@ -197,14 +197,14 @@ def _receive_all(requests: Connection) -> Iterator[Request]:
 
 
 def start_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count, *, threads: int = 1) -> Task:
-    """Make the task of a worker that has this process for itself, and seed the process's own generators.
+    """Create the task of a worker with its own process, and seed the process-wide generators.
 
     Parameters
     ----------
     spec, weights, count_steps
         As for `make_task`.
     threads
-        How many threads torch may use, if the policy or the environments import it.
+        Number of torch threads, if the policy or the environments import torch.
     """
     seeds = seeds_at(spec.seed, PROCESS, spec.index)
     _seed(seeds)
@@ -217,19 +217,19 @@ def start_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count, *, 
 
 
 def exchange_state(task: Task, request: StateRequest) -> bytes | None:
-    """Go on from the state in a request, or return the own, pickled, that of the process's generators included."""
-    told = answer(task, request)
+    """Restore the state in a request, or return the pickled state, including process-wide generators."""
+    reply = answer(task, request)
     if request.state is not None:
         load_generators(request.state["generators"])
         return None
     try:
-        return pickle.dumps(told if "refused" in told else {**told, "generators": generators_state()})
+        return pickle.dumps(reply if "refused" in reply else {**reply, "generators": generators_state()})
     except Exception as error:
         return pickle.dumps({"refused": f"{type(error).__name__}: {error}"})
 
 
 def _seed(seeds: np.random.SeedSequence) -> None:
-    """Seed the process's own generators, which torch's distributions draw from: else all workers draw the same."""
+    """Seed the process-wide generators, which torch distributions use, so that workers draw different numbers."""
     words = seeds.generate_state(3).tolist()
     random.seed(words[0])
     np.random.seed(words[1])

@@ -1,4 +1,4 @@
-"""RolloutWorkers: processes that step environments and send fragments."""
+"""Rollout workers: processes that step environments and send fragments."""
 
 from __future__ import annotations
 
@@ -64,95 +64,95 @@ _BACKENDS: dict[BackendName, type[ProcessBackend | InlineBackend | RayBackend]] 
 
 
 class RolloutWorkers(Uncopied):
-    """Processes that step environments, as a policy says or at random, for learners that want several cores.
+    """Processes that step environments with a policy or at random, for learners on several cores.
 
-    Use them as a context manager, which starts and stops the processes. There are two ways to collect:
+    Use the workers as a context manager, which starts and stops the processes. There are two ways to collect:
 
-    - `collect` is synchronous: all workers make their share with the newest weights, and the report has all of it in
-      one batch, as the reports of `Collector` and `MultiAgentCollector` have. On-policy learners publish and collect
-      in turns.
-    - `fragments` is asynchronous: workers go on by themselves, and their fragments come in the order in which they
-      arrive, a `SampleBatch` each where environments are Gymnasium's, a `MultiAgentBatch` where they are PettingZoo's.
+    - `collect` is synchronous: all workers collect their share with the newest weights, and the result has all steps in
+      one batch, like the results of `Collector` and `MultiAgentCollector`. On-policy learners alternate `publish` and
+      `collect`.
+    - `fragments` is asynchronous: workers continue by themselves, and their fragments are yielded in order of arrival,
+      as `SampleBatch` for Gymnasium environments and as `MultiAgentBatch` for PettingZoo environments.
 
-    Rows have the columns of these collectors, and `weights_version`: the number of the weights that a step was made
-    with, 0 before the first (see `publish`).
+    Rows have the same columns, and `weights_version`: the version of the weights that computed the step,
+    0 before the first (see `publish`).
 
-    A fragment lies in the shared memory that the worker wrote it to, which is reused when the last array over it is
-    gone. Fragments kept beyond half of a worker's memory are copies: keeping them never stops a worker.
+    A fragment is in the shared memory to which the worker wrote it; the memory is reused after the last array over it
+    has been deleted. Fragments kept beyond half of a worker's memory are copies, so they never block a worker.
 
-    A worker that raises, dies or hangs is replaced, `max_restarts` times at most: its replacement makes the missing
-    steps, in environments of the same ids. A fragment that was not sent completely is dropped (see `worker_stats`).
-    Beyond that, `fragments` yields every complete fragment that was sent, then raises `WorkerError`; `collect` raises,
-    and `fragments` yields what it had received. Workers ignore Ctrl-C, which is the parent's to handle, and end by
-    themselves when their parent is gone, however it ended.
+    A worker that raises, dies or hangs is replaced, at most `max_restarts` times in total: the replacement makes the
+    missing steps, in environments with the same ids. An incompletely sent fragment is dropped (see `worker_stats`).
+    After that, `fragments` yields every complete fragment that was sent, then raises `WorkerError`; `collect` raises,
+    and `fragments` yields the fragments that it had received. Workers ignore Ctrl-C, which the parent handles, and exit
+    when the parent process ends for any reason.
 
     Parameters
     ----------
     policy
-        Who decides: `"random"`; anything that `as_policy` takes and that can be pickled, a torch module for instance;
-        a function or class that makes one, of nothing or of `observation_space` and `action_space`; or the name of one
-        of these, as `module:function`. With several agents, one for all, or a mapping from policy ids to one each.
+        `"random"`; anything picklable that `as_policy` accepts, for example a torch module; a function or class that
+        creates such a policy, without arguments or with `observation_space` and `action_space`; or the name of one, as
+        `module:function`. With several agents, one policy for all, or a mapping from policy ids to policies.
     env
-        The environment's name, or a function that makes it (see `make_environment`): of one agent or several, or a
-        vector environment; or a list of names and functions, one for each environment of all workers, the first for
-        `env_id` 0. They go to other processes by pickle, so functions must be importable.
+        Environment id, or function that creates the environment (see `make_environment`): single-agent, multi-agent or
+        a vector environment; or a list of ids and functions, one per environment of all workers, in order of `env_id`.
+        Functions must be importable, because they are pickled to other processes.
     buffer
-        Where the steps go, too, as they arrive: a buffer of one agent with a ring for each environment of all workers,
-        ring k for `env_id` k; or a `MultiAgentReplayBuffer`. An episode that a worker left behind is truncated there.
-        Or a `ReplayClient`: each worker writes to the service from its own process, fragments that are handed out have
-        rewards, flags and ids alone, and `collect` returns when all steps are in the table.
+        Buffer to which steps are also added as they arrive: a single-agent buffer with one ring per environment of all
+        workers, ring k for `env_id` k; or a `MultiAgentReplayBuffer`. The unfinished episode of a failed worker is
+        truncated. Or a `ReplayClient`: each worker writes to the service from its own process, returned fragments have
+        only rewards, flags and ids, and `collect` returns when all steps are in the table.
     num_workers
         Number of processes.
     envs_per_worker
-        Environments that each of them steps, in turns or as one vector environment.
+        Environments per process, stepped sequentially or as one vector environment.
     env_kwargs
-        Keyword arguments of the functions or ids that make environments.
+        Keyword arguments of the functions or ids that create environments.
     max_lag
-        How old the weights of a fragment may be when it is handed out, in publications since; older ones are dropped,
-        and counted in `worker_stats` and among the steps of `fragments`. By default there is no bound.
+        Maximum age of a fragment's weights when it is returned, in publications; older fragments are dropped, and
+        counted in `worker_stats` and in the steps of `fragments`. By default unlimited.
     policy_mapping
         As for `MultiAgentCollector`; a function must be importable.
     exploration_noise, map_action, infos
         As for `Collector`, or with several agents for `MultiAgentCollector`; functions must be importable.
     seed
-        Seed of the run. What happens in the environment of an `env_id` follows from it alone, `eps_id` and `unroll_id`
-        aside, however the environments are spread over workers, as long as a policy decides row by row and draws
-        nothing, or is `"random"`, and no worker was replaced. In which order fragments arrive is not determined.
+        Seed of the run. It determines the data of each `env_id` except `eps_id` and `unroll_id`, regardless of the
+        distribution of environments over workers, if the policy computes each row independently without random draws,
+        or is `"random"`, and no worker was replaced. The order of fragments is not determined.
     hooks
-        Hooks that workers apply to every trajectory, to the part of it that a fragment has: see `postprocess`; only
+        Hooks that workers apply to each trajectory or part of a trajectory in a fragment (see `postprocess`); only
         without a buffer.
     backend
-        `"process"`; `"ray"`, where workers are actors on a cluster of Ray; or `"inline"` to do the same work in this
-        process, one worker after the other, for debugging.
+        `"process"`; `"ray"`, for actors on a Ray cluster; or `"inline"`, for sequential workers in this process, for
+        debugging.
     start_method
-        How processes start: `"spawn"`, `"forkserver"` or `"fork"`. Actors of Ray start as Ray starts them.
+        Start method of processes: `"spawn"`, `"forkserver"` or `"fork"`. Not used with Ray.
     stall_timeout_s
-        Seconds without a step or fragment after which a worker is taken to hang. Time in which nobody asks for
-        fragments does not count; and a worker has a minute in any case to start and send its first one.
+        Seconds without a step or fragment after which a worker counts as hung. Time in which no caller waits for
+        fragments does not count. Startup and the first fragment are always allowed at least one minute.
     max_restarts
-        How many workers may be replaced, all together.
+        Maximum number of replaced workers in total.
     capacity_nbytes
-        Size of the memory that a worker's fragments lie in; fragments above half of it arrive in parts.
-        By default 64 MiB, less with more than four workers, 8 MiB at least. There is room for weights of this size too,
-        and always for those of 16 MiB or the size of the policy. With Ray, one worker's fragments may take half of it
-        in the object store, and arrive in one piece; weights have no bound.
+        Memory for a worker's fragments; fragments above half this size are sent in parts. By default 64 MiB, less with
+        more than four workers, at least 8 MiB. Weights may have this size too, or 16 MiB or the size of the policy if
+        that is larger. With Ray, one worker's fragments may use half this size in the object store, and are sent in
+        one piece; the size of weights is unlimited.
     ray_options
-        The cluster of Ray, and the resources and placement of each worker; only with that backend.
+        Ray cluster, resources and placement of each worker; only with the backend `"ray"`.
 
     Raises
     ------
     EnvironmentSpecError
-        If there is no such environment, or it cannot be sent to another process.
+        If the environment is unknown or cannot be sent to another process.
     PolicySpecError
-        If there is no such policy, or it cannot be sent to another process.
+        If the policy is unknown or cannot be sent to another process.
     PolicyNotFoundError
-        If one of the `hooks` names a policy that is not among those of `policy`.
+        If one of the `hooks` requires a policy that `policy` lacks.
     ArgumentError
-        If policy and env are swapped, a number is not positive, `max_restarts` or `max_lag` is negative, there is no
-        such backend, there are `ray_options` for another one than Ray, both a buffer and `hooks`, or the buffer has too
+        If policy and env are swapped, a number is not positive, `max_restarts` or `max_lag` is negative, the backend is
+        unknown, `ray_options` are given for another backend, both a buffer and `hooks` are given, or the buffer has too
         few rings.
     MissingExtraError
-        If the backend is Ray, and it is not installed.
+        If the backend is `"ray"` and Ray is not installed.
 
     Examples
     --------
@@ -201,7 +201,7 @@ class RolloutWorkers(Uncopied):
         check_options("map_action", map_action, policy)
         remote = as_remote(buffer)
         if remote is not None and max_lag is not None:
-            raise ArgumentError("max_lag must be left out where workers write to a service: nothing is dropped there")
+            raise ArgumentError("max_lag must be None if workers write to a service, which drops no fragments")
         check_buffer(buffer, num_workers * envs_per_worker, several=isinstance(buffer, MultiAgentReplayBuffer))
         self._backend = _make_backend(
             backend, BackendOptions(num_workers, policy, start_method, capacity_nbytes, ray_options)
@@ -233,58 +233,58 @@ class RolloutWorkers(Uncopied):
         self._pool: WorkerPool | None = None
         self._received = Received()
         self._leftover: list[Fragment] = []
-        """Fragments of a call of `collect` that did not complete."""
+        """Fragments of a failed call of `collect`."""
         self._requested: Request | None = None
-        """All that `request` asked for and `collect` has not received."""
+        """Request of `request` that `collect` has not received."""
         self._iterated: Request | None = None
-        """All that `fragments` asked for, until the last fragment has come."""
+        """Request of `fragments`, until the last fragment has been received."""
         self._stop_requested = False
         self._earlier_versions = 0
         self._one_version = threading.RLock()
-        """Held while workers collect with one version of the weights."""
+        """Locked while workers collect with one version of the weights."""
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers, in their order; empty unless processes have been started.
+        """Process ids of the workers, in order; empty unless processes have been started.
 
-        Actors of Ray are among them once they have answered. Their ids are those of their own machines.
+        Ray actors are included after their first answer, with process ids on their machines.
         """
         workers = [] if self._pool is None else self._pool.workers
         return [worker.pid for worker in workers if worker.pid not in (0, os.getpid())]
 
     @property
     def stats(self) -> CollectStats[Any]:
-        """The report on all that was received so far, without the batch."""
+        """Report on all steps received so far, without the batch."""
         return self._received.stats()
 
     @property
     def worker_stats(self) -> WorkerStats:
-        """Facts about the workers so far: failures, restarts, lost and stale steps, waiting times."""
+        """Statistics of the workers so far: failures, restarts, lost and stale steps, waiting times."""
         return self._received.worker_stats(self._pool)
 
     def publish(self, weights: Mapping[str, Any]) -> int:
-        """Publish weights, which every worker gives to its policy before its next fragment.
+        """Publish weights, which every worker loads into its policy before its next fragment.
 
-        The policy gets them by its method `load_state_dict`, as torch modules have, or `set_weights`. Weights that
-        were not asked for before there are newer ones are never loaded. While another thread is in `collect`, this
-        waits: a batch of its has one version.
+        The policy loads them with its method `load_state_dict`, as of torch modules, or `set_weights`. Weights that are
+        replaced by newer ones before a worker loads them are skipped. During `collect` in another thread, this call
+        blocks, because a batch has only one version.
 
         Parameters
         ----------
         weights
-            A dict of arrays and tensors, flat or nested, such as a `state_dict()`. Where the policy is a mapping, one
-            such dict for each policy id, those left out keep theirs. They are copied.
+            A dict of arrays and tensors, flat or nested, such as a `state_dict()`. If the policy is a mapping, one such
+            dict per policy id; omitted policies keep their weights. The weights are copied.
 
         Returns
         -------
-        The number of these weights, which fragments made with them have as `weights_version`: 1 for the first.
+        Version of the weights, the `weights_version` of their fragments: 1 for the first.
 
         Raises
         ------
         CapacityError
-            If they are larger than there is room for; a larger `capacity_nbytes` makes more.
+            If the weights exceed the available memory; increase `capacity_nbytes`.
         ColumnTypeError
-            If they are no dict of arrays and tensors.
+            If the weights are not a dict of arrays and tensors.
         ChannelClosedError
             If the workers have been stopped.
         """
@@ -316,50 +316,52 @@ class RolloutWorkers(Uncopied):
         reset_before_collect: bool = False,
         gym_reset_kwargs: dict[str, Any] | None = None,
     ) -> CollectStats[Any]:
-        """Let all workers collect their share with the newest weights, and report on the steps of all.
+        """Collect steps or episodes in all workers with the newest weights.
 
         Parameters
         ----------
         n_step
-            How many steps of all environments together, as many in each, give or take one. Where environments have one
-            agent each, those of a worker are stepped together: up to one step more of each of them.
+            Total number of steps, distributed evenly over environments. Single-agent environments of a worker are
+            stepped together: up to one additional step each.
         n_episode
-            How many episodes end: exactly so many, and in every worker those that begin first, so that long ones are as
-            likely as short ones.
+            Number of episodes to complete. Every worker completes the episodes that start first, so that long episodes
+            are as likely as short ones.
         random, render, reset_before_collect, gym_reset_kwargs
-            As for `Collector.collect`, in every worker; a `seed` among the last counts on from `env_id` 0.
+            As for `Collector.collect`, in every worker; a `seed` in `gym_reset_kwargs` counts up from `env_id` 0.
 
         Returns
         -------
         CollectStats
-            The report, with the batch in it unless there is a buffer: the steps of each agent lie together, by `env_id`
-            and `agent_index`. With several agents, `policies` has a report for each policy.
+            The report, with the batch unless there is a buffer. The batch is in stream order, by `env_id` and
+            `agent_index`. With several agents, `policies` has a report per policy.
 
         Raises
         ------
         ArgumentError
-            If not exactly one of the numbers is positive.
+            If not exactly one of `n_step` and `n_episode` is positive.
         WorkerError
-            If workers have not been started, not all fragments of `fragments` have come, or a worker fails that cannot
-            be replaced. `fragments` yields what had been received then.
+            If workers have not been started, fragments of `fragments` are still pending, or a worker fails that cannot
+            be replaced. `fragments` then yields the fragments received before.
         ColumnMismatchError
             If the columns of different workers cannot be joined.
         """
         began = time.perf_counter()
         count = StepCount()
-        found: list[tuple[int, Fragment]] = []
-        asked = Request(n_step, n_episode, None, random, render, reset_before_collect, gym_reset_kwargs)
+        received: list[tuple[int, Fragment]] = []
+        requested = Request(n_step, n_episode, None, random, render, reset_before_collect, gym_reset_kwargs)
         with self._one_version:
-            if self._requested != asked:
-                self._begin(asked)
+            if self._requested != requested:
+                self._begin(requested)
             self._requested = None
             try:
-                for one in self._receive(count):
-                    found.append(one)
+                for item in self._receive(count):
+                    received.append(item)
             except BaseException:
-                self._leftover += [fragment for _, fragment in found]
+                self._leftover += [fragment for _, fragment in received]
                 raise
-        batch = None if self.buffer is not None else join_streams([one for _, one in sorted(found, key=itemgetter(0))])
+        batch = (
+            None if self.buffer is not None else join_streams([item for _, item in sorted(received, key=itemgetter(0))])
+        )
         return count.report(time.perf_counter() - began, batch)
 
     def request(
@@ -371,38 +373,38 @@ class RolloutWorkers(Uncopied):
         reset_before_collect: bool = False,
         gym_reset_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Let all workers begin with their share, and return at once; `collect` with the same arguments receives it.
+        """Start to collect in all workers and return immediately; `collect` with the same arguments receives the steps.
 
-        Weights that are published in between reach those workers that have not begun. Other arguments, there or here,
-        leave these steps to the next call of `fragments`. Takes arguments and raises as `collect` does.
+        Weights published in between are used by workers that have not started yet. If `collect` is called with other
+        arguments, the next call of `fragments` yields these steps. Parameters and errors as of `collect`.
         """
         with self._one_version:
             self._begin(Request(n_step, n_episode, None, random, render, reset_before_collect, gym_reset_kwargs))
 
     def receive(self, n_step: int | None = None) -> CollectStats[Any]:
-        """Receive steps as they arrive, while workers continue by themselves, and report on them.
+        """Receive steps as they arrive, while workers continue by themselves.
 
         Each worker collects fragments of its share of `n_step`, up to two ahead of the caller, each with the newest
-        weights at its beginning, and is asked for more as soon as it has sent them. No worker waits for another. Steps
-        that are older than `max_lag` allows are dropped, counted in `worker_stats`, and not part of the report.
+        weights at its start, and receives a new request when it has sent them. No worker waits for another. Fragments
+        older than `max_lag` are dropped, counted in `worker_stats`, and excluded from the report.
 
         Parameters
         ----------
         n_step
-            Return as soon as at least that many steps of all environments together have arrived: less than one fragment
-            more. None: receive what was asked for before, and let the workers rest.
+            Total number of steps to wait for; at most one additional fragment is returned. None: receive pending
+            fragments, and send no further requests.
 
         Returns
         -------
         CollectStats
-            The report, as `collect` returns it; the batch has the fragments in the order in which they arrived.
+            The report, as from `collect`; the batch has the fragments in order of arrival.
 
         Raises
         ------
         ArgumentError
-            If `n_step` is not a whole number from 1.
+            If `n_step` is not a positive integer.
         WorkerError, ColumnMismatchError
-            As `collect` does.
+            As `collect`.
 
         Examples
         --------
@@ -422,7 +424,7 @@ class RolloutWorkers(Uncopied):
             request = Request(2 * share, None, share)
             if self._requested is not None:
                 self._finish_collect()
-            pool.ask({place: request for place, worker in enumerate(pool.workers) if worker.request is None})
+            pool.ask({position: request for position, worker in enumerate(pool.workers) if worker.request is None})
             pool.leave()
 
             def next_request(worker: Worker) -> Request:
@@ -439,22 +441,22 @@ class RolloutWorkers(Uncopied):
             raise
         return count.report(time.perf_counter() - began, None if self.buffer is not None else join_streams(fragments))
 
-    def _begin(self, asked: Request) -> None:
+    def _begin(self, requested: Request) -> None:
         """Send each worker its share of a request of `collect`."""
-        check_amounts(asked.n_step, asked.n_episode)
+        check_amounts(requested.n_step, requested.n_episode)
         pool = self._idle("collect")
-        self._ask(pool, asked)
+        self._ask(pool, requested)
         pool.leave()
-        self._requested = asked
+        self._requested = requested
 
-    def _ask(self, pool: WorkerPool, asked: Request) -> None:
-        """Send each worker its share of a request, if it has one."""
+    def _ask(self, pool: WorkerPool, requested: Request) -> None:
+        """Send each worker its share of a request, unless the share is 0."""
         workers, envs = len(self._specs), self._specs[0].num_envs
-        steps, episodes = (shares(amount, workers, envs) for amount in (asked.n_step, asked.n_episode))
+        steps, episodes = (shares(amount, workers, envs) for amount in (requested.n_step, requested.n_episode))
         pool.ask(
             {
-                place: replace(asked, n_step=n_step, n_episode=n_episode)
-                for place, (n_step, n_episode) in enumerate(zip(steps, episodes, strict=True))
+                position: replace(requested, n_step=n_step, n_episode=n_episode)
+                for position, (n_step, n_episode) in enumerate(zip(steps, episodes, strict=True))
                 if 0 not in (n_step, n_episode)
             }
         )
@@ -462,45 +464,44 @@ class RolloutWorkers(Uncopied):
     def fragments(
         self, n_step: int | None = None, n_episode: int | None = None, fragment_length: int = 200
     ) -> Iterator[Fragment]:
-        """Let all workers collect by themselves, and yield their fragments as they arrive.
+        """Collect in all workers asynchronously, and yield fragments as they arrive.
 
-        Called with the same arguments while fragments are still to come, it yields these.
+        A call with the same arguments while fragments are pending yields the pending fragments.
 
         Parameters
         ----------
         n_step
-            Environment steps: exactly so many in all fragments together, as many in every environment, give or take
-            one.
+            Total number of environment steps in all fragments, distributed evenly over environments.
         n_episode
-            Episodes: exactly so many are brought to their end, as many in every environment, give or take one, short
-            and long ones alike. Without either number, workers go on until they are stopped.
+            Number of episodes to complete, distributed evenly over environments, regardless of their lengths. Without
+            `n_step` and `n_episode`, workers continue until they are stopped.
         fragment_length
-            Environment steps in a fragment, of all of a worker's environments together; a worker's last one may have
-            fewer. With `n_episode` and several agents a fragment has complete episodes, one of every environment.
+            Environment steps per fragment, of all environments of a worker; the last fragment of a worker may have
+            fewer. With `n_episode` and several agents, a fragment has complete episodes, one per environment.
 
         Raises
         ------
         ArgumentError
-            If a number is not positive, or both numbers of steps and episodes are given.
+            If a number is not positive, or both `n_step` and `n_episode` are given.
         WorkerError
-            If workers have not been started, or others of these numbers are still to come; while fragments are
-            received, if a worker fails that cannot be replaced.
+            If workers have not been started, or fragments of another call are pending; during iteration, if a worker
+            fails that cannot be replaced.
         """
-        asked = Request(n_step, n_episode, fragment_length)
+        requested = Request(n_step, n_episode, fragment_length)
         for name in ("n_step", "n_episode", "fragment_length"):
-            if getattr(asked, name) is not None:
-                whole(name, getattr(asked, name), 1)
+            if getattr(requested, name) is not None:
+                whole(name, getattr(requested, name), 1)
         if n_step is not None and n_episode is not None:
-            raise ArgumentError(f"one of n_step and n_episode may be given, got {n_step} and {n_episode}")
+            raise ArgumentError(f"at most one of n_step and n_episode must be given, got {n_step} and {n_episode}")
         pool = self._pool
         if pool is None:
             raise WorkerError(_NOT_STARTED)
-        if pool.workers and not (self._iterated == asked and pool.busy):
+        if pool.workers and not (self._iterated == requested and pool.busy):
             self._check_iterated(pool, "send others")
             self._finish_collect()
-            self._ask(pool, asked)
+            self._ask(pool, requested)
             pool.leave()
-            self._iterated = asked
+            self._iterated = requested
         return self._yield_fragments()
 
     def _yield_fragments(self) -> Iterator[Fragment]:
@@ -512,14 +513,14 @@ class RolloutWorkers(Uncopied):
         self._iterated = None
 
     def _finish_collect(self) -> None:
-        """Receive the rest of a call of `collect` that was interrupted, or of a request that nobody collected."""
+        """Receive the remaining fragments of an interrupted `collect`, or of a request without `collect`."""
         self._requested = None
         self._leftover += [fragment for _, fragment in self._receive()]
 
     def _receive(
         self, count: StepCount | None = None, next_request: Callable[[Worker], Request | None] | None = None
     ) -> Iterator[tuple[int, Fragment]]:
-        """Yield the fragments of all requests, each with the index of its worker; stop all workers on a failure."""
+        """Yield worker index and fragment of all requests; stop all workers on a failure."""
         pool = self._pool
         if pool is None:
             return
@@ -537,7 +538,7 @@ class RolloutWorkers(Uncopied):
             raise failure
 
     def _count(self, worker: Worker, fragment: Fragment, ended: EpisodeStatistics, count: StepCount | None) -> bool:
-        """Count a fragment, and write it to the buffer; return whether it is not stale."""
+        """Count a fragment and write it to the buffer; return False if it is stale."""
         version = self._received.add(worker, fragment, ended)
         if self._max_lag is not None:
             lag = self._earlier_versions + self._backend.weights.version - version
@@ -555,40 +556,39 @@ class RolloutWorkers(Uncopied):
         if self._pool is None:
             raise WorkerError(_NOT_STARTED)
         if not self._pool.workers:
-            raise WorkerError("workers must be running to collect, and they have been stopped")
+            raise WorkerError("workers must be running to collect; they have been stopped")
         return self._pool
 
     def _idle(self, purpose: str) -> WorkerPool:
-        """Return workers that have done all that they were asked for."""
+        """Return the pool after all pending requests are done."""
         self._check_iterated(self._started(), purpose)
         self._finish_collect()
         return self._started()
 
     def _check_iterated(self, pool: WorkerPool, purpose: str) -> None:
         if self._iterated is not None and pool.busy:
-            raise WorkerError(f"an iteration over workers must have come to its end before they {purpose}")
+            raise WorkerError(f"an iteration over fragments must be exhausted before workers {purpose}")
 
     # Resuming
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run between two calls of `collect`, for `load_state_dict`.
 
-        Each worker tells that of its collector (see `Collector.state_dict`), of its policy's exploration, such as a
-        noise's drift, and of its process's own generators. With
-        these go the newest weights that were published and their number, the episodes under way, the report `stats`,
-        and all that keeps replacements from repeating data. The policy, the hooks and the buffer have states of their
-        own; `worker_stats` begins again.
+        The state of each worker contains the state of its collector (see `Collector.state_dict`), of its policy's
+        exploration, such as the drift of noise, and of its process-wide generators. The newest published weights with
+        their version, unfinished episodes, the report `stats`, and numbers that prevent replacements from repeating
+        data are included. The policy, the hooks and the buffer have their own states; `worker_stats` restarts.
 
         Returns
         -------
         dict
-            Plain values, arrays and tensors, which can be pickled, and `why_reset`: None if environments go on exactly.
+            Plain values, arrays and tensors, all picklable, and `why_reset`, None if environments resume exactly.
 
         Raises
         ------
         WorkerError
-            If workers have not been started, fragments are still to come, a policy's state cannot be saved,
-            or a worker fails that cannot be replaced.
+            If workers have not been started, fragments are pending, the state of a policy cannot be saved, or a worker
+            fails that cannot be replaced.
 
         Examples
         --------
@@ -601,17 +601,17 @@ class RolloutWorkers(Uncopied):
         np.True_
         """
         with self._one_version:
-            self._idle("tell their state")
-            told = self._exchange([StateRequest()] * len(self._specs))
+            self._idle("save their state")
+            states = self._exchange([StateRequest()] * len(self._specs))
             pool = self._started()
             version = self._backend.weights.version
-            for place, (worker, own) in enumerate(zip(pool.workers, told, strict=True)):
-                if "refused" in own:
-                    raise WorkerError(f"worker {place} cannot tell its state: {own['refused']}")
-                own["seed"] = worker.spec.seed
-                own["next_unroll_id"] = worker.spec.first_unroll_id + worker.fragments
+            for index, (worker, worker_state) in enumerate(zip(pool.workers, states, strict=True)):
+                if "refused" in worker_state:
+                    raise WorkerError(f"worker {index} cannot save its state: {worker_state['refused']}")
+                worker_state["seed"] = worker.spec.seed
+                worker_state["next_unroll_id"] = worker.spec.first_unroll_id + worker.fragments
             return {
-                "workers": told,
+                "workers": states,
                 "num_envs": self._specs[0].num_envs,
                 "failures": pool.earlier_failures + len(pool.failures),
                 "version": self._earlier_versions + version,
@@ -619,69 +619,78 @@ class RolloutWorkers(Uncopied):
                 "received": self._received.state_dict(),
                 "rings": None if self._writer is None else self._writer.state_dict(),
                 "fragments": [fragment.copy() for fragment in self._leftover],
-                "why_reset": next((why for own in told if (why := own["task"]["collector"]["why_reset"])), None),
+                "why_reset": next(
+                    (why for worker_state in states if (why := worker_state["task"]["collector"]["why_reset"])), None
+                ),
             }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Continue where workers were that were made with the same arguments; the seed is the one of those.
+        """Restore the state of workers that were created with the same arguments, except for the seed.
 
-        Workers get the weights that were the newest, and number those to come from there on.
+        Workers load the newest weights of the state, and later versions are numbered from there.
 
         Parameters
         ----------
         state
-            A state that `state_dict` returned.
+            Result of `state_dict`.
         allow_pickle
-            Whether the environments in it may be unpickled, which runs code that the state's writer chose.
+            Whether to unpickle the environments in the state, which can run any code. Only for states that you trust.
 
         Raises
         ------
         UntrustedPickleError
-            If there are environments in it and `allow_pickle` is false. Nothing has changed then.
+            If the state contains environments and `allow_pickle` is false. The workers are unchanged.
         FormatError
-            If the state is not whole. Nothing has changed then.
+            If the state is incomplete. The workers are unchanged.
         ArgumentError
-            If it is of other numbers of workers or environments, or of another kind of collector; or it has no weights,
-            and some have been published here. Nothing has changed then.
+            If the number of workers or environments, or the class of collectors differs; or the state has no weights,
+            but weights have been published. The workers are unchanged.
         WorkerError
-            If workers have not been started, fragments are still to come, or a worker fails that cannot be
-            replaced, as it does where environments are of other classes.
+            If workers have not been started, fragments are pending, or a worker fails that cannot be replaced, for
+            example because the classes of environments differ.
         """
         missing = [name for name in _NAMES if name not in state]
         if missing:
-            raise FormatError(f"the state of workers must have {missing[0]!r}, got one without it")
+            raise FormatError(f"the state of workers must have the entry {missing[0]!r}")
         with self._one_version:
             self._idle("load a state")
-            found, wanted = (
+            actual, expected = (
                 (len(workers), envs)
                 for workers, envs in ((state["workers"], state["num_envs"]), (self._specs, self._specs[0].num_envs))
             )
-            if found != wanted:
+            if actual != expected:
                 raise ArgumentError(
-                    f"the state must be of {wanted[0]} workers with {wanted[1]} environments each, got one of "
-                    f"{found[0]} with {found[1]}"
+                    f"state must be of {expected[0]} workers with {expected[1]} environments each, "
+                    f"got {actual[0]} with {actual[1]}"
                 )
             published = self._backend.weights.version
             if state["weights"] is None and published:
-                raise ArgumentError("a state without weights must be loaded before any are published")
-            collectors = [own["task"]["collector"] for own in state["workers"]]
+                raise ArgumentError("a state without weights must be loaded before weights are published")
+            collectors = [worker_state["task"]["collector"] for worker_state in state["workers"]]
             if any(map(has_pickles, collectors)):
                 require_permission("the state of workers", allow_pickle=allow_pickle)
-            # A worker that is still starting reads nothing: to send it much would be to wait without an end.
-            for own, its in zip(self._exchange([StateRequest()] * len(self._specs)), collectors, strict=True):
-                _check_alike(own, its)
+            # A starting worker does not read its pipe, so sending a large request to it could block forever.
+            for worker_state, collector_state in zip(
+                self._exchange([StateRequest()] * len(self._specs)), collectors, strict=True
+            ):
+                _check_alike(worker_state, collector_state)
             earlier_versions = state["version"] - published - (state["weights"] is not None)
-            self._exchange([StateRequest(state=own, earlier_versions=earlier_versions) for own in state["workers"]])
+            self._exchange(
+                [
+                    StateRequest(state=worker_state, earlier_versions=earlier_versions)
+                    for worker_state in state["workers"]
+                ]
+            )
             self._load(state, earlier_versions)
 
     def _load(self, state: Mapping[str, Any], earlier_versions: int) -> None:
-        """Load the part of a state that is not the workers'."""
+        """Restore the part of a state outside of the worker processes."""
         pool = self._started()
-        for worker, own in zip(pool.workers, state["workers"], strict=True):
+        for worker, worker_state in zip(pool.workers, state["workers"], strict=True):
             worker.spec = replace(
                 worker.spec,
-                seed=own["seed"],
-                first_unroll_id=own["next_unroll_id"],
+                seed=worker_state["seed"],
+                first_unroll_id=worker_state["next_unroll_id"],
                 earlier_versions=earlier_versions,
             )
         pool.earlier_failures = state["failures"]
@@ -694,7 +703,7 @@ class RolloutWorkers(Uncopied):
         self._leftover = [fragment.copy() for fragment in state["fragments"]]
 
     def _exchange(self, requests: Sequence[StateRequest]) -> list[dict[str, Any]]:
-        """Send workers a request each, and return their answers."""
+        """Send one request to each worker and return their answers."""
         self._started().ask(dict(enumerate(requests)))
         self._finish_collect()
         return [dict(worker.answer) for worker in self._started().workers if requests[0].state is None]
@@ -702,18 +711,19 @@ class RolloutWorkers(Uncopied):
     # Stopping
 
     def request_stop(self) -> None:
-        """Let `fragments` end soon, after the complete fragments that have been sent; signal handlers may call this.
+        """Make `fragments` end soon, after all complete fragments that have been sent; callable in signal handlers.
 
-        A call of `collect` then reports on what it has until then. Asked for while workers start, it ends the first.
+        A running call of `collect` then reports on the steps received so far. A request during startup ends the first
+        call.
         """
         self._stop_requested = True
         if self._pool is not None:
             self._pool.request_stop()
 
     def stop(self) -> list[Fragment]:
-        """End all workers, and return the whole fragments that they had sent and nobody has received.
+        """End all workers, and return complete fragments that were sent but not received.
 
-        Workers have two seconds to close their environments; after that they are killed.
+        Workers may use two seconds to close their environments; then they are killed.
         """
         return [fragment for _, fragment in self._stop()]
 
@@ -733,55 +743,57 @@ class RolloutWorkers(Uncopied):
 
 
 def _make_backend(name: BackendName, options: BackendOptions) -> Backend:
-    """Make a backend by its name; nothing is started."""
+    """Create a backend by name, without starting workers."""
     choice("backend", name, get_args(BackendName))
     if options.ray_options is not None and name != "ray":
-        raise ArgumentError(f"ray_options must be None unless backend is 'ray', got some with backend {name!r}")
+        raise ArgumentError(f"ray_options must be None unless backend is 'ray', got backend {name!r}")
     return _BACKENDS[name](options)
 
 
-def _check_alike(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Refuse the state of a collector for a worker that has another one."""
-    mine = own.get("task", {}).get("collector")
-    if mine is None:
+def _check_alike(worker_state: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Reject the state of a collector that does not fit the collector of a worker."""
+    own_state = worker_state.get("task", {}).get("collector")
+    if own_state is None:
         return
-    wanted, found = ((one["collector"], one["num_envs"]) for one in (mine, state))
-    if found != wanted:
+    expected, actual = (
+        (collector_state["collector"], collector_state["num_envs"]) for collector_state in (own_state, state)
+    )
+    if actual != expected:
         raise ArgumentError(
-            f"the state must be of workers with a {wanted[0]} of {wanted[1]} environments, got one with a {found[0]} "
-            f"of {found[1]}"
+            f"state must be of workers with a {expected[0]} of {expected[1]} environments, got a {actual[0]} of "
+            f"{actual[1]}"
         )
 
 
 _IDS = (names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.T, names.UNROLL_ID)
-"""Columns that a ring needs no more: it has its environment's steps in order, and knows where episodes begin."""
+"""Columns that rings do not store: a ring has one environment's steps in order, with episode boundaries."""
 
 
 class BufferWriter:
-    """Writer of fragments into a replay buffer, for `RolloutWorkers`: ring k holds the environment of `env_id` k.
+    """Writer of fragments into a replay buffer, for `RolloutWorkers`: ring k stores the environment with `env_id` k.
 
-    Fragments of one environment come in order. Where one does not go on with the episode of the one before, because
-    the worker was replaced or steps between were not handed out, the newest step of the ring becomes truncated: no
-    episode in the buffer has a gap.
+    Fragments of one environment arrive in order. If a fragment does not continue the unfinished episode, because the
+    worker was replaced or a fragment was dropped, the newest step of the ring is marked as truncated: no episode in the
+    buffer has a gap.
 
     Parameters
     ----------
     buffer
-        A buffer of one agent with a ring for each environment, or a `MultiAgentReplayBuffer`, which knows by itself
-        which steps follow each other.
+        A single-agent buffer with one ring per environment, or a `MultiAgentReplayBuffer`, which connects steps by
+        itself.
     """
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
         self._next: dict[int, tuple[int, int]] = {}
-        """Episode and time of the step that goes on in the ring of each environment, where an episode is under way."""
+        """Episode and time of the next step of each environment with an unfinished episode."""
 
     def state_dict(self) -> dict[int, tuple[int, int]]:
-        """Return where the episodes under way go on, for `load_state_dict`; the buffer has a state of its own."""
+        """Return the expected next steps, for `load_state_dict`; the buffer has its own state."""
         return dict(self._next)
 
     def load_state_dict(self, state: Mapping[int, tuple[int, int]]) -> None:
-        """Go on with the episodes of another writer to a buffer of the same rows."""
+        """Restore the state of a writer to a buffer with the same rows."""
         self._next = dict(state)
 
     def add(self, fragment: SampleBatch | MultiAgentBatch) -> None:
@@ -821,11 +833,11 @@ class BufferWriter:
         self._buffer.add(rows, buffer_ids=env_id)
 
     def _truncate(self, rings: list[int]) -> None:
-        """Mark the newest step in some rings as the last that there is of its episode."""
+        """Mark the newest steps of some rings as truncated."""
         buffer = self._buffer
         newest = buffer.unfinished_index()
-        own = np.searchsorted(buffer.subbuffer_edges, newest, "right") - 1
-        slots = newest[np.isin(own, rings)]
+        rings_of_newest = np.searchsorted(buffer.subbuffer_edges, newest, "right") - 1
+        slots = newest[np.isin(rings_of_newest, rings)]
         if len(slots):
             buffer.truncated[slots] = True
             buffer.done[slots] = True

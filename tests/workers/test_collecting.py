@@ -354,7 +354,7 @@ def test_who_iterates_cannot_collect_until_the_end() -> None:
     with inline("random", "CartPole-v1") as workers:
         fragments = workers.fragments(n_step=40, fragment_length=10)
         next(fragments)
-        with pytest.raises(WorkerError, match="must have come to its end before they collect"):
+        with pytest.raises(WorkerError, match="must be exhausted before workers collect"):
             workers.collect(n_step=1)
         assert sum(len(fragment) for fragment in fragments) == 30
         assert workers.collect(n_step=10).n_collected_steps == 10

@@ -115,7 +115,7 @@ def test_workers_start_a_local_cluster_and_stay_on_it(machine: dict[str, str]) -
 def test_a_local_cluster_is_none_that_others_started(machine: dict[str, str], cluster: str) -> None:
     connected = f"import ray\nray.init(address={cluster!r})\n"
     _, errors = learn(machine, connected + _LOCAL, RAY_AUTH_MODE="disabled")
-    assert f"address must be of the cluster that this process is connected to, '{cluster}', got 'local'" in errors
+    assert f"address must be '{cluster}', the cluster that this process is connected to, got 'local'" in errors
 
 
 def test_the_file_of_a_cluster_that_has_ended_is_named(tmp_path: Path) -> None:

@@ -402,7 +402,7 @@ def test_actors_are_placed_by_a_scheduling_strategy(nodes: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"address": "ray://head:10001"}, "address must be of a cluster that this machine is a node of"),
+        ({"address": "ray://head:10001"}, "address must be of a cluster with this machine as a node"),
         ({"num_cpus": -1}, "num_cpus must be a number from 0, got -1"),
         ({"resources": {"far": float("nan")}}, "far must be a number from 0, got nan"),
         ({"in_flight": 0}, "in_flight must be a whole number from 1, got 0"),
@@ -420,7 +420,7 @@ def test_options_of_ray_are_for_ray_and_for_the_cluster_that_there_is() -> None:
     with pytest.raises(ArgumentError, match="ray_options must be RayOptions, got a dict"):
         RolloutWorkers("random", "CartPole-v1", backend="ray", ray_options={"num_cpus": 1})
     elsewhere = RolloutWorkers("random", "CartPole-v1", backend="ray", ray_options=RayOptions(address="127.0.0.1:1"))
-    with pytest.raises(ArgumentError, match="address must be of the cluster that this process is connected to"):
+    with pytest.raises(ArgumentError, match="the cluster that this process is connected to, got"):
         elsewhere.__enter__()
 
 

@@ -131,7 +131,7 @@ def test_a_state_without_weights_is_loaded_before_any_are_published() -> None:
     with inline(actors.Marked, "CartPole-v1") as workers:
         state = workers.state_dict()
         workers.publish({"mark": np.zeros(1)})
-        with pytest.raises(ArgumentError, match="without weights must be loaded before any are published"):
+        with pytest.raises(ArgumentError, match="without weights must be loaded before weights are published"):
             workers.load_state_dict(state, allow_pickle=True)
 
 
@@ -246,7 +246,7 @@ class Telling(gyms.Ladder):
 def test_workers_that_cannot_tell_their_state_go_on(backend: Any) -> None:
     with RolloutWorkers("random", partial(Telling, 0), backend=backend, infos=False) as workers:
         workers.collect(n_step=3)
-        with pytest.raises(WorkerError, match="worker 0 cannot tell its state: TypeError: cannot pickle 'generator'"):
+        with pytest.raises(WorkerError, match="worker 0 cannot save its state: TypeError: cannot pickle 'generator'"):
             workers.state_dict()
         assert workers.collect(n_step=4).n_collected_steps == 4
 
@@ -278,7 +278,7 @@ def test_environments_are_not_unpickled_unasked(mark: Path) -> None:
 
 def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
     with inline("random", "CartPole-v1", seed=1) as workers, inline("random", "CartPole-v1", seed=1) as same:
-        with pytest.raises(FormatError, match="the state of workers must have 'workers'"):
+        with pytest.raises(FormatError, match="the state of workers must have the entry 'workers'"):
             workers.load_state_dict({})
         with (
             inline("random", "CartPole-v1", num_workers=1) as others,
@@ -287,7 +287,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
             workers.load_state_dict(others.state_dict(), allow_pickle=True)
         with (
             inline("random", SPREAD) as others,
-            pytest.raises(ArgumentError, match="a Collector of 1 environments, got one with a MultiAgentCollector"),
+            pytest.raises(ArgumentError, match="a Collector of 1 environments, got a MultiAgentCollector"),
         ):
             workers.load_state_dict(others.state_dict(), allow_pickle=True)
         assert columns(workers.collect(n_step=20).batch) == columns(same.collect(n_step=20).batch)
@@ -296,7 +296,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
 def test_who_iterates_has_no_state_until_the_end() -> None:
     with inline("random", "CartPole-v1", seed=1) as workers:
         next(workers.fragments(n_step=100, fragment_length=10))
-        with pytest.raises(WorkerError, match="must have come to its end before they tell their state"):
+        with pytest.raises(WorkerError, match="must be exhausted before workers save their state"):
             workers.state_dict()
         rest = list(workers.fragments(n_step=100, fragment_length=10))
         assert sum(len(fragment) for fragment in rest) == 90
