@@ -36,7 +36,10 @@ PATTERNS = (
 PATTERN = re.compile(rf"\b({'|'.join(PATTERNS)})\b", re.IGNORECASE)
 CODE = re.compile(r"(?m)^\s*(>>>|\.\.\. ).*$|`[^`]*`")
 EMPTY_NAMES = frozenset(
-    "found own held kept told said wanted place places one known given made taken rest whole most there".split()
+    {
+        *("found", "own", "held", "kept", "told", "said", "wanted", "place", "places", "one", "known", "given"),
+        *("made", "taken", "rest", "whole", "most", "there"),
+    }
 )
 
 
