@@ -4,7 +4,7 @@
     python docs/tutorials/build.py --notebooks   # seconds: write the notebooks from the pages
 
 A tutorial is a page. Its ```python blocks are one script, a ```text block is the output of the block before it, and
-`<!-- short: STEPS = 4_000; SEEDS = [0] -->` has the constants that tests use instead of the page's.
+`<!-- short: STEPS, SEEDS = 4_000, [0] -->` is the line that tests put in place of the page's own.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 FIGURES = HERE.parent / "images" / "tutorials"
 NOTEBOOKS = ("ppo-loop", "offline", "grpo")
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+FIGURE = re.compile(r"\]\((\.\./images/tutorials/\S+\.svg)\)")
 MARK = "#### output of block"
 
 
@@ -33,16 +34,11 @@ def code_blocks(page: Path) -> list[str]:
 
 
 def shorten(page: Path, code: str) -> str:
-    """Replace the constants that set the length of the training by those that tests use."""
-    short = re.search(r"^<!-- short: (.+) -->$", page.read_text(), re.MULTILINE)
+    """Replace the line that sets the length of the training by the line that tests use."""
+    short = re.search(r"^<!-- short: ((.+) = .+) -->$", page.read_text(), re.MULTILINE)
     if short is None:
         raise ValueError(f"{page.name} must have a line such as '<!-- short: STEPS = 4_000 -->'")
-    for assignment in short[1].split("; "):
-        name = assignment.split(" = ")[0]
-        code, count = re.subn(rf"^{name} = .+$", assignment, code, flags=re.MULTILINE)
-        if count > 1:
-            raise ValueError(f"{page.name} must set {name} once, got {count} assignments")
-    return code
+    return re.sub(rf"^{re.escape(short[2])} = .+$", short[1], code, count=1, flags=re.MULTILINE)
 
 
 def script(page: Path, *, short: bool = False) -> str:
@@ -52,8 +48,14 @@ def script(page: Path, *, short: bool = False) -> str:
 
 
 def notebook(page: Path, *, short: bool = False) -> dict[str, Any]:
-    """Convert a page to a notebook: prose without relative links and pictures, code with the outputs of the page."""
+    """Convert a page to a notebook: prose without relative links, code with the outputs and figures of the page."""
     cells: list[dict[str, Any]] = []
+
+    def show(figures: str) -> None:
+        for path in FIGURE.findall(figures):
+            drawing = (page.parent / path).read_text().splitlines(keepends=True)
+            data = {"data": {"image/svg+xml": drawing}, "metadata": {}, "output_type": "display_data"}
+            cells[-1]["outputs"].append(data)
 
     def add(kind: str, text: str, **fields: Any) -> None:
         if text.strip():
@@ -64,7 +66,9 @@ def notebook(page: Path, *, short: bool = False) -> dict[str, Any]:
     text = page.read_text()
     end = 0
     for block in BLOCK.finditer(text):
-        add("markdown", _without_links(text[end : block.start()]))
+        prose = text[end : block.start()]
+        show(prose)
+        add("markdown", _without_links(prose))
         end = block.end()
         language, body = block.groups()
         if language == "python":
@@ -72,6 +76,7 @@ def notebook(page: Path, *, short: bool = False) -> dict[str, Any]:
         else:
             lines = body.splitlines(keepends=True)
             cells[-1]["outputs"] = [{"name": "stdout", "output_type": "stream", "text": lines}]
+    show(text[end:])
     add("markdown", _without_links(text[end:]))
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
