@@ -152,6 +152,7 @@ EAGER = {"numpy", "pyarrow"}
 """What importing a module may load; every other package is imported inside the function that needs it."""
 
 ON_DEMAND = {
+    "samplebatch.env.atari": {"gymnasium"},
     "samplebatch.kernels": {"numba"},
     "samplebatch.service.flight_server": {"pyarrow"},
     "samplebatch.service.link": {"pyarrow"},
@@ -383,7 +384,7 @@ def test_modules_load_nothing_but_numpy_and_pyarrow() -> None:
     assert not heavy, "\n".join(heavy)
 
 
-PACKAGES = {"PIL": "pillow"}
+PACKAGES = {"PIL": "pillow", "cv2": "opencv-python-headless"}
 """Packages by their modules, where their names differ."""
 
 

@@ -103,12 +103,18 @@ _OF_TRAINERS = (
 )
 """Parameters of trainers that are settings, if the trainer has them."""
 _COMMON = {"hidden_sizes": [64, 64], "num_envs": 8, "max_epochs": 10, "test_step_num_episodes": 10, "threads": 1}
-_OFF_POLICY = _COMMON | {
-    "buffer_size": 100_000,
-    "start_steps": 1000,
-    "collection_step_num_env_steps": 8,
-    "epoch_num_steps": 5000,
-}
+_IMAGES = {"stack_num": None, "ignore_obs_next": None, "save_only_last_obs": None, "compress": None, "random_shift": 0}
+"""How buffers store observations, chosen by these if they are None, and the shift of sampled images in pixels."""
+_OFF_POLICY = (
+    _COMMON
+    | _IMAGES
+    | {
+        "buffer_size": 100_000,
+        "start_steps": 1000,
+        "collection_step_num_env_steps": 8,
+        "epoch_num_steps": 5000,
+    }
+)
 _ASYNCHRONOUS = _COMMON | {
     "normalize": False,
     "num_envs": 16,

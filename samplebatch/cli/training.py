@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from samplebatch.cli.terminal import FAILED, Interruption, console, say
 from samplebatch.convert.experience import open_source
 from samplebatch.env.registry import imports_module, make_environment
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, FormatError
+from samplebatch.learn.augmentation import RandomShift
 from samplebatch.learn.checkpoint import FILE, read_checkpoint, write_torch
 from samplebatch.learn.policy import policy_within_training_step
 from samplebatch.learn.trainer import Trainer
@@ -247,18 +249,21 @@ def make_trainer(
     recipe, settings = find_recipe(training.algorithm), training.settings
     test_env = training.environment
     rows = _open_rows(training.source, allow_pickle=allow_pickle) if recipe.is_offline else None
-    obs_space, act_space = infer_spaces(rows) if test_env is None else _spaces_of(test_env)
+    obs_space, act_space = infer_spaces(rows) if test_env is None else _spaces_of(test_env, settings)
     if rows is not None and test_env is not None:
         _check_shapes(rows, test_env, {"obs": obs_space, "act": act_space})
-    algorithm = make_algorithm(training.algorithm, obs_space, act_space, settings)
+    algorithm: Any = make_algorithm(training.algorithm, obs_space, act_space, settings)
+    if settings.get("random_shift"):
+        algorithm.augment = RandomShift(settings["random_shift"])
     arguments = trainer_arguments(training.algorithm, settings) | {"checkpoint_dir": folder}
     if test_env is not None:
-        test = Collector(algorithm.policy, test_env, num_envs=settings["num_envs"], seed=training.seed + 1)
+        tested = _environment(test_env, settings, is_test=True)
+        test = Collector(algorithm.policy, tested, num_envs=settings["num_envs"], seed=training.seed + 1)
         arguments["test_collector"] = stack.enter_context(test)
     if recipe.is_offline:
         arguments["buffer"] = rows
     else:
-        arguments["training_collector"] = stack.enter_context(_make_collector(training, algorithm.policy))
+        arguments["training_collector"] = stack.enter_context(_make_collector(training, algorithm.policy, obs_space))
     if training.workers and getattr(recipe.algorithm, "allows_stale_steps", False):
         arguments["asynchronous"] = True
     updates = settings["max_epochs"] * settings["epoch_num_steps"]
@@ -278,7 +283,44 @@ def make_trainer(
     return trainer
 
 
-def _make_collector(training: Training, policy: Any) -> Collector | RolloutWorkers:
+def _environment(name: str, settings: Mapping[str, Any], *, is_test: bool = False) -> Any:
+    """Return the id or function that collectors create environments from; Atari's are preprocessed."""
+    from samplebatch.env.atari import is_atari, make_atari
+
+    if not is_atari(name):
+        if (settings.get("stack_num") or 1) > 1:
+            raise ArgumentError(f"stack_num must be left out in {name!r}, as only frames of Atari are stacked")
+        return name
+    usual = {} if is_test else {"terminal_on_life_loss": True, "clip_rewards": True}
+    return partial(make_atari, name, stack_num=_frames(settings), **usual)
+
+
+def _frames(settings: Mapping[str, Any]) -> int:
+    frames = settings.get("stack_num")
+    return 4 if frames is None else whole("stack_num", frames, 1)
+
+
+def choose_storage(source: str, space: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a buffer for observations: for images, each frame is stored once and compressed.
+
+    Settings that are not None are taken as they are.
+    """
+    from samplebatch.env.atari import is_atari
+
+    if "stack_num" not in settings:
+        return {}
+    options: dict[str, Any] = {}
+    if len(space.shape or ()) == 3 and space.dtype == np.uint8:
+        options = {"ignore_obs_next": True, "compress": True}
+        if is_atari(source) and _frames(settings) > 1:
+            options |= {"stack_num": _frames(settings), "save_only_last_obs": True}
+    names = ("ignore_obs_next", "save_only_last_obs", "compress")
+    return options | {name: settings[name] for name in names if settings[name] is not None}
+
+
+def _make_collector(training: Training, policy: Any, space: Any) -> Collector | RolloutWorkers:
+    source = _environment(training.source, training.settings)
+    options = choose_storage(training.source, space, training.settings)
     settings, envs = training.settings, training.settings["num_envs"]
     rings = envs * max(training.workers, 1)
     size = settings.get("buffer_size") or 2 * max(settings["collection_step_num_env_steps"] or 0, 50_000)
@@ -286,17 +328,22 @@ def _make_collector(training: Training, policy: Any) -> Collector | RolloutWorke
     buffer: Any
     if alpha:
         beta = settings["prioritized_beta"]
-        buffer = PrioritizedVectorReplayBuffer(size, rings, alpha=alpha, beta=beta, random_seed=training.seed)
+        buffer = PrioritizedVectorReplayBuffer(
+            size, rings, alpha=alpha, beta=beta, random_seed=training.seed, **options
+        )
     else:
-        buffer = VectorReplayBuffer(size, rings, random_seed=training.seed)
+        buffer = VectorReplayBuffer(size, rings, random_seed=training.seed, **options)
+    # A buffer that stacks frames stacks infos, too.
+    infos = options.get("stack_num", 1) == 1
     if not training.workers:
-        return Collector(policy, training.source, buffer, num_envs=envs, seed=training.seed, exploration_noise=True)
+        return Collector(policy, source, buffer, num_envs=envs, seed=training.seed, exploration_noise=True, infos=infos)
     # Copies of the policy in workers must explore as in a training step.
     with policy_within_training_step(policy):
         return RolloutWorkers(
             policy,
-            training.source,
+            source,
             buffer,
+            infos=infos,
             num_workers=training.workers,
             envs_per_worker=envs,
             seed=training.seed,
@@ -316,14 +363,15 @@ def _fill(training: Training, trainer: Any) -> None:
         return
     rings = training.workers * training.settings["num_envs"]
     policy = trainer.algorithm.policy
-    with Collector(policy, training.source, source.buffer, num_envs=rings, seed=training.seed + 2) as collector:
+    env, infos = _environment(training.source, training.settings), source.buffer.stack_num == 1
+    with Collector(policy, env, source.buffer, num_envs=rings, seed=training.seed + 2, infos=infos) as collector:
         collector.collect(n_step=steps, random=True)
         # Workers continue in the same rings with their own episodes, so unfinished episodes end here.
         collector.reset_env()
 
 
-def _spaces_of(env: str) -> tuple[Any, Any]:
-    environment: Any = make_environment(env)
+def _spaces_of(env: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    environment: Any = make_environment(_environment(env, settings, is_test=True))
     try:
         if not hasattr(environment, "observation_space") or callable(environment.observation_space):
             raise EnvironmentSpecError(f"environment {env!r} must have one agent for training")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from samplebatch.learn.algorithm import OnPolicyAlgorithm as OnPolicyAlgorithm
     from samplebatch.learn.algorithm import SimpleLossTrainingStats as SimpleLossTrainingStats
     from samplebatch.learn.algorithm import TrainingStats as TrainingStats
+    from samplebatch.learn.augmentation import RandomShift as RandomShift
     from samplebatch.learn.behaviour_cloning import BehaviourCloning as BehaviourCloning
     from samplebatch.learn.behaviour_cloning import ImitationPolicy as ImitationPolicy
     from samplebatch.learn.behaviour_cloning import OffPolicyImitationLearning as OffPolicyImitationLearning

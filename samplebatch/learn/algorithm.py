@@ -487,6 +487,9 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
 
 
 class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
+    augment: Callable[[Any], Any] | None = None
+    """Augmentation of sampled observations and next observations, such as `RandomShift`; None for none."""
+
     def update(self, buffer: Any, sample_size: int | None = None) -> TrainingStats:
         """Update the policy with rows drawn from a buffer, or with all rows of a batch.
 
@@ -518,8 +521,14 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
 
     def _sample_batch(self, buffer: Any, sample_size: int | None) -> tuple[Batch, Any]:
         if isinstance(buffer, ReplayBuffer | ReplayClient):
-            return super()._sample_batch(buffer, sample_size)
-        return sample_steps(buffer, sample_size, **self._rows_wanted())
+            batch, indices = super()._sample_batch(buffer, sample_size)
+        else:
+            batch, indices = sample_steps(buffer, sample_size, **self._rows_wanted())
+        if self.augment is not None:
+            for name in ("obs", "obs_next"):
+                if name in batch:
+                    batch[name] = self.augment(batch[name])
+        return batch, indices
 
     @abstractmethod
     def _update_with_batch(self, batch: Batch) -> TrainingStats:
@@ -527,7 +536,13 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
 
 
 class OffPolicyAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
-    """An update rule that learns from samples of a replay buffer, while more steps are collected."""
+    """An update rule that learns from samples of a replay buffer, while more steps are collected.
+
+    Attributes
+    ----------
+    augment
+        Augmentation of sampled observations and next observations, such as `RandomShift`; None for none.
+    """
 
     def create_trainer(self, params: OffPolicyTrainerParams) -> OffPolicyTrainer:
         """Create the trainer of the algorithm."""

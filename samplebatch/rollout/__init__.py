@@ -8,6 +8,7 @@ from samplebatch.exports import exports
 
 if TYPE_CHECKING:
     from samplebatch.env.agents import Episode as Episode
+    from samplebatch.env.atari import make_atari as make_atari
     from samplebatch.env.registry import make_environment as make_environment
     from samplebatch.policy.as_policy import PolicyAdapter as PolicyAdapter
     from samplebatch.policy.as_policy import as_policy as as_policy

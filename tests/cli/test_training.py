@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -20,10 +21,11 @@ from samplebatch import Collector, Dataset, VectorReplayBuffer, load
 from samplebatch.cli import application
 from samplebatch.cli.recipes import RECIPES, complete_settings
 from samplebatch.cli.terminal import Interruption
-from samplebatch.cli.training import _fill, make_trainer, read_training
+from samplebatch.cli.training import _fill, choose_storage, make_trainer, read_training
 from samplebatch.errors import ArgumentError
 from samplebatch.learn import learning_curves
 from samplebatch.learn.checkpoint import read_checkpoint
+from samplebatch.rollout import load_policy
 from tests.optional import torch
 
 SHORT = ["max_epochs=2", "epoch_num_steps=40", "test_step_num_episodes=1", "num_envs=2"]
@@ -105,6 +107,43 @@ ENVIRONMENTS = {
     "sac": "Pendulum-v1",
 }
 DATA = {"bc": "CartPole-v1", "bcq": "CartPole-v1", "cql": "Pendulum-v1", "iql": "Pendulum-v1"}
+
+
+def test_images_are_stored_once_and_compressed() -> None:
+    settings = complete_settings("dqn", {})
+    image = gymnasium.spaces.Box(0, 255, (84, 84, 3), np.uint8)
+    assert choose_storage("Race-v0", image, settings) == {"ignore_obs_next": True, "compress": True}
+    frames = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    stored = {"ignore_obs_next": True, "compress": True, "stack_num": 4, "save_only_last_obs": True}
+    assert choose_storage("ALE/Breakout-v5", frames, settings) == stored
+    typed = complete_settings("dqn", {"compress": False, "stack_num": 1})
+    assert choose_storage("ALE/Breakout-v5", frames, typed) == {"ignore_obs_next": True, "compress": False}
+    vector = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+    assert choose_storage("CartPole-v1", vector, settings) == {}
+    assert choose_storage("ALE/Breakout-v5", frames, complete_settings("ppo", {})) == {}
+
+
+def test_frames_of_other_environments_are_not_stacked() -> None:
+    code, printed = invoke("train", "dqn", "CartPole-v1", *assignments([*QUICK, "stack_num=4"]))
+    assert code == 2
+    assert "stack_num must be left out in 'CartPole-v1', as only frames of Atari are stacked" in printed
+
+
+@pytest.mark.parametrize(("name", "workers"), [("dqn", 0), ("rainbow", 1), ("ppo", 0)])
+def test_atari_is_learned_from_frames(name: str, workers: int, tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    words = ["max_epochs=1", "epoch_num_steps=20", "test_step_num_episodes=1", "num_envs=1", "batch_size=8"]
+    words += ["collection_step_num_env_steps=10"]
+    if name != "ppo":
+        words += ["start_steps=20", "buffer_size=200", "random_shift=4"]
+    arguments = ["train", name, "ALE/Breakout-v5", *assignments(words), "--workers", workers, "--out", "run"]
+    code, printed = invoke(*arguments)
+    assert code == 0, printed
+    policy = load_policy(tmp_path / "run" / "policy.pt", allow_pickle=True)
+    assert policy.observation_space.shape == (4, 84, 84)
+    code, printed = invoke("train", "--resume", "run", "--allow-pickle")
+    assert code == 0, printed
 
 
 def test_every_algorithm_is_named_by_the_help_and_tried_below() -> None:

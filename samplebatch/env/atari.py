@@ -1,0 +1,142 @@
+"""Atari environments: Gymnasium's preprocessing and frame stacking, lives as episodes, fire and clipped rewards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformReward
+
+from samplebatch.arguments import whole
+from samplebatch.env.registry import make_environment
+from samplebatch.errors import EnvironmentSpecError, require
+
+_FIRE = 1
+"""The action FIRE of games in which it is the second one."""
+
+
+def make_atari(
+    name: str,
+    *,
+    frame_skip: int = 4,
+    screen_size: int = 84,
+    noop_max: int = 30,
+    stack_num: int = 4,
+    terminal_on_life_loss: bool = False,
+    fire_on_reset: bool = True,
+    clip_rewards: bool = False,
+    **options: Any,
+) -> Any:
+    """Create an Atari environment with grey images of the last frames, as DQN's papers preprocess it.
+
+    Frames are skipped, pooled, made grey and resized by Gymnasium's `AtariPreprocessing` (Machado et al.,
+    arXiv:1709.06009) and stacked by its `FrameStackObservation`. For training, `terminal_on_life_loss` and
+    `clip_rewards` are usual (Mnih et al., Nature 518, 2015); evaluate without them.
+
+    Parameters
+    ----------
+    name
+        An id such as `ALE/Breakout-v5`.
+    frame_skip, screen_size, noop_max
+        Frames per step, width and height of images in pixels, and maximum number of no-ops after a reset.
+    stack_num
+        Frames per observation, of shape (stack_num, screen_size, screen_size) and dtype uint8; 1 for an observation of
+        one frame with that shape.
+    terminal_on_life_loss
+        Whether the loss of a life terminates the episode; the next episode continues the game.
+    fire_on_reset
+        Whether episodes and lives start with the action FIRE, in games that have it as their second action.
+    clip_rewards
+        Whether rewards are their signs: -1, 0 or 1.
+    **options
+        Arguments of `gymnasium.make`, such as `repeat_action_probability`, or `mode` and `difficulty`.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        If the environment does not exist, or is not one of Atari that returns images.
+    MissingExtraError
+        If a package of the extra `atari` is not installed.
+    ArgumentError
+        If `stack_num` is not a whole number from 1.
+    """
+    require("cv2", "atari")
+    stack_num = whole("stack_num", stack_num, 1)
+    if not is_atari(name):
+        raise EnvironmentSpecError(f"an Atari environment must have an id such as 'ALE/Breakout-v5', got {name!r}")
+    # The frames are skipped here, one by one.
+    env: Any = make_environment(name, {**options, "frameskip": 1})
+    env = AtariPreprocessing(env, noop_max, frame_skip, screen_size)
+    if terminal_on_life_loss:
+        env = LifeEpisodes(env)
+    if fire_on_reset and env.unwrapped.get_action_meanings()[_FIRE : _FIRE + 1] == ["FIRE"]:
+        env = FireOnReset(env)
+    if clip_rewards:
+        env = TransformReward(env, _sign)
+    return FrameStackObservation(env, stack_num)
+
+
+def is_atari(name: Any) -> bool:
+    """Return whether a name is the id of an Atari environment of images.
+
+    >>> [is_atari(name) for name in ("ALE/Breakout-v5", "CartPole-v1", "ALE/Breakout-ram-v5")]
+    [True, False, False]
+    """
+    return isinstance(name, str) and name.startswith("ALE/") and "-ram-" not in name
+
+
+def _sign(reward: Any) -> float:
+    return float((reward > 0) - (reward < 0))
+
+
+class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Wrapper in which a lost life terminates an episode, and the next episode continues the game."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._lives, self._is_over = 0, True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Continue after a lost life, by a no-op; start a new game if the last one is over or a seed is given."""
+        if self._is_over or seed is not None:
+            start = self.env.reset(seed=seed, options=options)
+        else:
+            obs, _, terminated, truncated, info = self.env.step(0)
+            start = self.env.reset(options=options) if terminated or truncated else (obs, info)
+        self._lives, self._is_over = _count_lives(self), False
+        return start
+
+    def step(self, action: Any) -> Any:
+        """Step, and terminate if a life was lost."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._is_over = terminated or truncated
+        before, self._lives = self._lives, _count_lives(self)
+        return obs, reward, terminated or self._lives < before, truncated, info
+
+
+class FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Wrapper that takes the action FIRE at the start of each episode, and after a lost life within an episode.
+
+    Policies that learn with it never have to fire to start a life, neither in training nor in evaluation.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset and fire."""
+        self.env.reset(seed=seed, options=options)
+        obs, _, terminated, truncated, info = self.env.step(_FIRE)
+        start = self.env.reset(options=options) if terminated or truncated else (obs, info)
+        self._lives = _count_lives(self)
+        return start
+
+    def step(self, action: Any) -> Any:
+        """Step, and fire if a life was lost and the episode continues; the rewards are added."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        before, self._lives = self._lives, _count_lives(self)
+        if self._lives < before and not (terminated or truncated):
+            obs, after, terminated, truncated, info = self.env.step(_FIRE)
+            reward, self._lives = float(reward) + float(after), _count_lives(self)
+        return obs, reward, terminated, truncated, info
+
+
+def _count_lives(env: Any) -> int:
+    return int(env.unwrapped.ale.lives())

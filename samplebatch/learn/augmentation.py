@@ -1,0 +1,69 @@
+"""Augmentation of images that algorithms learn from: random shifts (Yarats et al., arXiv:2107.09645)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from samplebatch.arguments import whole
+from samplebatch.errors import ArgumentError
+
+
+class RandomShift:
+    """Shift of each row's image by up to some pixels in both directions, repeating the pixels at the border.
+
+    Set as `augment` of an algorithm that samples from a buffer: observations and next observations are shifted
+    independently in each update (DrQ-v2, Yarats et al., arXiv:2107.09645, section 3.1, without interpolation). Shifts
+    are drawn from torch's default generator.
+
+    Parameters
+    ----------
+    pixels
+        Largest shift.
+
+    Raises
+    ------
+    ArgumentError
+        If `pixels` is not a whole number from 1.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> images = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4)
+    >>> RandomShift(1)(images)[0, 0]
+    tensor([[ 4,  4,  5,  6],
+            [ 8,  8,  9, 10],
+            [12, 12, 13, 14],
+            [12, 12, 13, 14]], dtype=torch.uint8)
+    """
+
+    def __init__(self, pixels: int = 4) -> None:
+        self.pixels = whole("pixels", pixels, 1)
+
+    def __call__(self, images: Any) -> torch.Tensor:
+        """Return shifted images in their dtype and shape.
+
+        Parameters
+        ----------
+        images
+            Tensor of shape (n, channels, height, width) or (n, height, width, channels): the shortest of the second and
+            the last axis is the channels', as for `Convolutional`.
+
+        Raises
+        ------
+        ArgumentError
+            If it is not such a tensor.
+        """
+        if not isinstance(images, torch.Tensor) or images.ndim != 4:
+            shape = tuple(images.shape) if hasattr(images, "shape") else type(images).__name__
+            raise ArgumentError(f"observations must be images of three axes to be shifted, got {shape}")
+        is_last = images.shape[3] < images.shape[1]
+        rows = images if is_last else images.movedim(1, -1)
+        count, height, width = rows.shape[:3]
+        down, right = torch.randint(-self.pixels, self.pixels + 1, (2, count, 1), device=images.device)
+        y = (torch.arange(height, device=images.device) + down).clamp(0, height - 1)
+        x = (torch.arange(width, device=images.device) + right).clamp(0, width - 1)
+        first = torch.arange(count, device=images.device)[:, None, None]
+        shifted = rows[first, y[:, :, None], x[:, None, :]]
+        return shifted if is_last else shifted.movedim(-1, 1)
