@@ -99,7 +99,7 @@ def test_modules_that_pages_name_are_there(page: Path) -> None:
     "page", ["batches", "buffers", "builders", "columns", "convert", "nested", "rollout", "files", "learn", "trainers"]
 )
 def test_reference_names_no_private_module(page: str) -> None:
-    listed = re.findall(r"^::: (\S+)\.(\w+)$", (ROOT / "docs" / "api" / f"{page}.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^::: (\S+)\.(\w+)$", (ROOT / "docs" / "api" / page / "index.md").read_text(), re.MULTILINE)
     assert listed
     private = [f"{door}.{name}" for door, name in listed if name not in getattr(import_module(door), "__all__", ())]
     assert not private
