@@ -60,7 +60,7 @@ def test_pages_have_their_figures_and_outputs_and_lines_that_fit(page: Path) -> 
     assert "```text\n```" not in text, "an output is missing: run docs/tutorials/build.py"
     for block in BUILD["code_blocks"](page):
         ast.parse(block)
-        assert max(len(line) for line in block.splitlines()) <= 88
+        assert max(len(line) for line in block.splitlines()) <= 79
     assert 600 <= len(text.split()) <= 1400
     assert BUILD["script"](page, short=True) != BUILD["script"](page)
 
