@@ -1,1 +1,1 @@
-"""Timings of the library beside its peers and beside bare NumPy, in one process: `python -m benchmarks --help`."""
+"""Benchmarks of the library, its peers and bare NumPy in one process: `python -m benchmarks --help`."""

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks."""
+"""Command line of the benchmarks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYERS = sorted(m.name.removeprefix("bench_") for m in iter_modules(benchmarks._
 
 
 def rows_of(layers: list[str], pattern: str = "*") -> list[Row]:
-    """Gather the rows of some layers whose names match."""
+    """Return the rows of some layers whose names match a pattern."""
     found: list[Row] = []
     for layer in layers:
         found += import_module(f"benchmarks.bench_{layer}").ROWS
@@ -31,14 +31,14 @@ def _progress(line: str) -> None:
 
 
 def _start_on_one_core() -> None:
-    """Start this process again, pinned to one core, unless it is: libraries count cores while they are imported."""
+    """Restart this process pinned to one core, because libraries count cores on import."""
     if len(os.sched_getaffinity(0)) > 1:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         os.execv(sys.executable, sys.orig_argv)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure the rows asked for, and print them."""
+    """Measure and print the requested rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=benchmarks.__doc__)
     parser.add_argument("layers", nargs="*", metavar="layer", help=f"any of: {', '.join(LAYERS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="one call each: shows that it runs, not how fast")

@@ -1,6 +1,6 @@
-"""The least that each piece of work takes in NumPy calls, on memory that exists already and is warm.
+"""Lower bound of each row: the minimum of NumPy calls on allocated, warm memory.
 
-Setups make the memory; calls fill it. Where the work is to hand out parts of a batch, plain dicts of views are made.
+Setups allocate the memory and calls fill it. Where the work returns parts of a batch, plain dicts of views are created.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Span = tuple[int, int]
 
 
 def empty_like(columns: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Make memory for so many rows of the same columns, its pages touched."""
+    """Allocate memory for some rows of the same columns, with touched pages."""
     return {
         k: empty_like(v, rows) if isinstance(v, dict) else np.ones((rows, *v.shape[1:]), v.dtype)
         for k, v in columns.items()
@@ -41,7 +41,7 @@ def spans(boundaries: Any, rows: int) -> list[Span]:
 
 
 def concat_setup(_: Any, fragments: list[dict[str, Any]]) -> Any:
-    """Make the output of `concat`."""
+    """Allocate the output of `concat`."""
     counted = next(name for name, values in fragments[0].items() if type(values) is not dict)
     return fragments, empty_like(fragments[0], sum(len(f[counted]) for f in fragments))
 
@@ -59,7 +59,7 @@ def concat(state: Any) -> Any:
 
 
 def copy_setup(_: Any, columns: Any) -> Any:
-    """Make the output of `copy`."""
+    """Allocate the output of `copy`."""
     return [(v, np.ones_like(v)) for v in columns.values()], columns.keys()
 
 
@@ -72,7 +72,7 @@ def copy(state: Any) -> Any:
 
 
 def shuffle_setup(_: Any, columns: Any) -> Any:
-    """Make the output and the generator of `shuffle`."""
+    """Allocate the output of `shuffle` and create its generator."""
     return np.random.default_rng(), columns, empty_like(columns, len(columns["obs"]))
 
 
@@ -98,21 +98,21 @@ def split_by_dones(columns: Any) -> Any:
 
 
 def pad_setup(_: Any, columns: Any) -> Any:
-    """Make the output of `pad`: zeros, and they stay zeros because every call writes the same places."""
+    """Allocate the output of `pad`: zeros that stay zero, because every call writes the same positions."""
     out = {k: np.zeros((200 * 20, *v.shape[1:]), v.dtype) for k, v in columns.items() if k != "seq_lens"}
     return columns, out
 
 
 def pad(state: Any) -> Any:
-    """Find the place of every step in the padded layout, and scatter every column."""
+    """Compute the position of every step in the padded layout, and scatter every column."""
     columns, out = state
     lengths = columns["seq_lens"]
     starts = np.arange(0, len(lengths) * 20, 20)
     starts[1:] -= np.cumsum(lengths[:-1])
-    places = np.repeat(starts, lengths)
-    places += np.arange(len(places))
+    positions = np.repeat(starts, lengths)
+    positions += np.arange(len(positions))
     for k, padded in out.items():
-        padded[places] = columns[k]
+        padded[positions] = columns[k]
     return {**out, "seq_lens": lengths}
 
 
@@ -127,7 +127,7 @@ def compress_bulk(values: Any) -> Any:
 
 
 def decompress_rows_setup(_: Any, values: Any) -> Any:
-    """Make the blocks and the output of `decompress_rows`."""
+    """Create the blocks and the output of `decompress_rows`."""
     return compress_rows(values), values[0].nbytes, np.ones_like(values)
 
 
@@ -141,12 +141,12 @@ def decompress_rows(state: Any) -> Any:
 
 
 def decompress_bulk_setup(_: Any, values: Any) -> Any:
-    """Make the block of `decompress_bulk`."""
+    """Create the block of `decompress_bulk`."""
     return compress_bulk(values), values
 
 
 def decompress_bulk(state: Any) -> Any:
-    """Decompress one block; the array lies on what LZ4 returns."""
+    """Decompress one block; the array is a view of LZ4's result."""
     block, like = state
     return {"obs": np.frombuffer(lz4.block.decompress(block, like.nbytes), like.dtype).reshape(like.shape)}
 
@@ -157,13 +157,13 @@ def round_trip(batch: Any) -> Any:
 
 
 def round_trip_out_of_band(batch: Any) -> Any:
-    """Pickle with the arrays beside the pickle, and unpickle on them."""
+    """Pickle with out-of-band arrays, and unpickle over them."""
     buffers: list[Any] = []
     return pickle.loads(pickle.dumps(batch, protocol=5, buffer_callback=buffers.append), buffers=buffers)
 
 
 def lockstep_setup(_: Any, policies: dict[str, Any]) -> Any:
-    """Make the output of `lockstep`."""
+    """Allocate the output of `lockstep`."""
     return {p: (columns, empty_like(columns, len(columns["t"]))) for p, columns in policies.items()}
 
 

@@ -1,4 +1,4 @@
-"""`sb.*`: what is done with one flat batch, or with many to make one."""
+"""`sb.*`: operations on one flat batch, and joining of batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _join(name: str, fragments: Any, **ways: Way) -> Row:
 
 
 def _construct() -> dict[str, Any]:
-    """Give each library its own kind of column, so that the rows time the batch and not the conversion."""
+    """Pass each library its own type of column, so that the rows time the batch and not the conversion."""
     return {
         "batch": Way(lambda lib, columns: partial(lib.SampleBatch, columns)),
         "tensordict": Way(lambda lib, columns: partial(lib.TensorDict, lib.tensors(columns), [len(columns["obs"])])),
@@ -61,7 +61,7 @@ def _set_rewards(lib: Any, columns: Any) -> Any:
 
 
 def _in_order(result: Any) -> Any:
-    """Undo a shuffle, keeping rows whole."""
+    """Undo a shuffle of rows."""
     columns = plain(result)
     order = np.argsort(columns["obs"][:, 0])
     return {name: values[order] for name, values in columns.items()}

@@ -1,7 +1,7 @@
-"""`buffer.*`: what is done with replay buffers.
+"""`buffer.*`: operations on replay buffers.
 
-A transition has an observation of 17 floats and the next one, an action of 6, and the scalars. cpprb and
-Stable-Baselines3 keep no episodes and no infos; they stand for the least that a buffer can do.
+A transition has an observation of 17 floats, the next observation, an action of 6, and the scalars. cpprb and
+Stable-Baselines3 store no episodes and no infos; they are a lower bound for buffers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from benchmarks.harness import Row, Way, row
 MILLION = 1_000_000
 ENVS = 16
 EPISODE = 100
-"""Steps of an episode."""
+"""Steps per episode."""
 ROLLOUT = 128
-"""Steps that an environment makes before they are put in."""
+"""Steps of an environment that are added together."""
 
 
 def transitions(rows: int, seed: int = 7) -> dict[str, Any]:
-    """Make transitions under Tianshou's names."""
+    """Create transitions under Tianshou's names."""
     rng = np.random.default_rng(seed)
     ends = np.arange(rows) % EPISODE == EPISODE - 1
     return {
@@ -39,23 +39,23 @@ def transitions(rows: int, seed: int = 7) -> dict[str, Any]:
 
 
 def first_step(columns: dict[str, Any]) -> dict[str, Any]:
-    """Take the first transition as an environment hands it out: arrays and Python numbers."""
+    """Return the first transition in the form of an environment's step: arrays and Python numbers."""
     return {k: v[0] if v.ndim > 1 else v[0].item() for k, v in columns.items() if k != "done"}
 
 
 @cache
 def a_million() -> dict[str, Any]:
-    """Make a million transitions, once."""
+    """Create a million transitions, once."""
     return transitions(MILLION)
 
 
 def full(lib: Any, columns: dict[str, Any]) -> Any:
-    """Make a buffer that holds all of some transitions."""
+    """Create a buffer with the transitions."""
     return lib.ReplayBuffer.from_data(**columns)
 
 
 def added(lib: Any, buffer: Any, columns: dict[str, Any], **keywords: Any) -> Any:
-    """Add transitions one vector step after the other."""
+    """Add transitions vector step by vector step."""
     for i in range(len(columns["rew"])):
         buffer.add(lib.Batch({k: v[i] for k, v in columns.items()}), **keywords)
     return buffer
@@ -154,7 +154,7 @@ def bare_add16_setup(_: Any, columns: Any) -> Any:
 
 
 def by_step(columns: Any) -> list[dict[str, Any]]:
-    """Cut a rollout into steps of all environments."""
+    """Split a rollout into steps of all environments."""
     return [{k: v[i : i + ENVS] for k, v in columns.items()} for i in range(0, ROLLOUT * ENVS, ENVS)]
 
 
@@ -190,8 +190,8 @@ def sb3_rollout_setup(lib: Any, columns: Any) -> Any:
 
 def bare_rollout_setup(_: Any, columns: Any) -> Any:
     length = 100_000 // ENVS
-    given = [v.reshape(ROLLOUT, ENVS, *v.shape[1:]).swapaxes(0, 1) for v in columns.values()]
-    slots = [(np.zeros((ENVS, length, *v.shape[2:]), v.dtype), v) for v in given]
+    columns_by_env = [v.reshape(ROLLOUT, ENVS, *v.shape[1:]).swapaxes(0, 1) for v in columns.values()]
+    slots = [(np.zeros((ENVS, length, *v.shape[2:]), v.dtype), v) for v in columns_by_env]
     starts = cycle(range(0, length - ROLLOUT, ROLLOUT))
 
     def call() -> None:
@@ -245,7 +245,7 @@ FRAMES = 10_000
 
 @cache
 def frames() -> dict[str, Any]:
-    """Make transitions whose observations are grey frames of 84 by 84."""
+    """Create transitions whose observations are grey frames of 84 by 84."""
     rng = np.random.default_rng(7)
     images = rng.integers(0, 256, (FRAMES, 84, 84), np.uint8)
     ends = np.arange(FRAMES) % EPISODE == EPISODE - 1

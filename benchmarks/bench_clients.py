@@ -1,4 +1,4 @@
-"""Whole training loops: Tianshou's own DQN, PPO and SAC over its batches and buffers and over ours.
+"""Entire training loops: Tianshou's own DQN, PPO and SAC over its batches and buffers and over ours.
 
 Environments, networks, optimizers, collectors and algorithms are Tianshou's for both, unmodified, and most of the time
 is theirs; what differs is the memory in between. A call collects some steps and updates the networks, in turns. torch

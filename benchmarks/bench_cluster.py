@@ -1,9 +1,9 @@
 """`cluster.*`: environment steps from 1, 2, 4 and 8 workers, in microseconds for 4,000 small steps or 400 of images.
 
-`ours` are workers in processes, `ray` the same workers as actors of Ray on a cluster of one node, whose actors take no
-CPU by name, so that there may be more of them than cores. A call is a `collect` of all workers together, until the
-learner has the batch. Environments cost next to nothing: what is measured is what it takes to collect a step, to carry
-it to the learner, and to join it to a batch. An image is 84 x 84 x 4 bytes, and each step has two.
+`ours` are workers in processes, `ray` the same workers as actors on a Ray cluster of one node; the actors request no
+CPUs by name, so that there may be more actors than cores. A call is a `collect` of all workers together, until the
+learner has the batch. The cost of environments is negligible: the rows measure collecting a step, sending it to the
+learner, and joining it to a batch. An image is 84 x 84 x 4 bytes, and each step has two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EPISODE = 200
 
 
 class Small(gymnasium.Env[Any, Any]):
-    """Episodes of 200 steps with observations of 17 numbers, that follow from the number of the step."""
+    """Episodes of 200 steps with observations of 17 numbers, computed from the number of the step."""
 
     action_space = gymnasium.spaces.Discrete(4)
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (17,), np.float32)
@@ -42,7 +42,7 @@ class Small(gymnasium.Env[Any, Any]):
 
 
 class Images(Small):
-    """The same with images, of which there are 16."""
+    """The same episodes with 16 different images as observations."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (84, 84, 4), np.uint8)
 
@@ -53,18 +53,18 @@ class Images(Small):
 
 
 class Collecting:
-    """Workers that collect as many steps with each call, and are stopped when nobody calls them any more."""
+    """Workers that collect a number of steps per call, and are stopped when the object is deleted."""
 
     def __init__(self, env: Any, steps: int, backend: Any, workers: int) -> None:
         from samplebatch import RolloutWorkers
         from samplebatch.rollout import RayOptions
 
-        given = {"ray_options": RayOptions(num_cpus=0)} if backend == "ray" else {}
+        options = {"ray_options": RayOptions(num_cpus=0)} if backend == "ray" else {}
         self._steps = steps
-        self._workers = RolloutWorkers("random", env, num_workers=workers, backend=backend, seed=0, **given)
+        self._workers = RolloutWorkers("random", env, num_workers=workers, backend=backend, seed=0, **options)
         self._workers.__enter__()
         weakref.finalize(self, self._workers.stop)
-        # From here on, all have started.
+        # All workers have started now.
         self._workers.collect(n_step=workers)
 
     def __call__(self) -> float:
@@ -83,7 +83,7 @@ ROWS = [
         partial(int, workers),
         {"ours": _way(env, steps, "process"), "ray": _way(env, steps, "ray")},
         view=None,
-        # Both are ours: neither has to be ahead of the other.
+        # Both are ours: neither has to be faster.
         level=float("inf"),
     )
     for name, env, steps in (("small", Small, 4000), ("images", Images, 400))

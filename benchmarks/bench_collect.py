@@ -1,14 +1,14 @@
-"""`collect.*`: from a vector of CartPoles to what a learner takes, in microseconds for 256 steps of all of them.
+"""`collect.*`: from a vector of CartPoles to the learner's batch, in microseconds for 256 steps of all environments.
 
-Everybody steps the same environments. `bare` steps Gymnasium's own vector environment with the same policy and keeps
-nothing: what is above it is what collecting costs. In `list` rows ours gets the environments one by one, as a list; in
-`derived` rows the vector environment has a `step` of its own, so that ours cannot step its environments itself.
-RLlib's runner acts at random, which costs it least.
+All contestants step the same environments. `bare` steps Gymnasium's vector environment with the same policy and stores
+nothing: the difference to `bare` is the cost of collecting. In `list` rows ours receives the environments as a list; in
+`derived` rows the vector environment overrides `step`, so that ours cannot step its environments individually. RLlib's
+runner acts at random, which is its cheapest mode.
 
-In `calls` rows every call of `collect` makes one step of all environments, or a few, and adds it to a buffer, as a loop
-of DQN does; there `bare` writes its steps into arrays that it has made before, column by column. In `agent` rows a
-torch module returns actions, their log-probabilities and values, and each call makes the batch of an update of PPO;
-`bare` asks the same module and writes the same columns into arrays.
+In `calls` rows every call of `collect` makes one or a few steps of all environments and adds them to a buffer, as in a
+DQN loop; there `bare` writes its steps into preallocated arrays, column by column. In `agent` rows a torch module
+returns actions, log-probabilities and values, and each call creates the batch of a PPO update; `bare` calls the same
+module and writes the same columns into arrays.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ import numpy as np
 from benchmarks.harness import Row, Way, row
 
 TURNS = 256
-"""Steps of all environments that a call makes, or is converted to where it makes more or fewer."""
+"""Steps of all environments per call, to which times are scaled if a call makes more or fewer."""
 EPISODES = 256
 
 
 def policy(obs: Any) -> Any:
-    """Push the cart to where the pole leans."""
+    """Push the cart in the direction in which the pole leans."""
     return (obs[:, 2] > 0).astype(np.int64)
 
 
 class Turns:
-    """The number of steps of all environments together."""
+    """Counter of joint steps of all environments."""
 
     made = 0
 
 
 def counted_environments(num_envs: int, *, resets_take_turns: bool) -> tuple[list[Any], Turns]:
-    """Make single environments, of which the first counts how often it is stepped, or reset in place of that."""
+    """Create single environments; the first one counts its steps, or resets that replace steps."""
     import gymnasium
 
     turns = Turns()
@@ -64,7 +64,7 @@ def counted_environments(num_envs: int, *, resets_take_turns: bool) -> tuple[lis
 
 
 def derived(num_envs: int) -> tuple[Any, Turns]:
-    """Make a vector environment of a class of its own, which nobody but itself can step one by one."""
+    """Create a vector environment of a derived class, which cannot be stepped environment by environment."""
     import gymnasium
 
     turns = Turns()
@@ -78,7 +78,7 @@ def derived(num_envs: int) -> tuple[Any, Turns]:
 
 
 def made(num_envs: int, mode: str) -> tuple[Any, Turns]:
-    """Make a vector environment, or a list of single ones, and the number of its steps."""
+    """Create a vector environment or a list of single ones, and the counter of its steps."""
     import gymnasium
 
     if mode == "Derived":
@@ -97,14 +97,14 @@ def _given(env: Any) -> Any:
 
 
 def cartpole() -> Any:
-    """Make one environment."""
+    """Create one environment."""
     import gymnasium
 
     return gymnasium.make("CartPole-v1")
 
 
 def bare(lib: Any, data: tuple[int, str]) -> Callable[[], float]:
-    """Step, and keep nothing."""
+    """Step the environments and store nothing."""
     num_envs, mode = data
     env, _ = made(num_envs, "SameStep" if mode == "List" else mode)
     obs, _ = env.reset(seed=0)
@@ -120,7 +120,7 @@ def bare(lib: Any, data: tuple[int, str]) -> Callable[[], float]:
 
 
 def plain(num_envs: int) -> Any:
-    """Make Gymnasium's vector environment as it is, which resets an environment in its last step."""
+    """Create Gymnasium's vector environment with same-step autoreset."""
     import gymnasium
 
     return gymnasium.vector.SyncVectorEnv(
@@ -129,7 +129,7 @@ def plain(num_envs: int) -> Any:
 
 
 def bare_stored(lib: Any, num_envs: int) -> Callable[[], float]:
-    """Step, and write every column of a step into arrays that are there, in turns."""
+    """Step, and write every column into preallocated arrays."""
     env, slots = plain(num_envs), 1000
     obs, _ = env.reset(seed=0)
     seen, after = np.zeros((2, slots, *obs.shape), obs.dtype)
@@ -159,19 +159,19 @@ def ours(lib: Any, data: tuple[int, str], *, buffer: bool = False, episodes: int
     num_envs, _ = data
     env, turns = made(*data)
     collector = Collector(policy, env, VectorReplayBuffer(20_000, num_envs) if buffer else None, seed=0)
-    wanted = {"n_episode": episodes} if episodes else {"n_step": TURNS * num_envs}
+    amount = {"n_episode": episodes} if episodes else {"n_step": TURNS * num_envs}
 
     def collect() -> float:
         before = turns.made
         began = perf_counter()
-        collector.collect(**wanted)
+        collector.collect(**amount)
         return (perf_counter() - began) * TURNS / (turns.made - before)
 
     return collect
 
 
 def ours_in_calls(lib: Any, num_envs: int, *, calls: int) -> Callable[[], float]:
-    """Collect with our collector into a buffer, all steps in so many calls."""
+    """Collect with our collector into a buffer, in several calls."""
     from samplebatch import Collector, ReplayBuffer, VectorReplayBuffer
 
     buffer = ReplayBuffer(20_000) if num_envs == 1 else VectorReplayBuffer(20_000, num_envs)
@@ -188,7 +188,7 @@ def ours_in_calls(lib: Any, num_envs: int, *, calls: int) -> Callable[[], float]
 
 
 def agent_of_torch(num_envs: int, steps: int) -> tuple[Any, Any]:
-    """Make an actor-critic and its environments; torch computes in one thread."""
+    """Create an actor-critic and its environments, with one torch thread."""
     import torch
 
     from benchmarks.loops import Agent
@@ -214,7 +214,7 @@ def ours_with_agent(lib: Any, data: tuple[int, int]) -> Callable[[], float]:
 
 
 def bare_with_agent(lib: Any, data: tuple[int, int]) -> Callable[[], float]:
-    """Step with an actor-critic, and write every column of a step into arrays that are there."""
+    """Step with an actor-critic, and write every column into preallocated arrays."""
     import torch
 
     agent, env = agent_of_torch(*data)
@@ -255,7 +255,7 @@ def row_of_agent(num_envs: int, steps: int, bar: float) -> Row:
 
 
 def tianshou(lib: Any, data: tuple[int, str], *, episodes: int | None = None, calls: int = 1) -> Callable[[], float]:
-    """Collect with Tianshou's collector, on its own vector environment and into its buffer, as it always does."""
+    """Collect with Tianshou's collector, from its vector environment into its buffer."""
     from tianshou.algorithm.algorithm_base import Policy
     from tianshou.data import Batch, Collector
     from tianshou.env import DummyVectorEnv
@@ -269,11 +269,11 @@ def tianshou(lib: Any, data: tuple[int, str], *, episodes: int | None = None, ca
     push = Push(action_space=spaces.action_space, observation_space=spaces.observation_space)
     collector = Collector(push, DummyVectorEnv([cartpole] * num_envs), lib.VectorReplayBuffer(20_000, num_envs))
     collector.reset()
-    wanted = {"n_episode": episodes} if episodes else {"n_step": TURNS // calls * num_envs}
+    amount = {"n_episode": episodes} if episodes else {"n_step": TURNS // calls * num_envs}
 
     def collect() -> float:
         began = perf_counter()
-        steps = sum([collector.collect(**wanted).n_collected_steps for _ in range(calls)])
+        steps = sum([collector.collect(**amount).n_collected_steps for _ in range(calls)])
         return (perf_counter() - began) * TURNS * num_envs / steps
 
     return collect
@@ -300,7 +300,7 @@ def rllib(lib: Any, data: tuple[int, str]) -> Callable[[], float]:
 
 
 def clocked(setup: Callable[..., Any], **given: Any) -> Way:
-    """Declare a way that measures itself, because calls do not all make equally many steps."""
+    """Declare a way that measures itself, because calls differ in their number of steps."""
     return Way(partial(setup, **given), clocked=True)
 
 
@@ -308,13 +308,13 @@ _INFIXES = {"NextStep": "", "SameStep": ".same_step", "List": ".list", "Derived"
 
 
 def rows_of(num_envs: int, bar: float, *modes: str) -> list[Row]:
-    """Declare the rows of so many environments."""
-    found = []
+    """Declare the rows of a number of environments."""
+    rows = []
     for mode in modes:
         name = f"collect.cartpole{num_envs}" + _INFIXES[mode]
         data = partial(tuple[int, str], (num_envs, mode))
         peers = {"tianshou": clocked(tianshou)}
-        found += [
+        rows += [
             row(f"{name}.steps", data, ours=clocked(ours), rllib=clocked(rllib), **peers, bare=clocked(bare),
                 view=None, bar=bar),
             row(f"{name}.buffer", data, ours=clocked(ours, buffer=True), **peers, bare=clocked(bare), view=None,
@@ -322,16 +322,16 @@ def rows_of(num_envs: int, bar: float, *modes: str) -> list[Row]:
             row(f"{name}.episodes", data, ours=clocked(ours, episodes=EPISODES),
                 tianshou=clocked(tianshou, episodes=EPISODES), bare=clocked(bare), view=None, bar=bar),
         ]  # fmt: skip
-    return found
+    return rows
 
 
 def tianshou_in_calls(lib: Any, num_envs: int, *, calls: int) -> Callable[[], float]:
-    """Collect with Tianshou's collector, all steps in so many calls."""
+    """Collect with Tianshou's collector in several calls."""
     return tianshou(lib, (num_envs, "SameStep"), calls=calls)
 
 
 def row_of_calls(num_envs: int, calls: int, bar: float) -> Row:
-    """Declare a row of many calls for few steps each, into a buffer."""
+    """Declare a row of many calls with few steps each, into a buffer."""
     return row(
         f"collect.calls.{num_envs}x{TURNS // calls}",
         lambda: num_envs,

@@ -1,8 +1,8 @@
-"""`collect.multi.*`: from PettingZoo environments to what a learner takes, in microseconds for 200 of their steps.
+"""`collect.multi.*`: from PettingZoo environments to the learner's batch, in microseconds for 200 environment steps.
 
-Everybody steps the same environments, three agents each, and one policy acts for all of them. `bare` asks the policy,
-steps, and keeps nothing: what is above it is what collecting costs. `random` is the same with actions that are drawn,
-by everybody in his own way.
+All contestants step the same environments with three agents each and one policy for all agents. `bare` calls the
+policy, steps, and stores nothing: the difference to `bare` is the cost of collecting. In `random` rows each contestant
+draws random actions by its own means.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import numpy as np
 from benchmarks.harness import Row, Way, row
 
 STEPS = 200
-"""Environment steps that a call makes, or is converted to where it makes more."""
+"""Environment steps per call, to which times are scaled if a call makes more."""
 
 AGENTS = ("agent_0", "agent_1", "agent_2")
 
 
 def policy(obs: Any) -> Any:
-    """Move by where the first landmark lies."""
+    """Move depending on the position of the first landmark."""
     return np.where(obs[:, 4] > 0, 2, 1)
 
 
 def spread(_: Any = None) -> Any:
-    """Make one environment."""
+    """Create one environment."""
     from mpe2 import simple_spread_v3
 
     return simple_spread_v3.parallel_env(continuous_actions=False)
 
 
 def bare(lib: Any, data: tuple[int, bool]) -> Callable[[], float]:
-    """Ask, step, and keep nothing."""
+    """Call the policy, step, and store nothing."""
     num_envs, at_random = data
     environments = [spread() for _ in range(num_envs)]
     seen = [environment.reset(seed=0)[0] for environment in environments]
@@ -46,17 +46,17 @@ def bare(lib: Any, data: tuple[int, bool]) -> Callable[[], float]:
     def decided(count: int) -> Any:
         if at_random:
             return generator.integers(5, size=count)
-        return policy(np.stack([obs for own in seen for obs in own.values()]))
+        return policy(np.stack([obs for env_obs in seen for obs in env_obs.values()]))
 
     def step_on() -> float:
         began = perf_counter()
         for _ in range(STEPS // num_envs):
             actions = list(decided(num_envs * len(AGENTS)))
-            for place, environment in enumerate(environments):
-                own = actions[place * len(AGENTS) : (place + 1) * len(AGENTS)]
-                seen[place] = environment.step(dict(zip(AGENTS, own, strict=True)))[0]
+            for i, environment in enumerate(environments):
+                env_actions = actions[i * len(AGENTS) : (i + 1) * len(AGENTS)]
+                seen[i] = environment.step(dict(zip(AGENTS, env_actions, strict=True)))[0]
                 if not environment.agents:
-                    seen[place] = environment.reset()[0]
+                    seen[i] = environment.reset()[0]
         return perf_counter() - began
 
     return step_on
@@ -114,7 +114,7 @@ def rllib(lib: Any, data: tuple[int, bool]) -> Callable[[], float]:
 
 
 def rows_of(num_envs: int, bar: float) -> list[Row]:
-    """Declare the rows of so many environments."""
+    """Declare the rows of a number of environments."""
     ways = {who: Way(setup, clocked=True) for who, setup in (("ours", ours), ("rllib", rllib), ("bare", bare))}
     return [
         row(

@@ -1,6 +1,6 @@
-"""`sb.compress.*` and `sb.decompress.*`: LZ4 on a column of observations, whole (`bulk`) or row by row.
+"""`sb.compress.*` and `sb.decompress.*`: LZ4 on a column of observations, as one block (`bulk`) or row by row.
 
-Small rows are random floats, on which LZ4 gives up early; image stacks are half constant, so it has something to find.
+Small rows are random floats, which do not compress; image stacks are half constant, so they do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.harness import Row, Way, row
 
 
 def _arrow_blocks(bulk: bool) -> Any:
-    """Compress by Arrow's codec, and make the output for `_arrow_decompress`."""
+    """Compress with Arrow's codec, and allocate the output of `_arrow_decompress`."""
 
     def setup(lib: Any, obs: Any) -> Any:
         codec = lib.pa.Codec("lz4_raw")

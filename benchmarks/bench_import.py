@@ -1,4 +1,4 @@
-"""`import.*`: what importing the library takes, in a new interpreter, beside the two packages it stands on."""
+"""`import.*`: import time of the library and of its two dependencies, in a new interpreter."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """`learning.*`: a short training from its first step, in microseconds: collecting, storing, sampling and updates.
 
-Everybody learns the same task with the same networks and hyperparameters, each with its own collectors, buffers and
-trainers, as in the learning curves (`benchmarks.scripts.learning_curves`), on one thread of torch's. A call is a new
-training of so few steps that many can be told apart; what sets it up is not timed. The curves show how well it is
-learned.
+All contestants learn the same task with the same networks and hyperparameters, each with its own collectors, buffers
+and trainers, as in the learning curves (`benchmarks.scripts.learning_curves`), on one torch thread. A call is a new
+short training, so that there are enough calls for a median; setup is not timed. The curves show the quality of
+learning.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from benchmarks.scripts.learning_curves import CONTESTANTS, runs_of
 from benchmarks.training.tasks import TASKS, Curve
 
 STEPS = {"ppo": 2048, "dqn": 2024, "sac": 700, "td3": 700, "her": 1012, "mappo": 3200}
-"""Environment steps of a call, by task: some hundred updates, once there are the steps that an algorithm waits for."""
+"""Environment steps per call by task: some hundred updates after the initial steps of the algorithm."""
 
 
 def learner(who: str, lib: Any, name: str) -> Callable[[], float]:
-    """Set up trainings, each of which is timed."""
+    """Return a function that sets up and times one training."""
     import torch
 
     task = replace(TASKS[name], steps=STEPS[name])

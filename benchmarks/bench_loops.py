@@ -1,4 +1,4 @@
-"""`loops.*`: a training loop of one's own from its first step, in microseconds of processor time.
+"""`loops.*`: hand-written training loops from their first step, in microseconds of processor time.
 
 `loops.ppo` is the loop of single-file implementations with preallocated arrays (bare), and the same with a collector,
 `GAE` and `minibatches` (ours). `loops.dqn` is one with Stable-Baselines3's replay buffer, and the same with a collector
@@ -17,7 +17,7 @@ ITERATIONS, DQN_STEPS = 5, 3000
 
 
 def clocked(train: Callable[[Any], Any]) -> Way:
-    """Time whole trainings on one thread of torch's."""
+    """Time entire trainings on one torch thread."""
 
     def setup(lib: Any, data: Any) -> Callable[[], float]:
         import torch

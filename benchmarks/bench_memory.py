@@ -1,4 +1,4 @@
-"""`memory.*`: copying into an array of the library's pool, into a new one of NumPy's, and into one that is warm.
+"""`memory.*`: copying into an array of the library's pool, into a new NumPy array, and into a warm one.
 
 The bare rows are the limit: no memory is allocated, and every page of the output has been written before.
 """
@@ -39,7 +39,7 @@ def _copy(mib: int) -> Row:
         f"memory.copy.{mib}MB",
         lambda: np.arange(mib * MIB // 8),
         traffic=True,
-        # Up to some 30 MB NumPy's memory is warm as well, and the two are level.
+        # Up to some 30 MB NumPy's memory is also warm, and both are equally fast.
         level=1.15,
         ours=Way(_ours),
         numpy=Way(_numpy),

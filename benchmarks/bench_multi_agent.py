@@ -1,4 +1,4 @@
-"""`ma.*`: what is done with the batches of several policies."""
+"""`ma.*`: operations on batches of several policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _agents_batch(lib: Any, policies: Any) -> Any:
 
 
 def _by_policy(lib: Any, policies: Any) -> Any:
-    """Set up what stands in for a multi-agent batch elsewhere: a dict of the library's batches."""
+    """Create a dict of batches, which replaces a multi-agent batch in other libraries."""
     return {p: lib.batch(columns) for p, columns in policies.items()}
 
 
@@ -29,7 +29,7 @@ def _joined_by_policy(join: Any) -> Way:
 
 
 def _without_unroll_id(result: Any) -> Any:
-    """Leave out the column that RLlib adds to what it builds."""
+    """Remove the column that RLlib adds to built batches."""
     return [
         {p: {k: v for k, v in columns.items() if k != "unroll_id"} for p, columns in part.items()}
         for part in plain(result)

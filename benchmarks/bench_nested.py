@@ -1,4 +1,4 @@
-"""`batch.*`: what is done with nested batches: an observation of three arrays, and six scalars a step."""
+"""`batch.*`: operations on nested batches, with an observation of three arrays and six scalars per step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PICKED = np.random.default_rng(3).permutation(ROWS_OF)[:64]
 
 
 def transitions(rows: int = ROWS_OF, seed: int = 7) -> dict[str, Any]:
-    """Make an observation of three arrays, and six scalars a step."""
+    """Create transitions with an observation of three arrays and six scalars per step."""
     rng = np.random.default_rng(seed)
     return {
         "obs": {
@@ -39,23 +39,23 @@ def each(columns: dict[str, Any], function: Callable[[Any], Any]) -> dict[str, A
 
 
 def steps(count: int = 64) -> list[dict[str, Any]]:
-    """Make one dict a step, as an environment loop does."""
+    """Create one dict per step, as in an environment loop."""
     columns = transitions(count)
     return [each(columns, lambda v, i=i: v[i].copy() if v.ndim > 1 else v[i]) for i in range(count)]
 
 
 def as_batch(lib: Any, columns: Any) -> Any:
-    """Make the library's nested batch."""
+    """Create the library's nested batch."""
     return lib.Batch(columns) if hasattr(lib, "Batch") else lib.batch(columns)
 
 
 def on(call: Callable[[Any], Any]) -> Way:
-    """Do something with a nested batch."""
+    """Declare an operation on a nested batch."""
     return Way(as_batch, call)
 
 
 def on_both(call: Callable[[Any], Any]) -> dict[str, Way]:
-    """Do the same with ours and with Tianshou's."""
+    """Declare the same operation for ours and Tianshou's."""
     return {"ours": on(call), "tianshou": on(call)}
 
 
@@ -97,7 +97,7 @@ def bare_cat_setup(_: Any, parts: list[dict[str, Any]]) -> Any:
 
 
 def fill(lib: Any, columns: Any) -> Any:
-    """Set up the target and the rows to be written."""
+    """Create the target and the rows to write."""
     target, rows = as_batch(lib, each(columns, np.copy)), as_batch(lib, each(columns, lambda v: v[PICKED]))
 
     def call() -> Any:
@@ -130,8 +130,8 @@ def bare_split(columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def tensor_rows(lib: Any, rows: Any) -> Any:
-    made = [lib.TensorDict(each(r, lib.torch.as_tensor), []) for r in rows]
-    return partial(lib.TensorDict.stack, made)
+    tensordicts = [lib.TensorDict(each(r, lib.torch.as_tensor), []) for r in rows]
+    return partial(lib.TensorDict.stack, tensordicts)
 
 
 def bare_eq(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -148,7 +148,7 @@ def to_torch_setup(lib: Any, columns: Any) -> Any:
 
 
 def seen(result: Any) -> Any:
-    """Turn a nested batch, or a list of them, into plain dicts of arrays."""
+    """Convert a nested batch, or a list of batches, to plain dicts of arrays."""
     if isinstance(result, list):
         return [seen(one) for one in result]
     if hasattr(result, "items"):

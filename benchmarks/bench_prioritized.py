@@ -14,7 +14,7 @@ from benchmarks.harness import Row, Way, row
 ALPHA, BETA = 0.6, 0.4
 BATCH = 256
 FAN = 16
-"""Weights, or sums, that the bare way adds up to one sum."""
+"""Number of weights or sums per sum of the bare way."""
 
 RNG = np.random.default_rng(7)
 PRIORITIES = RNG.uniform(0.1, 2.0, MILLION)
@@ -22,7 +22,7 @@ PICKED = RNG.integers(0, MILLION, (64, BATCH))
 NEW = RNG.uniform(0.1, 2.0, BATCH)
 
 
-# Making a buffer of rows that are there already. Tianshou's and cpprb's copy them.
+# Creating a buffer from existing rows, which Tianshou and cpprb copy.
 
 
 def build(lib: Any, columns: dict[str, Any]) -> Any:
@@ -42,7 +42,7 @@ def cpprb_build(lib: Any, columns: dict[str, Any]) -> Any:
 
 
 def bare_build(_: Any, columns: dict[str, Any]) -> Callable[[], Any]:
-    """Copy every column, and add weights up to sums."""
+    """Copy every column, and sum the weights."""
     pairs = [(values, np.ones_like(values)) for values in columns.values()]
     levels = sums_of(np.ones(MILLION))
 
@@ -57,7 +57,7 @@ def bare_build(_: Any, columns: dict[str, Any]) -> Callable[[], Any]:
 
 
 def sums_of(weights: Any) -> list[Any]:
-    """Add weights up to sums of 16, and those again, the levels padded with zeros."""
+    """Sum groups of 16 weights, and again 16 sums, with levels padded with zeros."""
     levels = []
     for _ in range(3):
         levels.append(np.concatenate([weights, np.zeros(-len(weights) % FAN)]))
@@ -69,7 +69,7 @@ def sums_of(weights: Any) -> list[Any]:
 
 
 def with_priorities(make: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Give all rows of a buffer priorities."""
+    """Set the priorities of all rows of a buffer."""
 
     def setup(lib: Any, columns: Any) -> Any:
         buffer = make(lib, columns)
@@ -106,7 +106,7 @@ def cpprb_learning(buffer: Any) -> Callable[[], Any]:
 
 
 def bare_sampling(columns: dict[str, Any]) -> Callable[[], Any]:
-    """Search running sums that are made beforehand, as if no priority ever changed, and gather the rows."""
+    """Search precomputed cumulative sums, as if priorities never changed, and gather the rows."""
     weights = PRIORITIES**ALPHA
     before, rng = np.cumsum(weights), np.random.default_rng(7)
     pairs = [(values, np.ones((BATCH, *values.shape[1:]), values.dtype)) for values in columns.values()]
@@ -123,7 +123,7 @@ def bare_sampling(columns: dict[str, Any]) -> Callable[[], Any]:
 
 
 def bare_updating(_: dict[str, Any]) -> Callable[[Any], Any]:
-    """Write weights, and add up anew the sums that they are part of, on two levels."""
+    """Write weights, and recompute the affected sums on two levels."""
     weights, sums, upper = sums_of(PRIORITIES**ALPHA)
     below, above = weights.reshape(-1, FAN), sums.reshape(-1, FAN)
 
@@ -148,9 +148,9 @@ def bare_learning_setup(_: Any, columns: dict[str, Any]) -> Callable[[], Any]:
 
 
 def with_rows(name: str, ours: Any, theirs: Any, bare: Any) -> Row:
-    """Declare work on a buffer that is full.
+    """Declare work on a full buffer.
 
-    cpprb's new priorities alone are left out: it puts off the sums until rows are sampled.
+    Priority updates of cpprb alone are omitted, because it defers the sums until rows are sampled.
     """
 
     def way(make: Any, call: Any) -> Way:

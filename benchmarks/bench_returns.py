@@ -1,4 +1,4 @@
-"""`returns.*`: advantages and n-step targets of steps in a buffer, with the learner's estimates at hand."""
+"""`returns.*`: advantages and n-step targets of steps in a buffer, with precomputed value estimates."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from benchmarks.harness import Row, Way, row
 
 GAMMA, LAMBDA, STEPS = 0.99, 0.95, 5
 EPISODE = 100
-"""Steps of an episode."""
+"""Steps per episode."""
 
 
 def steps(rows: int) -> dict[str, Any]:
-    """Make the columns of a buffer, a multiple of the episodes' length, and estimates of what each step leads to."""
+    """Create the columns of complete episodes, and value estimates of next observations."""
     rng = np.random.default_rng(7)
     ends = np.arange(rows) % EPISODE == EPISODE - 1
     numbers = np.zeros(rows, np.float32)
@@ -33,15 +33,15 @@ def steps(rows: int) -> dict[str, Any]:
 
 
 def buffer_of(lib: Any, data: dict[str, Any]) -> Any:
-    """Make a buffer that holds all steps."""
+    """Create a buffer with all steps."""
     buffer = lib.ReplayBuffer.from_data(**{k: v for k, v in data.items() if "values" not in k})
-    # Tianshou's takes the first slot for the newest.
+    # Tianshou's buffer assumes that the first slot is the newest.
     buffer.last_index[0] = len(data["rew"]) - 1
     return buffer
 
 
 def rounded(result: Any) -> Any:
-    """Round off what depends on the order of the additions."""
+    """Round away differences due to the order of additions."""
     arrays = result if isinstance(result, tuple) else (result["returns"],)
     return [np.round(np.asarray(array).reshape(-1), 6) for array in arrays]
 
@@ -137,7 +137,7 @@ def bare_nstep_setup(slots: Any, _: Any, data: Any) -> Any:
 
 
 def targets(name: str, rows: int, slots: Any, *, traffic: bool = False) -> Row:
-    """Declare targets of five steps for some of a buffer's slots."""
+    """Declare five-step targets for some slots of a buffer."""
     return row(
         f"returns.{name}",
         lambda: steps(rows),

@@ -1,24 +1,24 @@
-"""`service.*`: experience into and out of a replay buffer in another process, on one machine.
+"""`service.*`: writing to and sampling from a replay buffer in another process, on one machine.
 
 Three kinds of experience: 256 steps with observations of 17 floats; 32 steps whose observations are four frames of 84
-by 84 bytes; 8 sequences of 80 of the small steps. Each step has the next observation, too, so these are samples of
-about 49 KB, 1.8 MB and 130 KB.
+by 84 bytes; 8 sequences of 80 of the small steps. Each step includes the next observation, so samples have about 49 KB,
+1.8 MB and 130 KB.
 
-- `sample`: a learner asks for one sample and has it. Ours is mapped from shared memory where it is large.
+- `sample`: a learner requests one sample and receives it. Large samples of ours are mapped from shared memory.
 - `wire`: the same without shared memory.
-- `gather`: the same once more, and bare gathers the rows of each sample, too.
-- `stream`: 16 samples, some of which are drawn while the ones before are read; without shared memory. Reverb draws all
-  its samples ahead, and stands here alone. The first ones came while others had their turns: it is what a learner waits
-  for that computes between two batches.
-- `sustained`: 128 samples of such a stream, read one after the other by a learner that does nothing else.
-- `insert`: 8 fragments of as many steps, under way at once, until the last is acknowledged.
-- `p99`: the 99th percentile of the seconds from sending a fragment to its acknowledgement, one after the other.
+- `gather`: the same as `wire`, and bare also gathers the rows of each sample.
+- `stream`: 16 samples, some drawn while earlier ones are read; without shared memory. Reverb draws all its samples
+  ahead, and has no peer here. The first samples are ready before the clock starts: this is the waiting time of a
+  learner that computes between two batches.
+- `sustained`: 128 samples of such a stream, read sequentially by a learner that does nothing else.
+- `insert`: 8 fragments of as many steps, in flight together, until the last is acknowledged.
+- `p99`: the 99th percentile of the seconds from sending a fragment to its acknowledgement, sequentially.
 
-Bare is Arrow Flight alone: the bytes of our samples lie ready in the memory of its server, as many samples as have the
-bytes of our table, and fragments are dropped as they come. In `gather`, bare is the least that draws: NumPy takes the
-rows of each column from a ring into memory of one record batch. Peers are a Tianshou buffer in an actor of Ray,
-TorchRL's `RayReplayBuffer`, and Reverb, which runs in an interpreter of its own: the environment variable
-`REVERB_PYTHON` is the path of one that can import it.
+Bare is Arrow Flight alone: the bytes of our samples are precomputed in the memory of its server, as many samples as
+have the bytes of our table, and received fragments are dropped. In `gather`, bare is the minimum of sampling: NumPy
+gathers the rows of each column from a ring into memory of one record batch. Peers are a Tianshou buffer in a Ray actor,
+TorchRL's `RayReplayBuffer`, and Reverb, which runs in a separate interpreter: the environment variable `REVERB_PYTHON`
+is the path of an interpreter that can import it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from benchmarks.harness import Row, Way
 from benchmarks.served import EPISODE, KINDS, SIZES, STEPS, STORED, steps
 
 STREAMED, SUSTAINED, INSERTED, TIMED = 16, 128, 8, 100
-"""Samples of a stream, of one that goes on, fragments, and fragments that are timed, of one call."""
+"""Per call: samples of a stream, samples of a sustained stream, fragments, and individually timed fragments."""
 FLIGHT_BAR = 1.25
 """80 % of Arrow Flight alone."""
 
@@ -46,7 +46,7 @@ Call = Callable[[], Any]
 
 
 class Connection:
-    """A call, and the connection that it stands on, which is closed when nobody calls any more."""
+    """A call with its connection, which is closed when the object is deleted."""
 
     def __init__(self, call: Call, close: Call) -> None:
         self._call, self._close = call, close
@@ -61,7 +61,7 @@ class Connection:
 
 
 def p99(insert: Call) -> float:
-    """Return the 99th percentile of the seconds that an insert takes."""
+    """Return the 99th percentile of the duration of an insert in seconds."""
     seconds = []
     for _ in range(TIMED):
         began = perf_counter()
@@ -71,7 +71,7 @@ def p99(insert: Call) -> float:
 
 
 def sustained(read: Call) -> float:
-    """Return the seconds of many samples of a stream, once those are read that came before."""
+    """Return the duration in seconds of many samples of a stream, after samples that were prefetched."""
     for _ in range(2):
         read()
     began = perf_counter()
@@ -217,12 +217,12 @@ def _torchrl_insert(lib: Any, kind: str, count: int = INSERTED) -> Call:
 
 
 def _torchrl(setup: Callable[..., Call], kind: str, *kinds: str) -> Way:
-    """Let TorchRL do the work, in quick runs for some kinds only: its actors take seconds to start."""
+    """Declare TorchRL's way, in quick runs for some kinds only, because its actors start slowly."""
     return Way(setup, quick=kind in kinds)
 
 
 def _reverb(work: str) -> Way:
-    """Let Reverb's own interpreter do the work, which tells how long it took."""
+    """Declare Reverb's way, which runs and measures itself in a separate interpreter."""
     return Way(lambda lib, kind: lib.session(work, kind), clocked=True)
 
 
@@ -232,13 +232,13 @@ def _late(setup: Callable[..., Call]) -> Way:
 
 
 def _sustained(setup: Callable[..., Call]) -> Way:
-    """Time a stream that goes on."""
+    """Time a sustained stream."""
     return Way(lambda lib, kind: partial(sustained, setup(lib, kind)), clocked=True)
 
 
 def _row(work: str, kind: str, *, bar: float | None = None, level: float = 1.0, **ways: Way) -> Row:
     named = {name.replace("_", " "): way for name, way in ways.items()}
-    # Each contestant draws by its own generator.
+    # Each contestant has its own generator.
     return Row(f"service.{work}.{kind}", partial(str, kind), named, traffic=True, view=None, bar=bar, level=level)
 
 

@@ -1,14 +1,14 @@
-"""`storage.*`: experience on disk, beside what pyarrow does without us and what peers write.
+"""`storage.*`: experience on disk, beside pyarrow without us and beside the files of peers.
 
-200,000 steps of a small environment: eight columns, of which observations have most of the bytes; or the first 2,000,
-which RLlib can write in time. Every contestant reads and writes through the page cache, with its own defaults. Files
-lie in a folder of their own, that goes when the process ends.
+200,000 steps of a small environment: eight columns, with most bytes in observations; or the first 2,000, which RLlib
+can write in reasonable time. Every contestant reads and writes through the page cache, with its defaults. Files are in
+a temporary folder, which is removed when the process ends.
 
-Ours and bare pyarrow write a file whole or not at all, and have it on the disk when they return; in the rows of `save`,
-peers wait for the disk as well, and in those `without waiting` nobody does (`durable=False`), as is their own way. All
-start from columns; bare lays them out as a table, and neither writes nor compares checksums. Random rows are those of a
-file that is opened for them, and `in memory` of what has been loaded; bare gathers into memory that is there.
-`python -m benchmarks.bench_storage` prints all rows and the bytes on disk.
+Ours and bare pyarrow write a file atomically and flush it to disk before they return; in the rows of `save`, peers are
+flushed too, and in the rows `without waiting` no contestant is (`durable=False`). All start from columns; bare builds a
+table, and neither writes nor compares checksums. Random rows are read from a file that is opened for each call, in
+`in memory` rows from loaded data; bare gathers into allocated memory. `python -m benchmarks.bench_storage` prints all
+rows and the bytes on disk.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _ours_filtered(form: str) -> Setup:
         from samplebatch import load
 
         _, path = _ours(form)(lib, data)
-        wanted = [("eps_id", "==", episode(len(data["t"])))]
-        return lambda: load(path, filters=wanted)
+        filters = [("eps_id", "==", episode(len(data["t"])))]
+        return lambda: load(path, filters=filters)
 
     return setup
 
@@ -83,7 +83,7 @@ def _table(data: Any) -> Any:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the path's place once it is on the disk."""
+    """Open a temporary file that replaces the path after it is flushed to disk."""
     beside = path.with_name(f"{path.name}.tmp")
     with open(beside, "wb") as file:
         yield file
@@ -100,13 +100,13 @@ def _write_arrow(table: Any, path: Path) -> None:
 
 
 def _write_arrow_with_crc(table: Any, path: Path) -> None:
-    """Write a file as `_write_arrow` does, and the CRC-32 of each column beside it."""
+    """Write a file like `_write_arrow`, and the CRC-32 of each column to a second file."""
     _write_arrow(table, path)
-    found = {
+    checksums = {
         name: [zlib.crc32(buffer) for chunk in table.column(name).chunks for buffer in chunk.buffers() if buffer]
         for name in table.column_names
     }
-    path.with_suffix(".crc").write_text(json.dumps(found))
+    path.with_suffix(".crc").write_text(json.dumps(checksums))
 
 
 def _write_parquet(table: Any, path: Path) -> None:
@@ -145,29 +145,29 @@ def _read_parquet(**options: Any) -> Callable[[Any], Any]:
 def _bare_random(lib: Any, data: Any) -> Any:
     path, rows = folder() / "bare.arrow", picked(len(data["t"]))
     _write_arrow(_table(data), path)
-    held = {name: np.empty((len(rows), *view.shape[1:]), view.dtype) for name, view in data.items()}
+    outputs = {name: np.empty((len(rows), *view.shape[1:]), view.dtype) for name, view in data.items()}
 
     def views() -> dict[str, Any]:
         table = _map_arrow((None, path))
-        found = {}
+        columns = {}
         for name in table.column_names:
             chunk = table.column(name).chunk(0)
             nested = hasattr(chunk.type, "list_size")
             values = chunk.flatten() if nested else chunk
             array = values.to_numpy(zero_copy_only=False)
-            found[name] = array.reshape(-1, chunk.type.list_size) if nested else array
-        return found
+            columns[name] = array.reshape(-1, chunk.type.list_size) if nested else array
+        return columns
 
-    # Indices are within bounds: NumPy would gather into a hidden buffer before it looks.
-    return views, lambda found: {name: view.take(rows, 0, held[name], "clip") for name, view in found.items()}
+    # Indices are in bounds; with bounds checks, NumPy would gather through a temporary buffer.
+    return views, lambda found: {name: view.take(rows, 0, outputs[name], "clip") for name, view in found.items()}
 
 
 def _bare_filtered(lib: Any, data: Any) -> Any:
     from pyarrow import parquet
 
     _, path = _bare("parquet")(lib, data)
-    wanted = [("eps_id", "==", episode(len(data["t"])))]
-    return lambda: parquet.read_table(path, page_checksum_verification=True, filters=wanted)
+    filters = [("eps_id", "==", episode(len(data["t"])))]
+    return lambda: parquet.read_table(path, page_checksum_verification=True, filters=filters)
 
 
 def _rewards(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -176,7 +176,7 @@ def _rewards(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _loaded(setup: Setup) -> Way:
-    """Gather from what has been read before."""
+    """Gather from loaded data."""
 
     def read(lib: Any, data: Any) -> Any:
         read, gather = setup(lib, data)
@@ -211,7 +211,7 @@ _PEERS: dict[str, Setup] = {**_MANY_PEERS, "rllib": peers.rllib_save}
 
 
 def _saving(name: str, data: Callable[[], Any], writers: Mapping[str, Setup]) -> list[Row]:
-    """Declare the rows in which peers wait for the disk, and do not."""
+    """Declare the rows in which peers flush to disk, and in which they do not."""
 
     def waiting(wrap: Callable[[Setup], Setup]) -> dict[str, Way]:
         return {who: Way(wrap(setup), lambda state: state[0]()) for who, setup in writers.items()}
@@ -341,20 +341,20 @@ ROWS: list[Row] = [
 
 
 def sizes() -> dict[str, int]:
-    """Return the bytes that each contestant has on disk for the same steps; RLlib's, for a hundredth, times 100."""
+    """Return each contestant's bytes on disk for the same steps; RLlib's are extrapolated from a hundredth."""
     from types import SimpleNamespace
 
     from benchmarks.peers import library
 
     ours = library("ours")
     data = columns()
-    found = {f"ours.{form}": _ours(form)(ours, data)[1].stat().st_size for form in ("arrow", "parquet")}
-    found |= {f"bare.{form}": _bare(form)(None, data)[1].stat().st_size for form in ("arrow", "parquet")}
+    nbytes = {f"ours.{form}": _ours(form)(ours, data)[1].stat().st_size for form in ("arrow", "parquet")}
+    nbytes |= {f"bare.{form}": _bare(form)(None, data)[1].stat().st_size for form in ("arrow", "parquet")}
     for name, setup in _PEERS.items():
         peer = library(name) or SimpleNamespace()
         path = setup(peer, first_columns() if name == "rllib" else data)[1]
-        found[name] = sum(file.stat().st_size for file in files_at(path)) * (N // FIRST if name == "rllib" else 1)
-    return found
+        nbytes[name] = sum(file.stat().st_size for file in files_at(path)) * (N // FIRST if name == "rllib" else 1)
+    return nbytes
 
 
 def show_all(arguments: list[str]) -> None:

@@ -23,14 +23,14 @@ NAMES = ("ids", *FLOATS, "mask")
 
 @cache
 def lengths() -> Any:
-    """Draw lengths as rollouts have them: most are short, a few as long as can be."""
+    """Draw lengths typical of rollouts: most are short, a few have the maximum length."""
     drawn = np.random.default_rng(0).lognormal(6.95, 0.95, ROWS_OF_BATCH).astype(int)
     return np.clip(drawn, 8, LONGEST)
 
 
 @cache
 def lists() -> dict[str, Any]:
-    """Make columns of a row each: lists of arrays without zeros, so that padding can be told from data."""
+    """Create columns as lists of arrays without zeros, so that padding differs from data."""
     rng = np.random.default_rng(1)
     made: dict[str, Any] = {"ids": [rng.integers(1, 32_000, n) for n in lengths()]}
     for name in FLOATS:
@@ -44,9 +44,9 @@ def order() -> Any:
 
 
 def flat(result: Any) -> Any:
-    """Return the values of a result's columns without zeros, so without padding."""
+    """Return the values of a result's columns without padding (zeros)."""
     if isinstance(result, np.ndarray):
-        # The sum of a few thousand estimates in float32 and in float64 differs in the last digits.
+        # Sums of a few thousand estimates differ in the last digits between float32 and float64.
         numbers = result.astype(np.float64)
         return {"": np.round([numbers.mean() + 1 / 7, numbers.std() + 1 / 7], 2)}
     columns = {}
@@ -64,7 +64,7 @@ def flat(result: Any) -> Any:
     return columns
 
 
-# What each contestant holds
+# Data of each contestant
 
 
 def our_batch(lib: Any, data: Any) -> Any:
@@ -76,24 +76,24 @@ def jagged(lib: Any, data: Any) -> Any:
     counts = torch.tensor([len(one) for one in next(iter(data.values()))])
     bounds = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     columns = {
-        name: torch.nested.nested_tensor_from_jagged(torch.cat([torch.from_numpy(a) for a in own]), bounds)
-        for name, own in data.items()
+        name: torch.nested.nested_tensor_from_jagged(torch.cat([torch.from_numpy(a) for a in values]), bounds)
+        for name, values in data.items()
     }
     return lib.TensorDict(columns, batch_size=[len(counts)])
 
 
 def padded(lib: Any, data: Any) -> Any:
     pad = lib.torch.nn.utils.rnn.pad_sequence
-    return {name: pad([lib.torch.from_numpy(a) for a in own], batch_first=True) for name, own in data.items()}
+    return {name: pad([lib.torch.from_numpy(a) for a in values], batch_first=True) for name, values in data.items()}
 
 
 def bare_flat(_: Any, data: Any) -> Any:
-    return {name: np.concatenate(own) for name, own in data.items()}
+    return {name: np.concatenate(values) for name, values in data.items()}
 
 
 def awkward(lib: Any, data: Any) -> Any:
     counts = np.fromiter(map(len, next(iter(data.values()))), np.int64)
-    return {name: lib.ak.unflatten(np.concatenate(own), counts) for name, own in data.items()}
+    return {name: lib.ak.unflatten(np.concatenate(values), counts) for name, values in data.items()}
 
 
 def starts() -> Any:
@@ -113,35 +113,35 @@ BUILD = {
 
 
 def take_jagged(lib: Any, data: Any) -> Any:
-    held, rows = jagged(lib, data), order().tolist()
+    inputs, rows = jagged(lib, data), order().tolist()
 
     def call() -> Any:
         columns = {}
         for name in NAMES:
-            parts = held[name].unbind()
+            parts = inputs[name].unbind()
             columns[name] = lib.torch.nested.as_nested_tensor([parts[i] for i in rows], layout=lib.torch.jagged)
-        return lib.TensorDict(columns, batch_size=held.batch_size)
+        return lib.TensorDict(columns, batch_size=inputs.batch_size)
 
     return call
 
 
 def take_padded(lib: Any, data: Any) -> Any:
-    held, rows = padded(lib, data), lib.torch.from_numpy(order())
-    return lambda: {name: own[rows] for name, own in held.items()}
+    columns, rows = padded(lib, data), lib.torch.from_numpy(order())
+    return lambda: {name: values[rows] for name, values in columns.items()}
 
 
 def take_awkward(lib: Any, data: Any) -> Any:
-    held, rows, ak = awkward(lib, data), order(), lib.ak
-    return lambda: {name: ak.to_packed(own[rows]) for name, own in held.items()}
+    columns, rows, ak = awkward(lib, data), order(), lib.ak
+    return lambda: {name: ak.to_packed(values[rows]) for name, values in columns.items()}
 
 
 def take_bare(_: Any, data: Any) -> Any:
-    held, rows, edges = bare_flat(None, data), order().tolist(), starts().tolist()
-    out = {name: np.empty_like(own) for name, own in held.items()}
+    columns, rows, edges = bare_flat(None, data), order().tolist(), starts().tolist()
+    out = {name: np.empty_like(values) for name, values in columns.items()}
 
     def call() -> Any:
-        for name, own in held.items():
-            np.concatenate([own[edges[i] : edges[i + 1]] for i in rows], out=out[name])
+        for name, values in columns.items():
+            np.concatenate([values[edges[i] : edges[i + 1]] for i in rows], out=out[name])
         return out
 
     return call
@@ -149,7 +149,7 @@ def take_bare(_: Any, data: Any) -> Any:
 
 def in_parts(data: Any) -> list[dict[str, Any]]:
     size = ROWS_OF_BATCH // PARTS
-    return [{name: own[i * size : (i + 1) * size] for name, own in data.items()} for i in range(PARTS)]
+    return [{name: values[i * size : (i + 1) * size] for name, values in data.items()} for i in range(PARTS)]
 
 
 def concat_ours(lib: Any, data: Any) -> Any:
@@ -189,65 +189,65 @@ def concat_awkward(lib: Any, data: Any) -> Any:
 
 def concat_bare(_: Any, data: Any) -> Any:
     parts = [bare_flat(None, part) for part in in_parts(data)]
-    out = {name: np.empty_like(own) for name, own in bare_flat(None, data).items()}
+    out = {name: np.empty_like(values) for name, values in bare_flat(None, data).items()}
 
     def call() -> Any:
-        for name, own in out.items():
-            np.concatenate([part[name] for part in parts], out=own)
+        for name, values in out.items():
+            np.concatenate([part[name] for part in parts], out=values)
         return out
 
     return call
 
 
 def pad_ours(lib: Any, data: Any) -> Any:
-    held = our_batch(lib, data)
-    return lambda: {name: held[name].pad() for name in NAMES}
+    columns = our_batch(lib, data)
+    return lambda: {name: columns[name].pad() for name in NAMES}
 
 
 def pad_jagged(lib: Any, data: Any) -> Any:
-    held = jagged(lib, data)
+    columns = jagged(lib, data)
     # There is no kernel for flags.
-    numbers = {name: held[name].byte() if name == "mask" else held[name] for name in NAMES}
+    numbers = {name: columns[name].byte() if name == "mask" else columns[name] for name in NAMES}
 
     def call() -> Any:
-        return {name: lib.torch.nested.to_padded_tensor(own, 0) for name, own in numbers.items()}
+        return {name: lib.torch.nested.to_padded_tensor(values, 0) for name, values in numbers.items()}
 
     return call
 
 
 def pad_awkward(lib: Any, data: Any) -> Any:
-    held, ak, width = awkward(lib, data), lib.ak, int(lengths().max())
+    columns, ak, width = awkward(lib, data), lib.ak, int(lengths().max())
 
     def call() -> Any:
-        return {name: ak.to_numpy(ak.fill_none(ak.pad_none(held[name], width, clip=True), 0)) for name in NAMES}
+        return {name: ak.to_numpy(ak.fill_none(ak.pad_none(columns[name], width, clip=True), 0)) for name in NAMES}
 
     return call
 
 
 def pad_bare(_: Any, data: Any) -> Any:
     width = int(lengths().max())
-    out = {name: np.ones((ROWS_OF_BATCH, width), own[0].dtype) for name, own in data.items()}
+    out = {name: np.ones((ROWS_OF_BATCH, width), values[0].dtype) for name, values in data.items()}
 
     def call() -> Any:
         for name, target in out.items():
             target.fill(0)
-            for to, own in zip(target, data[name], strict=True):
-                to[: len(own)] = own
+            for to, values in zip(target, data[name], strict=True):
+                to[: len(values)] = values
         return out
 
     return call
 
 
-def round_trip(held: Any) -> Any:
-    return pickle.loads(pickle.dumps(held, 5))
+def round_trip(columns: Any) -> Any:
+    return pickle.loads(pickle.dumps(columns, 5))
 
 
 def by_ray(hold: Callable[[Any, Any], Any]) -> Way:
-    """Store what `hold` makes in the object store of Ray, and get it from there."""
+    """Put the result of `hold` into Ray's object store, and get it."""
 
     def setup(lib: Any, data: Any) -> Any:
-        held, ray = hold(lib, data), ray_alone()
-        return lambda: ray.get(ray.put(held))
+        columns, ray = hold(lib, data), ray_alone()
+        return lambda: ray.get(ray.put(columns))
 
     return Way(setup)
 
@@ -256,32 +256,32 @@ def by_ray(hold: Callable[[Any, Any], Any]) -> Way:
 
 
 def mean_ours(lib: Any, data: Any) -> Any:
-    held = our_batch(lib, data)
-    return lambda: held["old_logp"].mean(mask=held["mask"])
+    columns = our_batch(lib, data)
+    return lambda: columns["old_logp"].mean(mask=columns["mask"])
 
 
 def mean_jagged(lib: Any, data: Any) -> Any:
-    held = jagged(lib, data)
-    logp, mask = held["old_logp"], held["mask"].float()
+    columns = jagged(lib, data)
+    logp, mask = columns["old_logp"], columns["mask"].float()
     return lambda: ((logp * mask).sum(1) / mask.sum(1)).numpy()
 
 
 def mean_awkward(lib: Any, data: Any) -> Any:
-    held, ak = awkward(lib, data), lib.ak
-    return lambda: ak.to_numpy(ak.mean(held["old_logp"], axis=1, weight=held["mask"]))
+    columns, ak = awkward(lib, data), lib.ak
+    return lambda: ak.to_numpy(ak.mean(columns["old_logp"], axis=1, weight=columns["mask"]))
 
 
 def mean_padded(lib: Any, data: Any) -> Any:
-    held = padded(lib, data)
-    return lambda: ((held["old_logp"] * held["mask"]).sum(1) / held["mask"].sum(1)).numpy()
+    columns = padded(lib, data)
+    return lambda: ((columns["old_logp"] * columns["mask"]).sum(1) / columns["mask"].sum(1)).numpy()
 
 
 def mean_bare(_: Any, data: Any) -> Any:
-    held, first = bare_flat(None, data), starts()[:-1]
+    columns, first = bare_flat(None, data), starts()[:-1]
 
     def call() -> Any:
-        sums = np.add.reduceat(held["old_logp"] * held["mask"], first)
-        return sums / np.add.reduceat(held["mask"], first, dtype=np.int64)
+        sums = np.add.reduceat(columns["old_logp"] * columns["mask"], first)
+        return sums / np.add.reduceat(columns["mask"], first, dtype=np.int64)
 
     return call
 
@@ -289,23 +289,23 @@ def mean_bare(_: Any, data: Any) -> Any:
 def gae_ours(lib: Any, data: Any) -> Any:
     from samplebatch.returns import gae
 
-    held = our_batch(lib, data)
-    return lambda: gae(held["rewards"], values=held["old_logp"], gamma=0.99, gae_lambda=0.95)[1].flat
+    columns = our_batch(lib, data)
+    return lambda: gae(columns["rewards"], values=columns["old_logp"], gamma=0.99, gae_lambda=0.95)[1].flat
 
 
 def gae_padded(lib: Any, data: Any) -> Any:
-    held, torch = padded(lib, data), lib.torch
-    rewards, values = held["rewards"].double(), held["old_logp"].double()
+    columns, torch = padded(lib, data), lib.torch
+    rewards, values = columns["rewards"].double(), columns["old_logp"].double()
     inside = torch.arange(rewards.shape[1]) < torch.from_numpy(lengths())[:, None]
 
     def call() -> Any:
-        advantage, following, found = torch.zeros(ROWS_OF_BATCH).double(), torch.zeros(ROWS_OF_BATCH).double(), []
+        advantage, following, advantages = torch.zeros(ROWS_OF_BATCH).double(), torch.zeros(ROWS_OF_BATCH).double(), []
         for t in range(rewards.shape[1] - 1, -1, -1):
             delta = rewards[:, t] + 0.99 * following - values[:, t]
             advantage = torch.where(inside[:, t], delta + 0.99 * 0.95 * advantage, 0.0)
             following = values[:, t]
-            found.append(advantage)
-        return torch.stack(found[::-1], 1)[inside].numpy()
+            advantages.append(advantage)
+        return torch.stack(advantages[::-1], 1)[inside].numpy()
 
     return call
 
@@ -315,7 +315,7 @@ def gae_padded(lib: Any, data: Any) -> Any:
 
 def pack_python(_: Any, data: Any) -> Any:
     counts, edges = lengths().tolist(), starts().tolist()
-    held = bare_flat(None, data)
+    columns = bare_flat(None, data)
 
     def call() -> Any:
         bins: list[list[int]] = []
@@ -330,22 +330,22 @@ def pack_python(_: Any, data: Any) -> Any:
                 bins.append([i])
                 room.append(BUDGET - counts[i])
         packed: dict[str, list[Any]] = {name: [] for name in (*NAMES, "position_ids")}
-        for own in map(sorted, bins):
+        for values in map(sorted, bins):
             for name in NAMES:
-                packed[name].append(np.concatenate([held[name][edges[i] : edges[i + 1]] for i in own]))
-            packed["position_ids"].append(np.concatenate([np.arange(counts[i]) for i in own]))
+                packed[name].append(np.concatenate([columns[name][edges[i] : edges[i + 1]] for i in values]))
+            packed["position_ids"].append(np.concatenate([np.arange(counts[i]) for i in values]))
         return packed["ids"]
 
     return call
 
 
 def pack_ours(lib: Any, data: Any) -> Any:
-    held = our_batch(lib, data)
-    return lambda: list(held.pack(BUDGET).batch["ids"])
+    columns = our_batch(lib, data)
+    return lambda: list(columns.pack(BUDGET).batch["ids"])
 
 
 def balance_python(_: Any, __: Any) -> Any:
-    """Set up the largest differencing method of Karmarkar and Karp, as training frameworks have it in Python."""
+    """Set up Karmarkar and Karp's largest differencing method in Python, as in training frameworks."""
     counts = lengths().tolist()
 
     def call() -> Any:
@@ -360,14 +360,14 @@ def balance_python(_: Any, __: Any) -> Any:
             merged.sort(key=lambda one: -one[0])
             heapq.heappush(heap, (merged[-1][0] - merged[0][0], serial, merged))
             serial += 1
-        return [own for _, own in heap[0][2]]
+        return [values for _, values in heap[0][2]]
 
     return call
 
 
 def balance_ours(lib: Any, _: Any) -> Any:
-    held = lib.SampleBatch(tokens=lengths())
-    return lambda: held.balance(RANKS, "tokens").rows
+    columns = lib.SampleBatch(tokens=lengths())
+    return lambda: columns.balance(RANKS, "tokens").rows
 
 
 def scores() -> tuple[Any, Any]:
@@ -377,8 +377,8 @@ def scores() -> tuple[Any, Any]:
 
 def group_ours(lib: Any, _: Any) -> Any:
     uid, rewards = scores()
-    held = lib.SampleBatch(uid=uid.tolist(), score=rewards)
-    return lambda: held.group_by("uid").normalize("score")
+    columns = lib.SampleBatch(uid=uid.tolist(), score=rewards)
+    return lambda: columns.group_by("uid").normalize("score")
 
 
 def group_python(_: Any, __: Any) -> Any:
@@ -388,7 +388,7 @@ def group_python(_: Any, __: Any) -> Any:
         members: dict[str, list[float]] = defaultdict(list)
         for key, reward in zip(uid, rewards, strict=True):
             members[key].append(reward)
-        figures = {key: (np.mean(own), np.std(own)) for key, own in members.items()}
+        figures = {key: (np.mean(values), np.std(values)) for key, values in members.items()}
         return np.array([(r - figures[k][0]) / (figures[k][1] + 1e-6) for k, r in zip(uid, rewards, strict=True)])
 
     return call
@@ -404,12 +404,12 @@ def six_columns(lib: Any, data: Any) -> Any:
 
 
 def without_keys(result: Any) -> Any:
-    """Return the values of the columns that were put."""
+    """Return the values of the written columns."""
     return flat({name: result[name] for name in COLUMNS})
 
 
 class RowsOfService:
-    """Put and take of all rows, by a client and a service on this machine."""
+    """Writing and reading all rows, with a client and a service on this machine."""
 
     def __init__(self, lib: Any, data: Any) -> None:
         from samplebatch.service import ReplayServer, RowClient, RowTable
@@ -430,7 +430,7 @@ class RowsOfService:
 
 
 class RowsOfFlight:
-    """Put and get of the same bytes by Arrow Flight alone, which keeps them as they come."""
+    """Writing and reading the same bytes with Arrow Flight alone."""
 
     def __init__(self, data: Any) -> None:
         from pyarrow import flight
@@ -438,7 +438,7 @@ class RowsOfFlight:
         import samplebatch
 
         class Server(flight.FlightServerBase):
-            """Keeps one table."""
+            """Server of one table."""
 
             def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
                 self.table = reader.read_all()

@@ -1,12 +1,12 @@
 """`transport.*`: a batch of eight columns from one process to another.
 
-- `send`: until the receiver, who can read every byte then, has answered. Bare is one copy into warm memory and a round
+- `send`: until the receiver, which can then read every byte, has answered. Bare is one copy into warm memory and a
+  round trip through a pipe.
+- `handover`: the same for a batch in shareable memory; ours is a block that was filled in place, torch's are tensors in
+  shared memory. Bare is a round trip through a pipe. Its time does not depend on the size.
+- `stream`: many messages in sequence, until the receiver has answered the last: 200 of 1 KB, 100 of 64 KB, 16 of 1 MB,
+  4 of 16 MB, 2 of 256 MB. Bare is a pipe with pickled bytes up to 64 KB, and for larger messages a copy and a token
   through a pipe.
-- `handover`: the same for a batch that already lies where it can be shared; ours is a block that was filled in place,
-  torch's are tensors in shared memory. Bare is a round through a pipe. Its time does not depend on the size.
-- `stream`: many messages, one after the other, until the receiver has answered the last: 200 of 1 KB, 100 of 64 KB,
-  16 of 1 MB, 4 of 16 MB, 2 of 256 MB. Bare is a pipe with pickled bytes up to 64 KB, and above a copy and a token
-  through a pipe for each.
 - `pickling`: through an ordinary `multiprocessing` pipe, with `samplebatch.enable_shared_pickling`.
 
 Peers are a `multiprocessing` pipe and pickle protocol 5, torch.multiprocessing with both of its sharing strategies, and
@@ -34,7 +34,7 @@ SIZES = {"1KB": KB, "64KB": 64 * KB, "1MB": MB, "16MB": 16 * MB, "256MB": 256 * 
 STREAMED = {"1KB": 200, "64KB": 100, "1MB": 16, "16MB": 4, "256MB": 2}
 IN_PICKLES = 64 * KB
 PLACES = 3
-"""Batches that there is memory for."""
+"""Number of batches with allocated memory."""
 
 Call = Callable[[], Any]
 
@@ -53,7 +53,7 @@ def _repeated(send: Call, answer: Call, count: int) -> Call:
 
 
 def _ours(count: int) -> Callable[[Any, Any], Call]:
-    """Send by our channel."""
+    """Send through our channel."""
 
     def setup(lib: Any, columns: Any) -> Call:
         from samplebatch import channel
@@ -98,7 +98,7 @@ def _ours_pickled(lib: Any, columns: Any) -> Call:
 
 
 def _pipe(count: int) -> Callable[[Any, Any], Call]:
-    """Send by a pipe and pickle."""
+    """Send through a pipe with pickle."""
 
     def setup(_: Any, columns: Any) -> Call:
         source, sink = multiprocessing.Pipe(duplex=False)
@@ -113,7 +113,7 @@ def _pipe(count: int) -> Callable[[Any, Any], Call]:
 
 
 def _torch(strategy: str, count: int) -> Way:
-    """Send by torch.multiprocessing, which moves tensors to shared memory for good: each message has its own."""
+    """Send with torch.multiprocessing, which moves tensors to shared memory: each message has new tensors."""
 
     def setup(lib: Any, columns: Any) -> Any:
         tensors = {name: lib.torch.from_numpy(values) for name, values in columns.items()}
@@ -137,7 +137,7 @@ def _torch(strategy: str, count: int) -> Way:
 
 
 def _torch_in_place(strategy: str) -> Way:
-    """Send tensors that are in shared memory already."""
+    """Send tensors that already are in shared memory."""
 
     def setup(lib: Any, columns: Any) -> Call:
         lib.strategy(strategy)
@@ -156,7 +156,7 @@ def _torch_in_place(strategy: str) -> Way:
 
 
 def _ray(count: int) -> Way:
-    """Send by Ray's object store to an actor."""
+    """Send through Ray's object store to an actor."""
 
     def setup(lib: Any, columns: Any) -> Call:
         def call() -> Any:
@@ -168,7 +168,7 @@ def _ray(count: int) -> Way:
 
 
 def _bare_tokens(places: int, count: int) -> Way:
-    """Copy into warm memory, which has so many places for a batch, and send a token by a pipe."""
+    """Copy into warm memory with space for `places` batches, and send a token through a pipe."""
 
     def setup(_: Any, columns: Any) -> Call:
         source, sink = multiprocessing.Pipe(duplex=False)
@@ -193,7 +193,7 @@ def _bare_tokens(places: int, count: int) -> Way:
 
 
 def _bare_pickles(count: int) -> Way:
-    """Send bytes that were pickled before by a pipe."""
+    """Send previously pickled bytes through a pipe."""
 
     def setup(_: Any, columns: Any) -> Call:
         source, sink = multiprocessing.Pipe(duplex=False)
@@ -216,7 +216,7 @@ def _send(name: str, size: int) -> Row:
 
 
 def _begun(way: Way) -> Way:
-    """Make the first call untimed, in which the two processes find each other."""
+    """Execute the first call untimed, in which the processes connect."""
 
     def setup(lib: Any, columns: Any) -> Call:
         call: Call = way.setup(lib, columns)
@@ -234,7 +234,7 @@ def _handover(name: str, size: int) -> Row:
         "bare": _bare_tokens(0, 1),
     }
     begun = {who: _begun(way) for who, way in ways.items()}
-    # A block that nobody has written to holds whatever was there before.
+    # An unwritten block contains arbitrary bytes.
     return Row(f"transport.handover.{name}", _batch(size), begun, view=None, bar=2.0)
 
 

@@ -1,4 +1,4 @@
-"""Results of different libraries as plain containers of NumPy arrays, and whether two of them are equal."""
+"""Conversion of results to plain containers of NumPy arrays, and their comparison."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 
 def plain(value: Any) -> Any:
-    """Turn a result of any contestant into dicts, lists and arrays."""
+    """Convert a result of any contestant to dicts, lists and arrays."""
     if isinstance(value, np.ndarray | np.generic | int | float | str | bytes | None):
         return value
     policies = getattr(value, "policy_batches", None)
@@ -32,7 +32,7 @@ def plain(value: Any) -> Any:
 
 
 def differs(a: Any, b: Any, path: str = "result") -> str | None:
-    """Return where two plain results differ in value, or None if they do not."""
+    """Return the path at which two plain results differ in value, or None."""
     if isinstance(b, dict):
         if not isinstance(a, dict) or a.keys() != b.keys():
             return path

@@ -1,4 +1,4 @@
-"""The data that the rows work on. Every call draws the same numbers."""
+"""Data of the rows. Every call draws the same numbers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 Columns = dict[str, npt.NDArray[Any]]
 
 EPISODE = 100
-"""Steps of an episode."""
+"""Steps per episode."""
 
 
 def columns(rows: int, seed: int = 7) -> Columns:
-    """Make eight columns: observations of 17 floats and the next ones, actions of 6, and five scalars."""
+    """Create eight columns: observations and next observations of 17 floats, actions of 6, and five scalars."""
     rng = np.random.default_rng(seed)
     step = np.arange(rows)
     return {
@@ -39,7 +39,7 @@ def flat(rows: int) -> Callable[[], Columns]:
 
 
 def fragments(count: int, rows: int) -> Callable[[], list[Columns]]:
-    """Declare batches of eight columns to be joined."""
+    """Declare batches of eight columns to join."""
     return lambda: [columns(rows, seed) for seed in range(count)]
 
 
@@ -49,7 +49,7 @@ def without(name: str, rows: int) -> Callable[[], Columns]:
 
 
 def nested_columns(rows: int, seed: int = 7) -> dict[str, Any]:
-    """Make a batch whose observations are a dict in a dict."""
+    """Create a batch whose observations are a nested dict."""
     flat = columns(rows, seed)
     sensors = {"joints": flat["obs"], "touch": flat["actions"]}
     return {
@@ -61,36 +61,36 @@ def nested_columns(rows: int, seed: int = 7) -> dict[str, Any]:
 
 
 def sequences() -> Columns:
-    """Make 200 sequences of 1 to 20 steps, one under the other."""
+    """Create 200 concatenated sequences of 1 to 20 steps."""
     lengths = np.random.default_rng(7).integers(1, 21, 200).astype(np.int32)
     return {**columns(int(lengths.sum())), "seq_lens": lengths}
 
 
 def floats() -> npt.NDArray[np.float32]:
-    """Make 1000 rows of 17 random floats, which do not compress."""
+    """Create 1000 rows of 17 random floats, which do not compress."""
     return columns(1000)["obs"]
 
 
 def images() -> npt.NDArray[np.uint8]:
-    """Make 128 stacks of four 84 by 84 frames, the upper half one grey and the lower half noise."""
+    """Create 128 stacks of four 84 by 84 frames, with a constant upper half and a random lower half."""
     frames = np.full((128, 84, 84, 4), 87, np.uint8)
     frames[:, 42:] = np.random.default_rng(7).integers(0, 256, (128, 42, 84, 4), np.uint8)
     return frames
 
 
 def policies(rows: int, seed: int = 7) -> dict[str, Columns]:
-    """Make eight columns for each of four policies."""
+    """Create eight columns for each of four policies."""
     return {f"policy_{p}": columns(rows, seed + p) for p in range(4)}
 
 
 def agents(env_steps: int) -> dict[str, Columns]:
-    """Make what eight agents under four policies saw in lockstep.
+    """Create the steps of eight agents under four policies in lockstep.
 
-    Each policy holds its first agent's steps, then its second agent's.
+    Each policy has its first agent's steps, followed by its second agent's.
     """
-    made = {}
+    policies_columns = {}
     for p in range(4):
         both = [columns(env_steps, seed=2 * p + a) for a in range(2)]
-        joined = {name: np.concatenate([one[name] for one in both]) for name in NAMES if name != "truncateds"}
-        made[f"policy_{p}"] = {**joined, "agent_index": np.repeat([2 * p, 2 * p + 1], env_steps)}
-    return made
+        joined = {name: np.concatenate([part[name] for part in both]) for name in NAMES if name != "truncateds"}
+        policies_columns[f"policy_{p}"] = {**joined, "agent_index": np.repeat([2 * p, 2 * p + 1], env_steps)}
+    return policies_columns

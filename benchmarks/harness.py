@@ -1,12 +1,11 @@
 """Rows of work, the ways of doing each, and the clock.
 
 A `Row` names some work and declares how each contestant does it. `measure` sets all contestants up, checks that they
-agree on the result, and times them in turns: one sample of each per round, in an order that rotates, so that a machine
-whose speed drifts favours nobody. A sample is many calls, as many as make it long enough to time. Before it there is a
-pause and a call that is not timed, so that nobody pays for the caches and the threads, still spinning for more work,
-that the contestant before leaves behind. The medians of the samples are reported. The garbage collector is off while
-the clock runs. A call costs one Python function call beside the work itself (some 40 ns, the same for all), as it
-would in a user's loop.
+agree on the result, and times them alternately: one sample of each per round, in rotating order, so that a drifting
+machine speed favours no contestant. A sample is a number of calls that is long enough to time. A pause and an untimed
+call precede each sample, so that no contestant pays for caches and still spinning threads of the previous one. The
+medians of the samples are reported. The garbage collector is disabled while the clock runs. Each call includes one
+Python function call besides the work (some 40 ns, equal for all), as in a user's loop.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from benchmarks.compare import differs, plain
 from benchmarks.peers import BARE, OURS, library
 
 TRAFFIC_US = 300
-"""From here on, a row that moves memory is held to the stricter bar."""
+"""Time from which the stricter bar applies to rows that move memory."""
 
 TRAFFIC_BAR = 1.15
 PYTHON_BAR = 2.5
@@ -37,15 +36,15 @@ class Way:
     Attributes
     ----------
     setup
-        Makes, from a library and the row's data, what the calls stand on. Not timed.
+        Creates the argument of the calls from a library and the row's data. Not timed.
     call
-        The work, given what `setup` made. What it returns is dropped before the next call.
+        The work, a function of the result of `setup`. Its result is dropped before the next call.
     fresh
-        For work that changes its argument: makes the argument of every single call from what `setup` made. Not timed.
+        For work that changes its argument: creates the argument of each call from the result of `setup`. Not timed.
     clocked
-        Whether `call` returns the seconds it took, measured by itself, in place of a result.
+        Whether `call` returns its duration in seconds instead of a result.
     quick
-        Whether quick runs try it, too; False for one that takes seconds to start, where other rows try the same.
+        Whether quick runs include the way; False for ways that start slowly, if other rows cover them.
     """
 
     setup: Callable[[Any, Any], Any]
@@ -57,24 +56,24 @@ class Way:
 
 @dataclass(frozen=True)
 class Row:
-    """Some work, and the ways of doing it by the name of the contestant.
+    """Some work, and the ways of doing it by name of the contestant.
 
     Attributes
     ----------
     name
-        The row's name in the table.
+        Name of the row in the table.
     data
-        Makes the data that every contestant works on.
+        Function that creates the data of all contestants.
     ways
         By contestant: `ours`, `bare`, and names of peers.
     traffic
-        Whether the time goes to moving bytes rather than to Python.
+        Whether the time is spent on moving bytes rather than on Python.
     view
-        Turns a result into plain containers and arrays to be compared, or None where results differ by nature.
+        Converts a result to plain containers and arrays for comparison; None if results differ by nature.
     bar
-        How many times the bare time is good enough, where the usual bars do not apply.
+        Acceptable multiple of the bare time, if the default bars do not apply.
     level
-        How many times the fastest peer's time is good enough, where being ahead of it is not the aim.
+        Acceptable multiple of the fastest peer's time, if being faster is not the aim.
     """
 
     name: str
@@ -86,11 +85,11 @@ class Row:
     level: float = 1.0
 
     def ways_of(self, effort: Effort) -> dict[str, Way]:
-        """Return the ways that a run has: quick ones leave some out."""
+        """Return the ways that a run includes."""
         return {who: way for who, way in self.ways.items() if way.quick or effort != QUICK}
 
     def bar_at(self, bare_us: float) -> float:
-        """Return how many times the bare time is good enough."""
+        """Return the acceptable multiple of the bare time."""
         if self.bar is not None:
             return self.bar
         return TRAFFIC_BAR if self.traffic and bare_us > TRAFFIC_US else PYTHON_BAR
@@ -118,9 +117,9 @@ def row(
     name, data, traffic, view, bar, level
         See `Row`.
     batch
-        The way of `ours` and `rllib` alike: the two share an interface, so they run the same line.
+        The way of both `ours` and `rllib`, which share an interface.
     ways
-        By contestant, a `Way`, or just its call, which is then given the data as that library's own batch.
+        By contestant, a `Way`, or its call, which then receives the data as the library's batch.
     """
     if batch is not None:
         ways = {"ours": batch, "rllib": batch, **ways}
@@ -130,18 +129,18 @@ def row(
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure.
+    """Duration of a measurement.
 
     Attributes
     ----------
     sample_s
-        Length that one sample should have; 0 for a single call, which nothing warms up.
+        Minimum duration of a sample; 0 for a single call without warm-up.
     pause_s
-        Rest before a sample.
+        Pause before a sample.
     rounds
-        Samples of each contestant.
+        Samples per contestant.
     budget_s
-        Seconds after which a contestant takes no more samples, once it has five.
+        Seconds after which a contestant with at least five samples is not sampled any more.
     """
 
     sample_s: float
@@ -156,12 +155,12 @@ QUICK = Effort(sample_s=0.0, pause_s=0.0, rounds=1, budget_s=0.0)
 
 @dataclass
 class Outcome:
-    """What a row's contestants took.
+    """Times of a row's contestants.
 
     Attributes
     ----------
     us
-        Median microseconds a call, by contestant.
+        Median microseconds per call, by contestant.
     """
 
     row: Row
@@ -189,24 +188,24 @@ class Outcome:
 
     @property
     def misses(self) -> list[str]:
-        """Say in which ways the row misses the bar; empty where it is met."""
-        found = []
+        """Reasons why the row misses its bar; empty if the bar is met."""
+        reasons = []
         peer = self.fastest_peer
         to_peer, to_bare = self.ratio_to(peer), self.ratio_to(BARE)
         if to_peer is not None and to_peer >= self.row.level:
-            found.append(f"behind {peer}")
+            reasons.append(f"behind {peer}")
         if to_bare is not None and self.bare is not None and to_bare > self.row.bar_at(self.bare):
-            found.append(f"over {self.row.bar_at(self.bare):g}x bare")
-        return found
+            reasons.append(f"over {self.row.bar_at(self.bare):g}x bare")
+        return reasons
 
     @property
     def verdict(self) -> str:
-        """Hold the row against its bar in words."""
+        """Comparison of the row with its bar, as text."""
         return "; ".join(self.misses) or ("met" if self.ours is not None else "not measured")
 
 
 class DisagreementError(AssertionError):
-    """Two contestants of a row came to different results."""
+    """Two contestants of a row have different results."""
 
 
 @dataclass
@@ -223,7 +222,7 @@ class _Contestant:
         return self.way.call(argument)
 
     def time(self, calls: int) -> float:
-        """Return the seconds that so many calls take."""
+        """Return the duration of a number of calls in seconds."""
         call, fresh, state = self.way.call, self.way.fresh, self.state
         if self.way.clocked:
             return sum(call(state) for _ in range(calls))
@@ -232,7 +231,7 @@ class _Contestant:
             for _ in repeat(None, calls):
                 call(state)
             return perf_counter() - start
-        # Popped, not iterated: an argument that grew by the call is released before the next one grows.
+        # Popped, not iterated: an argument that grew in a call is released before the next one grows.
         pop = [fresh(state) for _ in range(calls)].pop
         start = perf_counter()
         for _ in repeat(None, calls):
@@ -240,24 +239,24 @@ class _Contestant:
         return perf_counter() - start
 
     def warm_up(self, sample_s: float) -> None:
-        """Run until caches and pools are warm, and find how many calls make a sample.
+        """Run until caches and pools are warm, and determine the number of calls per sample.
 
-        The first calls that touch fresh pages may take a hundred times as long as those after them: a number of calls
-        counts once it has taken long enough twice.
+        The first calls, which touch new pages, may be a hundred times slower than later ones: a number of calls is
+        accepted after two measurements that are long enough.
         """
-        calls, taken = 1, self.time(1)
-        while taken < sample_s or (taken := self.time(calls)) < sample_s / 2:
-            calls = max(calls + 1, min(calls * 10, int(calls * 1.2 * sample_s / max(taken, 1e-9))))
-            taken = self.time(calls)
+        calls, seconds = 1, self.time(1)
+        while seconds < sample_s or (seconds := self.time(calls)) < sample_s / 2:
+            calls = max(calls + 1, min(calls * 10, int(calls * 1.2 * sample_s / max(seconds, 1e-9))))
+            seconds = self.time(calls)
         self.calls = calls
 
     def sample(self, pause_s: float) -> None:
         sleep(pause_s)
         if self.calls > 1:
             self.time(1)
-        taken = self.time(self.calls)
-        self.spent_s += taken
-        self.samples.append(taken / self.calls)
+        seconds = self.time(self.calls)
+        self.spent_s += seconds
+        self.samples.append(seconds / self.calls)
 
 
 def _check(row: Row, contestants: list[_Contestant]) -> None:
@@ -275,21 +274,21 @@ def _check(row: Row, contestants: list[_Contestant]) -> None:
 
 
 def measure(row: Row, effort: Effort = FULL, only: frozenset[str] | None = None) -> Outcome:
-    """Check that a row's contestants agree, and time them in turns.
+    """Check that a row's contestants agree, and time them alternately.
 
     Parameters
     ----------
     row
-        The work.
+        The row.
     effort
-        How long to measure.
+        Duration of the measurement.
     only
-        Names of contestants to leave it at.
+        Names of the contestants to include; None for all.
 
     Raises
     ------
     DisagreementError
-        If two contestants come to different results.
+        If two contestants have different results.
     """
     data = row.data()
     contestants = [

@@ -1,6 +1,6 @@
-"""Training loops that people write by themselves: as single-file implementations have them, and with our classes.
+"""Hand-written training loops: as in single-file implementations, and with our classes.
 
-The two loops of PPO make the same draws and updates: they end in the same parameters, bit by bit.
+The two loops of PPO make the same draws and updates: their final parameters are bit-identical.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Agent(nn.Module):
         return Batch(act=actions, action_logp=logp, vf_preds=values)
 
     def act(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draw actions; return them, their log-probabilities and the values of the observations."""
+        """Draw actions; return actions, log-probabilities and values of the observations."""
         distribution = Categorical(logits=self.policy(obs), validate_args=False)
         actions = distribution.sample()
         return actions, distribution.log_prob(actions), self.value(obs).squeeze(-1)
@@ -50,7 +50,7 @@ class Agent(nn.Module):
 
 
 def make_envs(num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    """Make environments that reset within the step that ends an episode."""
+    """Create a vector environment with same-step autoreset."""
     return gymnasium.make_vec(
         "CartPole-v1",
         num_envs,
@@ -60,7 +60,7 @@ def make_envs(num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
 
 
 def update(agent: Agent, optimizer: torch.optim.Optimizer, columns: tuple[torch.Tensor, ...]) -> None:
-    """Take one step of PPO's clipped loss."""
+    """Do one gradient step on PPO's clipped loss."""
     obs, actions, logp, advantages, returns = columns
     distribution = Categorical(logits=agent.policy(obs), validate_args=False)
     ratio = (distribution.log_prob(actions) - logp).exp()
@@ -75,14 +75,14 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, columns: tuple[torch.
 
 
 def new_agent(seed: int) -> tuple[Agent, torch.optim.Optimizer, np.random.Generator]:
-    """Make an agent, its optimizer and the generator of minibatches."""
+    """Create an agent, its optimizer and the generator of minibatches."""
     torch.manual_seed(seed)
     agent = Agent()
     return agent, torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=1e-5), np.random.default_rng(seed)
 
 
 def ppo_with_arrays(seed: int, iterations: int, env_seeds: list[int]) -> Agent:
-    """Train with preallocated arrays of shape (NUM_STEPS, NUM_ENVS), as single-file implementations do."""
+    """Train with preallocated arrays of shape (NUM_STEPS, NUM_ENVS), as in single-file implementations."""
     agent, optimizer, rng = new_agent(seed)
     envs = make_envs(NUM_ENVS)
     shape = NUM_STEPS, NUM_ENVS
@@ -102,7 +102,7 @@ def ppo_with_arrays(seed: int, iterations: int, env_seeds: list[int]) -> Agent:
             for env in np.flatnonzero(truncated[t]):
                 new_obs[t, env] = infos["final_obs"][env]
         ended = terminated | truncated
-        # The estimate goes on after truncated episodes, and after the last step of the others.
+        # Truncated episodes and the last steps of unfinished ones are bootstrapped.
         bootstrapped = truncated & ~terminated
         new_obs[-1, ~ended[-1]] = newest[~ended[-1]]
         bootstrapped[-1] |= ~ended[-1]
@@ -182,7 +182,7 @@ class DQNLearner:
         terminated: torch.Tensor,
         next_obs: torch.Tensor,
     ) -> None:
-        """Take a step on transitions of shape (n, ...), and copy the target network when it is due."""
+        """Do a gradient step on transitions of shape (n, ...), and update the target network if due."""
         with torch.no_grad():
             targets = rewards + GAMMA * self.target(next_obs).amax(1) * (1 - terminated)
         values = self.online(obs).gather(1, actions[:, None]).squeeze(1)

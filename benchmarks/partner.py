@@ -1,8 +1,8 @@
-"""The process at the other end: what receives in the rows of `bench_transport`.
+"""Receiving process of the rows of `bench_transport`.
 
-There is one for each contestant, started when it is first needed and used for all rows. It is told through a pipe which
-of the functions below to run, and between what ends. Each receives until nothing more comes, and answers through
-another pipe: with what it saw, so that contestants can be held against each other.
+There is one process per contestant, started on first use and reused for all rows. It receives through a pipe the name
+of a function below and its connections. Each function receives until the stream ends, and answers through another pipe
+with a summary of the received batch, so that contestants can be compared.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SEEN = struct.Struct("<qd")
 """Number of rows, and the last reward."""
 
 TOKEN = bytes(64)
-"""As much as one of our own messages takes in its pipe."""
+"""Token of the size of one of our messages in its pipe."""
 
 NOTHING = {"rewards": [0.0]}
-"""What a token carries."""
+"""Content of a token."""
 
 
 class Answers:
-    """Says that batches arrived: every so manyth of them, and the first time what was in it, which takes longer."""
+    """Answers every n-th batch; the first answer includes a summary of the batch."""
 
     def __init__(self, back: Connection, every: int) -> None:
         self._back = back
@@ -36,7 +36,7 @@ class Answers:
         self._came = 0
 
     def came(self, columns: Any) -> None:
-        """Count a batch, which is there to be read."""
+        """Count a received batch."""
         self._came += 1
         if self._came == self._every:
             rewards = columns["rewards"]
@@ -46,7 +46,7 @@ class Answers:
 
 
 def consume(consumer: Any, back: Connection, every: int) -> None:
-    """Receive batches from our channel, and answer every so manyth."""
+    """Receive batches from our channel, and answer every n-th."""
     from samplebatch.errors import EndOfStreamError
 
     came = Answers(back, every).came
@@ -58,7 +58,7 @@ def consume(consumer: Any, back: Connection, every: int) -> None:
 
 
 def read_objects(source: Connection, back: Connection, every: int) -> None:
-    """Receive what `Connection.send` of multiprocessing, or torch's, sends."""
+    """Receive objects from `Connection.send` of multiprocessing or torch."""
     came = Answers(back, every).came
     while (columns := source.recv()) is not None:
         came(columns)
@@ -66,7 +66,7 @@ def read_objects(source: Connection, back: Connection, every: int) -> None:
 
 
 def read_pickles(source: Connection, back: Connection, every: int) -> None:
-    """Receive pickles as they are, with their buffers within."""
+    """Receive pickles with in-band buffers."""
     came = Answers(back, every).came
     while raw := source.recv_bytes():
         columns = pickle.loads(raw)
@@ -75,7 +75,7 @@ def read_pickles(source: Connection, back: Connection, every: int) -> None:
 
 
 def read_tokens(source: Connection, back: Connection, every: int) -> None:
-    """Receive bytes that stand for nothing."""
+    """Receive bytes without meaning."""
     came = Answers(back, every).came
     while raw := source.recv_bytes():
         came(NOTHING)
@@ -94,43 +94,43 @@ def _serve(orders: Connection) -> None:
 @cache
 def _partner(name: str) -> Connection:
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    context.Process(target=_serve, args=(there,), daemon=True, name=f"partner of {name}").start()
-    there.close()
-    atexit.register(here.close)
-    return here
+    local, remote = context.Pipe()
+    context.Process(target=_serve, args=(remote,), daemon=True, name=f"partner of {name}").start()
+    remote.close()
+    atexit.register(local.close)
+    return local
 
 
 class Session:
-    """One row's work with a partner; what it stands on is closed when the row is done with it.
+    """One row's work with a partner; resources are closed when the row ends.
 
     Parameters
     ----------
     name
-        The contestant.
+        Name of the contestant.
     task
-        What the partner runs.
+        Function that the partner runs.
     ends
-        What the partner receives from.
+        Connections from which the partner receives.
     close
-        Lets the partner's task come to its end.
+        Function that ends the partner's task.
     every
-        Which messages the partner answers.
+        Number n, if the partner answers every n-th message.
     """
 
     def __init__(
         self, name: str, task: Callable[..., None], ends: tuple[Any, ...], close: Callable[[], Any], every: int = 1
     ) -> None:
         self._close = close
-        self._back, there = multiprocessing.Pipe(duplex=False)
+        self._back, remote = multiprocessing.Pipe(duplex=False)
         orders = _partner(name)
-        orders.send((task, (*ends, there, every)))
+        orders.send((task, (*ends, remote, every)))
         orders.recv()
-        there.close()
+        remote.close()
         self._seen: tuple[int, float] | None = None
 
     def answer(self) -> tuple[int, float]:
-        """Wait for the partner to answer, and return what it saw in the first batch it answered."""
+        """Wait for the partner's answer, and return the summary of its first answered batch."""
         raw = self._back.recv_bytes()
         if self._seen is None:
             rows, last = _SEEN.unpack(raw)
@@ -138,7 +138,7 @@ class Session:
         return self._seen
 
     def __del__(self) -> None:
-        # What a row stands on may go in any order when the program ends.
+        # Resources may be destroyed in any order when the program ends.
         with contextlib.suppress(OSError):
             self._close()
         self._back.close()

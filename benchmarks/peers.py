@@ -1,7 +1,7 @@
-"""The contestants: our library, the peers that are installed, and NumPy.
+"""Contestants: our library, the installed peers, and NumPy.
 
-Each is a namespace whose `batch` makes the library's own batch from a (possibly nested) dict of arrays, beside what
-else the rows call. RLlib's and ours carry the same names.
+Each is a namespace whose `batch` creates the library's batch from a (possibly nested) dict of arrays, and with other
+functions that the rows call. RLlib's and ours have the same names.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _torch() -> SimpleNamespace:
 
 
 def ray_alone() -> Any:
-    """Return Ray, connected to a cluster of this process's own."""
+    """Return Ray, connected to a cluster of this process."""
     import ray
 
     if not ray.is_initialized():
@@ -193,7 +193,7 @@ def _ray_tianshou() -> SimpleNamespace:
 
     @ray.remote(num_cpus=0)
     class Buffer:
-        """A Tianshou buffer that others call."""
+        """Tianshou buffer in an actor."""
 
         def __init__(self, kind: str) -> None:
             self._size, self._stored = SIZES[kind], STORED[kind]
@@ -282,12 +282,12 @@ _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
 
 @cache
 def library(name: str) -> SimpleNamespace | None:
-    """Import a contestant, or say once that it is missing and return None.
+    """Import a contestant; if it is missing, print a message once and return None.
 
     Raises
     ------
     ImportError
-        If what is missing is our own library.
+        If our library is missing.
     """
     try:
         return _MAKERS[name]()

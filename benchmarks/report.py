@@ -27,7 +27,7 @@ PACKAGES = (
 
 
 def microseconds(value: float | None) -> str:
-    """Write a time with three digits.
+    """Format a time with three digits.
 
     >>> [microseconds(v) for v in (0.1234, 45.67, 12345.6, None)]
     ['0.12', '45.7', '12346', '-']
@@ -38,7 +38,7 @@ def microseconds(value: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Write a ratio, or a dash where there is none.
+    """Format a ratio, or a dash if there is none.
 
     >>> ratio(0.4567), ratio(None)
     ('0.46', '-')
@@ -47,7 +47,7 @@ def ratio(value: float | None) -> str:
 
 
 def cells(outcome: Outcome) -> tuple[str, ...]:
-    """Write an outcome as the cells under `HEADINGS`."""
+    """Format an outcome as the cells under `HEADINGS`."""
     peer = outcome.fastest_peer
     return (
         outcome.row.name,
@@ -62,15 +62,15 @@ def cells(outcome: Outcome) -> tuple[str, ...]:
 
 
 def setting() -> str:
-    """Name what was measured with, and on how many cores."""
-    found = []
+    """Return versions of Python and packages, and the number of cores."""
+    versions = []
     for package in PACKAGES:
         try:
-            found.append(f"{package} {version(package)}")
+            versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"Python {platform.python_version()}, {', '.join(found)}; {cores} {'core' if cores == 1 else 'cores'}"
+    return f"Python {platform.python_version()}, {', '.join(versions)}; {cores} {'core' if cores == 1 else 'cores'}"
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -80,11 +80,11 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """Write outcomes as a Markdown table."""
+    """Format outcomes as a Markdown table."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|---|" + "---:|" * (len(HEADINGS) - 2) + "---|"]
     for outcome in outcomes:
-        first, *rest = cells(outcome)
-        lines.append("| " + " | ".join([f"`{first}`", *rest]) + " |")
+        first, *others = cells(outcome)
+        lines.append("| " + " | ".join([f"`{first}`", *others]) + " |")
     return "\n".join([*lines, "", f"{summary(outcomes)}. {setting()}."])
 
 

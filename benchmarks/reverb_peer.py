@@ -1,8 +1,7 @@
-"""Reverb as a contestant of `bench_service`, in an interpreter of its own: its TensorFlow wants an older NumPy.
+"""Reverb as a contestant of `bench_service`, in a separate interpreter, as its TensorFlow requires an older NumPy.
 
-The environment variable `REVERB_PYTHON` is the path of that interpreter. It runs this file as a program, which
-starts itself again as a server of Reverb, does the work once for each line that it reads, and answers with the seconds
-that it took.
+The environment variable `REVERB_PYTHON` is the path of the interpreter. It runs this file as a program, which starts a
+Reverb server, does the work once per line of standard input, and answers with the duration in seconds.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from benchmarks.served import EPISODE, KINDS, SIZES, STEPS, STORED, steps
 
 
 class ReverbSession:
-    """Reverb's interpreter at one work; a call returns the seconds that it took."""
+    """Reverb's interpreter for one work; a call returns the duration of the work in seconds."""
 
     def __init__(self, work: str, kind: str) -> None:
-        # Its output, but for the answers, is a log.
+        # Standard error is a log.
         self._process = subprocess.Popen(
             [python(), __file__, work, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True,
@@ -52,10 +51,10 @@ def python() -> str:
     ImportError
         If there is none.
     """
-    found = os.environ.get("REVERB_PYTHON")
-    if found is None:
+    interpreter = os.environ.get("REVERB_PYTHON")
+    if interpreter is None:
         raise ImportError("REVERB_PYTHON must be the path of a Python that imports reverb")
-    return found
+    return interpreter
 
 
 def _serve(kind: str) -> None:
@@ -134,8 +133,8 @@ def main() -> None:
     works = _works(kind, int(server.stdout.readline()))
     for _ in sys.stdin:
         began = perf_counter()
-        found = works[work]()
-        print(found if work == "p99" else perf_counter() - began, flush=True)
+        result = works[work]()
+        print(result if work == "p99" else perf_counter() - began, flush=True)
 
 
 if __name__ == "__main__":

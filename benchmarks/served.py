@@ -61,10 +61,10 @@ def drawn(kind: str) -> list[Any]:
 
 
 class Gathered:
-    """The least that gathers a sample: rows of a ring of bytes for each column, taken into memory of one record batch.
+    """Lower bound of sampling: gathers rows of a ring of bytes per column into the memory of one record batch.
 
-    The rows are drawn as for a sample of the kind, and each column is as wide as it is there. All is NumPy's and
-    Arrow's own; the memory is always the same, so only a client that has read the last sample may ask for the next.
+    Rows are drawn as for a sample of the kind, with the same column widths, by NumPy and Arrow only. The memory is
+    reused, so a client may only request the next sample after reading the last.
     """
 
     def __init__(self, kind: str) -> None:
@@ -74,11 +74,11 @@ class Gathered:
         self._kind, self._rng = kind, np.random.default_rng(7)
         self._columns, arrays = [], []
         for column in sample.columns:
-            taken = np.frombuffer(column.buffers()[-1], np.uint8).copy()
+            values = np.frombuffer(column.buffers()[-1], np.uint8).copy()
             storage = column.storage if isinstance(column, pa.ExtensionArray) else column
-            arrays.append(_over(taken, storage, column.type))
-            if taken.nbytes >= STEPS[kind]:
-                rows = taken.reshape(STEPS[kind], -1)
+            arrays.append(_over(values, storage, column.type))
+            if values.nbytes >= STEPS[kind]:
+                rows = values.reshape(STEPS[kind], -1)
                 self._columns.append((self._rng.integers(0, 256, (STORED[kind], rows.shape[1]), np.uint8), rows))
         self._batch = pa.RecordBatch.from_arrays(arrays, schema=sample.schema)
 
@@ -101,10 +101,10 @@ def _over(values: Any, storage: Any, kind: Any) -> Any:
     if pa.types.is_fixed_size_list(storage.type):
         flat = storage.type.value_type
         inner = pa.Array.from_buffers(flat, values.nbytes // flat.byte_width, [None, pa.py_buffer(values)])
-        made = pa.Array.from_buffers(storage.type, len(storage), [None], children=[inner])
+        array = pa.Array.from_buffers(storage.type, len(storage), [None], children=[inner])
     else:
-        made = pa.Array.from_buffers(storage.type, len(storage), [None, pa.py_buffer(values)])
-    return made if storage.type == kind else pa.ExtensionArray.from_storage(kind, made)
+        array = pa.Array.from_buffers(storage.type, len(storage), [None, pa.py_buffer(values)])
+    return array if storage.type == kind else pa.ExtensionArray.from_storage(kind, array)
 
 
 def _sample(table: Any, kind: str) -> Any:
@@ -136,7 +136,7 @@ def _serve_bytes(back: Any) -> None:
     samples = {kind: drawn(kind) for kind in KINDS}
 
     class Bytes(flight.FlightServerBase):  # type: ignore[misc]
-        """Sends samples that lie ready, or that are gathered, and drops the fragments that it gets."""
+        """Server that sends precomputed or gathered samples, and drops received fragments."""
 
         def do_get(self, context: Any, ticket: Any) -> Any:
             ready = samples[ticket.ticket.decode()]
@@ -165,11 +165,11 @@ def _tell_and_wait(back: Any, uri: str) -> None:
 
 def _start(serve: Callable[[Any], None]) -> str:
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    context.Process(target=serve, args=(there,), daemon=True, name=f"benchmarks {serve.__name__}").start()
-    there.close()
-    atexit.register(here.close)
-    return str(here.recv())
+    local, remote = context.Pipe()
+    context.Process(target=serve, args=(remote,), daemon=True, name=f"benchmarks {serve.__name__}").start()
+    remote.close()
+    atexit.register(local.close)
+    return str(local.recv())
 
 
 @cache

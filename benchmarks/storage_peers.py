@@ -1,6 +1,6 @@
-"""How peers store steps and read them: as a user of each would, the whole file where the library has nothing better.
+"""Storage of steps by peers, as their users would do it; entire files if a library cannot read parts.
 
-Each `*_save` sets up a function that writes and returns it with the path; each reader takes the peer and the path.
+Each `*_save` sets up and returns a write function and the path; each reader has the peer and the path as arguments.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def tianshou_rows(lib: Any, data: Any) -> Any:
 
 
 def tianshou_filtered(lib: Any, data: Any) -> Any:
-    """Set up the reading of a batch, of which the rows of an episode are kept."""
-    state, wanted = tianshou_save(lib, data), episode(len(data["t"]))
+    """Set up reading a batch and selecting the rows of an episode."""
+    state, number = tianshou_save(lib, data), episode(len(data["t"]))
 
     def read() -> Any:
         batch = lib.Batch(tianshou_load(state))
-        return batch[batch.eps_id == wanted]
+        return batch[batch.eps_id == number]
 
     return read
 
@@ -77,9 +77,9 @@ def tensordict_save(lib: Any, data: Any) -> Any:
     from tensordict import TensorDict
 
     path = folder() / "tensordict"
-    held = TensorDict({name: torch.from_numpy(value) for name, value in data.items()}, [len(data["t"])])
-    held.memmap(str(path))
-    return lambda: held.memmap(str(path)), path, held
+    tensordict = TensorDict({name: torch.from_numpy(value) for name, value in data.items()}, [len(data["t"])])
+    tensordict.memmap(str(path))
+    return lambda: tensordict.memmap(str(path)), path, tensordict
 
 
 def tensordict_load(state: Any) -> Any:
@@ -98,12 +98,12 @@ def tensordict_rows(lib: Any, data: Any) -> Any:
 
 
 def tensordict_filtered(lib: Any, data: Any) -> Any:
-    """Set up the mapping of a folder, of which the rows of an episode are gathered."""
-    state, wanted = tensordict_save(lib, data), episode(len(data["t"]))
+    """Set up mapping a folder and gathering the rows of an episode."""
+    state, number = tensordict_save(lib, data), episode(len(data["t"]))
 
     def read() -> Any:
         mapped = tensordict_load(state)
-        return mapped[mapped["eps_id"] == wanted]
+        return mapped[mapped["eps_id"] == number]
 
     return read
 
@@ -132,19 +132,19 @@ def rllib_load(state: Any) -> Any:
 
 
 def rllib_rows(lib: Any, data: Any) -> Any:
-    """Set up the reading of a batch, and the gathering of random rows by column: RLlib's batch takes no indices."""
+    """Set up the reading of a batch, and the gathering of random rows by column: RLlib's batch rejects indices."""
     state, rows = rllib_save(lib, data), picked(len(data["t"]))
     return lambda: rllib_load(state), lambda batch: {name: values[rows] for name, values in batch.items()}
 
 
 def rllib_filtered(lib: Any, data: Any) -> Any:
-    """Set up the reading of a batch, of which the rows of an episode are kept."""
-    state, wanted = rllib_save(lib, data), episode(len(data["t"]))
+    """Set up reading a batch and selecting the rows of an episode."""
+    state, number = rllib_save(lib, data), episode(len(data["t"]))
 
     def read() -> Any:
         batch = rllib_load(state)
-        kept = batch["eps_id"] == wanted
-        return {name: values[kept] for name, values in batch.items()}
+        in_episode = batch["eps_id"] == number
+        return {name: values[in_episode] for name, values in batch.items()}
 
     return read
 
@@ -154,8 +154,8 @@ def rllib_filtered(lib: Any, data: Any) -> Any:
 
 def minari_save(lib: Any, data: Any) -> Any:
     """Set up Minari's writing of a data set."""
-    place = folder() / "minari"
-    os.environ["MINARI_DATASETS_PATH"] = str(place)
+    target = folder() / "minari"
+    os.environ["MINARI_DATASETS_PATH"] = str(target)
     ends = np.flatnonzero(np.diff(data["eps_id"], append=-1)) + 1
     episodes = [
         lib.EpisodeBuffer(
@@ -169,11 +169,11 @@ def minari_save(lib: Any, data: Any) -> Any:
     ]
 
     def write() -> None:
-        shutil.rmtree(place / "steps", ignore_errors=True)
+        shutil.rmtree(target / "steps", ignore_errors=True)
         lib.write("steps/steps-v0", episodes, *(lib.box(data[name].shape[1]) for name in ("obs", "actions")))
 
     write()
-    return write, place
+    return write, target
 
 
 def _minari_read(lib: Any) -> Any:
@@ -187,7 +187,7 @@ def minari_load(lib: Any, data: Any) -> Any:
 
 
 def minari_column(lib: Any, data: Any) -> Any:
-    """Set up the reading of all episodes for their rewards: Minari reads an episode whole."""
+    """Set up the reading of all episodes for their rewards: Minari reads entire episodes."""
     minari_save(lib, data)
     return lambda: np.concatenate([read.rewards for read in _minari_read(lib)])
 

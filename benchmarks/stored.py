@@ -1,4 +1,4 @@
-"""The steps that the rows of `bench_storage` store, the folder of their files, and what is asked of them."""
+"""Steps, folder and queries of the rows of `bench_storage`."""
 
 from __future__ import annotations
 
@@ -81,22 +81,22 @@ def wait_for_disk(path: Path) -> None:
 
 
 def synced(setup: Setup) -> Setup:
-    """Let a peer promise as we do: its files are on the disk before they take the place of those before.
+    """Give a peer our guarantee: its files are flushed to disk before they replace the previous ones.
 
-    Its setup returns how it writes, and where.
+    The setup returns the write function and the path.
     """
 
     def waiting(lib: Any, data: Any) -> Any:
-        write, path, *rest = setup(lib, data)
-        place = path.with_name(f"{path.name}.kept")
+        write, path, *others = setup(lib, data)
+        backup = path.with_name(f"{path.name}.kept")
 
         def write_and_wait() -> None:
             write()
             wait_for_disk(path)
-            if place.is_dir():
-                shutil.rmtree(place)
-            path.replace(place)
+            if backup.is_dir():
+                shutil.rmtree(backup)
+            path.replace(backup)
 
-        return write_and_wait, path, *rest
+        return write_and_wait, path, *others
 
     return waiting

@@ -1,11 +1,11 @@
-"""Steps per second of environments of which one takes ten times as long as the others: all together, and one by one.
+"""Steps per second of environments with one that is ten times slower: stepped together, and individually.
 
     python -m benchmarks.scripts async_collect --envs 8 --pause-ms 1
 
-Environments do nothing but sleep, each in a process of its own. `Collector` steps those of an AsyncVectorEnv together,
-`AsyncCollector` those that are ready; next to them Tianshou's `AsyncCollector` with its `SubprocVectorEnv`, which waits
-for as many. Everybody fills a buffer with a ring for each environment, as Tianshou's must. In each round all take
-turns, and the best counts.
+Environments only sleep, each in its own process. `Collector` steps the environments of an AsyncVectorEnv together,
+`AsyncCollector` the ready environments, compared with Tianshou's `AsyncCollector` with its `SubprocVectorEnv`, which
+waits for as many. All contestants fill a buffer with one ring per environment, which Tianshou requires. Contestants
+alternate in rounds, and the best round counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CAPACITY = 20_000
 
 
 class Sleeping(gymnasium.Env):
-    """An environment whose steps take some time."""
+    """Environment with slow steps."""
 
     observation_space = spaces.Box(-1, 1, (8,), np.float32)
     action_space = spaces.Discrete(2)
@@ -38,7 +38,7 @@ class Sleeping(gymnasium.Env):
         self._pause_s, self._t = pause_s, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         self._t = 0
         return np.zeros(8, np.float32), {}
@@ -111,8 +111,8 @@ def measure(num_envs: int, pause_s: float, steps: int, rounds: int) -> dict[str,
     for _ in range(rounds):
         for who, collector in collectors.items():
             began = time.perf_counter()
-            made = collector.collect(n_step=steps).n_collected_steps
-            best[who] = max(best[who], made / (time.perf_counter() - began))
+            collected = collector.collect(n_step=steps).n_collected_steps
+            best[who] = max(best[who], collected / (time.perf_counter() - began))
     for collector in collectors.values():
         (collector if hasattr(collector, "__exit__") else collector.env).close()
     return best
@@ -126,8 +126,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=1000, help="steps of a call of collect")
     parser.add_argument("--rounds", type=int, default=3, help="calls of each")
     options = parser.parse_args(arguments)
-    found = measure(options.envs, options.pause_ms / 1e3, options.steps, options.rounds)
-    most = (options.envs - 1 + 1 / SLOWER) / (options.pause_ms / 1e3)
-    for who, speed in found.items():
-        print(f"{who:24}{speed:10.0f} steps/s{speed / most:8.1%} of what the environments can do")
+    rates = measure(options.envs, options.pause_ms / 1e3, options.steps, options.rounds)
+    bound = (options.envs - 1 + 1 / SLOWER) / (options.pause_ms / 1e3)
+    for who, speed in rates.items():
+        print(f"{who:24}{speed:10.0f} steps/s{speed / bound:8.1%} of what the environments can do")
     return 0

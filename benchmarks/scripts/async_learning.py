@@ -2,8 +2,8 @@
 
     python -m benchmarks.scripts async_learning --seeds 3 --workers 2
 
-Each run is `samplebatch.learn` with the defaults of `samplebatch train`, one thread of torch's per process. The score
-is the mean return of the last 20 training episodes. CPU seconds are those of the learner and its workers together.
+Each run is `samplebatch.learn` with the defaults of `samplebatch train` and one torch thread per process. The score is
+the mean return of the last 20 training episodes. CPU seconds include the learner and its workers.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def learn(algorithm: str, workers: int, seed: int, steps: int) -> dict[str, Any]
             score = float(np.mean(returns[-LAST:])) if returns else 0.0
             for wanted in SCORES:
                 if score >= wanted and wanted not in reached:
-                    own = cpu_seconds(getattr(source, "pids", [])) - cpu
-                    reached[wanted] = trainer.counters.env_step, own, time.monotonic() - began
+                    worker_seconds = cpu_seconds(getattr(source, "pids", [])) - cpu
+                    reached[wanted] = trainer.counters.env_step, worker_seconds, time.monotonic() - began
             return stats
 
         trainer._collect = watch
@@ -74,8 +74,8 @@ def learn(algorithm: str, workers: int, seed: int, steps: int) -> dict[str, Any]
         total = cpu_seconds(getattr(source, "pids", [])) - cpu
         elapsed = time.monotonic() - began
         stale = source.worker_stats.stale_steps if workers else 0
-    made = trainer.counters.env_step
-    return {"reached": reached, "rate": made / total, "speed": made / elapsed, "stale": stale}
+    env_steps = trainer.counters.env_step
+    return {"reached": reached, "rate": env_steps / total, "speed": env_steps / elapsed, "stale": stale}
 
 
 def main() -> None:

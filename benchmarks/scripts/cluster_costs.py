@@ -1,17 +1,17 @@
-"""Processor time of a step in each process on its way, from which `docs/from-one-process-to-a-cluster.md` calculates.
+"""Processor time per step in each process of a cluster, for `docs/from-one-process-to-a-cluster.md`.
 
     python -m benchmarks.scripts cluster_costs process ray service --env small --workers 1 2 4 8
     python -m benchmarks.scripts cluster_costs write sample --env images --workers 1 4
 
-- `process`, `ray`: `RolloutWorkers.collect` by workers in processes and by actors of Ray; this process gets the batch.
-- `service`: the same by workers in processes that write to a replay service in a process of its own. Its table is full
-  before clocks are read, as it is for most of a run: memory that is touched for the first time costs as much again.
-- `write`: processes insert one fragment again and again: workers without environments.
-- `sample`: learners in processes draw batches of 256 small steps, or 32 of images, as clients on another machine do.
+- `process`, `ray`: `RolloutWorkers.collect` by workers in processes and by Ray actors; this process receives the batch.
+- `service`: the same by workers in processes that write to a replay service in another process. Its table is full
+  before clocks are read, as for most of a run, because touching new memory doubles the cost.
+- `write`: processes insert one fragment repeatedly: workers without environments.
+- `sample`: learners in processes sample batches of 256 small steps, or 32 of images, like clients on another machine.
 
-Times are microseconds of processor time a step, which other work on the machine changes less than the wall clock: of
-this process, of all workers, writers and readers, and of the engine: the service, or Ray's own processes. Steps a
-second are by the wall clock; `cores` is the processor time of all of them in a second, `engine cores` the engine's.
+Times are microseconds of processor time per step, which other work on the machine affects less than the wall clock: of
+this process, of all workers, writers and readers, and of the engine, which is the service or Ray's processes. Steps per
+second are by the wall clock; `cores` is the total processor time per second, `engine cores` the engine's.
 """
 
 from __future__ import annotations
@@ -121,15 +121,15 @@ def _serve(env: str, streams: int, back: Any) -> None:
 
 @contextmanager
 def service(env: str, streams: int) -> Iterator[tuple[str, int]]:
-    """Serve a table from a process of its own: its address, and the process."""
-    here, there = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(env, streams, there), daemon=True)
+    """Serve a table from another process; return its address and the process."""
+    local, remote = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(env, streams, remote), daemon=True)
     process.start()
     try:
-        yield here.recv(), process.pid or 0
+        yield local.recv(), process.pid or 0
     finally:
-        here.close()
-        there.close()
+        local.close()
+        remote.close()
         process.kill()
 
 
@@ -217,11 +217,11 @@ def main() -> None:
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8], help="processes; 1, 2, 4, 8 by default")
     parser.add_argument("--share", type=int, help="steps of a fragment; 500, of images 50 by default")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
-    given = parser.parse_args()
+    options = parser.parse_args()
     print(HEADER, flush=True)
-    for link in given.links:
+    for link in options.links:
         run = clients if link in ("write", "sample") else workers
-        for env in given.env:
-            share = given.share or SHARES[env]
-            for number in given.workers:
-                print(run(link, env, number, share, given.seconds).row(link, env, number, share), flush=True)
+        for env in options.env:
+            share = options.share or SHARES[env]
+            for number in options.workers:
+                print(run(link, env, number, share, options.seconds).row(link, env, number, share), flush=True)

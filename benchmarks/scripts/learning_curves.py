@@ -1,12 +1,12 @@
-"""Learning curves and environment steps a second, end to end: ours, Tianshou's and Stable-Baselines3's own loops.
+"""Learning curves and environment steps per second, end to end: ours, Tianshou's and Stable-Baselines3's loops.
 
-Each run is a process of its own with one thread of torch's; a run learns for a fixed number of environment steps, and
-its policy is tried without exploration afterwards. Contestants take turns, so that a busy machine slows all of them:
+Each run is a separate process with one torch thread; a run learns for a fixed number of environment steps, and its
+policy is then evaluated without exploration. Contestants alternate, so that other load slows all contestants equally:
 
     python -m benchmarks.scripts learning_curves --seeds 3 --plot curves.png
     python -m benchmarks.scripts learning_curves ppo sac --only ours,sb3
 
-A long run may be done in parts, whose outcomes are put together afterwards:
+A long run may be split into parts, whose results are merged afterwards:
 
     python -m benchmarks.scripts learning_curves ppo --json ppo.json
     python -m benchmarks.scripts learning_curves dqn --json dqn.json
@@ -89,7 +89,7 @@ def _play(task: Task, act: Act) -> list[float]:
 
 
 def run_in_process(who: str, name: str, seed: int, scale: float, data: Path | None) -> Outcome | None:
-    """Learn a task in a process of its own; None if the contestant is not installed or does not have the task."""
+    """Learn a task in a separate process; None if the contestant is not installed or does not have the task."""
     code = "from benchmarks.scripts.learning_curves import child; child()"
     asked = json.dumps([who, name, seed, scale, None if data is None else str(data)])
     done = subprocess.run(
@@ -159,19 +159,19 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Write a line for each task and contestant: returns over the seeds, steps a second, and ours as a ratio of it."""
+    """Write a line for each task and contestant: returns over the seeds, steps per second, and the ratio of ours."""
     lines = [
         f"{'task':10} {'contestant':18} {'training return':>20} {'policy tried':>20} {'steps/s':>8} {'ours/it':>8}"
     ]
     for name in TASKS:
         rates = {}
         for who in CONTESTANTS:
-            found = [one for one in outcomes if (one.task, one.who) == (name, who)]
-            if not found:
+            selected = [one for one in outcomes if (one.task, one.who) == (name, who)]
+            if not selected:
                 continue
-            rates[who] = float(np.median([one.steps / one.seconds for one in found]))
+            rates[who] = float(np.median([one.steps / one.seconds for one in selected]))
             spreads = []
-            for values in ([one.trained for one in found], [one.tried for one in found]):
+            for values in ([one.trained for one in selected], [one.tried for one in selected]):
                 # Learning from data has no training episodes.
                 spreads.append("-" if np.isnan(values).all() else f"{np.mean(values):9.1f} +- {np.std(values):7.1f}")
             ratio = f"{rates['ours'] / rates[who]:8.2f}" if "ours" in rates and who != "ours" else ""
@@ -217,11 +217,12 @@ def learn_rest(asked: argparse.Namespace, outcomes: list[Outcome], folder: Path)
             for who in asked.only.split(","):
                 if any((one.who, one.task, one.seed) == (who, name, seed) for one in outcomes):
                     continue
-                found = run_in_process(who, name, seed, asked.scale, write_data(name, folder))
-                if found is None:
+                outcome = run_in_process(who, name, seed, asked.scale, write_data(name, folder))
+                if outcome is None:
                     continue
-                outcomes.append(found)
-                print(f"{name} {who} {seed}: {found.trained:.1f}, {found.seconds:.0f} s", file=sys.stderr, flush=True)
+                outcomes.append(outcome)
+                done = f"{name} {who} {seed}: {outcome.trained:.1f}, {outcome.seconds:.0f} s"
+                print(done, file=sys.stderr, flush=True)
                 if asked.json:
                     asked.json.write_text(json.dumps([asdict(one) for one in outcomes]))
 

@@ -1,9 +1,9 @@
-"""What it costs to keep a replay buffer's rows elsewhere than in plain memory: compressed, or in a folder.
+"""Cost of storing a replay buffer's rows outside of plain memory: compressed, or in a folder.
 
     python -m benchmarks.scripts replay_storage --steps 20000
 
-Frames are 84 x 84 bytes, like those of Atari games: a still background, eight moving things, and a score. Next
-observations are not stored. Times are the least of several rounds in which the kinds take turns.
+Frames are 84 x 84 bytes, similar to Atari games: a static background, eight moving objects, and a score. Next
+observations are not stored. Times are minima of several rounds in which the kinds alternate.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def frames(count: int, seed: int = 0) -> np.ndarray:
     for _ in range(20):
         y, x = rng.integers(0, 76, 2)
         scene[y : y + 8, x : x + 8] = rng.integers(0, 255)
-    places, speeds = rng.uniform(0, 76, (8, 2)), rng.uniform(-2, 2, (8, 2))
+    positions, speeds = rng.uniform(0, 76, (8, 2)), rng.uniform(-2, 2, (8, 2))
     things = rng.integers(0, 255, (8, 6, 6), np.uint8)
-    found = np.empty((count, 84, 84), np.uint8)
+    images = np.empty((count, 84, 84), np.uint8)
     for i in range(count):
-        places = (places + speeds) % 76
+        positions = (positions + speeds) % 76
         picture = scene.copy()
         picture[:6, :30] = np.unpackbits(np.frombuffer(i.to_bytes(4, "big"), np.uint8))[:30] * 255
-        for (y, x), thing in zip(places.astype(int), things, strict=True):
+        for (y, x), thing in zip(positions.astype(int), things, strict=True):
             picture[y : y + 6, x : x + 6] = thing
-        found[i] = picture
-    return found
+        images[i] = picture
+    return images
 
 
 def steps_of(pictures: np.ndarray) -> list[Batch]:
@@ -59,13 +59,13 @@ def steps_of(pictures: np.ndarray) -> list[Batch]:
 
 def least(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Time calls in turns; return the least of each in seconds."""
-    found = dict.fromkeys(calls, float("inf"))
+    minima = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds):
         for kind, call in calls.items():
             start = time.perf_counter()
             call()
-            found[kind] = min(found[kind], time.perf_counter() - start)
-    return found
+            minima[kind] = min(minima[kind], time.perf_counter() - start)
+    return minima
 
 
 def measure(count: int, rounds: int, folder: Path) -> dict[str, dict[str, float]]:
@@ -116,8 +116,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=200, help="samples of each kind")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(options.steps, options.rounds, Path(folder))
+        timings = measure(options.steps, options.rounds, Path(folder))
     print(f"{'':24}" + "".join(f"{kind:>12}" for kind in KINDS))
-    for work, by_kind in found.items():
+    for work, by_kind in timings.items():
         print(f"{work:24}" + "".join(f"{by_kind[kind]:12.1f}" if kind in by_kind else f"{'-':>12}" for kind in KINDS))
     return 0

@@ -1,11 +1,11 @@
-"""A channel for a long time: small messages, then mixed sizes, in order and whole, with memory that stays flat.
+"""Soak test of a channel: small messages, then mixed sizes, intact and in order, with constant memory.
 
     python -m benchmarks.scripts soak_channel --seconds 5
     python -m benchmarks.scripts soak_channel --messages 10000000 --seconds 3600
 
-A child process produces, this one consumes, and holds on to some batches for a while, so that blocks do not come back
-in order. Private memory and descriptors of both are taken after a tenth of each phase, and at its end; the exit status
-is 1 if they have grown. The arena is reserved when the channel is made and is no part of private memory.
+A child process produces, this one consumes, and keeps some batches for a while, so that blocks are not returned in
+order. Private memory and descriptors of both processes are read after a tenth and at the end of each phase; the exit
+status is 1 if they have grown. The arena is reserved when the channel is created and is not private memory.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class Phase:
     seconds: float
 
     def is_over(self, sent: int, begun: float, part: float = 1.0) -> bool:
-        """Tell whether some part of it is done."""
+        """Return whether some part of the phase is done."""
         return sent >= part * self.messages or time.monotonic() - begun >= part * self.seconds
 
 
 @dataclass
 class Report:
-    """How a process fared in a phase: its footprint after a tenth of it, and at its end."""
+    """How a process fared in a phase: its footprint after a tenth of the phase and at the end."""
 
     early: Footprint
     late: Footprint
@@ -159,14 +159,14 @@ def _consume(consumer: Any, phases: list[Phase]) -> Iterator[Report]:
 
 
 def soak(phases: list[Phase]) -> bool:
-    """Run the phases, print how both processes fared, and tell whether memory stayed flat."""
+    """Run the phases, print the footprints of both processes, and return whether memory stayed constant."""
     context = multiprocessing.get_context("spawn")
     producer, consumer = channel(CAPACITY_NBYTES)
-    reports, there = context.Pipe(duplex=False)
-    child = context.Process(target=_produce, args=(producer, phases, there))
+    reports, remote = context.Pipe(duplex=False)
+    child = context.Process(target=_produce, args=(producer, phases, remote))
     child.start()
     producer.close()
-    there.close()
+    remote.close()
     try:
         flat = _report(phases, consumer, reports)
         child.join()

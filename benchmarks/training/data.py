@@ -41,7 +41,7 @@ def write_balanced(path: Path) -> None:
 
 
 def write_replay(path: Path, steps: int = 10_000) -> None:
-    """Write all steps of a run of SAC on Pendulum, from its random ones to those of a policy that swings it up.
+    """Write all steps of a SAC run on Pendulum, from random steps to steps of a policy that solves it.
 
     Replays of such runs are the "medium-replay" data of D4RL (Fu et al., arXiv:2004.07219).
     """

@@ -74,8 +74,8 @@ def _acting(policy: Any) -> Act:
 
     def act(obs: Any, state: Any) -> Any:
         with torch.no_grad():
-            found = policy(Batch.stack([Batch(obs=obs)]), state)
-        return policy.map_action(found.act)[0], found.get("state")
+            result = policy(Batch.stack([Batch(obs=obs)]), state)
+        return policy.map_action(result.act)[0], result.get("state")
 
     return act
 
@@ -85,8 +85,8 @@ def _acting_in_team(policy: Any) -> Act:
 
     def act(obs: Any, state: Any) -> Any:
         with torch.no_grad():
-            found = policy(Batch(obs=obs), None)
-        return policy.map_action(found.act), None
+            result = policy(Batch(obs=obs), None)
+        return policy.map_action(result.act), None
 
     return act
 

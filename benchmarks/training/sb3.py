@@ -31,9 +31,9 @@ def _team_vector(task: Task, curve: Curve, seed: int) -> Any:
         def step_wait(self) -> Any:
             for env, action in zip(self.envs, self.actions, strict=True):
                 env.send(action)
-            found = [env.receive() for env in self.envs]
-            obs, rewards, over, cut, _ = map(np.array, zip(*found, strict=True))
-            infos: list[dict[str, Any]] = [{} for _ in found]
+            results = [env.receive() for env in self.envs]
+            obs, rewards, over, cut, _ = map(np.array, zip(*results, strict=True))
+            infos: list[dict[str, Any]] = [{} for _ in results]
             done = over | cut
             for place in np.flatnonzero(done):
                 infos[place] = {"TimeLimit.truncated": bool(cut[place] and not over[place])}
@@ -53,8 +53,8 @@ def _team_vector(task: Task, curve: Curve, seed: int) -> Any:
 
 def _acting(model: Any) -> Act:
     def act(obs: Any, state: Any) -> Any:
-        found, state = model.predict(obs, state, deterministic=True)
-        return found, state
+        actions, state = model.predict(obs, state, deterministic=True)
+        return actions, state
 
     return act
 
@@ -94,17 +94,17 @@ def mappo(task: Task, curve: Curve, seed: int) -> Run:
     """Learn with PPO, one policy for all agents."""
     from stable_baselines3 import PPO
 
-    own = replace(
+    settings = replace(
         task, steps=task.steps * task.agents, options=task.options | {"batch": task.options["batch"] * task.agents}
     )
-    return _on_policy(PPO, "MlpPolicy", own, _team_vector(task, curve, seed), seed)
+    return _on_policy(PPO, "MlpPolicy", settings, _team_vector(task, curve, seed), seed)
 
 
 def _off_policy(kind: Any, policy: str, task: Task, curve: Curve, seed: int, **options: Any) -> Run:
-    own = task.options
+    settings = task.options
     model = kind(
-        policy, _vector(task, curve), task.lr, own["size"], own["start"], own["batch"], gamma=task.gamma,
-        train_freq=own["every"], gradient_steps=own["updates"], seed=seed, device="cpu",
+        policy, _vector(task, curve), task.lr, settings["size"], settings["start"], settings["batch"], gamma=task.gamma,
+        train_freq=settings["every"], gradient_steps=settings["updates"], seed=seed, device="cpu",
         policy_kwargs={"net_arch": [*task.hidden], "activation_fn": torch.nn.ReLU}, **options,
     )  # fmt: skip
     return _learning(model, task)
@@ -113,12 +113,12 @@ def _off_policy(kind: Any, policy: str, task: Task, curve: Curve, seed: int, **o
 def _q_learning(task: Task, curve: Curve, seed: int, policy: str, **options: Any) -> Run:
     from stable_baselines3 import DQN
 
-    own = task.options
+    settings = task.options
     # It counts environment steps between copies to the target network, the others updates.
-    interval = own["target"] * own["every"] // own["updates"]
+    interval = settings["target"] * settings["every"] // settings["updates"]
     return _off_policy(
-        DQN, policy, task, curve, seed, target_update_interval=interval, exploration_fraction=own["fraction"],
-        exploration_final_eps=own["epsilon"], **options,
+        DQN, policy, task, curve, seed, target_update_interval=interval, exploration_fraction=settings["fraction"],
+        exploration_final_eps=settings["epsilon"], **options,
     )  # fmt: skip
 
 

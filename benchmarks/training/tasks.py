@@ -59,17 +59,17 @@ class Watched(gymnasium.Wrapper):  # type: ignore[misc, type-arg]
         return self.env.reset(**options)
 
     def step(self, action: Any) -> Any:
-        found = self.env.step(action)
+        result = self.env.step(action)
         self._curve.steps += 1
-        self._return += float(found[1])
-        if found[2] or found[3]:
+        self._return += float(result[1])
+        if result[2] or result[3]:
             self._curve.points.append((self._curve.steps, self._return))
-        return found
+        return result
 
 
 def play(make: Callable[[], Any], act: Act, episodes: int, seed: int = 10_000) -> list[float]:
-    """Return the returns of whole episodes in a new environment."""
-    env, found = make(), []
+    """Return the returns of entire episodes in a new environment."""
+    env, returns = make(), []
     for number in range(episodes):
         obs, _ = env.reset(seed=seed + number)
         state, total, done = None, 0.0, False
@@ -77,9 +77,9 @@ def play(make: Callable[[], Any], act: Act, episodes: int, seed: int = 10_000) -
             action, state = act(obs, state)
             obs, reward, terminated, truncated, _ = env.step(action)
             total, done = total + float(reward), terminated or truncated
-        found.append(total)
+        returns.append(total)
     env.close()
-    return found
+    return returns
 
 
 class Masked(gymnasium.ObservationWrapper):  # type: ignore[misc, type-arg]
@@ -95,15 +95,15 @@ class Masked(gymnasium.ObservationWrapper):  # type: ignore[misc, type-arg]
 
 
 class BitFlipping(gymnasium.Env[Any, Any]):
-    """Bits that are flipped one a step until they are those of a goal: the task of the hindsight paper, section 3.1.
+    """Bits that are flipped one per step until they equal a goal: the task of the hindsight paper, section 3.1.
 
     Andrychowicz et al. (2017), https://arxiv.org/abs/1707.01495.
     """
 
     def __init__(self, bits: int = 8) -> None:
-        one = gymnasium.spaces.Box(0.0, 1.0, (bits,), np.float32)
+        bits_space = gymnasium.spaces.Box(0.0, 1.0, (bits,), np.float32)
         self.observation_space = gymnasium.spaces.Dict(
-            dict.fromkeys(("observation", "achieved_goal", "desired_goal"), one)
+            dict.fromkeys(("observation", "achieved_goal", "desired_goal"), bits_space)
         )
         self.action_space = gymnasium.spaces.Discrete(bits)
         self._bits, self._goal = np.zeros((2, bits), np.float32)
@@ -129,7 +129,7 @@ class BitFlipping(gymnasium.Env[Any, Any]):
 
 
 def reached(achieved: Any, desired: Any) -> Any:
-    """Return 0 where all bits are those of the goal, -1 elsewhere."""
+    """Return 0 if all bits equal the goal, otherwise -1."""
     return np.where((np.asarray(achieved) == np.asarray(desired)).all(-1), 0.0, -1.0)
 
 

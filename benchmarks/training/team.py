@@ -1,7 +1,7 @@
-"""Tasks of several agents in the learning benchmark: their curve, their trial, and agents as single environments.
+"""Multi-agent tasks of the learning benchmark: their curve, their trial, and agents as single environments.
 
-Learners of single agents train one policy for all agents of a team: each agent is an environment of their own vector,
-which steps once all agents of the team have acted, as PettingZoo's tutorials have it.
+Single-agent learners train one policy for all agents of a team: each agent is an environment of a vector, which steps
+after all agents of the team have acted, as in PettingZoo's tutorials.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class WatchedTeam(BaseParallelWrapper):  # type: ignore[misc, type-arg]
         return self.env.reset(seed=seed, options=options)
 
     def step(self, actions: Any) -> Any:
-        found = self.env.step(actions)
+        results = self.env.step(actions)
         self._curve.steps += 1
-        self._return += float(np.mean([*found[1].values()]))
+        self._return += float(np.mean([*results[1].values()]))
         if not self.env.agents:
             self._curve.points.append((self._curve.steps, self._return))
-        return found
+        return results
 
 
 def play_team(make: Callable[[], Any], act: Act, episodes: int, seed: int = 10_000) -> list[float]:
-    """Return the returns of an agent in whole episodes of a new environment; a policy gets a row for each agent."""
-    env, found = make(), []
+    """Return an agent's returns in entire episodes of a new environment; a policy receives one row per agent."""
+    env, returns = make(), []
     for number in range(episodes):
         obs, _ = env.reset(seed=seed + number)
         total = 0.0
@@ -47,9 +47,9 @@ def play_team(make: Callable[[], Any], act: Act, episodes: int, seed: int = 10_0
             actions, _ = act(np.stack([obs[agent] for agent in agents]), None)
             obs, rewards, *_ = env.step({agent: int(action) for agent, action in zip(agents, actions, strict=True)})
             total += float(np.mean([*rewards.values()]))
-        found.append(total)
+        returns.append(total)
     env.close()
-    return found
+    return returns
 
 
 class Seat(gymnasium.Env[Any, Any]):
@@ -79,12 +79,12 @@ class Seat(gymnasium.Env[Any, Any]):
 
 
 def seats(task: Task, curve: Curve, seed: int) -> list[Seat]:
-    """Make the agents of a task's teams, whose environments are seeded one after the other."""
-    made = []
+    """Make the agents of a task's teams, whose environments have consecutive seeds."""
+    teams = []
     for number in range(task.envs):
         env = WatchedTeam(task.make(), curve)
         env.reset(seed=seed + number)
         sent: dict[str, Any] = {}
         received: dict[str, Any] = {}
-        made += [Seat(env, agent, sent, received) for agent in env.possible_agents]
-    return made
+        teams += [Seat(env, agent, sent, received) for agent in env.possible_agents]
+    return teams

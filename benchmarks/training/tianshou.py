@@ -38,9 +38,9 @@ def _acting(policy: Any, wrap: Callable[[Any], Any], row: Any = 0) -> Act:
     def act(obs: Any, state: Any) -> Any:
         policy.eval()
         with torch.no_grad():
-            found = policy(Batch(obs=wrap(obs), info=Batch()), state)
-        action = found.act[row].numpy() if isinstance(found.act, torch.Tensor) else found.act[row]
-        return policy.map_action(action), found.get("state")
+            result = policy(Batch(obs=wrap(obs), info=Batch()), state)
+        action = result.act[row].numpy() if isinstance(result.act, torch.Tensor) else result.act[row]
+        return policy.map_action(action), result.get("state")
 
     return act
 
@@ -50,9 +50,9 @@ def _rows(obs: Any) -> Any:
 
 
 def _team_vector(task: Task, curve: Curve, seed: int) -> Any:
-    """Make a vector with an environment for each agent.
+    """Create a vector with one environment per agent.
 
-    Its own class of several agents gives a reward to the agent that acted last: here they all act before rewards come.
+    Tianshou's multi-agent class gives a reward to the agent that acted last: here all agents act before rewards.
     """
     from tianshou.env import BaseVectorEnv
     from tianshou.env.worker import DummyEnvWorker
@@ -168,7 +168,7 @@ def dqn(task: Task, curve: Curve, seed: int) -> Run:
 
 
 class _GoalNetwork(torch.nn.Module):
-    """A network of observation and desired goal, put together."""
+    """Network of concatenated observation and desired goal."""
 
     def __init__(self, width: int, actions: int, hidden: tuple[int, ...]) -> None:
         super().__init__()

@@ -70,20 +70,20 @@ def classes_of(library: str) -> Iterator[Any]:
 
 @contextmanager
 def matched_draws(data: Any, seed: int = 0) -> Iterator[None]:
-    """Let the buffers of a library draw the indices that those of the other draw, too, from NumPy's older generator."""
+    """Make both libraries' buffers draw the same indices, from NumPy's legacy generator."""
     rng = np.random.RandomState(seed)
     base, prioritized = data.ReplayBuffer, (data.PrioritizedReplayBuffer, data.PrioritizedReplayBufferManager)
     classes = {base, *prioritized, data.ReplayBufferManager}
-    kept = {cls: {name: vars(cls)[name] for name in _DRAWS if name in vars(cls)} for cls in classes}
+    originals = {cls: {name: vars(cls)[name] for name in _DRAWS if name in vars(cls)} for cls in classes}
     in_order = {cls: cls.sample_indices for cls in classes}
 
     def sample_indices(buffer: Any, batch_size: int | None) -> Any:
-        own = next(cls for cls in type(buffer).__mro__ if cls in in_order)
+        cls_of_buffer = next(cls for cls in type(buffer).__mro__ if cls in in_order)
         if batch_size is None or batch_size <= 0:
-            return in_order[own](buffer, batch_size)
+            return in_order[cls_of_buffer](buffer, batch_size)
         if isinstance(buffer, prioritized):
             return buffer.weight.get_prefix_sum_idx(rng.rand(batch_size) * buffer.weight.reduce())
-        return rng.choice(in_order[own](buffer, 0), batch_size)
+        return rng.choice(in_order[cls_of_buffer](buffer, 0), batch_size)
 
     def sample(buffer: Any, batch_size: int | None) -> Any:
         indices = buffer.sample_indices(batch_size)
@@ -96,7 +96,7 @@ def matched_draws(data: Any, seed: int = 0) -> Iterator[None]:
     finally:
         for cls in classes:
             for name in _DRAWS:
-                if name in kept[cls]:
-                    setattr(cls, name, kept[cls][name])
+                if name in originals[cls]:
+                    setattr(cls, name, originals[cls][name])
                 else:
                     delattr(cls, name)

@@ -1,7 +1,7 @@
-"""Short runs of Tianshou's own algorithms by name: some steps, some updates, and the parameters in the end.
+"""Short runs of Tianshou's algorithms by name: some steps, some updates, and the final parameters.
 
-Every public function is a run: it takes the data package whose classes it makes, as `classes_of` gives it, and how many
-updates to do. Offline algorithms learn from random steps.
+Every public function is a run of the data package from `classes_of` and a number of updates. Offline algorithms learn
+from random steps.
 """
 
 from __future__ import annotations
@@ -323,11 +323,12 @@ def several_agents(data: Any, updates: int) -> Any:
     from tianshou.algorithm.modelfree.dqn import DQN
     from tianshou.algorithm.multiagent.marl import MultiAgentOffPolicyAlgorithm
 
-    envs, one = _spread()
-    own = [
-        DQN(policy=q_policy(envs), optim=optimizer(), n_step_return_horizon=2, target_update_freq=5) for _ in one.agents
+    envs, single = _spread()
+    algorithms = [
+        DQN(policy=q_policy(envs), optim=optimizer(), n_step_return_horizon=2, target_update_freq=5)
+        for _ in single.agents
     ]
-    algorithm = MultiAgentOffPolicyAlgorithm(algorithms=own, env=one)
+    algorithm = MultiAgentOffPolicyAlgorithm(algorithms=algorithms, env=single)
     return learn_off_policy(algorithm, envs, data.VectorReplayBuffer(300, 2), updates, per_update=6)
 
 

@@ -41,7 +41,7 @@ def continuous(number: int = 2) -> Any:
 
 @contextmanager
 def training(algorithm: Any) -> Iterator[None]:
-    """Tell an algorithm and its policy that they are trained."""
+    """Set the training mode of an algorithm and its policy."""
     from tianshou.utils.torch_utils import policy_within_training_step, torch_train_mode
 
     with policy_within_training_step(algorithm.policy), torch_train_mode(algorithm):
@@ -174,7 +174,7 @@ def deterministic_policy(envs: Any) -> Any:
     from tianshou.utils.net.continuous import ContinuousActorDeterministic
 
     class SingleNoise(GaussianNoise):  # type: ignore[misc]
-        """Noise in the dtype of the actions, whose column takes no float64 that it would have to round."""
+        """Noise in the dtype of the actions, whose column rejects float64 values that would be rounded."""
 
         def __call__(self, size: Any) -> Any:
             return super().__call__(size).astype(np.float32)
