@@ -208,7 +208,7 @@ def test_single_steps_are_not_taken_for_windows(tmp_path: Path) -> None:
 def test_rows_without_a_column_for_targets_are_refused(column: str, name: str, tmp_path: Path) -> None:
     rows = steps_of(filled()).drop(column)
     dataset = in_dataset(rows, tmp_path / "steps")
-    with pytest.raises(ColumnNotFoundError, match=f"rows must have column '{name}' to make targets of"):
+    with pytest.raises(ColumnNotFoundError, match=f"rows must have column '{name}' to compute targets"):
         bcq().update(dataset, 8)
     cloning().update(dataset, 8)
 
