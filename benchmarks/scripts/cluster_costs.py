@@ -1,4 +1,4 @@
-"""Processor time per step in each process of a cluster, for `docs/from-one-process-to-a-cluster.md`.
+"""Processor time per step in each process of a cluster, for `docs/cluster-costs.md`.
 
     python -m benchmarks.scripts cluster_costs process ray service --env small --workers 1 2 4 8
     python -m benchmarks.scripts cluster_costs write sample --env images --workers 1 4
