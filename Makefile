@@ -35,7 +35,7 @@ SOAKS := $(addprefix tests/service/test_, soak.py queue_soak.py slow_links.py ta
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long soak mutants minimum lint bench docs serve clean
+.PHONY: help demo test test-long soak mutants minimum lint bench docs pictures serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -73,6 +73,9 @@ bench: $(VENV)/ready-dev ## measure against RLlib, tensordict, pyarrow and bare 
 
 docs: $(VENV)/ready-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: $(VENV)/ready-dev ## draw the pictures of the pages again
+	$(BIN)/python docs/pictures.py
 
 serve: $(VENV)/ready-dev ## serve the documentation at http://127.0.0.1:8000, rebuilt after each change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

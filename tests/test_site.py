@@ -20,17 +20,17 @@ PAGES = sorted(page for page in DOCS.rglob("*.md") if ">>> " in page.read_text()
 GROUPS = sorted(DOCS.glob("api/*/index.md"))
 
 
-def load_hooks() -> ModuleType:
-    spec = spec_from_file_location("site_hooks", DOCS / "hooks.py")
+def load(name: str) -> ModuleType:
+    spec = spec_from_file_location(f"site_{name}", DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules["site_hooks"] = module
+    sys.modules[f"site_{name}"] = module
     spec.loader.exec_module(module)
     return module
 
 
-hooks = load_hooks()
+hooks, pictures = load("hooks"), load("pictures")
 
 
 def test_examples_of_the_hooks() -> None:
@@ -81,3 +81,17 @@ def test_members_stand_on_the_page_of_the_class_that_has_them() -> None:
     assert "inherited_members: true" in hooks.class_page("ReplayBuffer", "samplebatch.ReplayBuffer", listed)
     vector = hooks.class_page("VectorReplayBuffer", "samplebatch.VectorReplayBuffer", listed)
     assert "inherited_members: false" in vector
+
+
+def test_pictures_are_those_that_the_script_draws() -> None:
+    drawn = pictures.draw_all()
+    assert len(drawn) >= 22
+    for name, text in drawn.items():
+        assert (DOCS / "images" / name).read_text() == text, f"{name}: run make pictures"
+
+
+def test_each_picture_is_on_a_page_for_both_themes() -> None:
+    text = "\n".join(page.read_text() for page in DOCS.rglob("*.md"))
+    for name in pictures.PICTURES:
+        for theme in pictures.THEMES:
+            assert f"images/{name}-{theme}.svg#only-{theme})" in text
