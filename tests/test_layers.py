@@ -102,7 +102,7 @@ LOADED_INSIDE = {
     ("samplebatch.cli.application", "application.top_command"): {"samplebatch.cli.top"},
     ("samplebatch.cli.application", "application.train_command"): {"samplebatch.cli.training"},
     ("samplebatch.cli.application", "application.verify_command"): {"samplebatch.cli.inspecting"},
-    ("samplebatch.service.connection", "_new_link"): {"samplebatch.service.link"},
+    ("samplebatch.service.connection", "new_link"): {"samplebatch.service.link"},
     ("samplebatch.service.server", "_listen"): {"samplebatch.service.flight_server"},
 }
 """Functions that load a neighbour when they are called, as it loads what importing the package can do without."""

@@ -174,7 +174,7 @@ class TableConnection:
         self._closed = self._ended = False
         self._process = os.getpid()
         flight_process.register_client(self)
-        self._link = self._new_link()
+        self._link = self.new_link()
         self._writer = FragmentWriter(self._link, table, writer, whole("max_unacknowledged", max_unacknowledged, 1))
         self._encoder = FragmentEncoder()
         self._open_steps = OpenSteps(self._fragment_steps)
@@ -186,7 +186,8 @@ class TableConnection:
         self._has_asked = not shared_memory
         self._holds_steps: bool | None = None
 
-    def _new_link(self) -> Link:
+    def new_link(self) -> Link:
+        """Create another connection to the service."""
         from samplebatch.service.link import Link
 
         return Link(self.uri, self._token, self._certificates, self._reconnect_s)
@@ -207,14 +208,15 @@ class TableConnection:
             )
 
     @property
-    def _is_forked(self) -> bool:
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the one that created the client."""
         return self._process != os.getpid()
 
     # Closing
 
     def close(self) -> None:
         """Wait until all fragments are acknowledged, and close the connection; raises as `flush` does."""
-        if self._ended or self._is_forked:
+        if self._ended or self.is_forked:
             return
         self.cancel_draws(idle=False)
         try:
@@ -238,7 +240,7 @@ class TableConnection:
         idle
             Whether to cancel sessions, too, that nobody waits for; updates that are on their way are lost then.
         """
-        if self._is_forked:
+        if self.is_forked:
             return
         self._closed = True
         for session in (*list(self._sessions.values()), *list(self._streaming)):
@@ -247,7 +249,7 @@ class TableConnection:
 
     def end(self) -> None:
         """Close the connection, and forget the fragments that are not acknowledged."""
-        if self._is_forked:
+        if self.is_forked:
             return
         self.cancel_draws()
         if self._lock.acquire(timeout=_END_S):
@@ -451,7 +453,7 @@ class TableConnection:
         """
         draw = self._find_draw(batch_size, mode, options)
         self.check_open()
-        link = self._new_link()
+        link = self.new_link()
         session: SampleSession | None = None
         patience: Patience | None = None
         try:
@@ -486,7 +488,7 @@ class TableConnection:
         return session
 
     def _close_stream(self, session: SampleSession | None) -> None:
-        if session is not None and not self._is_forked:
+        if session is not None and not self.is_forked:
             self._streaming.discard(session)
             session.close()
 

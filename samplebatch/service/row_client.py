@@ -114,7 +114,7 @@ class RowClient:
         }
         self._pickled = {**options, "writer": writer, "timeout_s": timeout_s}
         self._connection = TableConnection(uri, table, writer=self.writer, **options)
-        self._put_link, self._read_link = self._connection._new_link(), self._connection._new_link()
+        self._put_link, self._read_link = self._connection.new_link(), self._connection.new_link()
         self._put_lock, self._read_lock = threading.RLock(), threading.RLock()
         self._writers: dict[bytes, FragmentWriter] = {}
         """Put streams by column schema."""
@@ -140,7 +140,7 @@ class RowClient:
 
     def close(self) -> None:
         """Close the connection; requests waiting in other threads raise ServiceError. Idempotent."""
-        if self._connection._is_forked:
+        if self._connection.is_forked:
             return
         self._connection.close()
         session = self._session
@@ -187,8 +187,8 @@ class RowClient:
         ArgumentError
             If a key is repeated, already has one of the columns, or exists although `update` is false.
         RowIndexError
-            If `update` is true and a key is unknown, or `update` is None and a key's row was evicted; pass
-            `update=False` to create the row again.
+            If `update` is true and a key is unknown, or `update` is None and a key's row was taken, evicted or removed;
+            pass `update=False` to create the row again.
         ColumnLengthError, ColumnTypeError, ColumnMismatchError
             If a column's length differs from `keys`, it contains Python objects, or its dtype or row shape has changed.
         CapacityError

@@ -510,15 +510,17 @@ class RowStore:
         """Return leased rows that still exist."""
         self._arrays["mark", consumer][self._positions(self.existing(numbers))] = _FREE
 
-    def commit(self, consumer: str, numbers: Ints) -> None:
-        """Mark leased rows as taken; remove rows that all consumers have taken."""
+    def commit(self, consumer: str, numbers: Ints) -> Ints | list[str]:
+        """Mark leased rows as taken; remove rows that all consumers have taken and return their keys."""
         numbers = self.existing(numbers)
         positions = self._positions(numbers)
         self._arrays["mark", consumer][positions] = _TAKEN
         is_taken = np.ones(len(numbers), np.bool_)
         for other in self.consumers:
             is_taken &= self._arrays["mark", other][positions] == _TAKEN
+        keys = self.keys_of(numbers[is_taken])
         self.remove(numbers[is_taken])
+        return keys
 
     def oldest(self, count: int) -> Ints:
         """Return the numbers of the oldest rows."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from samplebatch.arguments import count_of, positive, whole
+from samplebatch.arguments import choice, count_of, positive, whole
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.table import new_lock
 from samplebatch.column.convert import Ragged, ragged_dtypes
@@ -32,10 +32,13 @@ from samplebatch.storage.foreign.damage import name_damage
 MAX_ROWS: Final = 1 << 16
 """Maximum number of rows per request, which bounds the time the lock is held."""
 
-MAX_EVICTED_KEYS: Final = 1 << 16
-"""Maximum number of evicted keys that a table remembers."""
+MAX_REMOVED_KEYS: Final = 1 << 16
+"""Maximum number of removed keys that a table remembers, unless its capacity is larger."""
 
 _MAX_NBYTES: Final = 1 << 34
+
+_REMOVALS: Final = ("taken", "evicted", "removed")
+"""How rows leave a table."""
 
 
 @dataclass(frozen=True)
@@ -240,8 +243,8 @@ class RowTable:
         self._leases: dict[str, Lease] = {}
         """Current lease per reader."""
         self._inserted = self._sampled = self._evicted = 0
-        self._evicted_keys: dict[Any, None] = {}
-        """Keys of the latest evicted rows, oldest first."""
+        self._removed_keys: dict[Any, str] = {}
+        """Keys of the latest removed rows, oldest first, each with one of `_REMOVALS`."""
         self._version = UNKNOWN
 
     def __len__(self) -> int:
@@ -291,8 +294,8 @@ class RowTable:
         ArgumentError
             If a key is repeated, already has one of the columns, or exists although `update` is false.
         RowIndexError
-            If `update` is true and a key is unknown, or `update` is None and a key's row was evicted; pass
-            `update=False` to create the row again.
+            If `update` is true and a key is unknown, or `update` is None and a key's row was taken, evicted or removed;
+            pass `update=False` to create the row again.
         ColumnLengthError, ColumnTypeError, ColumnMismatchError
             If a column's length differs from `keys`, it contains Python objects, or its dtype or row shape has changed.
         CapacityError
@@ -315,17 +318,18 @@ class RowTable:
             self._room.admit(
                 writer,
                 "insert",
-                lambda: None if was_taken() or self._evicted_of(write, update) else self._hold_put(write),
+                lambda: None if was_taken() or self._removed_of(write, update) else self._hold_put(write),
                 _seconds(timeout_s),
                 is_cancelled,
             )
             if was_taken():
                 return keys_array(write.keys or [])
-            evicted = self._evicted_of(write, update)
-            if evicted:
+            removed = self._removed_of(write, update)
+            if removed:
                 raise RowIndexError(
-                    f"keys must not be keys of evicted rows, got {len(evicted)} of {write.count} evicted, first "
-                    f"{evicted[0]!r}; put the others, or pass update=False to create the rows again"
+                    f"keys must not be keys of former rows, got {len(removed)} of {write.count}, first "
+                    f"{removed[0]!r}, which was {self._removed_keys[removed[0]]}; put the others, or pass update=False "
+                    "to create the rows again"
                 )
             if self._rows.nbytes + write.nbytes > 2 * self._max_nbytes:
                 raise CapacityError(
@@ -336,9 +340,9 @@ class RowTable:
             stored = self._rows.write(write, update)
             self._written.note(writer, stream, number)
             self._inserted += created
-            if self._evicted_keys:
+            if self._removed_keys:
                 for key in write.keys or ():
-                    self._evicted_keys.pop(key, None)
+                    self._removed_keys.pop(key, None)
             if self._rows.facts.version in write.columns:
                 versions = self._rows.fact("version")[self._rows.candidates()]
                 self._version = max(self._version, int(versions.max(initial=UNKNOWN)))
@@ -346,11 +350,11 @@ class RowTable:
             self._room.wake()
             return stored
 
-    def _evicted_of(self, write: Write, update: bool | None) -> list[Any]:
-        """Return the keys of evicted rows in a put; empty if `update` is not None."""
-        if update is not None or not self._evicted_keys:
+    def _removed_of(self, write: Write, update: bool | None) -> list[Any]:
+        """Return the keys of removed rows in a put; empty if `update` is not None."""
+        if update is not None or not self._removed_keys:
             return []
-        return [key for key in write.keys or () if key in self._evicted_keys]
+        return [key for key in write.keys or () if key in self._removed_keys]
 
     def _hold_put(self, write: Write) -> Hold | None:
         created = self._rows.new_rows(write)
@@ -380,10 +384,15 @@ class RowTable:
             return
         self._evicted += len(numbers)
         keys = self._rows.keys_of(numbers)
-        self._evicted_keys.update(dict.fromkeys(keys if isinstance(keys, list) else keys.tolist()))
         self._rows.remove(numbers)
-        for key in list(islice(self._evicted_keys, max(len(self._evicted_keys) - MAX_EVICTED_KEYS, 0))):
-            del self._evicted_keys[key]
+        self._remember(keys, "evicted")
+
+    def _remember(self, keys: Ints | list[str], removal: str) -> None:
+        """Remember the keys of removed rows, so that a late column does not create them again."""
+        self._removed_keys.update(dict.fromkeys(keys if isinstance(keys, list) else keys.tolist(), removal))
+        excess = len(self._removed_keys) - max(MAX_REMOVED_KEYS, self.capacity)
+        for key in list(islice(self._removed_keys, max(excess, 0))):
+            del self._removed_keys[key]
 
     def reserve_keys(self, count: int) -> int:
         """Reserve `count` consecutive integer keys for a writer and return the first.
@@ -599,7 +608,7 @@ class RowTable:
         with self._lock:
             if lease.number and self._leases.pop(lease.reader, None) is not lease:
                 return False
-            self._rows.commit(lease.consumer, lease.numbers)
+            self._remember(self._rows.commit(lease.consumer, lease.numbers), "taken")
             self._committed.note(lease.reader, "", lease.number)
             self._sampled += len(lease.numbers)
             self._room.wake()
@@ -701,7 +710,9 @@ class RowTable:
         with self._lock:
             numbers = np.unique(self._rows.find(listed))
             numbers = numbers[numbers >= 0]
+            keys_of_rows = self._rows.keys_of(numbers)
             self._rows.remove(numbers)
+            self._remember(keys_of_rows, "removed")
             self._room.wake()
             return len(numbers)
 
@@ -805,7 +816,7 @@ class RowTable:
         with self._lock:
             self._rows.clear()
             self._leases.clear()
-            self._evicted_keys.clear()
+            self._removed_keys.clear()
             self._inserted = self._sampled = self._evicted = 0
             self._version = UNKNOWN
             self._room.wake()
@@ -851,7 +862,7 @@ class RowTable:
                 "size": len(self._rows),
                 "written": self._written.state(),
                 "committed": self._committed.state(),
-                "evicted_keys": list(self._evicted_keys),
+                "removed_keys": [list(self._removed_keys), list(self._removed_keys.values())],
                 "counts": [self._inserted, self._sampled, self._evicted],
                 "version": None if self._version == UNKNOWN else self._version,
                 "generator": generator_state(self._rng),
@@ -874,15 +885,14 @@ class RowTable:
             counts = [count_of("counts", count) for count in state["counts"]]
             version = UNKNOWN if state["version"] is None else whole("version", state["version"], None)
             rng = generator_from_state(state["generator"])
-            evicted_keys = list_keys(state.get("evicted_keys", [])) or []
+            keys, removals = state.get("removed_keys", [[], []])
+            removals = [choice("removed_keys", removal, _REMOVALS) for removal in removals]
+            removed_keys = dict(zip(list_keys(keys) or [], removals, strict=True))
             self._inserted, self._sampled, self._evicted = counts
             self._rows, self._rng, self._version = rows, rng, version
-            self._written, self._committed, self._started = (
-                written,
-                committed,
-                TakenNumbers.from_state(committed.state()),
-            )
-            self._evicted_keys = dict.fromkeys(evicted_keys[-MAX_EVICTED_KEYS:])
+            self._written, self._committed = written, committed
+            self._started = TakenNumbers.from_state(committed.state())
+            self._removed_keys = removed_keys
             self._leases.clear()
             self._room.wake()
 

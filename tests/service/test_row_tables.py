@@ -521,7 +521,10 @@ def test_a_checkpoint_restores_rows_keys_marks_and_columns(tmp_path):
     assert batch["key"].tolist() == [1, 4]
     assert batch["ids"].lengths.tolist() == [1, 4]
     assert list(again.get([0], columns=["text"])["text"]) == ["zero"]
-    again.put([4], {"text": ["complete"]})
+    with pytest.raises(RowIndexError, match="first 4, which was taken"):
+        again.put([4], {"text": ["complete"]})
+    with pytest.raises(RowIndexError, match="first 3, which was removed"):
+        again.put([3], {"text": ["complete"]})
     again.put([0], {"reward": [0.0]}, update=True)
     assert again.take(2, columns=["uid"], by_group=True)["uid"].tolist() == ["a", "b"]
     assert again.take(1, columns=["ids"])["key"].tolist() == [5]
@@ -592,7 +595,7 @@ def test_a_late_column_does_not_recreate_an_evicted_row():
     table = RowTable("rows", 8, version="version", max_lag=1)
     table.put([1, 2], {"version": [1, 1], "x": [1, 2]})
     table.put([3], {"version": [5], "x": [3]})
-    with pytest.raises(RowIndexError, match="got 1 of 2 evicted, first 1; put the others, or pass update=False"):
+    with pytest.raises(RowIndexError, match="got 1 of 2, first 1, which was evicted; put the others, or pass update"):
         table.put([3, 1], {"y": [3, 1]})
     assert table.info()["size"] == 1
     assert "y" not in table.info()["columns"]
@@ -600,11 +603,40 @@ def test_a_late_column_does_not_recreate_an_evicted_row():
     restored = RowTable("rows", 8, version="version", max_lag=1)
     restored.load_state_dict(table.freeze())
     for either in (table, restored):
-        with pytest.raises(RowIndexError, match="got 1 of 1 evicted, first 2"):
+        with pytest.raises(RowIndexError, match="got 1 of 1, first 2, which was evicted"):
             either.put([2], {"y": [2]}, timeout_s=0)
         either.put([1], {"version": [5]}, update=False)
         either.put([1], {"y": [1]})
         assert either.get([1], columns=["y"])["y"].tolist() == [1]
+
+
+@pytest.mark.parametrize("removal", ["taken", "removed"])
+def test_a_late_column_does_not_recreate_a_row_that_left(rows, removal):
+    rows.put([1, 2], {"x": [1, 2]})
+    if removal == "taken":
+        rows.take(1, columns=["x"])
+    else:
+        rows.remove([1])
+    message = f"keys must not be keys of former rows, got 1 of 2, first 1, which was {removal}; put the others"
+    with pytest.raises(RowIndexError, match=message):
+        rows.put([2, 1], {"y": [2, 1]})
+    with pytest.raises(RowIndexError, match="1 of 1 are unknown, first 1"):
+        rows.put([1], {"y": [1]}, update=True)
+    assert len(rows) == 1
+    assert list(rows.info()["columns"]) == ["x"]
+    rows.put([2], {"y": [2]})
+    rows.put([1], {"x": [3], "y": [3]}, update=False)
+    assert rows.take(2, columns=["x", "y"])["x"].tolist() == [2, 3]
+
+
+def test_a_row_that_one_of_two_consumers_took_gets_late_columns():
+    table = RowTable("rows", 4, consumers=["critic", "trainer"])
+    table.put([1], {"x": [1]})
+    table.take(1, columns=["x"], consumer="critic")
+    table.put([1], {"value": [0.5]})
+    table.take(1, columns=["value"])
+    with pytest.raises(RowIndexError, match="first 1, which was taken"):
+        table.put([1], {"late": [1]})
 
 
 def test_a_full_table_rejects_columns_of_evicted_rows_without_waiting():
@@ -612,7 +644,7 @@ def test_a_full_table_rejects_columns_of_evicted_rows_without_waiting():
     table.put(["a"], {"version": [1]})
     table.set_version(2)
     table.put(["b"], {"version": [2]})
-    with pytest.raises(RowIndexError, match="got 1 of 1 evicted, first 'a'"):
+    with pytest.raises(RowIndexError, match="got 1 of 1, first 'a', which was evicted"):
         table.put(["a"], {"y": [1]}, timeout_s=5)
 
 
