@@ -620,7 +620,7 @@ def test_a_late_column_does_not_recreate_a_row_that_left(rows, removal):
     message = f"keys must not be keys of former rows, got 1 of 2, first 1, which was {removal}; put the others"
     with pytest.raises(RowIndexError, match=message):
         rows.put([2, 1], {"y": [2, 1]})
-    with pytest.raises(RowIndexError, match="1 of 1 are unknown, first 1"):
+    with pytest.raises(RowIndexError, match="got 1 of 1 unknown, first 1"):
         rows.put([1], {"y": [1]}, update=True)
     assert len(rows) == 1
     assert list(rows.info()["columns"]) == ["x"]
