@@ -206,7 +206,6 @@ def collect(run: Run) -> int:
 
 
 def _finish(run: Run, pool: RolloutWorkers, target: Destination) -> None:
-    """Write and summarize the collected steps."""
     batch, nbytes = target.finish()
     show_columns(batch)
     show_episodes(episode_statistics(batch))
@@ -263,7 +262,6 @@ def _progress(unit: str) -> Progress:
 def _show(
     progress: Progress, run: Run, pool: RolloutWorkers, target: Destination, running: RunningStatistics
 ) -> Callable[[], None]:
-    """Start a progress bar and return the function that updates it."""
     task = progress.add_task("", total=run.total, details="workers are starting")
 
     def show() -> None:

@@ -77,7 +77,6 @@ def _verdict(name: str, left: SampleBatch, right: SampleBatch) -> str:
 
 
 def _cells(name: str, batch: SampleBatch) -> tuple[str, str, str]:
-    """Return dtype and shape of a column, its range and its mean."""
     line = Line("", "", "")
     if name in batch.column_names:
         (line,) = describe({name: batch.column(name)})

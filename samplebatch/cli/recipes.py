@@ -209,7 +209,6 @@ def _trainer_defaults(params: type[TrainerParams]) -> dict[str, Any]:
 
 
 def _arguments(cls: type, settings: Settings) -> dict[str, Any]:
-    """Select the settings that are arguments of a class."""
     return {name: settings[name] for name in _plain_arguments(cls) if name in settings}
 
 

@@ -179,7 +179,6 @@ def _page(batch: SampleBatch | MultiAgentBatch, title: str) -> str:
 
 
 def _frames(name: str, sheet: str) -> str:
-    """Return the HTML of a contact sheet with the name of its column."""
     return f'<figure><figcaption>{for_html(name)}</figcaption><img src="{sheet}" alt="frames"></figure>'
 
 

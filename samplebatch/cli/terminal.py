@@ -49,7 +49,6 @@ def say(sentence: str, *, stderr: bool = False) -> None:
 
 
 def _printable(sentence: str) -> str:
-    """Escape control characters in a message, except line breaks."""
     return "\n".join(for_terminal(line.replace("\t", "    "), _MAX_LINE) for line in sentence.split("\n"))
 
 

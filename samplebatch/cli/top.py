@@ -117,7 +117,6 @@ def _rate(now: int, before: int, seconds: float) -> str:
 
 
 def _held(table: str, request: Mapping[str, Any]) -> str:
-    """Describe a blocked request: client, reason and duration."""
     who = repr(request["who"]) if request["who"] else "somebody"
     seconds = max(time.time() - request["since"], 0.0)
     return f"{table}: the {request['action']} of {who} has been held back for {seconds:.1f} s: {request['why']}"

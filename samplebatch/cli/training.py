@@ -423,7 +423,6 @@ def _check_shapes(rows: Any, env: str, spaces: Mapping[str, Any]) -> None:
 
 
 def _show(folder: Path, plot: Path | None) -> None:
-    """Plot the learning curve in the terminal, and as a picture if requested."""
     log = read_log(folder / _LOG)
     curves = learning_curves(log)
     for name in [name for name in ("test/returns_stat/mean", "update/loss") if name in curves][:1]:

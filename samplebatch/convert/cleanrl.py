@@ -243,7 +243,6 @@ class CleanRLReplayBuffer:
         return rows
 
     def _transitions(self, slots: Ints) -> TransitionSamples:
-        """Gather transitions that start in slots, shape (n,)."""
         buffer, table = self.buffer, self.buffer._table
         rows, discounts = self._rows(slots), None
         if self.n_steps is None:

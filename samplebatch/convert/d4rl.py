@@ -76,7 +76,6 @@ def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) ->
 
 
 def _read(reader: Hdf5Reader, child: Any) -> Any:
-    """Read a dataset, or the datasets of a group by name."""
     if hasattr(child, "shape"):
         return reader.raw(child)
     return {name: _read(reader, inner) for name, inner in reader.children(child).items()}
@@ -85,7 +84,7 @@ def _read(reader: Hdf5Reader, child: Any) -> Any:
 def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
     """Write steps as a file in D4RL's layout, atomically.
 
-    The last step of an unfinished episode counts as a timeout. Columns without a D4RL name keep theirs; `eps_id` and
+    The last step of an unfinished episode counts as a timeout. Columns unknown to D4RL keep their names; `eps_id` and
     `t` are omitted, because the flags delimit the episodes.
 
     Parameters

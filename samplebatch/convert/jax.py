@@ -27,8 +27,8 @@ def register_with_jax() -> None:
     """Register `SampleBatch` as a pytree with JAX; repeated calls have no effect.
 
     The leaves are the columns, in order, under their dotted names. In traced functions and their results, columns are
-    JAX arrays: `batch["obs"]` returns one and slicing a batch slices it. Operations that store or join batches copy
-    the arrays to the host.
+    JAX arrays: `batch["obs"]` returns an array, and slicing a batch slices its arrays. Operations that store or join
+    batches copy the arrays to the host.
 
     Raises
     ------

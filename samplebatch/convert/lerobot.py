@@ -304,7 +304,6 @@ def _check_places(features: Iterable[str]) -> None:
 
 
 def _place(name: str) -> str:
-    """Return the dotted column name of a feature in a batch."""
     if name in _TO_FLAT:
         return _TO_FLAT[name]
     first, dot, suffix = name.partition(".")
@@ -331,7 +330,6 @@ def _read_file(
     chosen: npt.NDArray[np.bool_],
     max_nbytes: int | None,
 ) -> SampleBatch:
-    """Read a data file and check its rows against the expected episodes."""
     file, bound = open_parquet(path, max_nbytes=max_nbytes)
     for name in features:
         if name not in file.schema.names:
@@ -357,7 +355,6 @@ def _read_file(
 
 
 def _values(column: pa.ChunkedArray, name: str, feature: Feature, bound: MemoryBound) -> Any:
-    """Convert the values of a column to the dtype and shape of its feature."""
     array = column.combine_chunks()
     array = getattr(array, "storage", array)
     if feature.dtype == "image":

@@ -604,8 +604,6 @@ def _read_episodes(column: pa.ChunkedArray, bound: MemoryBound, allow_pickle: bo
 
 
 def _parts_in(state: dict[str, Any]) -> EpisodeParts:
-    """Split the result of `SingleAgentEpisode.get_state` into parts."""
-
     def cut(name: str, of: Any = state) -> Any:
         return trim(of[name]["data"], int(of[name]["lookback"]))
 
@@ -711,7 +709,6 @@ def write_rllib_episodes(source: experience.Source, path: str | os.PathLike[str]
 
 
 def _encode(value: Any) -> Any:
-    """Encode an array or number like `msgpack_numpy`."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "O":
         return value.tolist()
     if isinstance(value, np.ndarray):

@@ -253,7 +253,6 @@ def _unit_of(space: Any) -> ActionUnit | None:
 
 
 def _share(n: int, n_envs: int) -> int:
-    """Return the number of steps per environment."""
     if n % whole("n_envs", n_envs, 1):
         raise ArgumentError(f"n_envs must divide the number of steps, which is {n}, got {n_envs}; drop {n % n_envs}")
     return n // n_envs

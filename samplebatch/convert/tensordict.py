@@ -154,7 +154,6 @@ def from_tensordict(td: TensorDict) -> SampleBatch:
 
 
 def _observations(root: dict[str, Any], following: dict[str, Any]) -> dict[str, Any]:
-    """Pop the observations and next observations from the entries."""
     keys = [key for key in root if key in following and key not in _FLAGS and key != "reward"]
     if keys in ([], ["observation"]):
         columns = {names.OBS: root.pop("observation", None), names.NEXT_OBS: following.pop("observation", None)}

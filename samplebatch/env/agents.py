@@ -201,7 +201,7 @@ class AgentGroup:
     observations, infos
         Newest observation and info of each agent, which the environment may overwrite in its next step.
     begins
-        Whether each agent has not acted yet since the episode started or the agent rejoined it; None if all have.
+        Whether each agent has yet to act since the episode started or the agent rejoined; None if no agent has.
     pick
         Function that selects the values of the agents from a mapping by agent, as a tuple.
     number_types
@@ -373,7 +373,7 @@ class MultiAgentAdapter(ABC):
         infos: Mapping[Any, Any],
         continuing: Collection[Any],
     ) -> list[AgentGroup]:
-        """Group agents by policy; agents outside of `going_on` start their trajectories."""
+        """Group agents by policy; agents outside of `continuing` start their trajectories."""
         policies, positions = self._policies, self._positions
         episode = Episode(self.eps_id, self.env_id, self._episodes - 1)
         by_policy: dict[PolicyID, list[Any]] = {}

@@ -297,7 +297,6 @@ class _Maker:
 
 
 def _failure(index: int, how: str, cause: BaseException | None) -> WorkerError:
-    """Create the error for a command that an environment failed to execute."""
     error = WorkerError(f"environment {index} must be reset and stepped without error, but {how}")
     error.__cause__ = cause
     return error
@@ -484,7 +483,6 @@ class AsyncEnvironments(Environments):
         return AsyncStepResult(envs, columns, infos, envs[done], ready[order], obs, all_infos)
 
     def _steps(self, envs: Rows, steps: Sequence[Sequence[Any]]) -> tuple[list[Leaf], Floats, Flags, Flags, list[Any]]:
-        """Join steps: new observations by leaf, rewards, flags and infos."""
         if not steps:
             return [], np.empty(0, FLOAT), np.empty(0, BOOL), np.empty(0, BOOL), []
         left, rewards, terminateds, truncateds, infos = zip(*steps, strict=True)

@@ -193,7 +193,6 @@ class Environments(ABC):
         return StepResult(len(steps), leaves, *outcomes, infos_by_step, self._autoreset_rows(masks))
 
     def _autoreset_rows(self, masks: Sequence[Flags | None]) -> Rows | None:
-        """Return the rows of autoreset steps; None if there are none."""
         if {*map(type, masks)} == _NONE_TYPES:
             return None
         none = np.zeros(self.num_envs, np.bool_)

@@ -16,7 +16,7 @@ command      arguments                     answer
 `LOAD`       the value of `SAVED`          `SAVED`: None
 ===========  ============================  ===========================================================================
 
-"left" are the leaves of the observation that are not in shared memory. `FAILED` replaces any answer after an error:
+"left" are the leaves of the observation that are not in shared memory. After an error, the answer is `FAILED`:
 whether a value was rejected, the error text, the pickled error if possible, and the traceback.
 """
 
@@ -379,7 +379,6 @@ class EnvironmentStepper:
         return self.observations.flatten_one(obs, names.OBS, self._refuse)
 
     def _refuse(self, sentence: str, row: int | None) -> EnvironmentSpecError:
-        """Create the error for an invalid value of the newest step or reset."""
         after = f"the reset after step {self._made}" if self._made else "a reset"
         where = after if self._resets else f"step {self._made}"
         return EnvironmentSpecError(f"{sentence} from environment {self._index} in {where}")

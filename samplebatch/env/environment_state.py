@@ -134,5 +134,4 @@ def _find_drawn(env: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def _fill(instance: Any, attributes: dict[str, Any]) -> None:
-    """Set the attributes of an object created without `__init__`."""
     instance.__dict__.update(attributes)

@@ -88,7 +88,6 @@ class EnvironmentList(Environments):
         return self._reset(range(self.num_envs), seeded)
 
     def _reset(self, envs: Sequence[int], arguments: Iterable[dict[str, Any]]) -> tuple[list[Leaf], list[Info]]:
-        """Reset k environments, each with its own arguments."""
         self._resetting = True
         returned = self._reset_each(envs, arguments)
         refuse = self.refusing(*envs)
@@ -99,11 +98,9 @@ class EnvironmentList(Environments):
         return begun
 
     def _reset_each(self, envs: Sequence[int], arguments: Iterable[dict[str, Any]]) -> list[Any]:
-        """Return the result of `reset` of each environment."""
         return [self._envs[env].reset(**env_arguments) for env, env_arguments in zip(envs, arguments, strict=False)]
 
     def _step_each(self, actions: Iterable[Any]) -> list[Any]:
-        """Return the result of `step` of each environment."""
         return [env.step(action) for env, action in zip(self._envs, actions, strict=True)]
 
     def step_raw(self, actions: Sequence[Leaf]) -> StepParts:
@@ -181,7 +178,6 @@ def take_apart(method: str, returned: Sequence[Any], count: int, refuse: Refuse)
 
 
 def _copy_infos(infos: Sequence[Any], refuse: Refuse) -> list[Info]:
-    """Copy infos, which environments may reuse."""
     for row, info in enumerate(infos):
         if not isinstance(info, Mapping):
             raise refuse(f"column {names.INFOS!r} must hold dicts, got a {type(info).__name__}", row)

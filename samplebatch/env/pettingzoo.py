@@ -37,7 +37,6 @@ class ParallelAdapter(MultiAgentAdapter):
     def _await(
         self, agents: list[Any], observations: Mapping[Any, Any], infos: Mapping[Any, Any], going_on: Collection[Any]
     ) -> None:
-        """Set the agents that act next."""
         _check("an observation", observations, agents)
         self._refuse_none(map(observations.__getitem__, agents), agents)
         self._agents = agents
@@ -100,7 +99,6 @@ class ParallelAdapter(MultiAgentAdapter):
         return _new_tuple(AgentOutcomes, (group.agents, new_observations, paid, terminateds, truncateds, agent_infos))
 
     def _convert(self, paid: Numbers, terminateds: Numbers, truncateds: Numbers, group: AgentGroup) -> list[Numbers]:
-        """Convert rewards and flags exactly."""
         if FLOATS.issuperset(map(type, paid)) and BOOLS.issuperset(map(type, terminateds + truncateds)):
             group.number_types = [*map(type, paid + terminateds + truncateds)]
             return [paid, terminateds, truncateds]

@@ -356,7 +356,6 @@ def known_environments() -> list[str]:
 
 
 def _hint_for_bare(name: str) -> str:
-    """Return a hint for an id without a package or version."""
     bare: dict[str, str] = {}
     versions: dict[str, str] = {}
     for full in known_environments():

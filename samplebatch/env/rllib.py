@@ -85,7 +85,6 @@ class RLlibAdapter(MultiAgentAdapter):
         return outcomes, all_terminate or all_truncate
 
     def _await(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], going_on: Collection[Any]) -> None:
-        """Set the agents with an observation as the next to act."""
         for agent, seen in observations.items():
             if seen is None:
                 raise self.refusing(agent)(f"column {names.OBS!r} must hold an observation, got None", None)
@@ -95,7 +94,6 @@ class RLlibAdapter(MultiAgentAdapter):
         self.groups = self._group(copies, copies, infos, going_on)
 
     def _last(self, agent: Any, observations: Mapping[Any, Any], *, truncated: bool) -> Any:
-        """Return the next observation of an agent's action."""
         if agent in observations:
             return observations[agent]
         if truncated:

@@ -245,7 +245,6 @@ class AsyncCollector(Collector):
         self._environments.send(envs, result.actions)
 
     def _record(self, step: AsyncStepResult) -> None:
-        """Record steps together with their pending decisions, and store the next observations."""
         decided: dict[int, tuple[ActResult, list[int], list[int]]] = {}
         for position, env in enumerate(step.envs.tolist()):
             act, row = self._pending.pop(env)

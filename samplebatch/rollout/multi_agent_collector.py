@@ -89,7 +89,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         no noise.
     seed
         Seed of environments and actions; the same seed gives the same data except `eps_id`. The data of one `env_id` do
-        not depend on the number of environments, provided that the policies do not.
+        not depend on the number of environments, if the policies do not depend on it.
     hooks
         Hooks applied to each trajectory or part of a trajectory in a batch (see `postprocess`); only without a buffer.
     infos
@@ -330,7 +330,6 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
                 time.sleep(render)
 
     def _group(self, acting: list[list[AgentGroup]]) -> dict[PolicyID, PolicyStep]:
-        """Create the step of each policy whose agents act next."""
         by_policy: dict[PolicyID, list[AgentGroup]] = {}
         for group in chain.from_iterable(acting):
             by_policy.setdefault(group.policy_id, []).append(group)
@@ -389,7 +388,6 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
             turns.end()
 
     def _record_turns(self, adapters: Sequence[MultiAgentAdapter], limit: int | None) -> None:
-        """Record complete turns, at most `limit`, environment by environment."""
         for adapter in adapters:
             turns = self._turns.get(adapter.env_id)
             if turns is None or (limit is not None and limit <= 0):

@@ -379,7 +379,7 @@ class _PolicyRows:
             ]
 
     def fit(self, columns: Mapping[str, Block]) -> Mapping[str, Block]:
-        """Convert columns to the dtypes of earlier rows; earlier rows are widened if the dtype is too narrow."""
+        """Convert columns to the dtypes of earlier rows; if their dtype is too narrow, earlier rows are widened."""
         if columns.keys() != self._blocks.keys():
             odd = next(iter(columns.keys() ^ self._blocks.keys()))
             raise ColumnMismatchError(f"all steps of a collection must have the same columns, got some without {odd!r}")
@@ -437,7 +437,6 @@ class _PolicyRows:
         return SampleBatch._of_steps(columns, nested, len(stream))
 
     def _join(self, name: str, order: Rows | None, columns: dict[str, Column], nested: dict[str, Structure]) -> None:
-        """Join the blocks of a column, or of the leaves of a nested column, in stream order."""
         blocks = self._blocks[name]
         if name in self._values:
             joined = _join_values(name, blocks)
@@ -877,7 +876,6 @@ def _columns_after(columns: Columns, before: Mapping[str, Any], transitions: Bat
 
 
 def _decision(act: ActResult, actions: SpaceLayout, rows: Rows | None) -> Batch:
-    """Return a decision as a batch for the step hook."""
     decision = act.decision
     batch = node(
         Batch,

@@ -340,7 +340,6 @@ class PrintedAsDict:
 
 
 def _as_dict(report: Any) -> Any:
-    """Convert reports and mappings of reports to dicts; other values are not copied."""
     if isinstance(report, PrintedAsDict):
         return {name: _as_dict(value) for name, value in vars(report).items()}
     return {name: _as_dict(value) for name, value in report.items()} if type(report) is dict else report

@@ -188,7 +188,6 @@ class WorkerPool:
             worker.end()
 
     def _note_exit(self, worker: Worker, end: WorkerExit) -> None:
-        """Record the failure of a worker and replace it."""
         self._backend.forget(worker)
         spec, request = worker.spec, worker.request or Request()
         left = replace(
@@ -228,7 +227,6 @@ class WorkerPool:
         )
 
     def _replace(self, worker: Worker, spec: WorkerSpec) -> None:
-        """End a worker and start its replacement."""
         self._sent_before += worker.sent_steps
         worker.end()
         self._replacements.pop(worker, None)

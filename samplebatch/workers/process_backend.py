@@ -203,7 +203,6 @@ class WorkerProcess(Worker):
         return Collected(fragment if _leaves_room(self._consumer) else fragment.copy(), ended)
 
     def _exit(self, why: str = "") -> WorkerExit:
-        """Return how the worker ended."""
         if self._hang is not None:
             return self._hang
         end = wait_for_exit(self._process, GRACE_S)

@@ -289,7 +289,6 @@ class RayWorker(Worker):
         return None
 
     def _exit(self, error: Exception) -> WorkerExit:
-        """Return how the actor ended."""
         self._look()
         errors = self._ray.exceptions
         if self._hang is not None:

@@ -175,7 +175,6 @@ class Received:
 
 
 def _weights_version(fragment: Fragment) -> int:
-    """Return the weights version of a fragment; 0 if its rows do not have one."""
     for steps in fragment.as_multi_agent().policy_batches.values():
         if steps.count and names.WEIGHTS_VERSION in steps:
             return int(steps[names.WEIGHTS_VERSION][0])

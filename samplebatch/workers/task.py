@@ -324,7 +324,6 @@ class SingleAgentTask(Task):
         return postprocess(batch, self._spec.hooks) if self._spec.hooks else batch
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:
-        """Remove steps beyond the requested number."""
         if self._left is not None:
             beyond = len(batch) - self._left
             self._left = max(0, -beyond)
@@ -426,7 +425,6 @@ def answer(task: Task, request: StateRequest) -> dict[str, Any]:
 
 
 def _as_environments(spec: WorkerSpec, first: Any) -> Environments:
-    """Create the adapter of a worker's environments."""
     is_vector = environment_kind(first) == "vector"
     if is_vector and spec.num_envs > 1:
         raise EnvironmentSpecError(f"envs_per_worker must be 1 for a vector environment, got {spec.num_envs}")

@@ -183,7 +183,6 @@ def _send(producer: Producer, fragment: Fragment, task: Task) -> None:
 
 
 def _with_ended(fragment: Fragment, ended: EpisodeStatistics) -> MultiAgentBatch:
-    """Add statistics to a fragment, which `ProcessBackend` removes."""
     is_flat = isinstance(fragment, SampleBatch)
     pickled = np.frombuffer(pickle.dumps((is_flat, ended)), np.uint8)
     batches = {**fragment.as_multi_agent().policy_batches, ENDED: SampleBatch({ENDED: pickled})}

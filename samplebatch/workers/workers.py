@@ -450,7 +450,6 @@ class RolloutWorkers(Uncopied):
         self._requested = requested
 
     def _ask(self, pool: WorkerPool, requested: Request) -> None:
-        """Send each worker its share of a request, unless the share is 0."""
         workers, envs = len(self._specs), self._specs[0].num_envs
         steps, episodes = (shares(amount, workers, envs) for amount in (requested.n_step, requested.n_episode))
         pool.ask(
@@ -703,7 +702,6 @@ class RolloutWorkers(Uncopied):
         self._leftover = [fragment.copy() for fragment in state["fragments"]]
 
     def _exchange(self, requests: Sequence[StateRequest]) -> list[dict[str, Any]]:
-        """Send one request to each worker and return their answers."""
         self._started().ask(dict(enumerate(requests)))
         self._finish_collect()
         return [dict(worker.answer) for worker in self._started().workers if requests[0].state is None]
@@ -743,7 +741,6 @@ class RolloutWorkers(Uncopied):
 
 
 def _make_backend(name: BackendName, options: BackendOptions) -> Backend:
-    """Create a backend by name, without starting workers."""
     choice("backend", name, get_args(BackendName))
     if options.ray_options is not None and name != "ray":
         raise ArgumentError(f"ray_options must be None unless backend is 'ray', got backend {name!r}")
