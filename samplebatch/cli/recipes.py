@@ -365,7 +365,7 @@ def _make_iql(obs: Space, act: Space, settings: Settings) -> IQL:
         critics: dict[str, Any] = heads | {"critic_optim": _optim(settings)}
     else:
         _check_continuous(act, "iql")
-        # Means within the bounds of the actions, as those of data are.
+        # Means are bounded like the actions in the data.
         head = ContinuousActorProbabilistic.for_space(_body(obs, settings), act, max_action=1.0)
         policy = ProbabilisticActorPolicy(actor=head, deterministic_eval=True, **_spaces(obs, act))
         critics = _critics(obs, act, settings)

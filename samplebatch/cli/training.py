@@ -303,7 +303,7 @@ def _frames(settings: Mapping[str, Any]) -> int:
 def choose_storage(source: str, space: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a buffer for observations: for images, each frame is stored once and compressed.
 
-    Settings that are not None are taken as they are.
+    Settings other than None are passed unchanged.
     """
     from samplebatch.env.atari import is_atari
 

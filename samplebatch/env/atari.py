@@ -29,7 +29,7 @@ def make_atari(
 ) -> Any:
     """Create an Atari environment with grey images of the last frames, as DQN's papers preprocess it.
 
-    Frames are skipped, pooled, made grey and resized by Gymnasium's `AtariPreprocessing` (Machado et al.,
+    Frames are skipped, pooled, converted to greyscale and resized by Gymnasium's `AtariPreprocessing` (Machado et al.,
     arXiv:1709.06009) and stacked by its `FrameStackObservation`. For training, `terminal_on_life_loss` and
     `clip_rewards` are usual (Mnih et al., Nature 518, 2015); evaluate without them.
 
@@ -115,7 +115,7 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class FireOnReset(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Wrapper that takes the action FIRE at the start of each episode, and after a lost life within an episode.
+    """Wrapper that executes the action FIRE at the start of each episode, and after a lost life within an episode.
 
     Policies that learn with it never have to fire to start a life, neither in training nor in evaluation.
     """

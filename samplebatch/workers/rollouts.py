@@ -88,7 +88,7 @@ class WorkerRollouts(Rollouts):
                 self._source.publish(self._policy.state_dict())
             self._begun = None
             stats = self._source.receive(n_step) if self._is_asynchronous else super().collect(n_step, n_episode)
-        # Copies of the policy made these steps; the schedules of the policy use its own step count.
+        # Copies of the policy computed these steps; the schedules of the policy use its own step count.
         if stats.policies:
             for policy_id, policy_stats in stats.policies.items():
                 self._policy[policy_id].note_steps(policy_stats.n_collected_steps)

@@ -328,7 +328,7 @@ class SingleAgentTask(Task):
             beyond = len(batch) - self._left
             self._left = max(0, -beyond)
             if beyond > 0:
-                # All but the first environments made one extra step.
+                # All but the first environments have one extra step.
                 ends = np.append(run_starts(np.asarray(batch[names.ENV_ID]))[1:], len(batch)) - 1
                 self._has_gaps = True
                 return batch.take(np.delete(np.arange(len(batch)), ends[-beyond:]))
