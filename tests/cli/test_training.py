@@ -129,6 +129,13 @@ def test_frames_of_other_environments_are_not_stacked() -> None:
     assert "stack_num must be left out in 'CartPole-v1', as only frames of Atari are stacked" in printed
 
 
+def test_atari_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    code, printed = invoke("train", "dqn", "ALE/Breakout-v5", *assignments(QUICK))
+    assert code == 2
+    assert "'cv2' is not installed; install it with: pip install 'samplebatch[atari]'" in printed
+
+
 @pytest.mark.parametrize(("name", "workers"), [("dqn", 0), ("rainbow", 1), ("ppo", 0)])
 def test_atari_is_learned_from_frames(name: str, workers: int, tmp_path: Path) -> None:
     pytest.importorskip("ale_py")

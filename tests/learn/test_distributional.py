@@ -387,6 +387,57 @@ def test_what_is_shown_is_learned(kind: str) -> None:
         assert collector.collect(n_episode=30).returns.mean() > 7.0
 
 
+@pytest.mark.parametrize("name", ["c51", "qrdqn"])
+def test_a_script_for_tianshou_runs_with_our_imports(name: str) -> None:
+    """Only the imports and the environments differ from Tianshou's example on CartPole."""
+    env = Match()
+    train_envs = [Match] * 2
+    is_c51 = name == "c51"
+    net = Net(
+        state_shape=env.observation_space.shape,
+        action_shape=env.action_space.n,
+        hidden_sizes=[16, 16],
+        softmax=is_c51,
+        num_atoms=ATOMS,
+    )
+    options: dict[str, Any] = {
+        "model": net,
+        "action_space": env.action_space,
+        "observation_space": env.observation_space,
+        "eps_training": 0.1,
+        "eps_inference": 0.05,
+    }
+    learning: dict[str, Any] = {"gamma": 0.9, "n_step_return_horizon": 3, "target_update_freq": 320}
+    optim = AdamOptimizerFactory(lr=1e-3)
+    algorithm: Any
+    if is_c51:
+        c51_policy = C51Policy(num_atoms=ATOMS, v_min=-10.0, v_max=10.0, **options)
+        algorithm = C51(policy=c51_policy, optim=optim, **learning).to("cpu")
+    else:
+        algorithm = QRDQN(policy=QRDQNPolicy(**options), optim=optim, num_quantiles=ATOMS, **learning).to("cpu")
+    buf = PrioritizedVectorReplayBuffer(200, buffer_num=2, alpha=0.6, beta=0.4)
+    train_collector = Collector(algorithm, train_envs, buf, exploration_noise=True)
+    test_collector = Collector(algorithm, [Match], exploration_noise=True)
+    train_collector.collect(n_step=20, reset_before_collect=True)
+    result = algorithm.run_training(
+        OffPolicyTrainerParams(
+            training_collector=train_collector,
+            test_collector=test_collector,
+            max_epochs=1,
+            epoch_num_steps=40,
+            collection_step_num_env_steps=10,
+            update_step_num_gradient_steps_per_sample=0.1,
+            test_step_num_episodes=2,
+            batch_size=8,
+            training_fn=lambda epoch, env_step: algorithm.policy.set_eps_training(0.05),
+            stop_fn=lambda mean_rewards: mean_rewards >= 100,
+            show_progress=False,
+            verbose=False,
+        )
+    )
+    assert result.update_step > 0
+
+
 def test_masked_steps_are_learned_from() -> None:
     policy = C51Policy(
         model=seeded(0, 3, 3 * ATOMS), action_space=Masked.action_space, num_atoms=ATOMS, eps_training=0.5
