@@ -340,7 +340,7 @@ def test_a_step_of_which_one_policy_cannot_be_recorded_is_kept_of_none() -> None
 
     policies = {"runner_0": "first", "runner_1": "second", "runner_2": "second"}
     collector = MultiAgentCollector("random", [arena.Relay(), Odd()], policy_mapping=policies, seed=1)
-    with pytest.raises(SampleBatchError, match="'new_obs' must hold float32"):
+    with pytest.raises(SampleBatchError, match="'new_obs' must contain float32"):
         collector.collect(n_step=8)
     batch = collector.collect(n_step=6).batch
     assert batch["first"]["t"].tolist() == [0, 1, 0] * 2

@@ -223,7 +223,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
         collector.load_state_dict(MAKERS["Pendulum"]().state_dict())
     with pytest.raises(ArgumentError, match="got a MultiAgentCollector"):
         collector.load_state_dict(MAKERS["simple_spread"]().state_dict())
-    with pytest.raises(EnvironmentSpecError, match="one of a Wrapped, got one of a"):
+    with pytest.raises(EnvironmentSpecError, match="of a Wrapped, got a"):
         MAKERS["as a whole, SameStep"]().load_state_dict(MAKERS["Disabled"]().state_dict(), allow_pickle=True)
 
 
