@@ -162,8 +162,9 @@ class QRDQNPolicy(DiscreteQLearningPolicy):
 class QRDQN(QLearningOffPolicyAlgorithm[QRDQNPolicy]):
     r"""Deep Q-learning by quantile regression, for discrete actions (Dabney et al., arXiv:1710.10044, algorithm 1).
 
-    The loss of a row, which is its priority, too, sums over quantiles and averages over the targets y of the chosen
-    next action's quantiles (equation 10), with a Huber loss L and the middles of N equal shares of probability
+    The loss of a row sums over quantiles and averages over the targets y of the chosen next action's quantiles
+    (equation 10), with a Huber loss L and the middles of N equal shares of probability. Its priority is the mean over
+    quantiles.
 
     .. math:: \sum_i \frac{1}{N} \sum_j |\hat\tau_i - 1_{y_j < \theta_i}|\, L(y_j - \theta_i),
         \quad \hat\tau_i = \frac{2 i - 1}{2 N}
@@ -211,7 +212,7 @@ class QRDQN(QLearningOffPolicyAlgorithm[QRDQNPolicy]):
         errors = nn.functional.huber_loss(estimates, targets, reduction="none", delta=self.huber_loss_delta)
         sides = (shares[:, None] - (targets < estimates).to(output.dtype)).abs()
         losses = (sides * errors).mean(-1).sum(-1)
-        return losses, losses
+        return losses, losses / count
 
 
 def _by_action(output: torch.Tensor, actions: int, count: int | None = None) -> torch.Tensor:

@@ -54,7 +54,7 @@ def update_with_nan(
     -------
     The algorithm, its tensors before the last update, the number of updates, and the error.
     """
-    env = gymnasium.make("Pendulum-v1" if name in ("td3", "sac", "cql") else "CartPole-v1")
+    env = gymnasium.make("Pendulum-v1" if name in ("td3", "ddpg", "sac", "cql") else "CartPole-v1")
     torch.manual_seed(0)
     collector: Any = Collector("random", env, seed=1, infos=False)
     rows: Any = collector.collect(n_step=60).batch.as_batch("tianshou")

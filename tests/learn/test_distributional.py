@@ -175,7 +175,7 @@ def test_the_loss_of_qrdqn_is_that_of_its_formula_row_by_row(delta: float) -> No
         losses.append(loss)
     stats = algorithm._update_with_batch(preprocess())
     assert stats.loss == pytest.approx((weights * losses).mean(), rel=1e-4)
-    np.testing.assert_allclose(batch.weight.numpy(), losses, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(batch.weight.numpy(), np.divide(losses, ATOMS), rtol=1e-3, atol=1e-6)
 
 
 def test_returns_beyond_the_support_are_those_of_its_ends() -> None:
