@@ -166,7 +166,7 @@ def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], rename
     Raises
     ------
     ArgumentError
-        If arguments are positional or have an unknown name; suggests the near name.
+        If arguments are positional, missing or have an unknown name; suggests the near name.
 
     Examples
     --------
@@ -180,9 +180,12 @@ def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], rename
     if values and not positional:
         expected = ", ".join(f"{name}=..." for name in list(parameters)[:3])
         raise ArgumentError(f"{cls.__name__} must get its arguments by name, {expected}, got {len(values)} without one")
-    for name in names:
+    named = list(names)
+    for name in named:
         if parameters and name not in parameters:
             raise ArgumentError(_no_argument(cls.__name__, name, parameters, renamed))
+    required = [name for name, parameter in parameters.items() if parameter.default is Parameter.empty]
+    _check_required(cls.__name__, required[len(values) :], named)
 
 
 @cache
@@ -210,10 +213,16 @@ def _no_argument(subject: str, name: str, valid_names: Iterable[str], renamed: M
     return f"{subject} has no argument {name!r}; {near_names(name, valid_names)}"
 
 
+def _check_required(subject: str, required: Iterable[str], names: Iterable[str]) -> None:
+    missing = [repr(name) for name in required if name not in names]
+    if missing:
+        raise ArgumentError(f"{subject} requires {' and '.join(missing)}")
+
+
 def suggest_names(
     **renamed: str,
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Return a decorator that suggests near names for unknown arguments.
+    """Return a decorator that names unknown, missing and superfluous arguments, and suggests near names.
 
     Parameters
     ----------
@@ -231,15 +240,35 @@ def suggest_names(
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         parameters = signature(function).parameters
-        takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
-        subject = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+        kinds = {parameter.kind for parameter in parameters.values()}
+        takes_any, takes_values = Parameter.VAR_KEYWORD in kinds, Parameter.VAR_POSITIONAL in kinds
+        by_name = (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+        positional = [name for name, parameter in parameters.items() if parameter.kind not in by_name]
+        required = [
+            name
+            for name, parameter in parameters.items()
+            if parameter.default is Parameter.empty and (name in positional or parameter.kind is Parameter.KEYWORD_ONLY)
+        ]
+        names = [name for name in parameters if name != "self"]
+        is_method = len(names) < len(parameters)
+        title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
         @wraps(function)
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-            for name in kwargs:
-                if name not in parameters and (name in renamed or not takes_any):
-                    valid_names = [valid_names for valid_names in parameters if valid_names != "self"]
-                    raise ArgumentError(_no_argument(subject, name, valid_names, renamed))
+            # A constructor names the class that is created, which may be derived.
+            is_complete = len(args) >= len(required) and (takes_values or len(args) <= len(positional))
+            if kwargs or not is_complete:
+                subject = type(args[0]).__name__ if function.__name__ == "__init__" and args else title
+                for name in kwargs:
+                    if name not in parameters and (name in renamed or not takes_any):
+                        raise ArgumentError(_no_argument(subject, name, names, renamed))
+                if len(args) > len(positional) and not takes_values:
+                    others = ", ".join(f"{name}=..." for name in names[len(positional) - is_method :][:3])
+                    raise ArgumentError(
+                        f"{subject} accepts at most {len(positional) - is_method} arguments without a name, got "
+                        f"{len(args) - is_method}" + (f"; pass others by name: {others}" if others else "")
+                    )
+                _check_required(subject, [name for name in required if name not in positional[: len(args)]], kwargs)
             return function(*args, **kwargs)
 
         return call

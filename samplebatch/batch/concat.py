@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from samplebatch import names
-from samplebatch.arguments import choice
+from samplebatch.arguments import choice, suggest_names
 from samplebatch.batch import joining
 from samplebatch.batch.joining import Missing
 from samplebatch.batch.multi_agent import MultiAgentBatch
@@ -20,6 +20,7 @@ from samplebatch.names import PolicyID
 SampleBatchType = SampleBatch | MultiAgentBatch
 
 
+@suggest_names()
 def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "error") -> SampleBatchType:
     """Concatenate batches into a new one, with one copy.
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+from samplebatch import names
 from samplebatch.batch.action_unit import ActionUnit
 
 
@@ -65,3 +66,21 @@ def flag(name: str, *, is_layout: bool = True) -> Any:
             batch._flags = flags
 
     return property(attrgetter(f"_flags.{name}"), set_flag)
+
+
+class ColumnAttribute:
+    """Attribute of a batch with a column's name, which raises an error that names the item; `hasattr` is False."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, batch: Any, owner: type) -> Any:
+        raise AttributeError(
+            f"{owner.__name__!r} object has no attribute {self.name!r}: columns are items, "
+            f"batch[{names.TO_FLAT.get(self.name, self.name)!r}]; as_batch() has them as attributes"
+        )
+
+
+def column_attributes() -> dict[str, ColumnAttribute]:
+    """Return an attribute for each common column name, of RLlib and of Tianshou."""
+    return {name: ColumnAttribute(name) for name in (*names.TO_NESTED, *names.TO_FLAT, names.ADVANTAGES, names.EPS_ID)}

@@ -67,6 +67,7 @@ class MultiAgentBatch(Generic[ValuesT]):
 
     policy_batches: dict[PolicyID, SampleBatch[ValuesT]]
 
+    @suggest_names(count="env_steps")
     def __init__(self, policy_batches: dict[PolicyID, SampleBatch[ValuesT]], env_steps: int) -> None:
         for policy, batch in policy_batches.items():
             _check_policy(policy, batch)

@@ -20,7 +20,7 @@ from samplebatch import names
 from samplebatch.arguments import choice, suggest_names
 from samplebatch.batch import arrow, bulk, delivery, episodes, frame, sequences, summary, tree
 from samplebatch.batch.action_unit import ENVIRONMENT, ActionUnit
-from samplebatch.batch.flags import DEFAULT, Flags, flag, flags_of_unit
+from samplebatch.batch.flags import DEFAULT, Flags, column_attributes, flag, flags_of_unit
 from samplebatch.batch.joining import join
 from samplebatch.batch.sequences import Window, slice_column
 from samplebatch.batch.tree import NestedColumn, Structure, leaf_names
@@ -134,6 +134,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     RETURNS_TO_GO = names.RETURNS_TO_GO
     ATTENTION_MASKS = names.ATTENTION_MASKS
     OBS_EMBEDS = names.OBS_EMBEDS
+    vars().update(column_attributes())
 
     count: int
     """Number of steps, without padding."""
@@ -1182,7 +1183,6 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
 
 @cache
 def _multi_agent_batch() -> type[MultiAgentBatch[Any]]:
-    """Import the class that is made of this one, once."""
     from samplebatch.batch import MultiAgentBatch
 
     return MultiAgentBatch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.arguments import whole
+from samplebatch.arguments import suggest_names, whole
 from samplebatch.batch.delivery import as_array
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Flags, Ints
@@ -68,6 +68,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     _sampler: Prioritized
 
+    @suggest_names(capacity="size", maxsize="size", buffer_size="size")
     def __init__(
         self,
         size: int,
@@ -296,6 +297,7 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
     array([1. , 0.5])
     """
 
+    @suggest_names(size="total_size", capacity="total_size", buffer_size="total_size", num_envs="buffer_num")
     def __init__(
         self, total_size: int, buffer_num: int, *, storage: str | os.PathLike[str] | None = None, **kwargs: Any
     ) -> None:

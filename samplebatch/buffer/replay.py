@@ -132,6 +132,7 @@ class ReplayBuffer:
     info = views.StepColumn()
     policy = views.StepColumn()
 
+    @suggest_names(capacity="size", maxsize="size", buffer_size="size")
     def __init__(
         self,
         size: int,

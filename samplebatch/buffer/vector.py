@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.arguments import whole
+from samplebatch.arguments import suggest_names, whole
 from samplebatch.batch.action_unit import common_unit
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.buffer.gather import rows_at
@@ -236,6 +236,7 @@ class VectorReplayBuffer(ReplayBufferManager):
     (array([0, 4, 8]), 12, 3)
     """
 
+    @suggest_names(size="total_size", capacity="total_size", buffer_size="total_size", num_envs="buffer_num")
     def __init__(
         self, total_size: int, buffer_num: int, *, storage: str | os.PathLike[str] | None = None, **kwargs: Any
     ) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from samplebatch.arguments import positive, whole
+from samplebatch.arguments import positive, suggest_names, whole
 from samplebatch.errors import ArgumentError, NonFiniteLossError
 
 
@@ -137,6 +137,7 @@ class AdamOptimizerFactory(TorchOptimizerFactory):
         If `lr` is no number above 0.
     """
 
+    @suggest_names(learning_rate="lr")
     def __init__(
         self,
         lr: float = 1e-3,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.arguments import fraction, positive, whole
+from samplebatch.arguments import fraction, positive, suggest_names, whole
 from samplebatch.batch.delivery import as_array
 from samplebatch.column import memory
 from samplebatch.column.casting import as_flags
@@ -60,6 +60,7 @@ def gae(
 ) -> tuple[Floats, Floats]: ...
 
 
+@suggest_names(lam="gae_lambda", lambda_="gae_lambda", discount="gamma", dones="terminated")
 def gae(
     rewards: Any,
     terminated: npt.ArrayLike | None = None,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.arguments import whole
+from samplebatch.arguments import suggest_names, whole
 from samplebatch.batch.action_unit import ActionUnit, common_unit
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
@@ -169,6 +169,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 
     # Collecting
 
+    @suggest_names(n_steps="n_step", num_steps="n_step", steps="n_step", n_episodes="n_episode", episodes="n_episode")
     def collect(
         self,
         n_step: int | None = None,
@@ -509,6 +510,7 @@ class Collector(BaseCollector[SampleBatch]):
     __class_getitem__: Any = classmethod(GenericAlias)
     """`Collector[CollectStats](...)`, the form in Tianshou's scripts, creates a collector."""
 
+    @suggest_names(environment="env", envs="env", replay_buffer="buffer", num_envs="env")
     def __init__(
         self,
         policy: CollectorPolicy,

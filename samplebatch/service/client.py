@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.arguments import positive, whole
+from samplebatch.arguments import positive, suggest_names, whole
 from samplebatch.batch.delivery import Delivery, as_array
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
@@ -405,6 +405,7 @@ class ReplayClient:
     (8, (4,))
     """
 
+    @suggest_names(address="uri", url="uri", name="table")
     def __init__(
         self,
         uri: str | Sequence[str],

@@ -304,6 +304,8 @@ def _close(server: weakref.ref[ReplayServer]) -> None:
 def _by_name(tables: Iterable[ReplayTable | RowTable]) -> dict[str, ReplayTable | RowTable]:
     tables_by_name: dict[str, ReplayTable | RowTable] = {}
     for table in tables:
+        if not hasattr(table, "info"):
+            raise ArgumentError(f"tables must be a list of ReplayTable or RowTable, got a {type(table).__name__}")
         if tables_by_name.setdefault(table.name, table) is not table:
             raise ArgumentError(f"tables must have different names, got {table.name!r} twice")
     if not tables_by_name:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, cast
 
 import numpy as np
 
-from samplebatch.arguments import choice, count_of, positive, whole
+from samplebatch.arguments import choice, count_of, positive, suggest_names, whole
 from samplebatch.errors import ArgumentError, near_names
 from samplebatch.service.declared_columns import DeclaredColumns
 from samplebatch.service.fragment_items import FragmentItems
@@ -109,6 +109,7 @@ class ReplayTable:
     (array([1, 2, 3]), 0)
     """
 
+    @suggest_names(size="capacity", max_size="capacity")
     def __init__(
         self,
         name: str,

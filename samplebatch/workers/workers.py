@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from samplebatch import names
-from samplebatch.arguments import choice, positive, whole
+from samplebatch.arguments import choice, positive, suggest_names, whole
 from samplebatch.batch.builder import PolicyMapping
 from samplebatch.batch.episodes import run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
@@ -165,6 +165,7 @@ class RolloutWorkers(Uncopied):
     [40, 40, 20]
     """
 
+    @suggest_names(n_workers="num_workers", num_envs="num_workers", workers="num_workers")
     def __init__(
         self,
         policy: PolicyLike | str | Mapping[PolicyID, PolicyLike | str],
@@ -307,6 +308,7 @@ class RolloutWorkers(Uncopied):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @suggest_names(n_steps="n_step", num_steps="n_step", steps="n_step", n_episodes="n_episode", episodes="n_episode")
     def collect(
         self,
         n_step: int | None = None,
