@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import pickle
 from collections import defaultdict
 from collections.abc import Callable
@@ -464,6 +465,21 @@ class RowsOfFlight:
             self._server.shutdown()
 
 
+def through_queue(lib: Any, data: Any) -> Any:
+    """Put and get all rows by TransferQueue with its default storage, as jagged tensors, and remove them."""
+    queue, held, calls = lib.queue, jagged(lib, data), itertools.count()
+    held["uid"] = lib.torch.arange(1, ROWS_OF_BATCH + 1)
+
+    def call() -> Any:
+        keys = [f"{next(calls)}-{row}" for row in range(ROWS_OF_BATCH)]
+        queue.kv_batch_put(keys=keys, partition_id="rows", fields=held)
+        rows = queue.kv_batch_get(keys=keys, partition_id="rows")
+        queue.kv_clear(keys=keys, partition_id="rows")
+        return rows
+
+    return call
+
+
 def tokens(name: str, *, view: Any = flat, traffic: bool = True, **ways: Way) -> Row:
     """Declare a row of work on the rollouts."""
     named = {who.replace("_", " "): way for who, way in ways.items()}
@@ -525,7 +541,13 @@ ROWS = [
             )
         ]
     ),
-    tokens("service", view=without_keys, ours=Way(RowsOfService), bare=Way(lambda _, data: RowsOfFlight(data))),
+    tokens(
+        "service",
+        view=without_keys,
+        ours=Way(RowsOfService),
+        bare=Way(lambda _, data: RowsOfFlight(data)),
+        **({} if find_spec("transfer_queue") is None else {"transfer_queue": Way(through_queue, quick=False)}),
+    ),
     tokens("gae", ours=Way(gae_ours), torch_padded=Way(gae_padded)),
     tokens("pack", view=None, ours=Way(pack_ours), python=Way(pack_python)),
     tokens("balance8", view=None, traffic=False, ours=Way(balance_ours), python=Way(balance_python)),

@@ -231,6 +231,22 @@ def _torchrl() -> SimpleNamespace:
     return SimpleNamespace(batch=_tensordict().batch, buffer=buffer)
 
 
+def _transfer_queue() -> SimpleNamespace:
+    import ray
+    import transfer_queue
+    from tensordict import TensorDict
+
+    if not ray.is_initialized():
+        # Its controller and storage units reserve processors, as logical resources.
+        ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    if ray.cluster_resources()["CPU"] < 8:
+        raise ImportError("it needs a process of its own: --filter tokens.service")
+    import torch
+
+    transfer_queue.init()
+    return SimpleNamespace(queue=transfer_queue, torch=torch, TensorDict=TensorDict)
+
+
 def _reverb() -> SimpleNamespace:
     from benchmarks.reverb_peer import ReverbSession, python
 
@@ -273,6 +289,7 @@ _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
     "torchrl": _torchrl,
     "awkward": _awkward,
     "reverb": _reverb,
+    "transfer queue": _transfer_queue,
     "numpy": _numpy,
     "pipe": _numpy,
     "python": _numpy,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from samplebatch import SampleBatch, concat_samples
 from samplebatch.batch.frame import dump_columns, load_columns
 from samplebatch.column import TextColumn, as_column
 from samplebatch.column.arrow import arrow_field_and_array, column_from_arrow
@@ -266,3 +267,14 @@ def test_fixed_width_strings_of_impossible_characters_are_refused(code: int) -> 
     header, buffers = TensorColumn(values).dump()
     with pytest.raises(FormatError):
         load_columns([("x", 1, header)], buffers)
+
+
+def test_text_that_is_missing_throughout_is_text_where_it_is_declared():
+    declared = SampleBatch(t=pa.array([None, None], pa.string()))
+    assert declared.column("t").kind == "text"
+    undeclared = SampleBatch(t=[None, None])
+    assert undeclared.column("t").kind == "object"
+    for batch in (declared, undeclared):
+        joined = concat_samples([batch, SampleBatch(t=["a", None])])
+        assert joined.column("t").kind == "text"
+        assert joined["t"].tolist() == [None, None, "a", None]
