@@ -184,8 +184,10 @@ def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], rename
     for name in named:
         if parameters and name not in parameters:
             raise ArgumentError(_no_argument(cls.__name__, name, parameters, renamed))
-    required = [name for name, parameter in parameters.items() if parameter.default is Parameter.empty]
-    _check_required(cls.__name__, required[len(values) :], named)
+    if values or named:
+        # Copies and pickles are created without arguments.
+        required = [name for name, parameter in parameters.items() if parameter.default is Parameter.empty]
+        _check_required(cls.__name__, required[len(values) :], named)
 
 
 @cache
