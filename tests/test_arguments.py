@@ -194,7 +194,7 @@ def test_flags_are_0_or_1(name: str, wrong: Any) -> None:
 
 def test_columns_to_compress_are_columns() -> None:
     row = Batch(obs={"camera": np.zeros((4, 4), np.uint8)}, act=0, rew=1.0, terminated=False, truncated=False)
-    for name, hint in (("typo", "'typo' is none"), ("obs.camra", "did you mean 'obs.camera'")):
+    for name, hint in (("typo", "got 'typo'; there are"), ("obs.camra", "did you mean 'obs.camera'")):
         for option in ("compress", "ragged"):
             buf = ReplayBuffer(4, **{option: ["obs.camera", name] if option == "compress" else [name]})
             with pytest.raises(ArgumentError, match=f"^{option} must name columns of a step, .*{hint}"):

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-PAGE = Path(__file__).parents[1] / "docs" / "migrating-from-rllib.md"
+PAGE = Path(__file__).parents[1] / "docs" / "rllib-names.md"
 MODULES = ("sample_batch", "view_requirement", "rnn_sequencing")
 CLASSES = ("SampleBatch", "MultiAgentBatch", "ViewRequirement")
 EVERYWHERE = {"SampleBatch": dict, "MultiAgentBatch": object, "ViewRequirement": object}
@@ -27,7 +27,7 @@ EVERYWHERE = {"SampleBatch": dict, "MultiAgentBatch": object, "ViewRequirement":
 def table() -> dict[str, str]:
     """Read the answer to each name on the page."""
     text = PAGE.read_text()
-    section = text[text.index("## Every public name") :]
+    section = text
     found: dict[str, str] = {}
     for cells in re.findall(r"^\| (`.*?) \| (yes|differs|left out)\b.*\|$", section, re.MULTILINE):
         for name in re.findall(r"`([^`]+)`", cells[0]):

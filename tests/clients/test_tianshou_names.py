@@ -24,7 +24,7 @@ with warnings.catch_warnings():
 
     from benchmarks.training.tianshou_setup import discrete, q_policy
 
-PAGE = Path(__file__).parents[2] / "docs" / "migrating-from-tianshou.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tianshou-names.md"
 DOORS = (samplebatch, samplebatch.batch, samplebatch.rollout)
 MODULES = ("batch", "buffer.buffer_base", "collector", "stats", "types", "utils.converter", "utils.segtree")
 """Modules of `tianshou.data` with public names of their own."""
@@ -32,7 +32,7 @@ MODULES = ("batch", "buffer.buffer_base", "collector", "stats", "types", "utils.
 
 def rows() -> Iterator[tuple[str, set[str], str]]:
     """Yield whose names a row has, the names, and what it says of them."""
-    table = PAGE.read_text().split("## Name by name")[1]
+    table = PAGE.read_text()
     for line in table.splitlines():
         cells = line.strip("|").split(" | ")
         if line.startswith("| `"):

@@ -149,7 +149,7 @@ def test_a_checkpoint_that_lacks_a_part_is_refused(missing: str, tmp_path: Path)
     # As an older version wrote it: without this part, and without a checksum.
     del told["checksum"], told["tables"]["uniform"]["state"][missing]
     path.write_text(json.dumps(told))
-    with pytest.raises(FormatError, match=f"the state of a table must be whole.*'{missing}'"):
+    with pytest.raises(FormatError, match=f"the state of a table must be intact.*'{missing}'"):
         Checkpoints(tmp_path).restore([make("uniform")])
 
 

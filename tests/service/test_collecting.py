@@ -132,6 +132,6 @@ def test_infos_are_columns_of_a_table_of_steps() -> None:
 def test_nothing_is_dropped_from_a_service_for_its_age() -> None:
     with ReplayServer([ReplayTable("replay", capacity=10)]) as server:
         client = ReplayClient(server.uri, "replay")
-        with pytest.raises(ArgumentError, match="max_lag must be left out"):
+        with pytest.raises(ArgumentError, match="max_lag must be None"):
             RolloutWorkers("random", "CartPole-v1", client, max_lag=1)
         client.close()

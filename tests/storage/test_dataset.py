@@ -844,7 +844,7 @@ def test_polars_reads_a_folder_while_another_process_appends(tmp_path: Path) -> 
             try:
                 counts.append(pl.scan_parquet(tmp_path).select(pl.len()).collect().item())
             except pl.exceptions.ComputeError as error:
-                # Polars read the size of the log before an append, and its end after it: see docs/guarantees-in-detail.md.
+                # Polars read the log's size before an append, its end after it: see docs/guarantees-in-detail.md.
                 if "must end with PAR1" not in str(error):
                     raise
                 counts.append(pl.scan_parquet(tmp_path).select(pl.len()).collect().item())
