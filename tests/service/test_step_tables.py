@@ -474,7 +474,7 @@ def test_a_sample_is_measured_before_its_rows_are_gathered(
         monkeypatch.setattr(store, "take", take)
     bound = 1 << 20
     before = table.info()
-    with pytest.raises(CapacityError, match=f"a sample must have at most {bound} bytes, this one has"):
+    with pytest.raises(CapacityError, match=f"a sample must have at most {bound} bytes, got"):
         table.sample(max_nbytes=bound, **request_)
     assert sum(gathered) <= bound
     assert table.info() == before
