@@ -35,7 +35,7 @@ SOAKS := $(addprefix tests/service/test_, soak.py queue_soak.py slow_links.py ta
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long soak mutants minimum lint bench docs pictures serve clean
+.PHONY: help demo test test-long soak mutants minimum lint package bench docs pictures serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -68,6 +68,16 @@ lint: $(VENV)/ready-dev ## check style, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+package: $(VENV)/ready-dev ## build both archives into dist/, and run the README's examples from the wheel in a new environment
+	rm -rf dist $(VENV)-package
+	$(BIN)/python -m build --outdir dist > $(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m venv --without-pip $(VENV)-package
+	$(BIN)/python -m pip --python $(VENV)-package/bin/python install --quiet --disable-pip-version-check --only-binary :all: \
+		--constraint constraints.txt "$$(echo dist/*.whl)[cli,envs]" polars
+	$(VENV)-package/bin/samplebatch --version
+	$(VENV)-package/bin/python -P tests/examples.py README.md
+
 bench: $(VENV)/ready-dev ## measure against RLlib, tensordict, pyarrow and bare NumPy; BENCH_FLAGS=--quick to see that it runs, --one-core for a busy machine
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
@@ -81,7 +91,7 @@ serve: $(VENV)/ready-dev ## serve the documentation at http://127.0.0.1:8000, re
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 clean: ## remove what the targets made, .venv included
-	rm -rf $(VENV) $(VENV)-* out site
+	rm -rf $(VENV) $(VENV)-* dist out site
 
 %/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or later is needed; name one with: make PYTHON=...")'

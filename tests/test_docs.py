@@ -7,21 +7,19 @@ under `<!-- needs: minari -->` is left out where that package is not installed.
 
 from __future__ import annotations
 
-import doctest
 import re
 import shlex
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from samplebatch.cli import application
+from tests.examples import blocks, failures, python_examples
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 WITH_PROMPTS = [page for page in PAGES if page.parent.name != "tutorials"]  # tests/test_tutorials.py runs the others
@@ -29,44 +27,15 @@ WITH_PROMPTS = [page for page in PAGES if page.parent.name != "tutorials"]  # te
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-def blocks(page: Path, language: str) -> list[tuple[int, list[str]]]:
-    """Return the fenced blocks of a language, each with the line it starts on, counted from 0."""
-    found: list[tuple[int, list[str]]] = []
-    fence: str | None = None
-    above = ""
-    for number, line in enumerate(page.read_text().splitlines()):
-        if fence is not None and line.strip() == "```":
-            fence = None
-        elif fence is None and line.startswith("```"):
-            fence = line[3:].strip() if installed(above) else ""
-            if fence == language:
-                found.append((number + 1, []))
-        elif fence == language:
-            found[-1][1].append(line)
-        above = line
-    return found
-
-
-def installed(above: str) -> bool:
-    """Tell whether the packages are there that the line above a block asks for."""
-    needed = re.fullmatch(r"<!-- needs: (.+) -->", above)
-    return needed is None or all(find_spec(package) for package in needed[1].split(", "))
-
-
 @pytest.mark.parametrize("page", WITH_PROMPTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
-    lines: list[str] = []
-    for start, block in blocks(page, "python"):
-        assert block[0].startswith(">>>"), f"{page.name}:{start + 1}: a python block starts with '>>>'"
-        lines += [""] * (start - len(lines)) + block
-    if any("tianshou.algorithm" in line for line in lines):
+    examples = python_examples(page)
+    if any("tianshou.algorithm" in example.source for example in examples.examples):
         pytest.importorskip("tianshou.algorithm")
-    examples = doctest.DocTestParser().get_doctest("\n".join(lines) + "\n", {}, page.name, str(page), 0)
-    report: list[str] = []
-    doctest.DocTestRunner(optionflags=OPTIONS).run(examples, out=report.append)
-    assert not report, "".join(report)
+    report = failures(examples)
+    assert not report, report
 
 
 @each_page
