@@ -115,9 +115,6 @@ ONE_IMPORTER = {
         "samplebatch.buffer.fast_add",
         "samplebatch.column.encoding",
         "samplebatch.column.growing",
-        "samplebatch.env.envpool",
-        "samplebatch.env.pettingzoo",
-        "samplebatch.env.rllib",
         "samplebatch.storage.datasets.parts",
     },
     "is an algorithm that is tested by itself": {
@@ -132,7 +129,6 @@ ONE_IMPORTER = {
     },
     "runs in a process of its own, or in place of that": {
         "samplebatch.env.async_vector",
-        "samplebatch.env.environment_process",
         "samplebatch.workers.ray_actor",
     },
     "is loaded on demand, as it loads an optional library or much of the package": {

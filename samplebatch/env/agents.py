@@ -1,4 +1,4 @@
-"""Base of multi-agent environment adapters: policies of agents, groups that act next, and outcomes.
+"""Adapters of multi-agent environments: their common base, PettingZoo's parallel and turn-based ones, and RLlib's.
 
 An adapter has one environment and its current episode. `groups` are the agents that act next; `step` makes them act and
 returns the outcomes known by then. If agents act simultaneously, these are the outcomes of this step. In turn-based
@@ -15,15 +15,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import names
 from samplebatch.batch.builder import PolicyMapping
-from samplebatch.column.casting import Refuse
+from samplebatch.column.casting import BOOL, BOOLS, FLOAT, FLOATS, Refuse, exact_number
 from samplebatch.env.environment_state import load_environments, save_environments
+from samplebatch.env.registry import AECEnvironment, ParallelEnvironment
 from samplebatch.errors import EnvironmentSpecError, PolicyNotFoundError, near_names
 from samplebatch.names import PolicyID
 
@@ -407,3 +409,293 @@ def copy_observation(value: Any) -> Any:
     if type(value) is tuple or type(value) is list:
         return type(value)(copy_observation(item) for item in value)
     return value
+
+
+Numbers = tuple[Any, ...]
+
+_ndarray = np.ndarray
+_new_tuple = tuple.__new__
+"""Creates a named tuple without executing Python code."""
+_shape_of = attrgetter("shape")
+_NO_INFO: dict[str, Any] = {}
+
+
+class ParallelAdapter(MultiAgentAdapter):
+    """Adapter of a parallel environment, in which agents act simultaneously."""
+
+    environment: ParallelEnvironment
+    together = True
+    _agents: Sequence[Any] = ()
+
+    def _reset(self, seed: int | None, **arguments: Any) -> None:
+        observations, infos = self.environment.reset(seed=seed, **arguments)
+        self._await(list(self.environment.agents), observations, infos, ())
+
+    def _await(
+        self, agents: list[Any], observations: Mapping[Any, Any], infos: Mapping[Any, Any], going_on: Collection[Any]
+    ) -> None:
+        _check("an observation", observations, agents)
+        self._refuse_none(map(observations.__getitem__, agents), agents)
+        self._agents = agents
+        self.groups = self._group(agents, observations, infos, going_on)
+
+    def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
+        environment, agents, groups = self.environment, self._agents, self.groups
+        if len(groups) == 1:
+            actions_by_agent = dict(zip(agents, actions[0], strict=True))
+        else:
+            # The environment may iterate over the actions in order of its agents.
+            actions_by_agent = dict.fromkeys(agents)
+            for group, group_actions in zip(groups, actions, strict=True):
+                actions_by_agent.update(zip(group.agents, group_actions, strict=True))
+        answers = observations, rewards, terminations, truncations, infos = environment.step(actions_by_agent)
+        try:
+            outcomes = [self._advance(group, answers) for group in groups]
+        except KeyError:
+            _check("an observation", observations, agents)
+            _check("a reward", rewards, agents)
+            _check("a termination flag", terminations, agents)
+            _check("a truncation flag", truncations, agents)
+            raise
+        self.t += 1
+        staying = list(environment.agents)
+        if staying == agents and not [
+            group_actions
+            for group_actions in outcomes
+            if True in group_actions.terminateds or True in group_actions.truncateds
+        ]:
+            return outcomes
+        going_on = {agent for agent in agents if not (terminations[agent] or truncations[agent])}
+        is_over = not staying or (not going_on and set(staying) <= set(agents))
+        self._await([] if is_over else staying, observations, infos, going_on)
+        return outcomes
+
+    def _advance(self, group: AgentGroup, answers: Sequence[Mapping[Any, Any]]) -> AgentOutcomes:
+        """Select the outcomes of a group from the environment's step result and update the group."""
+        pick = group.pick
+        observations, rewards, terminations, truncations, infos = answers
+        new_observations, paid, terminateds, truncateds = (
+            pick(observations),
+            pick(rewards),
+            pick(terminations),
+            pick(truncations),
+        )
+        if [*map(type, paid + terminateds + truncateds)] != group.number_types:
+            paid, terminateds, truncateds = self._convert(paid, terminateds, truncateds, group)
+        try:
+            alike = [*map(_shape_of, new_observations)] == group.shapes
+        except AttributeError:
+            alike = False
+        if not alike:
+            self._check_observations(new_observations, group)
+        try:
+            agent_infos = pick(infos)
+        except KeyError:
+            agent_infos = tuple([infos.get(agent, _NO_INFO) for agent in group.agents])
+        group.observations, group.infos, group.begins = new_observations, agent_infos, None
+        return _new_tuple(AgentOutcomes, (group.agents, new_observations, paid, terminateds, truncateds, agent_infos))
+
+    def _convert(self, paid: Numbers, terminateds: Numbers, truncateds: Numbers, group: AgentGroup) -> list[Numbers]:
+        if FLOATS.issuperset(map(type, paid)) and BOOLS.issuperset(map(type, terminateds + truncateds)):
+            group.number_types = [*map(type, paid + terminateds + truncateds)]
+            return [paid, terminateds, truncateds]
+        of_agents = [self.refusing(agent) for agent in group.agents]
+        parts = [
+            (names.REWARDS, FLOAT, paid),
+            (names.TERMINATEDS, BOOL, terminateds),
+            (names.TRUNCATEDS, BOOL, truncateds),
+        ]
+        return [
+            tuple([exact_number(name, value, dtype, refuse) for value, refuse in zip(values, of_agents, strict=True)])
+            for name, dtype, values in parts
+        ]
+
+    def _check_observations(self, observations: Sequence[Any], group: AgentGroup) -> None:
+        """Reject missing observations and changed shapes before a row of the step is recorded."""
+        self._refuse_none(observations, group.agents)
+        for index, (new, old) in enumerate(zip(observations, group.observations, strict=True)):
+            if type(new) is _ndarray and type(old) is _ndarray and new.shape != old.shape:
+                refuse = self.refusing(group.agents[index])
+                raise refuse(f"column {names.NEXT_OBS!r} must have rows of shape {old.shape}, got {new.shape}", None)
+        group.shapes = [new.shape if type(new) is _ndarray else None for new in observations]
+
+    def _refuse_none(self, observations: Iterable[Any], agents: Iterable[Any]) -> None:
+        for agent, observation in zip(agents, observations, strict=True):
+            if observation is None:
+                raise self.refusing(agent)(f"column {names.NEXT_OBS!r} must hold an observation, got None", None)
+
+
+class TurnBasedAdapter(MultiAgentAdapter):
+    """Adapter of a turn-based environment.
+
+    Every turn of a living agent is a step. Its outcome is known at the agent's next turn, or at its last turn if it is
+    dead. The reward is the sum of all rewards since its action, including rewards during other agents' turns. Rewards
+    before an agent's first action are added to the first action's reward.
+    """
+
+    environment: AECEnvironment
+    together = False
+
+    def __init__(self, environment: AECEnvironment, env_id: int, seed: int, policy_of: PolicyOfAgents) -> None:
+        super().__init__(environment, env_id, seed, policy_of)
+        self._acted: dict[Any, None] = {}
+        """Agents that have not observed the outcome of their last action."""
+        self._early: dict[Any, Any] = {}
+        """Rewards of agents before their first action."""
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._acted = {}
+
+    def _reset(self, seed: int | None, **arguments: Any) -> None:
+        self._early = {}
+        self._acted = {}
+        self.environment.reset(seed=seed, **arguments)
+        self._next_turn()
+
+    def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
+        (group,) = self.groups
+        ((action,),) = actions
+        self.environment.step(action)
+        self._acted[group.agents[0]] = None
+        self.t += 1
+        return self._next_turn()
+
+    def _next_turn(self) -> list[AgentOutcomes]:
+        """Remove dead agents until a living agent's turn, and return the outcomes observed meanwhile."""
+        environment = self.environment
+        outcomes: list[AgentOutcomes] = []
+        self.groups = []
+        while environment.agents:
+            agent = environment.agent_selection
+            observation, reward, terminated, truncated, info = environment.last()
+            if observation is None:
+                raise EnvironmentSpecError(
+                    f"an environment must return an observation for the agent whose turn it is, got none for {agent!r}"
+                )
+            observation = copy_observation(observation)
+            refuse = self.refusing(agent)
+            reward = exact_number(names.REWARDS, reward, FLOAT, refuse)
+            terminated = bool(exact_number(names.TERMINATEDS, terminated, BOOL, refuse))
+            truncated = bool(exact_number(names.TRUNCATEDS, truncated, BOOL, refuse))
+            begins = agent not in self._acted
+            if begins:
+                self._early[agent] = reward
+            else:
+                del self._acted[agent]
+                reward += self._early.pop(agent, 0)
+                outcomes.append(AgentOutcomes([agent], [observation], [reward], [terminated], [truncated], [info]))
+            if not (terminated or truncated):
+                self.groups = self._group([agent], {agent: observation}, {agent: info}, () if begins else (agent,))
+                return outcomes
+            environment.step(None)
+            if agent in environment.agents:
+                raise EnvironmentSpecError(
+                    f"an environment must remove a dead agent that is stepped with None, got {agent!r} again"
+                )
+        if self._acted:
+            raise EnvironmentSpecError(
+                "an environment must give every agent that acted a last turn before the episode ends, got none for "
+                f"{next(iter(self._acted))!r}"
+            )
+        return outcomes
+
+
+def _check(part: str, by_agent: Mapping[Any, Any], agents: Iterable[Any]) -> None:
+    for agent in agents:
+        if agent not in by_agent:
+            raise EnvironmentSpecError(
+                f"an environment must return {part} for every agent that acts, got none for {agent!r}"
+            )
+
+
+_ALL = "__all__"
+
+
+class RLlibAdapter(MultiAgentAdapter):
+    """Adapter of an RLlib `MultiAgentEnv` for multi-agent collectors.
+
+    An agent's reward is the sum of its rewards since its last action; rewards before its first action are added to the
+    first action's reward. `"__all__"` ends the episode for all remaining agents. A terminated agent without a new
+    observation keeps its last one.
+    """
+
+    together = False
+
+    def __init__(self, environment: Any, env_id: int, seed: int, policy_of: PolicyOfAgents) -> None:
+        super().__init__(environment, env_id, seed, policy_of)
+        self._waiting: dict[Any, float] = {}
+        """Rewards of agents that have not observed the outcome of their last action."""
+        self._early: dict[Any, float] = {}
+        """Rewards of agents that have not acted yet."""
+        self._seen: dict[Any, Any] = {}
+        """Newest observation of each agent."""
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._waiting, self._early, self._seen = {}, {}, {}
+
+    def _reset(self, seed: int | None, **arguments: Any) -> None:
+        self.abandon()
+        observations, infos = self.environment.reset(seed=seed, **arguments)
+        self._await(observations, infos, ())
+
+    def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
+        pairs = zip(self.groups, actions, strict=True)
+        actions_by_agent = {
+            agent: action
+            for group, group_actions in pairs
+            for agent, action in zip(group.agents, group_actions, strict=True)
+        }
+        self._waiting |= {agent: self._early.pop(agent, 0.0) for agent in actions_by_agent}
+        outcomes, is_over = self._advance(actions_by_agent)
+        while not (self.groups or is_over):
+            # If no agent acts next, step the environment without actions.
+            more, is_over = self._advance({})
+            outcomes += more
+        return outcomes
+
+    def _advance(self, actions: dict[Any, Any]) -> tuple[list[AgentOutcomes], bool]:
+        """Step the environment once; return the observed outcomes, and whether the episode is over."""
+        observations, rewards, terminateds, truncateds, infos = self.environment.step(actions)
+        for agent, reward in rewards.items():
+            pending = self._waiting if agent in self._waiting else self._early
+            pending[agent] = pending.get(agent, 0.0) + exact_number(names.REWARDS, reward, FLOAT, self.refusing(agent))
+        all_terminate = self._flag(names.TERMINATEDS, terminateds, _ALL)
+        all_truncate = self._flag(names.TRUNCATEDS, truncateds, _ALL)
+        outcomes: list[AgentOutcomes] = []
+        acting: dict[Any, Any] = {}
+        for agent in {**self._waiting, **observations}:
+            terminated = all_terminate or self._flag(names.TERMINATEDS, terminateds, agent)
+            truncated = self._flag(names.TRUNCATEDS, truncateds, agent) or (all_truncate and not terminated)
+            ends = terminated or truncated
+            if agent in self._waiting and (ends or agent in observations):
+                reward = self._waiting.pop(agent)
+                seen = self._last(agent, observations, truncated=truncated and not terminated)
+                info = infos.get(agent, {})
+                outcomes.append(AgentOutcomes([agent], [seen], [reward], [terminated], [truncated], [info]))
+            if agent in observations and not ends:
+                acting[agent] = observations[agent]
+        self.t += 1
+        self._await(acting, infos, {outcome.agents[0] for outcome in outcomes})
+        return outcomes, all_terminate or all_truncate
+
+    def _await(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], going_on: Collection[Any]) -> None:
+        for agent, seen in observations.items():
+            if seen is None:
+                raise self.refusing(agent)(f"column {names.OBS!r} must hold an observation, got None", None)
+        # The environment may overwrite observations before the outcomes of actions are known.
+        copies = {agent: copy_observation(seen) for agent, seen in observations.items()}
+        self._seen |= copies
+        self.groups = self._group(copies, copies, infos, going_on)
+
+    def _last(self, agent: Any, observations: Mapping[Any, Any], *, truncated: bool) -> Any:
+        if agent in observations:
+            return observations[agent]
+        if truncated:
+            must = f"column {names.NEXT_OBS!r} must have a final observation for a truncated agent, got none"
+            raise self.refusing(agent)(must, None)
+        return self._seen[agent]
+
+    def _flag(self, name: str, flags: Mapping[Any, Any], agent: Any) -> bool:
+        return bool(exact_number(name, flags.get(agent, False), BOOL, self.refusing(agent)))

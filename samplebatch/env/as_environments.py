@@ -8,14 +8,19 @@ from functools import partial
 from typing import Any
 
 from samplebatch.arguments import whole
-from samplebatch.env.agents import MultiAgentAdapter, PolicyOfAgents
+from samplebatch.env.agents import MultiAgentAdapter, ParallelAdapter, PolicyOfAgents, RLlibAdapter, TurnBasedAdapter
 from samplebatch.env.base import Environments
-from samplebatch.env.envpool import EnvPoolEnvironments, is_envpool
-from samplebatch.env.gymnasium import EnvironmentList, check_different, vector_environments
-from samplebatch.env.pettingzoo import ParallelAdapter, TurnBasedAdapter
+from samplebatch.env.gymnasium import (
+    EnvironmentList,
+    EnvPoolEnvironments,
+    TianshouEnvironments,
+    check_different,
+    functions_of,
+    is_envpool,
+    is_tianshou_vector,
+    vector_environments,
+)
 from samplebatch.env.registry import Environment, environment_factory, environment_kind, make_environment
-from samplebatch.env.rllib import RLlibAdapter
-from samplebatch.env.tianshou import TianshouEnvironments, functions_of, is_tianshou_vector
 from samplebatch.errors import ArgumentError, EnvironmentSpecError
 
 

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.column.casting import BOOL, FLOAT
 from samplebatch.env.base import OUTCOMES, Environments, Flags, Floats
-from samplebatch.env.children import end_children, start_child, wait_for_exit
 from samplebatch.env.environment_process import (
     FAILED,
     FIRST_OBS,
@@ -34,7 +33,10 @@ from samplebatch.env.environment_process import (
     STEP,
     STEPPED,
     SharedObservations,
+    end_children,
     run_environment,
+    start_child,
+    wait_for_exit,
 )
 from samplebatch.env.gymnasium import check_space
 from samplebatch.env.infos import Infos, Rows

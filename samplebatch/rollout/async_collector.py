@@ -13,10 +13,10 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.env.as_environments import bind_arguments, environment_makers
 from samplebatch.env.async_vector import AsyncEnvironments, AsyncStepResult
+from samplebatch.env.gymnasium import is_tianshou_vector, waiting_of
 from samplebatch.env.infos import Infos, Rows, batch_of, infos_to_rows
 from samplebatch.env.registry import Environment
 from samplebatch.env.spaces import put
-from samplebatch.env.tianshou import is_tianshou_vector, waiting_of
 from samplebatch.errors import ArgumentError
 from samplebatch.policy import state as policy_state
 from samplebatch.policy.action_map import ActionMap

@@ -12,7 +12,7 @@ from typing import Any, cast
 from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.column.unpickling import unpickle
-from samplebatch.env.children import start_child, wait_for_exit
+from samplebatch.env.environment_process import start_child, wait_for_exit
 from samplebatch.errors import (
     ChannelTimeoutError,
     EndOfStreamError,

@@ -170,7 +170,7 @@ def test_no_private_name_of_gymnasium_is_used() -> None:
     sources = FOLDER.glob("*.py")
     # Tianshou's vectors have no public name for the functions that make their environments.
     private = {path.name: names for path in sources if (names := private_names(path.read_text()))}
-    assert private == {"tianshou.py": {"_env_fns"}}
+    assert private == {"gymnasium.py": {"_env_fns"}}
 
 
 def test_environments_in_processes_know_nothing_of_gymnasium_s_vector_environments() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from samplebatch import Collector, RolloutWorkers, VectorReplayBuffer
 from samplebatch.env.as_environments import as_environments
-from samplebatch.env.envpool import EnvPoolEnvironments
+from samplebatch.env.gymnasium import EnvPoolEnvironments
 from samplebatch.env.registry import environment_kind
 from samplebatch.errors import EnvironmentSpecError
 
