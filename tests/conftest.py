@@ -37,7 +37,7 @@ NEEDS = {
     "samplebatch.convert.jax": "jax",
     "samplebatch.convert.rllib": "ray",
     "samplebatch.convert.sb3": "stable_baselines3",
-    "samplebatch.convert.tensordict": "tensordict",
+    "samplebatch.convert.torchrl": "tensordict",
     "samplebatch.convert.tianshou": "tianshou",
 }
 """Modules to the package that the examples of their docstrings need."""

@@ -23,26 +23,24 @@ if TYPE_CHECKING:
     from samplebatch.convert.minari import episodes_from_minari as episodes_from_minari
     from samplebatch.convert.minari import from_minari as from_minari
     from samplebatch.convert.minari import to_minari as to_minari
-    from samplebatch.convert.ray_data import from_ray_dataset as from_ray_dataset
-    from samplebatch.convert.ray_data import to_ray_dataset as to_ray_dataset
     from samplebatch.convert.rlds import from_rlds as from_rlds
     from samplebatch.convert.rlds import to_rlds as to_rlds
+    from samplebatch.convert.rllib import from_ray_dataset as from_ray_dataset
     from samplebatch.convert.rllib import from_rllib_episodes as from_rllib_episodes
     from samplebatch.convert.rllib import read_rllib_json as read_rllib_json
     from samplebatch.convert.rllib import read_rllib_parquet as read_rllib_parquet
+    from samplebatch.convert.rllib import to_ray_dataset as to_ray_dataset
     from samplebatch.convert.rllib import to_rllib_episodes as to_rllib_episodes
     from samplebatch.convert.rllib import write_rllib_episodes as write_rllib_episodes
     from samplebatch.convert.rllib import write_rllib_json as write_rllib_json
     from samplebatch.convert.rllib import write_rllib_parquet as write_rllib_parquet
+    from samplebatch.convert.sb3 import RolloutSamples as RolloutSamples
+    from samplebatch.convert.sb3 import SB3HerReplayBuffer as SB3HerReplayBuffer
+    from samplebatch.convert.sb3 import SB3ReplayBuffer as SB3ReplayBuffer
+    from samplebatch.convert.sb3 import SB3RolloutBuffer as SB3RolloutBuffer
     from samplebatch.convert.sb3 import from_sb3 as from_sb3
     from samplebatch.convert.sb3 import to_sb3_replay as to_sb3_replay
     from samplebatch.convert.sb3 import to_sb3_rollout as to_sb3_rollout
-    from samplebatch.convert.sb3_her import SB3HerReplayBuffer as SB3HerReplayBuffer
-    from samplebatch.convert.sb3_replay import SB3ReplayBuffer as SB3ReplayBuffer
-    from samplebatch.convert.sb3_rollout import RolloutSamples as RolloutSamples
-    from samplebatch.convert.sb3_rollout import SB3RolloutBuffer as SB3RolloutBuffer
-    from samplebatch.convert.tensordict import from_tensordict as from_tensordict
-    from samplebatch.convert.tensordict import to_tensordict as to_tensordict
     from samplebatch.convert.tianshou import from_tianshou as from_tianshou
     from samplebatch.convert.tianshou import to_tianshou as to_tianshou
     from samplebatch.convert.token_dataset import from_dicts as from_dicts
@@ -50,6 +48,8 @@ if TYPE_CHECKING:
     from samplebatch.convert.token_dataset import to_dicts as to_dicts
     from samplebatch.convert.token_dataset import to_token_dataset as to_token_dataset
     from samplebatch.convert.torchrl import TorchRLReplayBuffer as TorchRLReplayBuffer
+    from samplebatch.convert.torchrl import from_tensordict as from_tensordict
+    from samplebatch.convert.torchrl import to_tensordict as to_tensordict
     from samplebatch.convert.verl import from_verl as from_verl
     from samplebatch.convert.verl import to_verl as to_verl
 

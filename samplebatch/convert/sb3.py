@@ -1,22 +1,41 @@
-"""Stable-Baselines3: replay buffers and rollout buffers, of arrays and of dicts of arrays."""
+"""Stable-Baselines3: conversion of its buffers, and buffers that replace its replay, hindsight and rollout buffers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from samplebatch import names
-from samplebatch.arguments import whole
+from samplebatch.arguments import choice, fraction, whole
 from samplebatch.batch.action_unit import ActionUnit
+from samplebatch.batch.delivery import as_array, require_device
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import values_of
 from samplebatch.batch.sample_batch import SampleBatch
+from samplebatch.buffer.hindsight import achieved_after, relabel
+from samplebatch.buffer.ring import Ints
+from samplebatch.buffer.sequences import find_episodes, shift_slots
 from samplebatch.column.casting import as_flags
+from samplebatch.convert.cleanrl import CleanRLReplayBuffer, TransitionSamples, find_device, fit_observation, fit_rows
 from samplebatch.convert.experience import Source, arrays_of, flags_of, require_columns, steps_as_recorded
-from samplebatch.errors import ArgumentError, CapacityError, ColumnMismatchError, ColumnTypeError, require
+from samplebatch.errors import (
+    ArgumentError,
+    CapacityError,
+    ColumnMismatchError,
+    ColumnTypeError,
+    EmptyBufferError,
+    MissingExtraError,
+    require,
+)
+from samplebatch.returns.arrays import gae
 
 if TYPE_CHECKING:
     from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer, RolloutBuffer
+
 
 _NAMES = names.PEERS["stable_baselines3"]
 _ESTIMATES = (names.VF_PREDS, names.ACTION_LOGP, names.ADVANTAGES, names.VALUE_TARGETS)
@@ -277,3 +296,531 @@ def _fill(theirs: Any, values: Any, name: str, length: int) -> None:
         raise ColumnTypeError(f"column {name!r} must fit {theirs.dtype} of its space, got {values.dtype}")
     rows = values.reshape(n // length, length, *theirs.shape[2:]).swapaxes(0, 1)
     theirs[:length] = rows
+
+
+# Buffers for its algorithms
+
+
+class SB3ReplayBuffer(CleanRLReplayBuffer):
+    """Replay buffer for `replay_buffer_class` of Stable-Baselines3's DQN, SAC, TD3 and DDPG.
+
+    Pass `n_steps`, `alpha`, `beta`, `compress` and other options in `replay_buffer_kwargs`. Uniform draws are the same
+    as Stable-Baselines3's, so an algorithm with the same seed learns the same parameters. Its algorithms apply n-step
+    returns, but importance weights and `update_priorities` require your own `train` method. For goals, use
+    `SB3HerReplayBuffer`.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        As for `CleanRLReplayBuffer`. With `optimize_memory_usage`, truncations are not treated as terminations.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of range, or only one of `alpha` and `beta` is given.
+    MissingExtraError
+        If Stable-Baselines3 is not installed.
+
+    Examples
+    --------
+    >>> from stable_baselines3 import DQN
+    >>> model = DQN(
+    ...     "MlpPolicy",
+    ...     "CartPole-v1",
+    ...     buffer_size=1000,
+    ...     learning_starts=50,
+    ...     replay_buffer_class=SB3ReplayBuffer,
+    ...     replay_buffer_kwargs={"n_steps": 3, "gamma": 0.99},
+    ...     device="cpu",
+    ... )
+    >>> model.learn(100).replay_buffer.size()
+    100
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._register()
+        super().__init__(*args, **kwargs)
+        self._env: Any = None
+
+    @classmethod
+    def _register(cls) -> None:
+        """Register the class as a virtual subclass of Stable-Baselines3's replay buffer, for `isinstance` checks."""
+        require("stable_baselines3.common.buffers", "sb3").ReplayBuffer.register(SB3ReplayBuffer)
+
+    def sample(self, batch_size: int, env: Any = None) -> TransitionSamples:
+        """Draw transitions with replacement.
+
+        Parameters
+        ----------
+        batch_size
+            Number of transitions.
+        env
+            A `VecNormalize` that normalizes observations and rewards; None returns them as stored.
+
+        Raises
+        ------
+        ArgumentError
+            If `batch_size` is not an integer of at least 1.
+        EmptyBufferError
+            If the buffer is empty.
+        """
+        with self.buffer._table.lock:
+            self._env = env
+            try:
+                return self._transitions(self._draw(whole("batch_size", batch_size, 1)))
+            finally:
+                self._env = None
+
+    def _normalize_observations(self, obs: Any) -> Any:
+        if self._env is None:
+            return obs
+        parts = values_of(obs)
+        return self._env.normalize_obs(obs if parts is None else dict(parts))
+
+    def _normalize_rewards(self, rewards: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        if self._env is None:
+            return rewards
+        normalized: npt.NDArray[np.float32] = self._env.normalize_reward(rewards).astype(np.float32)
+        return normalized
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._register()
+        self.__dict__.update(state)
+
+
+_STRATEGIES = ("future", "final", "episode")
+
+
+class SB3HerReplayBuffer(SB3ReplayBuffer):
+    """Replay buffer with hindsight goals for `replay_buffer_class` of Stable-Baselines3 (arXiv:1707.01495).
+
+    Accepts the arguments of `HerReplayBuffer`; algorithms also pass their environment. Only finished episodes whose
+    steps are all stored are sampled. With one environment and a ring that is not yet full, draws are the same as
+    Stable-Baselines3's; otherwise they have the same distribution.
+
+    Parameters
+    ----------
+    buffer_size, observation_space, action_space
+        As for `SB3ReplayBuffer`; the observation space has `observation`, `achieved_goal` and `desired_goal`.
+    env
+        Environment whose `compute_reward(achieved, desired, infos)` returns the rewards of new goals; `infos` are
+        empty dicts. The environment is not pickled.
+    n_sampled_goal
+        Relabelled transitions per transition with its own goal.
+    goal_selection_strategy
+        Step whose achieved goal is used: `"future"`, this one or a later one; `"final"`, the last; `"episode"`, any.
+    **kwargs
+        As for `SB3ReplayBuffer`, without `n_steps`, `alpha` and `beta`.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of range, the strategy is unknown, or `n_steps` or `alpha` is given.
+    MissingExtraError
+        If Stable-Baselines3 is not installed.
+
+    Examples
+    --------
+    >>> from stable_baselines3 import DQN
+    >>> from stable_baselines3.common.envs import BitFlippingEnv
+    >>> model = DQN(
+    ...     "MultiInputPolicy",
+    ...     BitFlippingEnv(n_bits=4),
+    ...     learning_starts=20,
+    ...     replay_buffer_class=SB3HerReplayBuffer,
+    ...     replay_buffer_kwargs={"n_sampled_goal": 4, "goal_selection_strategy": "future"},
+    ...     device="cpu",
+    ... )
+    >>> model.learn(40).replay_buffer.size()
+    40
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: Any,
+        action_space: Any,
+        env: Any,
+        *args: Any,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: Literal["future", "final", "episode"] = "future",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(buffer_size, observation_space, action_space, *args, **kwargs)
+        if self.n_steps is not None or "alpha" in kwargs:
+            raise ArgumentError("n_steps, alpha and beta must be None for a buffer with goals; use SB3ReplayBuffer")
+        self.env: Any = env
+        self.n_sampled_goal = whole("n_sampled_goal", n_sampled_goal)
+        self.her_ratio = 1 - 1 / (self.n_sampled_goal + 1)
+        strategy = getattr(goal_selection_strategy, "name", goal_selection_strategy)
+        strategy = strategy.lower() if isinstance(strategy, str) else strategy
+        self.goal_selection_strategy = choice("goal_selection_strategy", strategy, _STRATEGIES)
+        self._goals: tuple[Ints, Ints] | None = None
+
+    @classmethod
+    def _register(cls) -> None:
+        super()._register()
+        require("stable_baselines3.her", "sb3").HerReplayBuffer.register(SB3HerReplayBuffer)
+
+    def set_env(self, env: Any) -> None:
+        """Set the environment that computes rewards, after unpickling.
+
+        Raises
+        ------
+        ArgumentError
+            If the buffer already has an environment.
+        """
+        if self.env is not None:
+            raise ArgumentError("env must be set only once, got a second environment")
+        self.env = env
+
+    def truncate_last_trajectory(self) -> None:
+        """Truncate the running episodes, so that they can be sampled."""
+        with self.buffer._table.lock:
+            for index in self.buffer.unfinished_index().tolist():
+                self.buffer._table.truncate_newest(index)
+            self._is_running[:] = False
+
+    def sample(self, batch_size: int, env: Any = None) -> TransitionSamples:
+        """Draw transitions with replacement: original goals first, relabelled transitions last.
+
+        Parameters
+        ----------
+        batch_size
+            Number of transitions; `n_sampled_goal / (n_sampled_goal + 1)` of the number, rounded down, are relabelled.
+        env
+            A `VecNormalize` that normalizes observations and rewards; None returns them as stored.
+
+        Raises
+        ------
+        ArgumentError
+            If `batch_size` is not an integer of at least 1, or no environment is set.
+        EmptyBufferError
+            If there is no finished episode.
+        """
+        with self.buffer._table.lock:
+            return super().sample(batch_size, env)
+
+    def _draw(self, batch_size: int) -> Ints:
+        if self.env is None:
+            raise ArgumentError("an environment must be set to compute rewards of new goals; call set_env")
+        table = self.buffer._table
+        rings = table.rings
+        episodes = find_episodes(rings, table.done)
+        candidates = np.flatnonzero(episodes.whole & episodes.finished)
+        if not len(candidates):
+            raise EmptyBufferError(
+                "a buffer with goals must have a finished episode to draw from, got none; set learning_starts "
+                "above the length of an episode"
+            )
+        first, length = episodes.first[candidates], episodes.length[candidates]
+        stops = np.cumsum(length)
+        picks = np.random.randint(0, int(stops[-1]), size=batch_size)
+        episode = np.searchsorted(stops, picks, "right")
+        offset = picks - (stops - length)[episode]
+        relabelled = slice(0, int(self.her_ratio * batch_size))
+        goal_offset = self._draw_goals(offset[relabelled], length[episode[relabelled]])
+        # Transitions with their own goal come first.
+        order = np.roll(np.arange(batch_size), -relabelled.stop)
+        goal_slots = shift_slots(rings, first[episode[relabelled]], goal_offset)
+        self._goals = np.arange(batch_size - relabelled.stop, batch_size), goal_slots
+        return shift_slots(rings, first[episode], offset)[order]
+
+    def _draw_goals(self, offset: Ints, length: Ints) -> Ints:
+        """Draw the steps whose achieved goals replace the desired goals, as offsets in their episodes."""
+        if self.goal_selection_strategy == "final" or not len(offset):
+            return length - 1
+        low = offset if self.goal_selection_strategy == "future" else 0
+        return np.random.randint(low, length)
+
+    def _rows(self, slots: Ints) -> Batch:
+        rows = super()._rows(slots)
+        if self._goals is None:
+            return rows
+        (chosen, goal_slots), self._goals = self._goals, None
+        table = self.buffer._table
+        goals = achieved_after(table, goal_slots)
+        return relabel(table, slots, rows, goals, chosen, self._compute_rewards)
+
+    def _compute_rewards(self, achieved: Any, desired: Any) -> npt.NDArray[Any]:
+        infos: list[dict[str, Any]] = [{} for _ in range(len(achieved))]
+        if hasattr(self.env, "env_method"):
+            rewards = self.env.env_method("compute_reward", achieved, desired, infos, indices=[0])[0]
+        else:
+            rewards = self.env.unwrapped.compute_reward(achieved, desired, infos)
+        return np.asarray(rewards, np.float32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"env": None}
+
+
+with suppress(MissingExtraError):
+    # Algorithms pass their environment to subclasses of HerReplayBuffer when they create a buffer.
+    SB3HerReplayBuffer._register()
+
+
+_FLOAT = np.dtype(np.float32)
+
+
+class RolloutSamples(NamedTuple):
+    """A minibatch of a rollout as tensors, with the field names of Stable-Baselines3."""
+
+    observations: Any
+    """Shape (n, ...); a dict of tensors for a Dict space."""
+    actions: Any
+    """float32, shape (n, action_dim)."""
+    old_values: Any
+    """Value estimates of the behaviour policy, shape (n,)."""
+    old_log_prob: Any
+    """Log-probabilities of the behaviour policy, shape (n,)."""
+    advantages: Any
+    """Shape (n,)."""
+    returns: Any
+    """Value targets, shape (n,)."""
+
+
+class SB3RolloutBuffer:
+    """Rollout buffer for `rollout_buffer_class` of Stable-Baselines3's PPO and A2C.
+
+    Advantages are computed by the compiled `samplebatch.returns.gae`. Minibatches are drawn in the same order as
+    Stable-Baselines3's. `to_sample_batch` returns the rollout over the same memory.
+
+    Parameters
+    ----------
+    buffer_size
+        Steps per environment and rollout.
+    observation_space, action_space
+        Spaces of a single environment.
+    device
+        Device of minibatches; `"auto"` is the GPU if there is one.
+    gae_lambda, gamma
+        Decay of the advantage estimates, and discount per step.
+    n_envs
+        Number of environments.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of range.
+    DeviceError
+        If torch cannot use the device.
+
+    Examples
+    --------
+    >>> from stable_baselines3 import PPO
+    >>> model = PPO("MlpPolicy", "CartPole-v1", n_steps=64, rollout_buffer_class=SB3RolloutBuffer, device="cpu")
+    >>> model.learn(64).rollout_buffer.to_sample_batch()["advantages"].shape
+    (64,)
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: Any,
+        action_space: Any,
+        device: Any = "auto",
+        gae_lambda: float = 1.0,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+    ) -> None:
+        self.buffer_size, self.n_envs = whole("buffer_size", buffer_size, 1), whole("n_envs", n_envs, 1)
+        self.observation_space, self.action_space = observation_space, action_space
+        self.device = find_device() if isinstance(device, str) and device == "auto" else require_device(device)
+        self.gae_lambda, self.gamma = fraction("gae_lambda", gae_lambda), fraction("gamma", gamma)
+        self._action_dim = int(np.prod(action_space.shape, dtype=int))
+        self.reset()
+
+    def reset(self) -> None:
+        """Remove all steps; batches of earlier rollouts keep their memory."""
+        self.pos = 0
+        # Rows are stored environment by environment, so that flattening a rollout needs no copy.
+        self._columns: dict[str, Any] = {names.OBS: self._allocate(self.observation_space)}
+        self._columns[names.ACTIONS] = self._zeros((self._action_dim,), self.action_space.dtype)
+        for name in (names.REWARDS, names.VF_PREDS, names.ACTION_LOGP, names.ADVANTAGES, names.VALUE_TARGETS):
+            self._columns[name] = self._zeros((), _FLOAT)
+        self._starts = self._zeros((), np.bool_)
+        self._last_dones = np.zeros(self.n_envs, np.bool_)
+
+    def _allocate(self, space: Any) -> Any:
+        spaces = getattr(space, "spaces", None)
+        if isinstance(spaces, Mapping):
+            return {name: self._allocate(part) for name, part in spaces.items()}
+        return self._zeros(space.shape or (1,), space.dtype)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+        return np.zeros((self.n_envs, self.buffer_size, *shape), dtype)
+
+    def add(self, obs: Any, action: Any, reward: Any, episode_start: Any, value: Any, log_prob: Any) -> None:
+        """Add one step of each environment.
+
+        Parameters
+        ----------
+        obs
+            Observations, shape (n_envs, ...); a dict of arrays for a Dict space.
+        action
+            Actions, shape (n_envs, ...).
+        reward, episode_start, value, log_prob
+            Rewards, whether the step starts an episode, value estimates and log-probabilities, shape (n_envs,).
+
+        Raises
+        ------
+        CapacityError
+            If the buffer is full; call `reset`.
+        ColumnMismatchError
+            If an argument does not have the shape of its space; names it.
+        """
+        if self.full:
+            raise CapacityError(f"a rollout must have at most {self.buffer_size} steps per environment; call reset")
+        lead = (self.n_envs,)
+        actions = fit_rows("action", action, np.dtype(self.action_space.dtype), (*lead, self._action_dim))
+        numbers = {names.REWARDS: reward, names.VF_PREDS: value, names.ACTION_LOGP: log_prob}
+        step = {names.OBS: fit_observation("obs", obs, self.observation_space, self.n_envs), names.ACTIONS: actions}
+        step |= {name: fit_rows(name, number, _FLOAT, lead) for name, number in numbers.items()}
+        starts = fit_rows("episode_start", episode_start, np.dtype(np.bool_), lead)
+        for name, rows in step.items():
+            self._write(self._columns[name], rows)
+        self._starts[:, self.pos] = starts
+        self.pos += 1
+
+    def _write(self, column: Any, rows: Any) -> None:
+        if isinstance(column, dict):
+            for name, part in column.items():
+                self._write(part, rows[name])
+        else:
+            column[:, self.pos] = rows
+
+    def compute_returns_and_advantage(self, last_values: Any, dones: Any) -> None:
+        """Compute advantages and value targets by GAE (arXiv:1506.02438).
+
+        Parameters
+        ----------
+        last_values
+            Value estimates after the last step, shape (n_envs,) or (n_envs, 1).
+        dones
+            Whether the last step ended its episode, shape (n_envs,).
+
+        Raises
+        ------
+        EmptyBufferError
+            If the rollout is incomplete.
+        ColumnMismatchError
+            If an argument does not have one value per environment.
+        """
+        self._require_full()
+        values = self._columns[names.VF_PREDS]
+        self._last_dones = fit_rows("dones", dones, np.dtype(np.bool_), (self.n_envs,))
+        after = fit_rows("last_values", last_values, _FLOAT, (self.n_envs,))
+        next_values = np.concatenate([values[:, 1:], after[:, None]], axis=1)
+        is_last = np.zeros((self.n_envs, self.buffer_size), np.bool_)
+        is_last[:, -1] = True
+        returns, advantages = gae(
+            self._columns[names.REWARDS].reshape(-1),
+            self._dones(),
+            is_last.reshape(-1),
+            values=values.reshape(-1),
+            next_values=next_values.reshape(-1),
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+        )
+        self._columns[names.ADVANTAGES].reshape(-1)[:] = advantages
+        self._columns[names.VALUE_TARGETS].reshape(-1)[:] = returns
+
+    def _dones(self) -> npt.NDArray[np.bool_]:
+        return np.concatenate([self._starts[:, 1:], self._last_dones[:, None]], axis=1).reshape(-1)
+
+    def get(self, batch_size: int | None = None) -> Iterator[RolloutSamples]:
+        """Iterate over all steps in random minibatches.
+
+        Parameters
+        ----------
+        batch_size
+            Steps per minibatch; None for all in one.
+
+        Raises
+        ------
+        ArgumentError
+            If `batch_size` is less than 1.
+        EmptyBufferError
+            If the rollout is incomplete.
+        """
+        self._require_full()
+        count = self.buffer_size * self.n_envs
+        size = count if batch_size is None else whole("batch_size", batch_size, 1)
+        # Scripts seed NumPy's global generator.
+        order = np.random.permutation(count)
+        return (self._minibatch(order[start : start + size]) for start in range(0, count, size))
+
+    def _minibatch(self, rows: npt.NDArray[np.intp]) -> RolloutSamples:
+        numbers = (names.VF_PREDS, names.ACTION_LOGP, names.ADVANTAGES, names.VALUE_TARGETS)
+        actions = self._flat(names.ACTIONS)[rows].astype(_FLOAT, copy=False)
+        parts = [self._flat(name)[rows] for name in numbers]
+        obs = _select(self._columns[names.OBS], rows)
+        return RolloutSamples(*(self._deliver(value) for value in (obs, actions, *parts)))
+
+    def _deliver(self, value: Any) -> Any:
+        import torch
+
+        parts = values_of(value)
+        if parts is not None:
+            return {name: self._deliver(part) for name, part in parts.items()}
+        return torch.as_tensor(value, device=self.device)
+
+    def _flat(self, name: str) -> npt.NDArray[Any]:
+        column = self._columns[name]
+        flat: npt.NDArray[Any] = column.reshape(-1, *column.shape[2:])
+        return flat
+
+    def _require_full(self) -> None:
+        if not self.full:
+            raise EmptyBufferError(f"a rollout must have {self.buffer_size} steps per environment, got {self.pos}")
+
+    def to_sample_batch(self) -> SampleBatch:
+        """Return a complete rollout under RLlib's names, environment by environment, over the same memory.
+
+        Raises
+        ------
+        EmptyBufferError
+            If the rollout is incomplete.
+        """
+        self._require_full()
+        count = self.buffer_size * self.n_envs
+        starts = self._starts.copy()
+        starts[:, 0] = True
+        columns = {name: self._flat(name) for name in self._columns if name != names.OBS}
+        columns[names.OBS] = _select(self._columns[names.OBS], slice(0, count))
+        if not self.action_space.shape:
+            columns[names.ACTIONS] = columns[names.ACTIONS].reshape(-1)
+        env_id = np.repeat(np.arange(self.n_envs), self.buffer_size)
+        ids = {names.ENV_ID: env_id, names.EPS_ID: np.cumsum(starts.reshape(-1)) - 1}
+        return SampleBatch({**columns, names.DONES: self._dones(), **ids})
+
+    def size(self) -> int:
+        """Return the number of steps per environment."""
+        return self.pos
+
+    @property
+    def full(self) -> bool:
+        """Whether the rollout is complete."""
+        return self.pos == self.buffer_size
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """Value estimates, environment by environment, shape (buffer_size * n_envs,)."""
+        return as_array(self._flat(names.VF_PREDS))
+
+    @property
+    def returns(self) -> npt.NDArray[np.float32]:
+        """Value targets, environment by environment, shape (buffer_size * n_envs,)."""
+        return as_array(self._flat(names.VALUE_TARGETS))
+
+    @property
+    def advantages(self) -> npt.NDArray[np.float32]:
+        """Advantages, environment by environment, shape (buffer_size * n_envs,)."""
+        return as_array(self._flat(names.ADVANTAGES))
+
+
+def _select(column: Any, rows: Any) -> Any:
+    """Select flat rows of a column or of a dict of columns, shape (n_envs, buffer_size, ...) each."""
+    if isinstance(column, dict):
+        return {name: _select(part, rows) for name, part in column.items()}
+    return column.reshape(-1, *column.shape[2:])[rows]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from samplebatch import SampleBatch
-from samplebatch.convert.ray_data import without_ray_types
+from samplebatch.convert.rllib import without_ray_types
 from samplebatch.errors import FormatError
 
 ROOT = Path(__file__).parents[2]
