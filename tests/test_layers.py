@@ -129,7 +129,6 @@ ONE_IMPORTER = {
     },
     "runs in a process of its own, or in place of that": {
         "samplebatch.env.async_vector",
-        "samplebatch.workers.ray_actor",
     },
     "is loaded on demand, as it loads an optional library or much of the package": {
         "samplebatch.cli.inspecting",

@@ -27,7 +27,7 @@ ALLOWED = {
         "column/unpickling.py": "the one place that decides",
         "transport/shared_pickling.py": "what multiprocessing itself unpickles, in two parts",
         "policy/source.py": "bytes that the parent process has pickled",
-        "workers/ray_actor.py": "what the actors and the learner of one run have pickled for each other",
+        "workers/ray_backend.py": "what the actors and the learner of one run have pickled for each other",
         "env/environment_process.py": "requests of the parent process",
         "env/async_vector.py": "answers of the processes of the user's own environments",
     },
@@ -65,8 +65,7 @@ TRUSTED = {
     "batch/frame.py": "whoever unpickles a batch runs its pickle already",
     "storage/datasets/parts.py": "columns that are shown have no rows, and so nothing to unpickle",
     "workers/process_backend.py": "workers are processes of the user's own code",
-    "workers/ray_actor.py": "an actor runs what its learner has pickled",
-    "workers/ray_backend.py": "actors are processes of the user's own code",
+    "workers/ray_backend.py": "actors are processes of the user's own code, and run what their learner has pickled",
     "workers/task.py": "a worker loads the state that its parent was allowed to",
 }
 """The only modules that allow unpickling themselves, in place of handing a permission down."""

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from samplebatch.rollout.statistics import SequenceSummaryStats as SequenceSummaryStats
     from samplebatch.rollout.statistics import episode_statistics as episode_statistics
     from samplebatch.workers.pool import WorkerFailure as WorkerFailure
+    from samplebatch.workers.pool import WorkerStats as WorkerStats
     from samplebatch.workers.ray_backend import RayOptions as RayOptions
-    from samplebatch.workers.statistics import WorkerStats as WorkerStats
     from samplebatch.workers.workers import RolloutWorkers as RolloutWorkers
 
 __getattr__, __dir__, __all__ = exports(__name__)

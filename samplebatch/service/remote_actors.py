@@ -15,7 +15,7 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.rollout.statistics import CollectStats, RunningStatistics
 from samplebatch.service.client import ReplayClient
-from samplebatch.workers.statistics import StepCount
+from samplebatch.workers.pool import StepCount
 from samplebatch.workers.workers import BufferWriter
 
 

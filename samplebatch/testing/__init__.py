@@ -12,7 +12,7 @@ from samplebatch.exports import exports
 
 if TYPE_CHECKING:
     from samplebatch.testing.collector_contract import CollectorContract as CollectorContract
+    from samplebatch.testing.environments import check_steps as check_steps
     from samplebatch.testing.multi_agent_contract import MultiAgentContract as MultiAgentContract
-    from samplebatch.testing.steps import check_steps as check_steps
 
 __getattr__, __dir__, __all__ = exports(__name__)

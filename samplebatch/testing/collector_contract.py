@@ -11,8 +11,7 @@ import numpy as np
 
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import SampleBatchError
-from samplebatch.testing.environments import RungError, ladder, walk
-from samplebatch.testing.steps import by_stream, check, check_steps, number_rows, says
+from samplebatch.testing.environments import RungError, by_stream, check, check_steps, ladder, number_rows, says, walk
 
 Makers = Sequence[Callable[[], Any]]
 """Functions that each create an environment."""

@@ -12,8 +12,7 @@ import numpy as np
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.errors import SampleBatchError
-from samplebatch.testing.environments import Market, Relay, RungError
-from samplebatch.testing.steps import by_stream, check, check_steps, number_rows, says
+from samplebatch.testing.environments import Market, Relay, RungError, by_stream, check, check_steps, number_rows, says
 
 Makers = Sequence[Callable[[], Any]]
 """Functions that each create an environment."""

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from samplebatch.exports import exports
 
 if TYPE_CHECKING:
-    from samplebatch.tokens.groups import Groups as Groups
-    from samplebatch.tokens.groups import group_by as group_by
     from samplebatch.tokens.packing import PackedBatch as PackedBatch
     from samplebatch.tokens.packing import pack as pack
     from samplebatch.tokens.packing import token_minibatches as token_minibatches
     from samplebatch.tokens.parts import Parts as Parts
     from samplebatch.tokens.parts import balance as balance
     from samplebatch.tokens.parts import chunk as chunk
+    from samplebatch.tokens.rows import Groups as Groups
     from samplebatch.tokens.rows import assign as assign
+    from samplebatch.tokens.rows import group_by as group_by
     from samplebatch.tokens.rows import repeat as repeat
     from samplebatch.tokens.rows import union as union
 

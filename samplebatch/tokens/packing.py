@@ -18,7 +18,7 @@ from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import RaggedTorchColumn, TorchColumn
 from samplebatch.column.varying_rows import offsets_of
 from samplebatch.errors import ArgumentError, ColumnLengthError, ColumnMismatchError, SequenceError
-from samplebatch.tokens.lengths import ragged_columns, tokens_of
+from samplebatch.tokens.parts import ragged_columns, tokens_of
 
 B = TypeVar("B", bound=SampleBatch[Any])
 Counts = npt.NDArray[np.int64]

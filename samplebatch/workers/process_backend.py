@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import pickle
+import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.unpickling import unpickle
 from samplebatch.env.environment_process import start_child, wait_for_exit
 from samplebatch.errors import (
+    ChannelClosedError,
     ChannelTimeoutError,
     EndOfStreamError,
     EnvironmentSpecError,
+    PeerDiedError,
     SampleBatchError,
     WorkerError,
 )
@@ -26,20 +37,28 @@ from samplebatch.transport.broadcast import Subscription
 from samplebatch.transport.channel import channel
 from samplebatch.transport.channel_end import HEADER_NBYTES
 from samplebatch.transport.consumer import Consumer
-from samplebatch.transport.peers import Poller
-from samplebatch.workers.backend import GRACE_S, Backend, BackendOptions, SharedWeights, Worker, WorkerExit
-from samplebatch.workers.task import Collected, Fragment, Request, WorkerSpec
-from samplebatch.workers.worker import (
-    ENDED,
-    ENDING,
-    FRAGMENTS,
-    MADE,
-    READY,
-    SENT,
-    WorkerCounters,
-    is_end,
-    state_bytes,
-    work,
+from samplebatch.transport.encode import halve
+from samplebatch.transport.peers import Poller, begin_child
+from samplebatch.transport.producer import Producer
+from samplebatch.transport.region import Region
+from samplebatch.workers.backend import (
+    GRACE_S,
+    Backend,
+    BackendOptions,
+    SharedWeights,
+    Worker,
+    WorkerExit,
+    word_failure,
+)
+from samplebatch.workers.task import (
+    Collected,
+    Fragment,
+    Request,
+    StateRequest,
+    Task,
+    WorkerSpec,
+    exchange_state,
+    start_task,
 )
 
 
@@ -264,3 +283,162 @@ def _open_fragment(message: Fragment) -> Collected:
     pickled = report[ENDED].tobytes()
     ((is_flat, ended),) = unpickle([pickled], "the statistics of a worker", allow_pickle=True)
     return Collected(message.policy_batches[names.DEFAULT_POLICY_ID] if is_flat else message, ended)
+
+
+# In the process of a worker
+
+_NBYTES = 64
+"""Bytes of each worker's line: a cache line, to avoid false sharing."""
+
+MADE, SENT, FRAGMENTS, READY, ENDING = range(5)
+"""Words of a line: completed environment steps that were sent or may yet be sent, steps that were sent, sent messages,
+created environments, and whether the parent requests the worker to end."""
+
+
+class WorkerCounters:
+    """Counters of each worker, which survive its death; all but `ENDING` are written by the worker.
+
+    Examples
+    --------
+    >>> board = WorkerCounters.create(2)
+    >>> board.line(1)[MADE] += 3
+    >>> int(board.line(1)[MADE]), int(board.line(0)[MADE])
+    (3, 0)
+    >>> board.close()
+    """
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self._words: npt.NDArray[np.int64] = region.array.view(np.int64).reshape(-1, _NBYTES // 8)
+
+    @classmethod
+    def create(cls, workers: int) -> WorkerCounters:
+        """Allocate the counters of some workers."""
+        return cls(Region.create(workers * _NBYTES))
+
+    def line(self, index: int) -> npt.NDArray[np.int64]:
+        """Return the counters of a worker."""
+        line: npt.NDArray[Any] = self._words[index]
+        return line
+
+    def clear(self, index: int) -> None:
+        """Set the counters of a worker to 0, before it is replaced."""
+        self._words[index] = 0
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._words = np.zeros((0, 0), np.int64)
+        self.region.close()
+
+
+ENDED = "__ended__"
+"""Policy id in messages of the pickled statistics of ended episodes, one row per byte."""
+END = SampleBatch()
+"""Message after the last fragment of a request."""
+_STATE = "worker_state"
+"""Only column of messages with a worker's state, one row per byte, so that the state can be split."""
+
+
+def is_end(fragment: Fragment) -> bool:
+    """Return whether a message marks the end of a request."""
+    return isinstance(fragment, SampleBatch) and not fragment.column_names
+
+
+def state_bytes(fragment: Fragment) -> bytes | None:
+    """Return the bytes of a message with a part of a pickled state; None for other messages."""
+    if isinstance(fragment, SampleBatch) and fragment.column_names == (_STATE,):
+        return bytes(np.asarray(fragment[_STATE]))
+    return None
+
+
+def work(
+    producer: Producer, requests: Connection, subscription: Subscription, region: Region, spec: WorkerSpec
+) -> None:
+    """Execute requests of one worker until the pipe is closed."""
+    line = WorkerCounters(region).line(spec.index)
+
+    def end(*_: Any) -> None:
+        # The parent handles a SIGTERM to the process group: it first requests the collected steps.
+        if line[ENDING]:
+            sys.exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    begin_child()
+    tasks: list[Task] = []
+    try:
+        with producer:
+            try:
+                _serve(producer, requests, subscription, line, spec, tasks)
+            except (ChannelClosedError, PeerDiedError):
+                # The parent is gone.
+                return
+            except Exception as error:
+                with contextlib.suppress(SampleBatchError):
+                    producer.fail(word_failure(error), traceback.format_exc())
+    finally:
+        for task in tasks:
+            with contextlib.suppress(Exception):
+                task.close()
+
+
+def _serve(
+    producer: Producer,
+    requests: Connection,
+    subscription: Subscription,
+    line: Any,
+    spec: WorkerSpec,
+    tasks: list[Task],
+) -> None:
+    def count_steps(steps: int) -> None:
+        line[MADE] += steps
+
+    # One torch thread, because there is already one process per core.
+    task = start_task(spec, subscription, count_steps)
+    tasks.append(task)
+    line[READY] = task.num_envs
+    for request in _receive_all(requests):
+        if isinstance(request, StateRequest):
+            pickled = exchange_state(task, request)
+            if pickled is not None:
+                producer.send(SampleBatch({_STATE: np.frombuffer(pickled, np.uint8)}), split=True)
+        else:
+            task.begin(request)
+        while (fragment := task.next()) is not None:
+            if fragment.env_steps():
+                _send(producer, fragment, task)
+            line[SENT] += fragment.env_steps()
+            # Omitted steps are not lost.
+            line[MADE] = line[SENT]
+            line[FRAGMENTS] = producer.sent
+        producer.send(END)
+        line[FRAGMENTS] = producer.sent
+
+
+def _send(producer: Producer, fragment: Fragment, task: Task) -> None:
+    """Send a fragment with the statistics of the episodes that it ends; split fragments that are too large."""
+    # Smaller fragments are never split and need no check.
+    is_large = fragment.size_bytes() > producer.capacity_nbytes // 32
+    before = task.episodes.state_dict() if is_large else {}
+    ended = task.count_ended(fragment)
+    message = _with_ended(fragment, ended) if ended.episodes else fragment
+    if is_large and not producer.fits(message):
+        parts = halve(fragment)
+        if parts:
+            task.episodes.load_state_dict(before)
+            for part in parts:
+                _send(producer, cast("Fragment", part), task)
+            return
+    producer.send(message, split=True)
+
+
+def _with_ended(fragment: Fragment, ended: EpisodeStatistics) -> MultiAgentBatch:
+    is_flat = isinstance(fragment, SampleBatch)
+    pickled = np.frombuffer(pickle.dumps((is_flat, ended)), np.uint8)
+    batches = {**fragment.as_multi_agent().policy_batches, ENDED: SampleBatch({ENDED: pickled})}
+    return MultiAgentBatch._of(batches, fragment.env_steps())
+
+
+def _receive_all(requests: Connection) -> Iterator[Request]:
+    with contextlib.suppress(EOFError):
+        while True:
+            yield requests.recv()

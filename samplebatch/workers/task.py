@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
+import random
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +24,7 @@ from samplebatch.env.as_environments import as_environments, make_all
 from samplebatch.env.base import Environments
 from samplebatch.env.gymnasium import EnvironmentList
 from samplebatch.env.registry import Environment, environment_kind, make_environment
+from samplebatch.env.seeds import PROCESS, generators_state, load_generators, seeds_at
 from samplebatch.errors import EnvironmentSpecError, PolicySpecError
 from samplebatch.policy.as_policy import own_policy
 from samplebatch.policy.source import load_weights, make_policy
@@ -464,3 +468,45 @@ def select_counted(steps: SampleBatch) -> SampleBatch:
 def _even(total: int, count: int) -> npt.NDArray[np.int64]:
     """Distribute a total evenly; the first items receive one more."""
     return total // count + (np.arange(count) < total % count)
+
+
+def start_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count, *, threads: int = 1) -> Task:
+    """Create the task of a worker with its own process, and seed the process-wide generators.
+
+    Parameters
+    ----------
+    spec, weights, count_steps
+        As for `make_task`.
+    threads
+        Number of torch threads, if the policy or the environments import torch.
+    """
+    seeds = seeds_at(spec.seed, PROCESS, spec.index)
+    _seed(seeds)
+    task = make_task(spec, weights, count_steps)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
+        _seed(seeds)
+    return task
+
+
+def exchange_state(task: Task, request: StateRequest) -> bytes | None:
+    """Restore the state in a request, or return the pickled state, including process-wide generators."""
+    reply = answer(task, request)
+    if request.state is not None:
+        load_generators(request.state["generators"])
+        return None
+    try:
+        return pickle.dumps(reply if "refused" in reply else {**reply, "generators": generators_state()})
+    except Exception as error:
+        return pickle.dumps({"refused": f"{type(error).__name__}: {error}"})
+
+
+def _seed(seeds: np.random.SeedSequence) -> None:
+    """Seed the process-wide generators, which torch distributions use, so that workers draw different numbers."""
+    words = seeds.generate_state(3).tolist()
+    random.seed(words[0])
+    np.random.seed(words[1])
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(words[2])

@@ -44,10 +44,9 @@ from samplebatch.rollout.collector import (
 from samplebatch.rollout.postprocessing import Hook, check_hooks
 from samplebatch.rollout.statistics import CollectStats, EpisodeStatistics
 from samplebatch.workers.backend import Backend, BackendOptions, InlineBackend, Worker
-from samplebatch.workers.pool import WorkerPool
+from samplebatch.workers.pool import Received, StepCount, WorkerPool, WorkerStats
 from samplebatch.workers.process_backend import ProcessBackend
 from samplebatch.workers.ray_backend import RayBackend, RayOptions
-from samplebatch.workers.statistics import Received, StepCount, WorkerStats
 from samplebatch.workers.task import Fragment, Request, StateRequest, WorkerSpec, shares
 
 _NOT_STARTED = "workers must be started before they can send anything; use them in a with statement"

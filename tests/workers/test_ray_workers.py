@@ -21,8 +21,7 @@ from samplebatch.errors import ArgumentError, ChannelClosedError, ColumnTypeErro
 from samplebatch.policy.source import PickledPolicy
 from samplebatch.rollout import GAE, RayOptions
 from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
-from samplebatch.workers.ray_actor import pack
-from samplebatch.workers.ray_backend import StoredFragments
+from samplebatch.workers.ray_backend import StoredFragments, pack
 
 pytest.importorskip("ray.cluster_utils")
 
