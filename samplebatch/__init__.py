@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from samplebatch.buffer.hindsight import HERReplayBuffer as HERReplayBuffer
     from samplebatch.buffer.hindsight import HERReplayBufferManager as HERReplayBufferManager
     from samplebatch.buffer.hindsight import HERVectorReplayBuffer as HERVectorReplayBuffer
-    from samplebatch.buffer.list_buffer import ListReplayBuffer as ListReplayBuffer
     from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer as MultiAgentReplayBuffer
     from samplebatch.buffer.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
     from samplebatch.buffer.prioritized import PrioritizedReplayBufferManager as PrioritizedReplayBufferManager
     from samplebatch.buffer.prioritized import PrioritizedVectorReplayBuffer as PrioritizedVectorReplayBuffer
     from samplebatch.buffer.replay import ReplayBuffer as ReplayBuffer
-    from samplebatch.buffer.sampling import Sample as Sample
+    from samplebatch.buffer.samplers import Sample as Sample
     from samplebatch.buffer.sum_tree import SegmentTree as SegmentTree
     from samplebatch.buffer.vector import CachedReplayBuffer as CachedReplayBuffer
+    from samplebatch.buffer.vector import ListReplayBuffer as ListReplayBuffer
     from samplebatch.buffer.vector import ReplayBufferManager as ReplayBufferManager
     from samplebatch.buffer.vector import VectorReplayBuffer as VectorReplayBuffer
     from samplebatch.errors import SampleBatchError as SampleBatchError

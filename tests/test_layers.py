@@ -111,8 +111,6 @@ MAX_LINES = 1200
 
 ONE_IMPORTER = {
     "takes one concern off the class that the only importer has": {
-        "samplebatch.batch.nested.arithmetic",
-        "samplebatch.buffer.fast_add",
         "samplebatch.column.encoding",
         "samplebatch.column.growing",
         "samplebatch.storage.datasets.parts",

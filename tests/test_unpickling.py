@@ -56,7 +56,7 @@ ALLOWED = {
         "env/seeds.py": "torch",
         "loggers/logger.py": "the reader of TensorBoard's logs",
     },
-    "exec": {"buffer/fast_add.py": "a function of constant text and numbers: names and values are variables"},
+    "exec": {"buffer/table.py": "a function of constant text and numbers: names and values are variables"},
 }
 """Calls that run code or read it, and the only modules that make them."""
 

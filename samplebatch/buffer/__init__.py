@@ -7,7 +7,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-_MOVED = {"cached": "vector", "priorities": "samplers"}
+_MOVED = {
+    "cached": "vector",
+    "compressed_store": "stores",
+    "list_buffer": "vector",
+    "priorities": "samplers",
+    "sampling": "samplers",
+}
 """Modules that pickles of older versions name, and those that have their classes now."""
 
 

@@ -10,10 +10,10 @@ from samplebatch.arguments import fraction, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
 from samplebatch.buffer.columns import copy_rows, leaves_of, take_rows
-from samplebatch.buffer.compressed_store import CompressedStore
 from samplebatch.buffer.final_observations import patch
 from samplebatch.buffer.ring import Flags, Ints
 from samplebatch.buffer.store import DenseStore, Range
+from samplebatch.buffer.stores import CompressedStore
 from samplebatch.buffer.table import Table
 from samplebatch.column import threads
 from samplebatch.errors import CapacityError, ColumnNotFoundError, near_names, no_such_column

@@ -21,7 +21,7 @@ from samplebatch.buffer.columns import take_rows
 from samplebatch.buffer.gather import check_window, final_rows
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
-from samplebatch.buffer.sampling import Sample
+from samplebatch.buffer.samplers import Sample
 from samplebatch.buffer.sequences import shift_slots, steps_after
 from samplebatch.buffer.table import Table
 from samplebatch.buffer.vector import ReplayBufferManager

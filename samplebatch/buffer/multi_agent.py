@@ -25,7 +25,7 @@ from samplebatch.buffer.gather import check_window
 from samplebatch.buffer.prioritized import PrioritizedReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Ints
-from samplebatch.buffer.sampling import Sample, convert_sample
+from samplebatch.buffer.samplers import Sample, convert_sample
 from samplebatch.buffer.table import new_lock
 from samplebatch.buffer.writing import end_flags
 from samplebatch.errors import (

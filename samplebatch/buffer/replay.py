@@ -23,8 +23,7 @@ from samplebatch.buffer import gather, views
 from samplebatch.buffer.columns import first_row
 from samplebatch.buffer.extending import add_steps, is_dataset, steps_of
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
-from samplebatch.buffer.samplers import Sampler, Uniform, complete_stacks, draw_limited
-from samplebatch.buffer.sampling import Sample, convert_sample
+from samplebatch.buffer.samplers import Sample, Sampler, Uniform, complete_stacks, convert_sample, draw_limited
 from samplebatch.buffer.sequences import check_sequences, draw_episodes, draw_stretches, sequence_rows
 from samplebatch.buffer.stores import OBSERVATIONS, Stores, names_of
 from samplebatch.buffer.table import Journal, Table

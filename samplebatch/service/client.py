@@ -27,7 +27,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.extending import as_flat, row_ids
 from samplebatch.buffer.prioritized import rows_of_sequences
-from samplebatch.buffer.sampling import Sample, convert_sample
+from samplebatch.buffer.samplers import Sample, convert_sample
 from samplebatch.errors import (
     ArgumentError,
     ColumnLengthError,

@@ -15,7 +15,7 @@ from samplebatch.arguments import positive, whole
 from samplebatch.batch.concat import join
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.buffer.sampling import Sample
+from samplebatch.buffer.samplers import Sample
 from samplebatch.errors import (
     ArgumentError,
     FormatError,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch.buffer import sampling
+from samplebatch.buffer import samplers
 from samplebatch.errors import ArgumentError, near_names
 from samplebatch.service.declared_columns import DeclaredColumns
 from samplebatch.service.limiter import Hold
@@ -49,7 +49,7 @@ class Request:
     max_nbytes: int | None = None
 
 
-class Sample(sampling.Sample[Any, Any]):
+class Sample(samplers.Sample[Any, Any]):
     """A `samplebatch.Sample` of a replay table.
 
     Attributes

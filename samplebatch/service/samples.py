@@ -27,7 +27,7 @@ from samplebatch.batch.arrow import METADATA_KEY
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node, set_unit, unit_of
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.buffer import sampling
+from samplebatch.buffer import samplers
 from samplebatch.buffer.extending import flatten_rows
 from samplebatch.column import memory
 from samplebatch.column.arrow import FieldReader, check_size, holds_objects
@@ -104,7 +104,7 @@ def _listed(values: Any) -> Any:
     return None if values is None else values.tolist()
 
 
-def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> sampling.Sample[Any, Any]:
+def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> samplers.Sample[Any, Any]:
     """View a record batch as a sample; columns of numbers are read-only views.
 
     Raises
@@ -118,7 +118,7 @@ def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> sampling.Samp
         about = json.loads((packed.schema.metadata or {})[SAMPLE_KEY])
         form, tops = about["form"], [str(name) for name in about.get("names", ())]
         if form == FRAGMENTS:
-            return sampling.Sample(read_fragment(packed), np.array(metadata["numbers"], np.int64))
+            return samplers.Sample(read_fragment(packed), np.array(metadata["numbers"], np.int64))
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise FormatError("a sample must be described in the metadata of its schema, it is not") from error
     rows = SampleBatch.from_arrow(pa.Table.from_batches([packed]))
@@ -130,10 +130,10 @@ def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> sampling.Samp
     if rows.action_unit is not None:
         set_unit(batch, rows.action_unit)
     if form != EPISODES:
-        return sampling.Sample(batch, indices)
+        return samplers.Sample(batch, indices)
     ends = np.cumsum(columns[names.SEQ_LENS]).tolist()
     cuts = [slice(*pair) for pair in zip([0, *ends[:-1]], ends, strict=True)]
-    return sampling.Sample([batch[cut] for cut in cuts], [indices[cut] for cut in cuts])
+    return samplers.Sample([batch[cut] for cut in cuts], [indices[cut] for cut in cuts])
 
 
 def have_same_columns(schema: pa.Schema, other: pa.Schema) -> bool:
@@ -389,7 +389,7 @@ class SampleReader:
         self._readers: dict[bytes, _ObjectsReader | None] = {}
         """Readers of samples with columns of objects, by the schema of their streams; None for the general reader."""
 
-    def read(self, stream: Bytes, metadata: Mapping[str, Any] | None = None) -> sampling.Sample[Any, Any]:
+    def read(self, stream: Bytes, metadata: Mapping[str, Any] | None = None) -> samplers.Sample[Any, Any]:
         """View the sample of a stream.
 
         Parameters
@@ -448,12 +448,12 @@ class _Form(NamedTuple):
     tree: Tree
     unit: ActionUnit | None
 
-    def sample(self, columns: Arrays) -> sampling.Sample[Any, Any]:
+    def sample(self, columns: Arrays) -> samplers.Sample[Any, Any]:
         """Return columns as a sample."""
         batch = _nest(self.tree, columns)
         if self.unit is not None:
             set_unit(batch, self.unit)
-        return sampling.Sample(batch, columns[names.BATCH_INDEXES])
+        return samplers.Sample(batch, columns[names.BATCH_INDEXES])
 
 
 class _ObjectsReader:
@@ -473,7 +473,7 @@ class _ObjectsReader:
             return None
         return cls(plan, [(field, FieldReader(field)) for field in others], form)
 
-    def read(self, rows: pa.RecordBatch) -> sampling.Sample[Any, Any] | None:
+    def read(self, rows: pa.RecordBatch) -> samplers.Sample[Any, Any] | None:
         """View the numbers and decode the objects of a record batch; None if the general reader must read it.
 
         Raises

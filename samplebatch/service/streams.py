@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from samplebatch import names
-from samplebatch.buffer.sampling import Sample
+from samplebatch.buffer.samplers import Sample
 from samplebatch.errors import SampleBatchError, ServiceError
 from samplebatch.service.protocol import MAX_ASKED, Draw, Fragment, LostError, read_error, read_json, write_json
 from samplebatch.service.samples import SampleReader, batch_text, cut_inline, have_same_columns, split_inline, take

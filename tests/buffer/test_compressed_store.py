@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samplebatch.buffer import compressed_store
-from samplebatch.buffer.compressed_store import CompressedStore
 from samplebatch.buffer.store import DenseStore
+from samplebatch.buffer.stores import CHUNK_NBYTES, CompressedStore
 from samplebatch.column import compressed
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.tensor import TensorColumn
@@ -20,7 +19,7 @@ from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTyp
 
 U1 = np.dtype(np.uint8)
 SHAPE = (64, 64)
-CHUNK = compressed_store.CHUNK_NBYTES // (64 * 64)
+CHUNK = CHUNK_NBYTES // (64 * 64)
 
 
 def frames(numbers: Any) -> np.ndarray[Any, Any]:

@@ -17,8 +17,8 @@ from samplebatch import (
     VectorReplayBuffer,
     concat_samples,
 )
-from samplebatch.buffer.compressed_store import CompressedStore
 from samplebatch.buffer.store import DenseStore, ObjectStore, RaggedStore
+from samplebatch.buffer.stores import CompressedStore
 from samplebatch.errors import (
     ArgumentError,
     CapacityError,

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from samplebatch.batch.nested.node import values_of
-from samplebatch.buffer.compressed_store import CompressedStore
 from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import DenseStore, Store, TorchStore
+from samplebatch.buffer.stores import CompressedStore
 from samplebatch.buffer.table import Table
 from samplebatch.column.arrow import arrow_field_and_array, check_size, column_from_arrow
 from samplebatch.column.arrow_bodies import decompressed_stream_nbytes

@@ -21,7 +21,7 @@ from samplebatch.batch.episodes import by_stream, ends_by_flag, run_starts
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.summary import describe_column, html_table
-from samplebatch.buffer.sampling import Sample
+from samplebatch.buffer.samplers import Sample
 from samplebatch.errors import (
     ArgumentError,
     ColumnMismatchError,

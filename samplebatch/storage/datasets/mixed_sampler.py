@@ -16,7 +16,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, node, with_unit_of
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.replay import ReplayBuffer
-from samplebatch.buffer.sampling import Sample
+from samplebatch.buffer.samplers import Sample
 from samplebatch.errors import (
     ArgumentError,
     ColumnMismatchError,
