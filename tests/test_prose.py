@@ -61,7 +61,7 @@ LIMITS = {
     "env": Limits(1.5, 2.0, 0.3),
     "learn": Limits(12.0, 13.0, 6),
     "loggers": Limits(1.5, 2.0, 0.3),
-    "policy": Limits(29.0, 32.0, 15),
+    "policy": Limits(1.0, 1.0, 0.3),
     "returns": Limits(2.0, 7.0, 0.3),
     "rollout": Limits(1.5, 2.0, 0.3),
     "service": Limits(2.5, 2.0, 0.7),

@@ -1,4 +1,4 @@
-"""Action maps: how actions of a policy become those that an environment takes."""
+"""Action maps: conversion of policy actions to environment actions."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from samplebatch.batch.action_unit import ENVIRONMENT, ActionUnit
 from samplebatch.errors import PolicySpecError
 
 ActionMap = Literal["clip", "scale"] | Callable[[Any], Any]
-"""How actions become what environments take: cut off at the bounds, scaled to them from [-1, 1], or by a function."""
+"""Conversion to environment actions: clip to the bounds, scale from [-1, 1] to the bounds, or a function."""
 
 
-def check_action_map(wanted: Any) -> None:
-    """Check a `map_action`; functions pass."""
-    if not callable(wanted) and wanted not in (None, "clip", "scale"):
-        raise PolicySpecError(f"map_action must be 'clip', 'scale' or a function, got {wanted!r}")
+def check_action_map(map_action: Any) -> None:
+    """Validate a `map_action`; functions are not inspected."""
+    if not callable(map_action) and map_action not in (None, "clip", "scale"):
+        raise PolicySpecError(f"map_action must be 'clip', 'scale' or a function, got {map_action!r}")
 
 
-def make_action_map(wanted: ActionMap, space: Any) -> Callable[[Any], Any]:
-    """Make the function that a `map_action` stands for.
+def make_action_map(map_action: ActionMap, space: Any) -> Callable[[Any], Any]:
+    """Return the function that a `map_action` specifies.
 
     Returns
     -------
     Callable
-        Takes actions of n environments, shape (n, ...), and returns as many.
+        Maps actions of n environments, shape (n, ...), to an array of the same shape.
+
+    Raises
+    ------
+    PolicySpecError
+        If the space is not a `Box`, or `"scale"` is requested and a bound is infinite.
 
     Examples
     --------
@@ -37,19 +42,24 @@ def make_action_map(wanted: ActionMap, space: Any) -> Callable[[Any], Any]:
            [ 1.],
            [ 5.]])
     """
-    return wanted if callable(wanted) else ActionUnit(wanted, *_bounds(wanted, space)).to_environment
+    return map_action if callable(map_action) else ActionUnit(map_action, *_bounds(map_action, space)).to_environment
 
 
-def unit_of_actions(policy: Any, wanted: ActionMap | None, space: Any) -> ActionUnit | None:
-    """Return the unit of the actions that a policy returns, before they are mapped to the environment's.
+def unit_of_actions(policy: Any, map_action: ActionMap | None, space: Any) -> ActionUnit | None:
+    """Return the unit of a policy's actions before `map_action`.
 
     Returns
     -------
     ActionUnit or None
-        None for an environment whose actions are numbers of choices, which nothing maps: there is but one unit.
+        None for discrete action spaces that start at 0: their actions are never mapped.
+
+    Raises
+    ------
+    PolicySpecError
+        As `make_action_map`.
     """
-    if wanted is not None:
-        return _FUNCTION if callable(wanted) else ActionUnit(wanted, *_bounds(wanted, space))
+    if map_action is not None:
+        return _FUNCTION if callable(map_action) else ActionUnit(map_action, *_bounds(map_action, space))
     method = getattr(policy, "map_action", None)
     if method is None:
         return unit_of_space(space)
@@ -61,7 +71,7 @@ def unit_of_actions(policy: Any, wanted: ActionMap | None, space: Any) -> Action
 
 
 def unit_of_space(space: Any) -> ActionUnit | None:
-    """Return the environment's unit, or None for a space in which actions are numbers of choices, from 0 on.
+    """Return the environment's unit; None for discrete spaces that start at 0.
 
     Examples
     --------
@@ -78,7 +88,7 @@ def unit_of_space(space: Any) -> ActionUnit | None:
 
 
 def unit_of_policy(space: Any, bound_method: str | None, scaling: bool) -> ActionUnit | None:
-    """Return the unit of actions that are bounded to [-1, 1] by a method, then scaled to a space or not.
+    """Return the unit of actions that `bound_method` bounds to [-1, 1], before optional scaling to the space.
 
     Examples
     --------
@@ -103,16 +113,27 @@ def unit_of_policy(space: Any, bound_method: str | None, scaling: bool) -> Actio
 _FUNCTION = ActionUnit("function")
 
 
-def map_of_draws(wanted: ActionMap | None) -> Literal["scale"] | None:
-    """Return the `map_action` of random actions, which are only mapped where that is scaling."""
-    check_action_map(wanted)
-    return "scale" if wanted == "scale" else None
+def random_action_map(map_action: ActionMap | None) -> Literal["scale"] | None:
+    """Return the `map_action` for random actions, which are only ever scaled.
+
+    Raises
+    ------
+    PolicySpecError
+        If `map_action` is none of its options.
+    """
+    check_action_map(map_action)
+    return "scale" if map_action == "scale" else None
 
 
-def space_to_draw(wanted: ActionMap | None, space: Any) -> Any:
-    """Return the space that random actions are drawn from, so that a `map_action` leads all over an action space.
+def space_to_draw(map_action: ActionMap | None, space: Any) -> Any:
+    """Return the space that random actions are sampled from, such that mapped actions cover the action space.
 
-    Where actions are scaled, that is the space from -1 to 1, so that those that are kept are like a policy's.
+    With `"scale"`, the range is -1 to 1: recorded random actions have the same unit as the policy's actions.
+
+    Raises
+    ------
+    PolicySpecError
+        As `make_action_map`.
 
     Examples
     --------
@@ -123,16 +144,20 @@ def space_to_draw(wanted: ActionMap | None, space: Any) -> Any:
     >>> space_to_draw("clip", steer) is steer
     True
     """
-    if wanted != "scale":
+    if map_action != "scale":
         return space
-    low, _ = _bounds(wanted, space)
+    low, _ = _bounds(map_action, space)
     return type(space)(-1.0, 1.0, space.shape, low.dtype if low.dtype.kind == "f" else np.float32)
 
 
-def _bounds(wanted: Any, space: Any) -> tuple[Any, Any]:
+def _bounds(map_action: Any, space: Any) -> tuple[Any, Any]:
     low, high = getattr(space, "low", None), getattr(space, "high", None)
     if low is None or high is None:
-        raise PolicySpecError(f"map_action={wanted!r} needs a Box of actions, got {type(space).__name__}")
-    if wanted == "scale" and not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise PolicySpecError("map_action='scale' needs bounds on every action; use 'clip' or a function")
+        raise PolicySpecError(
+            f"the action space must be a Box for map_action={map_action!r}, got {type(space).__name__}"
+        )
+    if map_action == "scale" and not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise PolicySpecError(
+            "the action space must have finite bounds for map_action='scale'; use 'clip' or a function"
+        )
     return low, high

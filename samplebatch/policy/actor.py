@@ -1,4 +1,4 @@
-"""Actor: a policy with exploration noise and an action map, asked once for many environments."""
+"""Actor: a policy with exploration noise and an action map, called on batches of observations."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from samplebatch.policy.action_map import (
     unit_of_actions,
     unit_of_space,
 )
-from samplebatch.policy.as_policy import Decision, as_policy, own_policy
+from samplebatch.policy.as_policy import Decision, as_policy, unwrap_policy
 from samplebatch.policy.random import RandomByEnvironment, RandomPolicy
 
 _RECORDED = (names.ACTION_LOGP, names.ACTION_PROB, names.ACTION_DIST_INPUTS, names.VF_PREDS)
-"""Columns of a decision that are kept beside actions, state and `policy`."""
+"""Columns of a decision that are recorded besides actions, state and `policy`."""
 _NUMBERS = "biufc"
 _new_tuple = tuple.__new__
-"""Makes a named tuple without a call of Python code."""
+"""Constructor of named tuples that runs no Python code."""
 
 
 class ActResult(NamedTuple):
-    """Actions of n environments, and the columns of the decision.
+    """Actions of n environments with the columns to record.
 
     Attributes
     ----------
     columns
-        The columns that are known before the step: observations, actions, and all that the policy wants kept.
+        Columns that are known before the step: observations, actions and further columns of the policy.
     actions
-        The leaves of the actions as the environments take them.
+        Leaves of the actions in the unit of the environments.
     state
-        The recurrent state for the next step; None for none.
+        Recurrent state for the next step; None if the policy has no state.
     decision
-        All that the policy said.
+        Everything that the policy returned.
     """
 
     columns: Columns
@@ -55,11 +55,11 @@ class ActResult(NamedTuple):
     decision: Decision
 
     def take(self, rows: Rows) -> ActResult:
-        """Take some rows; the state is left out."""
-        said, dist = self.decision.get("policy"), self.decision.get("dist")
+        """Select rows; `state` is dropped, `decision` keeps its rows."""
+        policy_columns, dist = self.decision.get("policy"), self.decision.get("dist")
         decision = {
             "act": self.decision["act"][rows],
-            "policy": Batch(said)[rows] if said else None,
+            "policy": Batch(policy_columns)[rows] if policy_columns else None,
             "dist": None if dist is None else get_sliced_dist(dist, rows),
             "state": policy_state.take(self.decision.get("state"), rows),
         }
@@ -68,27 +68,28 @@ class ActResult(NamedTuple):
 
 
 class Actor:
-    """A policy with exploration noise and an action map; collectors ask it once for all environments.
+    """A policy with exploration noise and an action map; collectors call it once per step for all environments.
 
     Parameters
     ----------
     map_action
-        Takes the place of the policy's `map_action`. Random actions are only mapped where that means scaling.
+        Replaces the policy's own `map_action`. Random actions are mapped only by `"scale"`.
     hidden_state
-        The column that also stores the state after each step, as Tianshou's collector does; None for none. The state
-        before the step is stored in any case, as `state_in_0` and so on.
+        Name of an additional column for the state after each step, which Tianshou's collector stores; None for no such
+        column. The state before each step is always stored, in `state_in_0`, `state_in_1`, ...
 
     Attributes
     ----------
-    action_unit, drawn_unit
-        The units of the actions that are recorded: of those of the policy, and of random ones.
-    maps_drawn_back
-        Whether random actions are recorded as the policy would have given them (see `unmap`).
+    action_unit, random_unit
+        Units of recorded actions: of the policy's actions and of random actions.
+    unmaps_random
+        Whether random actions are converted to the policy's unit before they are recorded (see `unmap`).
 
     Raises
     ------
     PolicySpecError
-        If the policy cannot be asked, has no noise to add, or the actions cannot be mapped so.
+        If the policy is not of a supported kind, has no exploration noise although it is enabled, or the action space
+        does not support `map_action`.
     """
 
     def __init__(
@@ -105,113 +106,113 @@ class Actor:
     ) -> None:
         policy_seed, draw_seed = (seed or np.random.SeedSequence()).spawn(2)
         self.policy = as_policy(policy, action_space, seed=policy_seed)
-        policy = own_policy(policy)
+        policy = unwrap_policy(policy)
         self._observations, self._layout = observations, actions
         self._obs_names = column_names(names.OBS, observations)
         self._plain = observations.plain and actions.plain
         self._action_names = column_names(names.ACTIONS, actions)
         self._shapes = [space.shape if actions.is_numeric(space) else None for space in actions.spaces]
-        self._checked: Any = None
-        """Rows, shape and dtype of actions that were found right; plain ones that are alike need no look."""
+        self._checked_layout: Any = None
+        """Row count, shape and dtype of the last valid plain actions; equal ones are not checked again."""
         check_noise(exploration_noise)
         check_action_map(map_action)
-        self._noise = _noise_of(policy, exploration_noise)
+        self._noise = _noise_function(policy, exploration_noise)
         self.takes_batch = self.policy.takes_batch or self._noise is not None
         self._map: Callable[[Any], Any] | None = getattr(policy, "map_action", None)
         self._unmap: Callable[[Any], Any] | None = getattr(policy, "map_action_inverse", None)
         if map_action is not None:
             self._map, self._unmap = make_action_map(map_action, action_space), None
         self._random = RandomPolicy(space_to_draw(map_action, action_space), seed=draw_seed)
-        self._map_drawn = self._map if map_action == "scale" else None
+        self._map_random = self._map if map_action == "scale" else None
         self._hidden_state = hidden_state
         unit = unit_of_actions(policy, map_action, action_space)
-        is_mapped = self._unmap is not None or self._map_drawn is not None
-        self.maps_drawn_back = self._unmap is not None
-        self.action_unit, self.drawn_unit = unit, unit if is_mapped else unit_of_space(action_space)
+        is_mapped = self._unmap is not None or self._map_random is not None
+        self.unmaps_random = self._unmap is not None
+        self.action_unit, self.random_unit = unit, unit if is_mapped else unit_of_space(action_space)
         if self._unmap is not None and unit is not None and unit.mapping not in (None, "function"):
-            # What is recorded leads to the action that the environment got, to the last bit.
-            self._map_drawn = unit.to_environment
+            # Mapping the recorded action must reproduce the environment's action exactly.
+            self._map_random = unit.to_environment
 
     def act(self, obs: Sequence[Leaf], info: Any, state: Any, rows: int) -> ActResult:
-        """Ask the policy for actions.
+        """Call the policy on observations.
 
         Parameters
         ----------
         obs
-            The leaves of the observations, each of shape (rows, ...).
+            Leaves of the observations, each of shape (rows, ...).
         info
-            The environments' infos; not looked at unless `takes_batch`.
+            Infos of the environments; ignored unless `takes_batch`.
         state
-            The recurrent state that the policy returned last; None for none.
+            Recurrent state that the policy returned for the previous step; None at the start.
         rows
-            How many environments there are to decide for.
+            Number of environments.
 
         Raises
         ------
         PolicySpecError
-            If there are not as many actions as environments, or rows in the state, or the actions have not the parts
-            of the action space.
+            If the number of actions or of state rows is not `rows`, or the structure of the actions differs from the
+            action space.
         """
         plain = self._plain
-        given: Any = obs[0] if plain else self._observations.batch(obs)
+        policy_input: Any = obs[0] if plain else self._observations.batch(obs)
         if self.takes_batch:
-            given = node(Batch, {"obs": given, "info": info})
+            policy_input = node(Batch, {"obs": policy_input, "info": info})
         if self._noise is None:
-            decision = self.policy.decide(given, state)
+            decision = self.policy.decide(policy_input, state)
             act = decision["act"]
         else:
-            decision = self.policy(given, state)
-            act = decision["act"] = to_numpy(self._noise(decision["act"], given))
+            decision = self.policy(policy_input, state)
+            act = decision["act"] = to_numpy(self._noise(decision["act"], policy_input))
         leaves = [act] if plain else self._layout.flatten(act)
-        form = (rows, act.shape, act.dtype) if plain else None
-        if form is None or form != self._checked:
+        layout = (rows, act.shape, act.dtype) if plain else None
+        if layout is None or layout != self._checked_layout:
             self._check_rows(leaves, rows)
-            self._check(leaves, mapped=self._map is None)
-            self._checked = form
-        # The policy may write its next actions where these are.
+            self._check_actions(leaves, mapped=self._map is None)
+            self._checked_layout = layout
+        # Copied because the policy may reuse its array for the next actions.
         columns = {names.OBS: obs[0], names.ACTIONS: act.copy()} if plain else self._columns(obs, leaves)
         after = None
         if len(decision) > 1:
             after = decision.get("state")
             if after is not None:
                 policy_state.check(after, rows)
-            for name, kept in self._recorded_columns(decision, state, after):
-                if not isinstance(kept, np.ndarray) or not kept.ndim or len(kept) != rows:
-                    raise _wrong_rows(name, kept, rows)
-                if name in _RECORDED and kept.dtype.kind not in _NUMBERS:
-                    raise PolicySpecError(f"column {name!r} must hold numbers, got {_kind_of(kept)} from the policy")
-                columns[name] = kept.copy()
+            for name, column in self._recorded_columns(decision, state, after):
+                if not isinstance(column, np.ndarray) or not column.ndim or len(column) != rows:
+                    raise _row_count_error(name, column, rows)
+                if name in _RECORDED and column.dtype.kind not in _NUMBERS:
+                    raise PolicySpecError(f"column {name!r} must hold numbers, got {_kind_of(column)} from the policy")
+                columns[name] = column.copy()
         if self._map is not None:
             leaves = self._layout.flatten(to_numpy(self._map(act)))
-            self._check(leaves, mapped=True)
+            self._check_actions(leaves, mapped=True)
         return _new_tuple(ActResult, (columns, leaves, after, decision))
 
     def draw(self, obs: Sequence[Leaf], rows: int) -> ActResult:
-        """Draw actions at random."""
-        drawn, actions = self.unmap(self._random.sample(rows))
+        """Sample random actions."""
+        recorded, actions = self.unmap(self._random.sample(rows))
         leaves = self._layout.flatten(actions)
-        kept = leaves if actions is drawn else self._layout.flatten(drawn)
-        return ActResult(self._columns(obs, kept), leaves, None, {"act": drawn})
+        recorded_leaves = leaves if actions is recorded else self._layout.flatten(recorded)
+        return ActResult(self._columns(obs, recorded_leaves), leaves, None, {"act": recorded})
 
-    def unmap(self, drawn: Any) -> tuple[Any, Any]:
-        """Return actions drawn from the space as they are recorded, and as environments take them."""
-        actions = drawn
+    def unmap(self, recorded: Any) -> tuple[Any, Any]:
+        """Convert actions sampled from the space to the recorded actions and the environments' actions."""
+        actions = recorded
         if self._unmap is not None:
-            drawn = to_numpy(self._unmap(drawn))
-        return drawn, actions if self._map_drawn is None else self._map_drawn(drawn)
+            recorded = to_numpy(self._unmap(recorded))
+        return recorded, actions if self._map_random is None else self._map_random(recorded)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the generators of random actions. A policy has a state of its own, which is not in it."""
-        own = self.policy.policy
-        drawn = own.state_dict() if isinstance(own, RandomPolicy | RandomByEnvironment) else None
-        return {"random": self._random.state_dict(), "policy": drawn}
+        """Return the state of the random generators; weights of the policy are not included."""
+        policy = self.policy.policy
+        policy_state_dict = policy.state_dict() if isinstance(policy, RandomPolicy | RandomByEnvironment) else None
+        return {"random": self._random.state_dict(), "policy": policy_state_dict}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the draws of an actor of the same spaces where its `state_dict` was."""
+        """Restore the random generators from the `state_dict` of an actor with the same spaces."""
         self._random.load_state_dict(state["random"])
-        own = self.policy.policy
-        if isinstance(own, RandomPolicy | RandomByEnvironment) and state["policy"] is not None:
-            own.load_state_dict(state["policy"])
+        policy = self.policy.policy
+        if isinstance(policy, RandomPolicy | RandomByEnvironment) and state["policy"] is not None:
+            policy.load_state_dict(state["policy"])
 
     def _check_rows(self, leaves: Sequence[Leaf], rows: int) -> None:
         for leaf in leaves:
@@ -220,7 +221,7 @@ class Actor:
                     f"a policy must return an action for each of {rows} environments, got actions of shape {leaf.shape}"
                 )
 
-    def _check(self, leaves: Sequence[Leaf], *, mapped: bool) -> None:
+    def _check_actions(self, leaves: Sequence[Leaf], *, mapped: bool) -> None:
         for leaf, shape, name in zip(leaves, self._shapes, self._action_names, strict=True):
             if shape is None:
                 continue
@@ -228,7 +229,7 @@ class Actor:
                 raise PolicySpecError(f"column {name!r} must hold numbers, got {_kind_of(leaf)} from the policy")
             if mapped and leaf.shape[1:] != shape:
                 raise PolicySpecError(
-                    f"column {name!r} must have rows of shape {shape}, as the action space has, got {leaf.shape[1:]}"
+                    f"column {name!r} must have rows of shape {shape}, like the action space, got {leaf.shape[1:]}"
                 )
 
     def _columns(self, obs: Sequence[Leaf], actions: Sequence[Leaf]) -> Columns:
@@ -238,10 +239,10 @@ class Actor:
         return columns
 
     def _recorded_columns(self, decision: Decision, before: Any, after: Any) -> Iterator[tuple[str, Leaf]]:
-        said = decision.get("policy")
-        if said is not None:
-            named = values_of(said)
-            yield from _leaves_of("policy", vars(said) if named is None else named)
+        policy_columns = decision.get("policy")
+        if policy_columns is not None:
+            values = values_of(policy_columns)
+            yield from _leaves_of("policy", vars(policy_columns) if values is None else values)
         for name in _RECORDED:
             if name in decision:
                 yield name, to_numpy(decision[name])
@@ -256,11 +257,9 @@ class Actor:
                 yield self._hidden_state, arrays
 
 
-def _wrong_rows(name: str, kept: Any, rows: int) -> PolicySpecError:
-    found = len(kept) if np.ndim(kept) else f"a single {type(kept).__name__}"
-    return PolicySpecError(
-        f"column {name!r} must have {rows} rows, one for each environment that the policy was asked about, got {found}"
-    )
+def _row_count_error(name: str, column: Any, rows: int) -> PolicySpecError:
+    length = len(column) if np.ndim(column) else f"a single {type(column).__name__}"
+    return PolicySpecError(f"column {name!r} must have {rows} rows, one per observation of the policy, got {length}")
 
 
 def _kind_of(leaf: Leaf) -> str:
@@ -276,21 +275,23 @@ def _leaves_of(path: str, values: Any) -> Iterator[tuple[str, Leaf]]:
             yield from _leaves_of(f"{path}.{name}", nested)
 
 
-def _noise_of(policy: Any, wanted: bool | Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any] | None:
-    if callable(wanted):
-        return wanted
-    if not wanted:
+def _noise_function(
+    policy: Any, exploration_noise: bool | Callable[[Any, Batch], Any]
+) -> Callable[[Any, Batch], Any] | None:
+    if callable(exploration_noise):
+        return exploration_noise
+    if not exploration_noise:
         return None
     noise: Callable[[Any, Batch], Any] | None = getattr(policy, "add_exploration_noise", None)
     if noise is None:
         raise PolicySpecError(
-            f"a policy must have a method add_exploration_noise to explore, a {type(policy).__name__} has none; "
-            "give a function of actions and batch as exploration_noise"
+            "a policy must have a method add_exploration_noise for exploration_noise=True, got a "
+            f"{type(policy).__name__}; pass a function of actions and batch as exploration_noise"
         )
     return noise
 
 
-def check_noise(wanted: Any) -> None:
-    """Check an `exploration_noise`; functions pass."""
-    if not callable(wanted) and not isinstance(wanted, bool | np.bool_):
-        raise PolicySpecError(f"exploration_noise must be True, False or a function, got {wanted!r}")
+def check_noise(exploration_noise: Any) -> None:
+    """Validate an `exploration_noise`; functions are not inspected."""
+    if not callable(exploration_noise) and not isinstance(exploration_noise, bool | np.bool_):
+        raise PolicySpecError(f"exploration_noise must be True, False or a function, got {exploration_noise!r}")

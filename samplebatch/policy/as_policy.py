@@ -1,27 +1,27 @@
-"""Policies of any kind as one callable: functions, torch modules, action spaces.
+"""Adapters with one call signature for functions, torch modules, action spaces and policies of other libraries.
 
-A function's first parameter is the observations, or a `Batch` of `obs` and `info` if it is called `batch`; a parameter
-`info` gets the infos and `state` what it returned as state last. A function with other parameters that have no defaults
-is rejected, unless its user says what they stand for (`takes`).
+The first parameter of a function receives the observations, or a `Batch` of `obs` and `info` if it is called `batch`.
+A parameter `info` receives the infos, and `state` the state that the function returned last. Other parameters without
+defaults are rejected, unless `takes` specifies their meaning.
 
 ======================================  ================================================================================
-given                                   how it is asked
+policy                                  call
 ======================================  ================================================================================
-function of observations                on the observations: an array, or a `Batch` of arrays for nested ones; on
-                                        tensors where the parameter is annotated so
-function of `batch`                     on `Batch(obs=..., info=...)`, as Tianshou's policies are
-torch module                            without gradients, on tensors of the observations on the module's device and in
-                                        its floating dtype; on the batch, if its first parameter is called `batch`
-Gymnasium space                         actions are drawn from it (`RandomPolicy`)
-another library's model or agent        as that library asks it, see `samplebatch.policy.peers`
+function of observations                `policy(obs)` with an array, or a `Batch` of arrays if observations are nested;
+                                        with tensors if the parameter is annotated as a tensor
+function of `batch`                     `policy(Batch(obs=..., info=...))`, like Tianshou's policies
+torch module                            without gradients, with tensors of the observations on the module's device and
+                                        in its floating dtype; with the batch, if its first parameter is called `batch`
+Gymnasium space                         samples of the space (`RandomPolicy`)
+another library's model or agent        see `samplebatch.policy.peers`
 ======================================  ================================================================================
 
-A policy returns a batch or dict with `act`, and what else it has to say (see `Decision`); or simply
+A policy returns a batch or dict with `act` and optional further columns (see `Decision`), or one of
 
 - actions, shape (n, ...);
-- scores of k discrete actions, floats of shape (n, k): the best is taken;
-- a torch distribution: it is sampled, and the log-probability recorded as `action_logp`;
-- a pair of one of these and the state, if the policy takes a state.
+- scores of k discrete actions, floats of shape (n, k): the highest score determines the action;
+- a torch distribution: actions are sampled, and their log-probabilities recorded as `action_logp`;
+- a pair of any of the above and the state, if the policy has a parameter `state`.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from samplebatch.policy.peers import is_module, policy_of, wrap_peer
 from samplebatch.policy.random import RandomPolicy
 
 Argument = Literal["obs", "tensor", "batch", "info", "state"]
-"""An argument of a policy: observations as arrays or as tensors, a `Batch` of `obs` and `info`, the infos, or the state
-that it returned last."""
+"""Argument of a policy: observations as arrays or as tensors, a `Batch` of `obs` and `info`, the infos, or the state
+that the policy returned last."""
 
 _FIRST: Final = ("obs", "tensor", "batch")
 _FURTHER: Final = ("info", "state")
 
 
 class Signature(NamedTuple):
-    """The arguments that a policy is called with, for its adapter.
+    """Arguments that an adapter passes to its policy.
 
     Attributes
     ----------
     first
-        Its first argument: `"obs"`, `"tensor"` or `"batch"`.
+        First argument: `"obs"`, `"tensor"` or `"batch"`.
     positional
-        Further arguments by position, each `"info"` or `"state"`.
+        Further positional arguments, each `"info"` or `"state"`.
     named
-        Further arguments by name.
+        Further keyword arguments.
     """
 
     first: str
@@ -69,12 +69,17 @@ class Signature(NamedTuple):
     named: tuple[str, ...] = ()
 
     def has(self, argument: str) -> bool:
-        """Tell whether an argument is among the further ones."""
+        """Whether the policy receives an argument besides the first."""
         return argument in self.positional or argument in self.named
 
 
 def read_signature(policy: Any, takes: Argument | Sequence[Argument] | None = None) -> Signature:
-    """Read the arguments of a policy off its parameters.
+    """Infer the arguments of a policy from its parameters.
+
+    Raises
+    ------
+    PolicySpecError
+        If `takes` is not supported, or a required parameter has an unknown name or does not exist.
 
     Examples
     --------
@@ -84,30 +89,34 @@ def read_signature(policy: Any, takes: Argument | Sequence[Argument] | None = No
     Signature(first='obs', positional=('state',), named=())
     >>> read_signature(lambda: 0)
     Traceback (most recent call last):
-    samplebatch.errors.PolicySpecError: a policy's first parameter must take the observations, or a Batch if it is
-    called 'batch', got none; say what it takes: as_policy(policy, takes='obs')
+    samplebatch.errors.PolicySpecError: a policy must have a parameter for the observations, or 'batch' for a Batch, got
+    none; if it accepts arguments, declare them: `as_policy(policy, takes='obs')`
     """
     module = is_module(policy)
-    known = _parameters_of(policy.forward if module else policy)
-    at_place = [one for one in known or () if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    words = _as_words(takes)
-    if words is None:
-        words = (_first_of(at_place[0] if at_place else None, module=module),)
-    if module and words[0] == "obs":
-        words = ("tensor", *words[1:])
-    given = at_place[: len(words)]
-    named = []
-    for one in known or ():
-        if one in given or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+    parameters = _parameters_of(policy.forward if module else policy)
+    positional = [
+        parameter
+        for parameter in parameters or ()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    arguments = _normalize_takes(takes)
+    if arguments is None:
+        arguments = (_first_argument(positional[0] if positional else None, module=module),)
+    if module and arguments[0] == "obs":
+        arguments = ("tensor", *arguments[1:])
+    assigned = positional[: len(arguments)]
+    keywords = []
+    for parameter in parameters or ():
+        if parameter in assigned or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if one.name in _FURTHER and one.kind is not one.POSITIONAL_ONLY:
-            named.append(one.name)
-        elif one.default is one.empty:
+        if parameter.name in _FURTHER and parameter.kind is not parameter.POSITIONAL_ONLY:
+            keywords.append(parameter.name)
+        elif parameter.default is parameter.empty:
             raise PolicySpecError(
-                f"parameter {one.name!r} of a policy must be called 'info' or 'state', or have a default; say what the "
-                "policy takes: as_policy(policy, takes=('obs', 'state'))"
+                f"parameter {parameter.name!r} of a policy must be called 'info' or 'state', or have a default; "
+                "declare the arguments: `as_policy(policy, takes=('obs', 'state'))`"
             )
-    return Signature(words[0], words[1:], tuple(named))
+    return Signature(arguments[0], arguments[1:], tuple(keywords))
 
 
 def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
@@ -117,34 +126,39 @@ def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | No
         return None
 
 
-def _as_words(takes: Any) -> tuple[str, ...] | None:
+def _normalize_takes(takes: Any) -> tuple[str, ...] | None:
     if takes is None:
         return None
-    words = (takes,) if isinstance(takes, str) or not isinstance(takes, Sequence) else tuple(takes)
-    if not words or words[0] not in _FIRST or not {*words[1:]} <= {*_FURTHER} or len({*words}) < len(words):
+    arguments = (takes,) if isinstance(takes, str) or not isinstance(takes, Sequence) else tuple(takes)
+    if (
+        not arguments
+        or arguments[0] not in _FIRST
+        or not {*arguments[1:]} <= {*_FURTHER}
+        or len({*arguments}) < len(arguments)
+    ):
         raise PolicySpecError(
-            "takes must be 'obs', 'tensor' or 'batch', or a sequence that begins with one of these and goes on with "
-            f"'info' or 'state', got {takes!r}"
+            "`takes` must be 'obs', 'tensor' or 'batch', or a sequence that starts with one and continues with 'info' "
+            f"or 'state', got {takes!r}"
         )
-    return words
+    return arguments
 
 
-def _first_of(parameter: inspect.Parameter | None, *, module: bool) -> str:
+def _first_argument(parameter: inspect.Parameter | None, *, module: bool) -> str:
     name = None if parameter is None else parameter.name
     if name == "batch":
         return "batch"
     annotation = None if parameter is None or parameter.annotation is parameter.empty else parameter.annotation
-    word = "" if annotation is None else getattr(annotation, "__name__", None) or str(annotation)
-    if "Tensor" in word:
+    annotation_name = "" if annotation is None else getattr(annotation, "__name__", None) or str(annotation)
+    if "Tensor" in annotation_name:
         return "tensor"
-    if "Batch" in word and name != "obs":
+    if "Batch" in annotation_name and name != "obs":
         return "batch"
     if module:
         return "tensor"
     if name is None:
         raise PolicySpecError(
-            "a policy's first parameter must take the observations, or a Batch if it is called 'batch', got none; say "
-            "what it takes: as_policy(policy, takes='obs')"
+            "a policy must have a parameter for the observations, or 'batch' for a Batch, got none; if it accepts "
+            "arguments, declare them: `as_policy(policy, takes='obs')`"
         )
     return "obs"
 
@@ -163,39 +177,38 @@ class _ComputesActions(Protocol):
 
 
 PolicyLike = Callable[..., Any] | _Space | _Predicts | _ComputesActions
-"""All that `as_policy` takes: functions, torch modules, Gymnasium spaces, and policies of other libraries with a method
-that is asked."""
+"""Policies that `as_policy` accepts: functions, torch modules, Gymnasium spaces, and policies of other libraries."""
 
 CollectorPolicy = PolicyLike | Literal["random"]
-"""All that collectors take as a policy."""
+"""Policies that collectors accept."""
 
 Decision = dict[str, Any]
-"""A policy's decision: `act`, an array of shape (n, ...) or a batch of arrays; and as far as it said so `state`;
-`policy`, to be stored with the step; `dist`; and the columns that RLlib's policies return, such as `action_logp`."""
+"""Output of a policy: `act`, an array of shape (n, ...) or a batch of arrays. Optional: `state`; `policy`, a batch to
+store with the step; `dist`; and columns of RLlib's policies such as `action_logp`."""
 
-_WORDS = {"obs": "observations", "tensor": "tensors of observations", "batch": "a Batch"}
-_TOLD = "is_within_training_step"
+_DESCRIPTIONS = {"obs": "observations", "tensor": "tensors of observations", "batch": "a Batch"}
+_TRAINING_STEP_FLAG = "is_within_training_step"
 _ndarray = np.ndarray
 
 
 class PolicyAdapter:
-    """A policy of any kind, asked for actions by an `Actor`.
+    """A policy of any supported kind with one call signature.
 
     Parameters
     ----------
     policy
-        The policy that is asked.
+        Policy to call.
     signature
-        The arguments that it takes.
+        Arguments of the policy.
     layout
-        The layout of the actions of one environment, or None to take actions as they come.
+        Layout of the action space of one environment; None to return actions unchecked.
 
     Attributes
     ----------
     policy
-        The object that is asked, as the user gave it.
+        As passed.
     takes_batch
-        Whether `decide` is given a batch, rather than observations.
+        Whether `decide` expects a batch rather than observations.
     """
 
     def __init__(self, policy: Callable[..., Any], signature: Signature, layout: SpaceLayout | None) -> None:
@@ -205,18 +218,18 @@ class PolicyAdapter:
         self._plain = layout is None or layout.plain
         self._takes_info, self._takes_state = signature.has("info"), signature.has("state")
         self.takes_batch = signature.first == "batch" or self._takes_info
-        self._alone = not (self._takes_info or self._takes_state)
-        self._ask = policy
+        self._takes_one_argument = not (self._takes_info or self._takes_state)
+        self._call = policy
 
     def __call__(self, batch: Batch, state: Any = None) -> Decision:
-        """Ask for the actions of every row of a batch."""
+        """Return the actions for every row of a batch."""
         return self.decide(batch if self.takes_batch else batch.obs, state)
 
     def _with_layout(self, layout: SpaceLayout | None) -> PolicyAdapter:
         return self if layout is None or self._layout else type(self)(self.policy, self._signature, layout)
 
     def decide(self, given: Any, state: Any = None) -> Decision:
-        """Ask for actions, given a batch or observations, as `takes_batch` says.
+        """Return the actions for a batch if `takes_batch`, else for observations.
 
         Raises
         ------
@@ -224,30 +237,31 @@ class PolicyAdapter:
             If the policy returns no actions.
         """
         try:
-            if self._alone:
-                result = self._ask(given)
+            if self._takes_one_argument:
+                result = self._call(given)
                 if type(result) is _ndarray and result.ndim < 2 and self._plain:
                     return {"act": result}
             else:
-                result = self._ask_further(given, state)
+                result = self._call_with_further(given, state)
             return self._decision(result)
         except Exception as error:
             signature = self._signature
             error.add_note(
-                f"the policy was called on {_WORDS[signature.first]}; as_policy(policy, takes=...) changes that"
+                f"the policy was called with {_DESCRIPTIONS[signature.first]}; `as_policy(policy, takes=...)` changes "
+                "this"
             )
             raise
 
-    def _ask_further(self, given: Any, state: Any) -> Any:
+    def _call_with_further(self, policy_input: Any, state: Any) -> Any:
         signature = self._signature
-        values = {"state": state, "info": given.info if self._takes_info else None}
-        first = given if signature.first == "batch" or not self._takes_info else given.obs
+        values = {"state": state, "info": policy_input.info if self._takes_info else None}
+        first = policy_input if signature.first == "batch" or not self._takes_info else policy_input.obs
         named = {name: values[name] for name in signature.named}
-        return self._ask(first, *[values[word] for word in signature.positional], **named)
+        return self._call(first, *[values[word] for word in signature.positional], **named)
 
     def _decision(self, result: Any) -> Decision:
         if type(result) is _ndarray and self._plain:
-            return {"act": self._best(result)}
+            return {"act": self._greedy(result)}
         kind = KINDS[type(result)]
         if self._takes_state and isinstance(result, tuple) and len(result) == 2:
             return {**self._decision(result[0]), "state": result[1]}
@@ -255,7 +269,7 @@ class PolicyAdapter:
             return self._sample(result)
         values = _named_values(result)
         if values is None:
-            return {"act": self._best(self._actions(result))}
+            return {"act": self._greedy(self._actions(result))}
         if "act" in values:
             return {**values, "act": self._actions(values["act"])}
         if self._layout is not None and not self._layout.plain and self._layout.has_keys(values):
@@ -277,11 +291,11 @@ class PolicyAdapter:
             return layout.batch([to_numpy(leaf) for leaf in layout.flatten(value)])
         except (KeyError, IndexError, TypeError) as error:
             raise PolicySpecError(
-                f"actions must have the parts {', '.join(map(repr, layout.names))}, as the action space has: {error}"
+                f"actions must have the parts {', '.join(map(repr, layout.names))} of the action space: {error}"
             ) from error
 
-    def _best(self, actions: Any) -> Any:
-        """Take the best action of each row, if these are scores of discrete ones."""
+    def _greedy(self, actions: Any) -> Any:
+        """Convert scores of discrete actions to the action with the highest score; return other arrays unchanged."""
         choices = None if self._layout is None else self._layout.choices
         if choices is None or actions.ndim != 2 or actions.dtype.kind != "f" or actions.shape[1] != choices[1]:
             return actions
@@ -295,46 +309,46 @@ class PolicyAdapter:
 
 
 class TorchPolicy(PolicyAdapter):
-    """A torch module, or a function of tensors, asked without gradients."""
+    """A torch module or a function of tensors, called without gradients."""
 
     def __init__(self, policy: Callable[..., Any], signature: Signature, layout: SpaceLayout | None) -> None:
         super().__init__(policy, signature, layout)
-        self._ask = self._ask_ungraded
-        self._path: Sequence[str] = ()
-        """Names of modules and of a parameter, which lead to the one whose device and dtype observations get."""
+        self._call = self._call_without_gradients
+        self._parameter_path: Sequence[str] = ()
+        """Path of module names to the parameter whose device and dtype the observations are converted to."""
         self._device: Any = None
         self._target: TorchTarget | None = None
 
-    def _ask_ungraded(self, first: Any, *further: Any, **named: Any) -> Any:
+    def _call_without_gradients(self, first: Any, *further: Any, **named: Any) -> Any:
         if self._signature.first == "tensor":
             device, dtype = self._device_and_dtype()
             if self._target is None or device != self._device:
                 self._device, self._target = device, TorchTarget(device=device)
-            first = _tensors(first, self._target, dtype)
+            first = _to_tensors(first, self._target, dtype)
         with sys.modules["torch"].no_grad():
             return self.policy(first, *further, **named)
 
     def _device_and_dtype(self) -> tuple[Any, Any]:
-        """Return the device of the module's parameters and their floating dtype; the host and None for functions.
+        """Return the device of the module's parameters and their floating dtype; "cpu" and None for functions.
 
-        Parameters may be moved or replaced at any time, so they are looked at in each call; torch's search for the
-        first one would take longer than a small network.
+        Parameters may be moved or replaced at any time, so each call reads them. The path is cached because iterating
+        over `named_parameters` costs more than the forward pass of a small network.
         """
-        if self._path:
+        if self._parameter_path:
             owner: Any = self.policy
             try:
-                for name in self._path[:-1]:
+                for name in self._parameter_path[:-1]:
                     owner = owner._modules[name]
-                parameter = owner._parameters[self._path[-1]]
+                parameter = owner._parameters[self._parameter_path[-1]]
                 return parameter.device, parameter.dtype
             except (AttributeError, KeyError):
-                self._path = ()
+                self._parameter_path = ()
         device: Any = "cpu"
         if hasattr(self.policy, "named_parameters"):
             for name, parameter in self.policy.named_parameters():
                 device = parameter.device
                 if parameter.dtype.is_floating_point:
-                    self._path = name.split(".") if is_module(self.policy) else ()
+                    self._parameter_path = name.split(".") if is_module(self.policy) else ()
                     return device, parameter.dtype
         return device, None
 
@@ -351,31 +365,31 @@ def as_policy(
     deterministic: bool = False,
     seed: int | np.random.SeedSequence | np.random.Generator | None = None,
 ) -> PolicyAdapter:
-    """Make one kind of callable, from batch and state to a `Decision`, of anything that can be asked for actions.
+    """Convert a policy of any supported kind to a callable from a batch and a state to a `Decision`.
 
     Parameters
     ----------
     policy
-        A callable on batches or observations, a torch module, or a Gymnasium space to draw from, or `"random"` to draw
-        from `action_space`; see the table of this module. A model of Stable-Baselines3, a module or policy of RLlib,
-        an agent of CleanRL's, or an algorithm, which stands for its policy.
+        A function of a batch or of observations, a torch module, a Gymnasium space to sample from, or `"random"` to
+        sample from `action_space`; see the table of this module. Also a model of Stable-Baselines3, a module or policy
+        of RLlib, an agent of CleanRL, or an algorithm with a `policy`.
     action_space
-        The space of one environment's actions. Without it, scores are not recognised and the parts of dict and tuple
-        actions not checked; collectors know it.
+        Action space of one environment, which collectors pass. If it is None, scores are not converted to actions and
+        the keys of dict and tuple actions are not checked.
     takes
-        The meanings of the policy's first parameters: one of `"obs"`, `"tensor"` (observations as tensors) and
-        `"batch"`, or a sequence that begins with one of these and goes on with `"info"` and `"state"`. By default the
-        first is the observations, or the batch if it is called `batch`; others go by their names.
+        Positional arguments of the policy: `"obs"`, `"tensor"` (observations as tensors) or `"batch"`, or a sequence
+        that starts with one and continues with `"info"` and `"state"`. By default, the first argument is the
+        observations, or the batch if the parameter is called `batch`, and others are passed by name.
     deterministic
-        Whether a policy of Stable-Baselines3 or RLlib is asked for its best actions, and not to explore.
+        Whether a policy of Stable-Baselines3 or RLlib returns its best actions instead of exploring.
     seed
-        The seed of draws, where the policy is a space.
+        Seed of the samples if the policy is a space.
 
     Raises
     ------
     PolicySpecError
-        If it is none of these, or the names of its parameters do not say what they stand for; or the best actions are
-        asked for, of a policy that has no way to tell them.
+        If the policy is not of a supported kind, the meaning of its parameters cannot be inferred from their names, or
+        `deterministic` is requested from a policy without a method for it.
 
     Examples
     --------
@@ -397,21 +411,21 @@ def as_policy(
         policy = policy.policy
     if is_random(policy):
         if action_space is None:
-            raise PolicySpecError("action_space must be given where the policy is 'random'")
+            raise PolicySpecError("action_space must be a space for the policy 'random', got None")
         policy = action_space
     if is_space(policy):
         if takes is not None:
-            raise PolicySpecError("takes must be left out where the policy is a space")
+            raise PolicySpecError(f"`takes` must be None for a policy that is a space, got {takes!r}")
         policy = RandomPolicy(policy, seed=seed)
     if takes is None or deterministic:
         policy = wrap_peer(policy_of(policy), deterministic=deterministic)
     if isinstance(policy, type):
-        raise PolicySpecError(f"a policy must be an object that can be asked, got the class {policy.__name__}")
+        raise PolicySpecError(f"a policy must be an instance, got the class {policy.__name__}")
     if not callable(policy):
-        found = repr(policy) if isinstance(policy, str) else f"a {type(policy).__name__}"
+        description = repr(policy) if isinstance(policy, str) else f"a {type(policy).__name__}"
         raise PolicySpecError(
-            f"a policy must be callable, a torch module, a space or 'random', got {found}; "
-            "give a function that returns the actions of a Batch of observations"
+            f"a policy must be callable, a torch module, a space or 'random', got {description}; "
+            "pass a function that returns the actions for a Batch of observations"
         )
     signature = read_signature(policy, takes)
     kind = TorchPolicy if is_module(policy) or signature.first == "tensor" else PolicyAdapter
@@ -419,61 +433,63 @@ def as_policy(
 
 
 def is_random(policy: Any) -> bool:
-    """Tell whether a policy is the word `"random"`: actions are drawn from the space of the environment."""
+    """Whether a policy is `"random"`, which samples from the action space of the environment."""
     return isinstance(policy, str) and policy == "random"
 
 
-def own_policy(policy: Any) -> Any:
-    """Return the user's own policy: its methods load weights, map actions and add noise."""
+def unwrap_policy(policy: Any) -> Any:
+    """Return the policy behind an adapter, whose methods load weights, map actions and add noise."""
     return policy.policy if isinstance(policy, PolicyAdapter) else wrap_peer(policy_of(policy))
 
 
 def evaluation_mode(policy: Any) -> AbstractContextManager[None]:
-    """Make a context of torch's evaluation mode for policies that are told of training steps; for each collection.
+    """Return a reusable context manager that sets torch's evaluation mode during a collection.
 
-    Those are policies with a flag `is_within_training_step`, as Tianshou's have it: dropout and batch normalisation go
-    by the mode, exploration by the flag. Any other module collects in the mode that it is in.
+    It affects policies with a flag `is_within_training_step`, like Tianshou's: the flag controls exploration, and the
+    mode controls dropout and batch normalisation. The mode of all other modules is unchanged.
     """
     policies = policy.values() if isinstance(policy, Mapping) else (policy,)
-    # Found once: a loop that collects step by step enters the mode for each.
-    told = [own for own in map(own_policy, policies) if hasattr(own, _TOLD) and is_module(own)]
-    return _EvaluationMode(told) if told else nullcontext()
+    # Selected once, because loops that collect single steps enter the context for each step.
+    modules = [
+        module for module in map(unwrap_policy, policies) if hasattr(module, _TRAINING_STEP_FLAG) and is_module(module)
+    ]
+    return _EvaluationMode(modules) if modules else nullcontext()
 
 
 class _EvaluationMode(AbstractContextManager[None]):
-    """Torch's evaluation mode of modules, for collectors to enter while they collect."""
+    """Context manager that sets modules to evaluation mode and restores their mode."""
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self._modules = modules
         self._switched: list[Any] = []
 
     def __enter__(self) -> None:
-        self._switched = [own for own in self._modules if own.training]
-        for own in self._switched:
-            own.eval()
+        self._switched = [module for module in self._modules if module.training]
+        for module in self._switched:
+            module.eval()
 
     def __exit__(self, *_: object) -> None:
-        for own in self._switched:
-            own.train()
+        for module in self._switched:
+            module.train()
 
 
 def is_space(policy: Any) -> bool:
-    """Tell whether a policy is a Gymnasium space, to draw from."""
+    """Whether a policy is a Gymnasium space."""
     gymnasium = sys.modules.get("gymnasium")
     return gymnasium is not None and isinstance(policy, gymnasium.Space)
 
 
 def _named_values(result: Any) -> Mapping[str, Any] | None:
-    named = values_of(result)
-    if named is None and hasattr(result, "act") and hasattr(result, "__dict__"):
-        named = vars(result)
-    return named
+    values = values_of(result)
+    if values is None and hasattr(result, "act") and hasattr(result, "__dict__"):
+        values = vars(result)
+    return values
 
 
-def _tensors(observations: Any, target: TorchTarget, dtype: Any) -> Any:
+def _to_tensors(observations: Any, target: TorchTarget, dtype: Any) -> Any:
     kind = KINDS[type(observations)]
     if kind == NODE:
-        return node(Batch, {name: _tensors(leaf, target, dtype) for name, leaf in observations.__dict__.items()})
+        return node(Batch, {name: _to_tensors(leaf, target, dtype) for name, leaf in observations.__dict__.items()})
     if observations.dtype == object:
         return observations
     if kind == ARRAY and observations.dtype.kind not in "biufc":

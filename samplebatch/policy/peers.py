@@ -1,16 +1,16 @@
-"""Policies of other libraries, each as a function of observations: Stable-Baselines3, RLlib and CleanRL.
+"""Adapters for policies of Stable-Baselines3, RLlib and CleanRL, as functions of observations.
 
-They are recognised by their methods; no library is imported. Tianshou's policies are functions of a batch and need no
-wrapper.
+Policies are recognised by their methods; no library is imported. Tianshou's policies are functions of a batch and need
+no adapter.
 
 =================================  =====================================================================================
-methods                            what is asked
+methods                            policy and call
 =================================  =====================================================================================
-`predict`, `get_parameters` or     a model or policy of Stable-Baselines3: its policy, on tensors, where that says how
-`obs_to_tensor`                    likely an action was and what it is worth; `predict` otherwise
-`forward_exploration`              an `RLModule`: `forward_exploration` or `forward_inference`, and its distributions
-`compute_actions`                  an RLlib `Policy` of the older API
-`get_action_and_value`,            an agent of CleanRL's scripts, with or without a recurrent state
+`predict`, `get_parameters` or     Stable-Baselines3 model or policy: its policy on tensors if that returns log-
+`obs_to_tensor`                    probabilities and values; else `predict`
+`forward_exploration`              RLlib `RLModule`: `forward_exploration` or `forward_inference`, and its distributions
+`compute_actions`                  RLlib `Policy` of the older API
+`get_action_and_value`,            agent of CleanRL's scripts, with or without a recurrent state
 `get_action`
 =================================  =====================================================================================
 """
@@ -35,22 +35,22 @@ _RLLIB_COLUMNS = (names.ACTION_DIST_INPUTS, names.ACTION_LOGP, names.VF_PREDS)
 
 
 def is_module(policy: Any) -> bool:
-    """Tell whether a policy is a torch module; torch need not be loaded."""
+    """Whether a policy is a torch module; does not import torch."""
     torch = sys.modules.get("torch.nn")
     return torch is not None and isinstance(policy, torch.Module)
 
 
 class PeerPolicy(ABC):
-    """A policy of another library, asked by a `PolicyAdapter` as a function of observations.
+    """A policy of another library as a function of observations.
 
     Attributes
     ----------
     policy
-        The other library's object.
+        Object of the other library.
     map_action, map_action_inverse
-        How recorded actions become those of environments, and back; None where they are the same.
+        Conversion of recorded actions to environment actions and its inverse; None if they are equal.
     action_unit
-        The unit of recorded actions, where they are mapped.
+        Unit of recorded actions; None if they are not mapped.
     """
 
     map_action: Any = None
@@ -63,7 +63,7 @@ class PeerPolicy(ABC):
 
     @abstractmethod
     def __call__(self, obs: Any, state: Any = None) -> dict[str, Any]:
-        """Ask for the actions of every row of observations."""
+        """Return a decision for every row of observations."""
 
     def load_state_dict(self, state: Any) -> None:
         """Load weights."""
@@ -71,15 +71,15 @@ class PeerPolicy(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights."""
-        found: dict[str, Any] = self.policy.state_dict()
-        return found
+        weights: dict[str, Any] = self.policy.state_dict()
+        return weights
 
 
 class StableBaselinesPolicy(PeerPolicy):
     """A model or a policy of Stable-Baselines3.
 
-    Actions are recorded as its buffers hold them: as an on-policy policy drew them, and within -1 and 1 where the
-    policy squashes its output. Environments get them clipped or scaled, as Stable-Baselines3 does it.
+    Actions are recorded like in its buffers: unclipped for on-policy algorithms, and within [-1, 1] for policies with
+    squashed output. They are clipped or scaled for the environment, like in Stable-Baselines3.
     """
 
     def __init__(self, policy: Any, *, deterministic: bool = False) -> None:
@@ -104,13 +104,17 @@ class StableBaselinesPolicy(PeerPolicy):
             with sys.modules["torch"].no_grad():
                 act, values, logp = self._module(tensors, deterministic=self._deterministic)
             return {"act": act, names.VF_PREDS: values.reshape(len(values)), names.ACTION_LOGP: logp}
-        before = None if state is None else tuple(np.swapaxes(part, 0, 1) for part in state)
-        act, after = self.policy.predict(obs, state=before, deterministic=self._deterministic)
-        said = {"act": self._module.scale_action(act) if self._squashes else act}
-        return said if after is None else {**said, "state": tuple(np.swapaxes(part, 0, 1) for part in after)}
+        state_before = None if state is None else tuple(np.swapaxes(part, 0, 1) for part in state)
+        act, state_after = self.policy.predict(obs, state=state_before, deterministic=self._deterministic)
+        decision = {"act": self._module.scale_action(act) if self._squashes else act}
+        return (
+            decision
+            if state_after is None
+            else {**decision, "state": tuple(np.swapaxes(part, 0, 1) for part in state_after)}
+        )
 
     def add_exploration_noise(self, act: Any, batch: Any) -> Any:
-        """Add the noise that the model was made with, within -1 and 1."""
+        """Add the model's `action_noise` and clip to [-1, 1]."""
         noise = getattr(self.policy, "action_noise", None)
         return act if noise is None else np.clip(act + noise(), -1.0, 1.0).astype(act.dtype)
 
@@ -120,8 +124,8 @@ class StableBaselinesPolicy(PeerPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights."""
-        found: dict[str, Any] = self._module.state_dict()
-        return found
+        weights: dict[str, Any] = self._module.state_dict()
+        return weights
 
 
 class RLModulePolicy(PeerPolicy):
@@ -136,31 +140,31 @@ class RLModulePolicy(PeerPolicy):
         module = self.policy
         device = next((parameter.device for parameter in module.parameters()), "cpu")
         tensors = to_torch(obs, device=device)
-        asked: dict[str, Any] = {names.OBS: _as_dict(tensors)}
+        module_input: dict[str, Any] = {names.OBS: _as_dict(tensors)}
         if self._stateful:
-            # A row is a sequence of one step.
-            asked[names.OBS] = _map_tree(asked[names.OBS], lambda leaf: leaf[:, None])
+            # Each row becomes a sequence of one step.
+            module_input[names.OBS] = _map_tree(module_input[names.OBS], lambda leaf: leaf[:, None])
             rows = len(_first_leaf(tensors))
-            asked["state_in"] = _repeat(module.get_initial_state(), rows, device) if state is None else state
+            module_input["state_in"] = _repeat(module.get_initial_state(), rows, device) if state is None else state
         with sys.modules["torch"].no_grad():
-            said = (module.forward_inference if self._deterministic else module.forward_exploration)(asked)
-            known = {name: said[name] for name in (names.ACTIONS, *_RLLIB_COLUMNS) if name in said}
+            output = (module.forward_inference if self._deterministic else module.forward_exploration)(module_input)
+            columns = {name: output[name] for name in (names.ACTIONS, *_RLLIB_COLUMNS) if name in output}
             if self._stateful:
-                known = {name: _map_tree(value, lambda leaf: leaf[:, 0]) for name, value in known.items()}
-            decided = self._decide(known)
-        return decided if "state_out" not in said else {**decided, "state": said["state_out"]}
+                columns = {name: _map_tree(value, lambda leaf: leaf[:, 0]) for name, value in columns.items()}
+            decision = self._decision_of(columns)
+        return decision if "state_out" not in output else {**decision, "state": output["state_out"]}
 
-    def _decide(self, known: dict[str, Any]) -> dict[str, Any]:
-        """Draw actions where the module returned the inputs of a distribution alone."""
-        if names.ACTIONS in known:
-            return {"act": known.pop(names.ACTIONS), **known}
-        module, inputs = self.policy, known[names.ACTION_DIST_INPUTS]
+    def _decision_of(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Return the module's actions, or sample them if it returned only the inputs of a distribution."""
+        if names.ACTIONS in columns:
+            return {"act": columns.pop(names.ACTIONS), **columns}
+        module, inputs = self.policy, columns[names.ACTION_DIST_INPUTS]
         if self._deterministic:
             distribution = module.get_inference_action_dist_cls().from_logits(inputs).to_deterministic()
-            return {"act": distribution.sample(), **known}
+            return {"act": distribution.sample(), **columns}
         distribution = module.get_exploration_action_dist_cls().from_logits(inputs)
         actions = distribution.sample()
-        return {"act": actions, names.ACTION_LOGP: distribution.logp(actions), **known}
+        return {"act": actions, names.ACTION_LOGP: distribution.logp(actions), **columns}
 
 
 class RLlibPolicy(PeerPolicy):
@@ -169,13 +173,15 @@ class RLlibPolicy(PeerPolicy):
     def __call__(self, obs: Any, state: Any = None) -> dict[str, Any]:
         """See `PeerPolicy`."""
         policy = self.policy
-        before = None if state is None else list(state)
-        if before is None and policy.is_recurrent():
+        state_before = None if state is None else list(state)
+        if state_before is None and policy.is_recurrent():
             rows = len(_first_leaf(obs))
-            before = [np.repeat(to_numpy(part)[None], rows, 0) for part in policy.get_initial_state()]
-        act, after, said = policy.compute_actions(_as_dict(obs), before, explore=not self._deterministic)
-        known = {name: said[name] for name in _RLLIB_COLUMNS if name in said}
-        return {"act": act, **known, "state": list(after)} if after else {"act": act, **known}
+            state_before = [np.repeat(to_numpy(part)[None], rows, 0) for part in policy.get_initial_state()]
+        act, state_after, extra_outputs = policy.compute_actions(
+            _as_dict(obs), state_before, explore=not self._deterministic
+        )
+        columns = {name: extra_outputs[name] for name in _RLLIB_COLUMNS if name in extra_outputs}
+        return {"act": act, **columns, "state": list(state_after)} if state_after else {"act": act, **columns}
 
     def load_state_dict(self, state: Any) -> None:
         """Load weights."""
@@ -183,70 +189,78 @@ class RLlibPolicy(PeerPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights."""
-        found: dict[str, Any] = self.policy.get_weights()
-        return found
+        weights: dict[str, Any] = self.policy.get_weights()
+        return weights
 
 
 class CleanRLAgent(PeerPolicy):
-    """An agent of CleanRL's scripts: `get_action_and_value`, or `get_action` of actors that have no value function.
+    """An agent of CleanRL's scripts: `get_action_and_value`, or `get_action` of actors without a value function.
 
-    A recurrent agent has its states in rows by layer; those of collectors are in rows by environment. No episode ever
-    begins for it (its `done` is 0), as collectors set states to zero where one does.
+    A recurrent agent has states with layers as the first axis; collectors use environments as the first axis. The
+    agent's `done` is always 0, because collectors reset the states at the start of episodes.
     """
 
     def __init__(self, policy: Any, *, deterministic: bool = False) -> None:
         if deterministic:
             raise PolicySpecError(
-                f"an agent asked by get_action_and_value or get_action draws its actions, a {type(policy).__name__} "
-                "cannot be asked for the best; give a function of tensors that returns them"
+                "deterministic must be False for an agent that samples its actions in get_action, got a "
+                f"{type(policy).__name__}; pass a function of tensors that returns the best actions"
             )
         super().__init__(policy)
         self._with_value = hasattr(policy, "get_action_and_value")
-        self._ask = policy.get_action_and_value if self._with_value else policy.get_action
-        recurrent = "lstm_state" in inspect.signature(self._ask).parameters
+        self._call = policy.get_action_and_value if self._with_value else policy.get_action
+        recurrent = "lstm_state" in inspect.signature(self._call).parameters
         self._lstm: Any = policy.lstm if recurrent else None
 
     def __call__(self, obs: Any, state: Any = None) -> dict[str, Any]:
         """See `PeerPolicy`."""
         torch = sys.modules["torch"]
         weight = next(iter(self.policy.parameters()), None)
-        given = to_torch(obs, device="cpu" if weight is None else weight.device)
-        if weight is not None and given.is_floating_point():
-            given = given.to(weight.dtype)
+        tensor = to_torch(obs, device="cpu" if weight is None else weight.device)
+        if weight is not None and tensor.is_floating_point():
+            tensor = tensor.to(weight.dtype)
         with torch.no_grad():
             if self._lstm is not None:
-                return self._ask_recurrent(given, state)
-            said = self._ask(given)
-        if not isinstance(said, tuple):
-            return {"act": said}
-        decided = {"act": said[0], names.ACTION_LOGP: said[1].reshape(len(given))}
-        return {**decided, names.VF_PREDS: said[3].reshape(len(given))} if self._with_value else decided
+                return self._call_recurrent(tensor, state)
+            output = self._call(tensor)
+        if not isinstance(output, tuple):
+            return {"act": output}
+        decision = {"act": output[0], names.ACTION_LOGP: output[1].reshape(len(tensor))}
+        return {**decision, names.VF_PREDS: output[3].reshape(len(tensor))} if self._with_value else decision
 
-    def _ask_recurrent(self, given: Any, state: Any) -> dict[str, Any]:
-        rows, lstm = len(given), self._lstm
+    def _call_recurrent(self, tensor: Any, state: Any) -> dict[str, Any]:
+        rows, lstm = len(tensor), self._lstm
         if state is None:
-            zeros = given.new_zeros((lstm.num_layers, rows, lstm.hidden_size), dtype=lstm.weight_hh_l0.dtype)
-            before = (zeros, zeros)
+            zeros = tensor.new_zeros((lstm.num_layers, rows, lstm.hidden_size), dtype=lstm.weight_hh_l0.dtype)
+            state_before = (zeros, zeros)
         else:
-            before = tuple(part.transpose(0, 1).contiguous() for part in state)
-        act, logp, _, values, after = self._ask(given, before, given.new_zeros(rows, dtype=before[0].dtype))
+            state_before = tuple(part.transpose(0, 1).contiguous() for part in state)
+        act, logp, _, values, state_after = self._call(
+            tensor, state_before, tensor.new_zeros(rows, dtype=state_before[0].dtype)
+        )
         return {
             "act": act,
             names.ACTION_LOGP: logp.reshape(rows),
             names.VF_PREDS: values.reshape(rows),
-            "state": tuple(part.transpose(0, 1) for part in after),
+            "state": tuple(part.transpose(0, 1) for part in state_after),
         }
 
 
 def policy_of(policy: Any) -> Any:
-    """Return the policy of an algorithm: of a torch module that has a `policy` and cannot be called itself."""
+    """Return the `policy` of an algorithm, a torch module without `forward`; return other policies unchanged."""
     if is_module(policy) and not _has_forward(policy) and callable(getattr(policy, "policy", None)):
         return policy.policy
     return policy
 
 
 def wrap_peer(policy: Any, *, deterministic: bool = False) -> Any:
-    """Wrap a policy of another library as a function of observations; return any other policy as it is."""
+    """Wrap a policy of another library as a function of observations; return other policies unchanged.
+
+    Raises
+    ------
+    PolicySpecError
+        If `deterministic` is requested from a policy without a method for it.
+    """
     if isinstance(policy, PeerPolicy):
         return type(policy)(policy.policy, deterministic=True) if deterministic else policy
     kind = None if isinstance(policy, type) else _kind_of(policy)
@@ -254,8 +268,8 @@ def wrap_peer(policy: Any, *, deterministic: bool = False) -> Any:
         return kind(policy, deterministic=deterministic)
     if deterministic:
         raise PolicySpecError(
-            "deterministic must be left out unless the policy is one of Stable-Baselines3 or RLlib, got a "
-            f"{type(policy).__name__}, which decides by itself"
+            "the policy must be one of Stable-Baselines3 or RLlib for deterministic=True, got a "
+            f"{type(policy).__name__}"
         )
     return policy
 
@@ -271,7 +285,7 @@ def _kind_of(policy: Any) -> type[PeerPolicy] | None:
         return RLModulePolicy
     if has("compute_actions", "is_recurrent"):
         return RLlibPolicy
-    if is_module(policy) and (has("get_action_and_value") or (has("get_action") and not _names_its_input(policy))):
+    if is_module(policy) and (has("get_action_and_value") or (has("get_action") and not _has_policy_signature(policy))):
         return CleanRLAgent
     return None
 
@@ -280,7 +294,7 @@ def _has_forward(module: Any) -> bool:
     return type(module).forward is not sys.modules["torch.nn"].Module.forward
 
 
-def _names_its_input(module: Any) -> bool:
+def _has_policy_signature(module: Any) -> bool:
     return _has_forward(module) and next(iter(inspect.signature(module.forward).parameters), "") in ("obs", "batch")
 
 

@@ -1,4 +1,4 @@
-"""RandomPolicy: draws actions from a space, for all environments at once."""
+"""Random policies that sample actions from a space for all environments at once."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from samplebatch.batch.nested.node import KINDS, NODE, node
 from samplebatch.env.spaces import Leaf, SpaceLayout
 from samplebatch.errors import require
 
-Draw = Callable[[int], Leaf]
-"""Draws so many values of a leaf's space: shape (n, ...)."""
+Sampler = Callable[[int], Leaf]
+"""Function from a number of rows to samples of a leaf's space, shape (rows, ...)."""
 
 
 class RandomPolicy:
-    """Acts at random: every action of the space is as likely as any other, as with `space.sample()`.
+    """Policy that samples actions with the distribution of `space.sample()`.
 
-    Values without bounds are drawn from a normal distribution, those with one bound from an exponential one that
-    begins there.
+    Values with two bounds are uniform, values without bounds are normal, and values with one bound are exponential,
+    starting at the bound.
 
     Parameters
     ----------
     action_space
-        A Gymnasium space, of one environment. It is not changed: its own generator is not used.
+        Gymnasium space of one environment's actions; not changed, its own generator is not used.
     seed
-        The seed of the draws, or a generator to draw from.
+        Seed or generator of the samples.
 
     Examples
     --------
@@ -47,27 +47,27 @@ class RandomPolicy:
         self._rng = np.random.default_rng(seed)
         self.action_space = action_space
         self._layout = layout = SpaceLayout(action_space)
-        # Spaces without arrays (texts, graphs, sequences) know best how to draw from themselves.
-        self._own = [None if layout.is_numeric(leaf) else copy.deepcopy(leaf) for leaf in layout.spaces]
-        self._draws = [
-            _draw_of(leaf, self._rng) if own is None else _draw_objects(own, self._rng)
-            for leaf, own in zip(layout.spaces, self._own, strict=True)
+        # Text, graph and sequence spaces have no array representation and sample from copies of themselves.
+        self._object_spaces = [None if layout.is_numeric(leaf) else copy.deepcopy(leaf) for leaf in layout.spaces]
+        self._samplers = [
+            _sampler(leaf, self._rng) if object_space is None else _object_sampler(object_space, self._rng)
+            for leaf, object_space in zip(layout.spaces, self._object_spaces, strict=True)
         ]
 
     def __call__(self, batch: Batch, state: Any = None) -> Batch:
-        """Draw an action for every row of `batch.obs`."""
+        """Return a random action for every row of `batch.obs`."""
         return node(Batch, {"act": self.sample(_rows(batch.obs))})
 
     def sample(self, rows: int) -> Any:
-        """Draw so many actions: an array of shape (rows, ...), or a batch of them for dict and tuple spaces."""
-        return self._layout.batch([draw(rows) for draw in self._draws])
+        """Return random actions: an array of shape (rows, ...), or a batch of arrays for dict and tuple spaces."""
+        return self._layout.batch([sampler(rows) for sampler in self._samplers])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the generators, which can be pickled."""
-        return {"generator": self._rng.bit_generator.state, "spaces": copy.deepcopy(self._own)}
+        """Return the picklable state of the generators."""
+        return {"generator": self._rng.bit_generator.state, "spaces": copy.deepcopy(self._object_spaces)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the draws of a policy of the same space where its `state_dict` was.
+        """Restore the generators from the `state_dict` of a policy with the same space.
 
         >>> from gymnasium import spaces
         >>> policy, again = (RandomPolicy(spaces.Discrete(99), seed=seed) for seed in (1, 2))
@@ -76,13 +76,13 @@ class RandomPolicy:
         np.True_
         """
         self._rng.bit_generator.state = state["generator"]
-        for own, known in zip(self._own, copy.deepcopy(state["spaces"]), strict=True):
-            if own is not None:
-                own.__dict__.update(known.__dict__)
+        for space, saved_space in zip(self._object_spaces, copy.deepcopy(state["spaces"]), strict=True):
+            if space is not None:
+                space.__dict__.update(saved_space.__dict__)
 
 
 def draws_as_random_policy(space: Any) -> bool:
-    """Tell whether `RandomPolicy` draws from a space as its own `sample` does: one array, of a class of Gymnasium's.
+    """Whether `RandomPolicy` samples from a space like `space.sample`: one array, of a Gymnasium class.
 
     >>> from gymnasium import spaces
     >>> [draws_as_random_policy(space) for space in (spaces.Discrete(3), spaces.Text(4), spaces.Tuple([]))]
@@ -98,12 +98,12 @@ def _rows(observations: Any) -> int:
     return len(observations)
 
 
-def _draw_objects(space: Any, rng: np.random.Generator) -> Draw:
+def _object_sampler(space: Any, rng: np.random.Generator) -> Sampler:
     space.seed(int(rng.integers(1 << 31)))
     return lambda rows: np.fromiter((space.sample() for _ in range(rows)), object, rows)
 
 
-def _draw_of(space: Any, rng: np.random.Generator) -> Draw:
+def _sampler(space: Any, rng: np.random.Generator) -> Sampler:
     spaces = require("gymnasium.spaces", "envs")
     if isinstance(space, spaces.Discrete):
         first, stop, dtype = int(space.start), int(space.start + space.n), space.dtype
@@ -113,80 +113,84 @@ def _draw_of(space: Any, rng: np.random.Generator) -> Draw:
         return lambda rows: rng.integers(low, high, (rows, *space.shape), space.dtype)
     if isinstance(space, spaces.MultiBinary):
         return lambda rows: rng.integers(0, 2, (rows, *space.shape), space.dtype)
-    return _box(space, rng)
+    return _box_sampler(space, rng)
 
 
-def _box(space: Any, rng: np.random.Generator) -> Draw:
+def _box_sampler(space: Any, rng: np.random.Generator) -> Sampler:
     low, high, dtype, shape = space.low, space.high, space.dtype, space.shape
     if dtype.kind in "iu":
         return lambda rows: rng.integers(low, high, (rows, *shape), dtype, endpoint=True)
     below, above = space.bounded_below, space.bounded_above
-    both = below & above
-    floor = np.where(both, low, 0.0)
-    extent = np.where(both, high, 0.0) - floor
-    if both.all():
+    bounded = below & above
+    floor = np.where(bounded, low, 0.0)
+    extent = np.where(bounded, high, 0.0) - floor
+    if bounded.all():
         return lambda rows: (floor + extent * rng.random((rows, *shape))).astype(dtype)
 
-    def draw(rows: int) -> npt.NDArray[Any]:
+    def sample(rows: int) -> npt.NDArray[Any]:
         size = (rows, *shape)
         inside = floor + extent * rng.random(size)
         tail = rng.exponential(size=size)
         outside = np.where(below, low + tail, np.where(above, high - tail, rng.standard_normal(size)))
-        return np.where(both, inside, outside).astype(dtype)
+        return np.where(bounded, inside, outside).astype(dtype)
 
-    return draw
+    return sample
 
 
-_AHEAD = 256
-"""Actions that are drawn at once: drawing one takes as long as drawing hundreds."""
+_PREFETCHED = 256
+"""Number of actions that are sampled at once per environment: one action costs as much as hundreds."""
 
 
 class RandomByEnvironment:
-    """Random actions, drawn by a generator for each environment, for collectors of one agent.
+    """Random actions for single-agent collectors, with one generator per environment.
 
     Examples
     --------
     >>> from gymnasium import spaces
     >>> seeds = np.random.SeedSequence(1).spawn(3)
-    >>> three = RandomByEnvironment(spaces.Discrete(9), range(3), seeds)
-    >>> one = RandomByEnvironment(spaces.Discrete(9), range(2, 3), seeds[2:])
-    >>> all_ids, own_id = (Batch(info=Batch(env_id=np.array(ids))) for ids in ([0, 1, 2], [2]))
-    >>> [three(all_ids)["act"][2] == one(own_id)["act"][0] for _ in range(300)] == [True] * 300
+    >>> policy = RandomByEnvironment(spaces.Discrete(9), range(3), seeds)
+    >>> last_env_policy = RandomByEnvironment(spaces.Discrete(9), range(2, 3), seeds[2:])
+    >>> all_envs, last_env = (Batch(info=Batch(env_id=np.array(ids))) for ids in ([0, 1, 2], [2]))
+    >>> [policy(all_envs)["act"][2] == last_env_policy(last_env)["act"][0] for _ in range(300)] == [True] * 300
     True
     """
 
     def __init__(self, action_space: Any, env_ids: range, seeds: Sequence[np.random.SeedSequence]) -> None:
         self._layout = SpaceLayout(action_space)
         self._policies = [RandomPolicy(action_space, seed=seed) for seed in seeds]
-        self._first = env_ids.start
-        drawn = [self._layout.flatten(policy.sample(_AHEAD)) for policy in self._policies]
-        self._drawn: list[Leaf] = [np.stack(leaves) for leaves in zip(*drawn, strict=True)]
-        self._at: npt.NDArray[np.intp] = np.zeros(len(self._policies), np.intp)
+        self._first_env_id = env_ids.start
+        samples = [self._layout.flatten(policy.sample(_PREFETCHED)) for policy in self._policies]
+        self._prefetched: list[Leaf] = [np.stack(leaves) for leaves in zip(*samples, strict=True)]
+        self._positions: npt.NDArray[np.intp] = np.zeros(len(self._policies), np.intp)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        """Draw an action for every environment in `batch.info.env_id`."""
-        envs = batch.info.env_id - self._first
-        at = self._at[envs]
-        for env in envs[at == _AHEAD].tolist():
-            self._draw_ahead(env)
-        at = self._at[envs]
-        self._at[envs] = at + 1
-        return {"act": self._layout.batch([leaf[envs, at] for leaf in self._drawn])}
+        """Return a random action for every environment in `batch.info.env_id`."""
+        envs = batch.info.env_id - self._first_env_id
+        positions = self._positions[envs]
+        for env in envs[positions == _PREFETCHED].tolist():
+            self._prefetch(env)
+        positions = self._positions[envs]
+        self._positions[envs] = positions + 1
+        return {"act": self._layout.batch([leaf[envs, positions] for leaf in self._prefetched])}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the generators, and the actions that are drawn already; it can be pickled."""
-        drawn = [leaf.copy() for leaf in self._drawn]
-        return {"policies": [own.state_dict() for own in self._policies], "drawn": drawn, "at": self._at.copy()}
+        """Return a picklable state: generators and prefetched actions."""
+        prefetched = [leaf.copy() for leaf in self._prefetched]
+        return {
+            "policies": [policy.state_dict() for policy in self._policies],
+            "drawn": prefetched,
+            "at": self._positions.copy(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the draws for as many environments where their `state_dict` was."""
-        for own, known in zip(self._policies, state["policies"], strict=True):
-            own.load_state_dict(known)
-        self._drawn = [leaf.copy() for leaf in state["drawn"]]
-        self._at = state["at"].copy()
+        """Restore the `state_dict` of the same number of environments."""
+        for policy, policy_state in zip(self._policies, state["policies"], strict=True):
+            policy.load_state_dict(policy_state)
+        self._prefetched = [leaf.copy() for leaf in state["drawn"]]
+        self._positions = state["at"].copy()
 
-    def _draw_ahead(self, env: int) -> None:
-        leaves = self._layout.flatten(self._policies[env].sample(_AHEAD))
-        for drawn, leaf in zip(self._drawn, leaves, strict=True):
-            drawn[env] = leaf
-        self._at[env] = 0
+    def _prefetch(self, env: int) -> None:
+        leaves = self._layout.flatten(self._policies[env].sample(_PREFETCHED))
+        for prefetched, leaf in zip(self._prefetched, leaves, strict=True):
+            prefetched[env] = leaf
+        self._positions[env] = 0

@@ -1,4 +1,4 @@
-"""Schedules: numbers that change with the steps made, such as how much a policy explores."""
+"""Schedules of hyperparameters over training steps, for example of the exploration rate."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from samplebatch.arguments import fraction, whole
 
 
 class Schedule(ABC):
-    """A number that changes with the steps made: of exploration, of a learning rate, of the exponent of weights."""
+    """Hyperparameter as a function of the step: an exploration rate, learning rate or exponent of weights."""
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """Return the value after a number of steps."""
+        """Return the value after `step` steps."""
 
 
 class LinearSchedule(Schedule):
-    """A value that goes from one number to another at an even pace, and stays there.
+    """Linear interpolation from `start` to `end`, constant afterwards.
 
     Parameters
     ----------
     start, end
-        The first value and the last.
+        First and last value.
     steps
-        When it is reached.
+        Number of steps from `begin` until `end` is reached.
     begin
-        The step until which the first value holds.
+        Step at which the interpolation starts.
 
     Raises
     ------
     ArgumentError
-        If `steps` is no whole number from 1 on, or `begin` none from 0 on.
+        If `steps` is not an integer >= 1, or `begin` is not an integer >= 0.
 
     Examples
     --------
@@ -44,25 +44,25 @@ class LinearSchedule(Schedule):
         self.steps, self.begin = whole("steps", steps, 1), whole("begin", begin)
 
     def __call__(self, step: int) -> float:
-        """Return the value after a number of steps."""
-        done = min(1.0, max(0.0, (step - self.begin) / self.steps))
-        return self.start * (1.0 - done) + self.end * done
+        """Return the value after `step` steps."""
+        progress = min(1.0, max(0.0, (step - self.begin) / self.steps))
+        return self.start * (1.0 - progress) + self.end * progress
 
 
 class ExponentialSchedule(Schedule):
-    """A value that shrinks towards a number by the same factor with each step.
+    """Exponential decay from `start` towards `end`.
 
     Parameters
     ----------
     start, end
-        The first value, and the one that is approached.
+        First value and limit.
     decay
-        The part of the distance that is left after a step.
+        Factor by which the distance to `end` is multiplied per step.
 
     Raises
     ------
     ArgumentError
-        If `decay` is no number from 0 to 1.
+        If `decay` is not a number from 0 to 1.
 
     Examples
     --------
@@ -75,5 +75,5 @@ class ExponentialSchedule(Schedule):
         self.start, self.end, self.decay = float(start), float(end), fraction("decay", decay)
 
     def __call__(self, step: int) -> float:
-        """Return the value after a number of steps."""
+        """Return the value after `step` steps."""
         return self.end + (self.start - self.end) * self.decay**step

@@ -1,4 +1,4 @@
-"""Policies for workers and from files: given, made by a function, named or loaded; and given new weights."""
+"""Policies for workers: created by factories, imported by name or loaded from files; weight updates."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from samplebatch.errors import PolicySpecError, UntrustedPickleError, near_names
 from samplebatch.names import label_policies
-from samplebatch.policy.as_policy import is_random, own_policy
+from samplebatch.policy.as_policy import is_random, unwrap_policy
 
 if TYPE_CHECKING:
     import torch
 
 
-_WEIGHTS_NBYTES, _NO_WEIGHTS_NBYTES = 16 << 20, 1 << 20
+_MIN_WEIGHTS_NBYTES, _OVERHEAD_NBYTES = 16 << 20, 1 << 20
 _SPACES = ("observation_space", "action_space")
 
 
 class PickledPolicy:
-    """A policy, or a mapping of policies, as bytes: each call makes another, with memory of its own.
+    """A serialized policy, or mapping of policies; each call returns an independent copy.
 
-    Bytes, because multiprocessing would put the tensors of a module where the learner's changes reach all workers.
+    Multiprocessing would place tensors of a module in shared memory, where updates of the learner reach the workers.
+
+    Raises
+    ------
+    PolicySpecError
+        If the policy cannot be pickled.
 
     Examples
     --------
@@ -39,8 +44,8 @@ class PickledPolicy:
             self._bytes = dumps(policy)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise PolicySpecError(
-                "a policy goes to other processes, and must be 'random', a name, an importable function or an object "
-                f"that can be pickled: {error}"
+                "a policy for other processes must be 'random', a name, an importable function or a picklable object, "
+                f"got a {type(policy).__name__}: {error}"
             ) from error
 
     def __call__(self) -> Any:
@@ -49,20 +54,20 @@ class PickledPolicy:
 
 
 def make_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
-    """Make a policy from a factory or a name; a policy, and `"random"`, are returned as they are.
+    """Create a policy from a factory or a name; a policy and `"random"` are returned unchanged.
 
     Parameters
     ----------
     policy
-        A class or a function without further parameters than `observation_space` and `action_space`, which makes a
-        policy; the name of one, as `module:function`; or a policy.
+        Factory: a class or function without required parameters other than `observation_space` and `action_space`;
+        the name of a factory or policy, `module:function`; or a policy.
     observation_space, action_space
-        Arguments of such a function, if it has parameters of these names.
+        Arguments of the factory, if it has parameters with these names.
 
     Raises
     ------
     PolicySpecError
-        If there is nothing of that name.
+        If the name cannot be imported.
 
     Examples
     --------
@@ -81,11 +86,11 @@ def make_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
         if is_random(policy):
             return policy
         policy = _import_policy(policy)
-    wanted = _factory_parameters(policy)
-    if wanted is None:
+    parameters = _factory_parameters(policy)
+    if parameters is None:
         return policy
-    given = dict(zip(_SPACES, (observation_space, action_space), strict=True))
-    return policy(**{name: given[name] for name in wanted})
+    spaces = dict(zip(_SPACES, (observation_space, action_space), strict=True))
+    return policy(**{name: spaces[name] for name in parameters})
 
 
 def _import_policy(name: str) -> Any:
@@ -95,57 +100,75 @@ def _import_policy(name: str) -> Any:
     try:
         module = import_module(module_name)
     except ImportError as error:
-        raise PolicySpecError(f"the module of policy {name!r} must import, and did not: {error}") from error
+        raise PolicySpecError(f"the module of policy {name!r} must be importable: {error}") from error
     if not hasattr(module, path):
-        known = [own for own, value in vars(module).items() if callable(value) and not own.startswith("_")]
-        raise PolicySpecError(f"no policy {path!r} in module {module_name!r}; {near_names(path, known)}")
+        callables = [
+            attribute for attribute, value in vars(module).items() if callable(value) and not attribute.startswith("_")
+        ]
+        raise PolicySpecError(f"no policy {path!r} in module {module_name!r}; {near_names(path, callables)}")
     return getattr(module, path)
 
 
 def _factory_parameters(policy: Any) -> list[str] | None:
-    """Return which of the spaces a factory takes; None if it is a policy, and no factory."""
+    """Return the names of the spaces that a factory requires; None if `policy` is a policy rather than a factory."""
     if not (inspect.isclass(policy) or inspect.isroutine(policy) or isinstance(policy, partial)):
         return None
     try:
         parameters = inspect.signature(policy).parameters.values()
     except (TypeError, ValueError):
         return [] if inspect.isclass(policy) else None
-    wanted = [one.name for one in parameters if one.name in _SPACES]
-    others = [one for one in parameters if one.name not in _SPACES and one.default is one.empty]
-    needed = [one for one in others if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    # A function of other things, or of anything, is a policy itself; a class is none.
-    return wanted if inspect.isclass(policy) or not (needed or (others and not wanted)) else None
+    space_parameters = [parameter.name for parameter in parameters if parameter.name in _SPACES]
+    other_parameters = [
+        parameter for parameter in parameters if parameter.name not in _SPACES and parameter.default is parameter.empty
+    ]
+    required = [
+        parameter
+        for parameter in other_parameters
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    # A function with other or arbitrary parameters is a policy itself; a class never is.
+    return (
+        space_parameters
+        if inspect.isclass(policy) or not (required or (other_parameters and not space_parameters))
+        else None
+    )
 
 
 def check_policy(policy: Any) -> None:
-    """Check that policies given by name are there."""
-    for one in policy.values() if isinstance(policy, Mapping) else (policy,):
-        if isinstance(one, str) and not is_random(one):
-            _import_policy(one)
-
-
-def load_weights(policy: Any, weights: Any) -> None:
-    """Give a policy, or each of a mapping's policies, new weights.
-
-    By its method `load_state_dict`, as torch modules have, or else `set_weights`. A random policy takes none. A
-    mapping's policies have theirs by id, or by `label_policies`, as names of weights are strings.
+    """Check that policies specified by name can be imported.
 
     Raises
     ------
     PolicySpecError
-        If it has neither method, or there are weights for a policy that is not there.
+        If a name cannot be imported.
+    """
+    for candidate in policy.values() if isinstance(policy, Mapping) else (policy,):
+        if isinstance(candidate, str) and not is_random(candidate):
+            _import_policy(candidate)
+
+
+def load_weights(policy: Any, weights: Any) -> None:
+    """Load weights into a policy, or into each policy of a mapping.
+
+    Calls `load_state_dict`, or else `set_weights`. Random policies ignore weights. Weights of a mapping are keyed by
+    policy id or by its label (see `label_policies`).
+
+    Raises
+    ------
+    PolicySpecError
+        If the policy has neither method, or there are weights for an unknown policy id.
     """
     if isinstance(policy, Mapping):
         ids = {label: policy_id for policy_id, label in label_policies(policy).items()}
-        for label, own in weights.items():
+        for label, policy_weights in weights.items():
             policy_id = ids.get(label, label)
             if policy_id not in policy:
                 raise PolicySpecError(
-                    f"weights must be given by the ids of policies, got {policy_id!r}; {near_names(policy_id, policy)}"
+                    f"weights must have policy ids as keys, got {policy_id!r}; {near_names(policy_id, policy)}"
                 )
-            load_weights(policy[policy_id], own)
+            load_weights(policy[policy_id], policy_weights)
         return
-    policy = own_policy(policy)
+    policy = unwrap_policy(policy)
     if is_random(policy):
         return
     for method in ("load_state_dict", "set_weights"):
@@ -154,41 +177,40 @@ def load_weights(policy: Any, weights: Any) -> None:
             load(weights)
             return
     raise PolicySpecError(
-        f"a policy must have a method load_state_dict or set_weights to be given weights, a {type(policy).__name__} "
-        "has neither"
+        f"a policy must have a method load_state_dict or set_weights to load weights, got a {type(policy).__name__}"
     )
 
 
 def label_weights(policy: Any, weights: Any) -> Any:
-    """Name the weights of a mapping's policies by their labels, as names of weights are strings and ids need not be."""
+    """Replace the policy ids of a mapping of weights by labels, which are always strings."""
     if not (isinstance(policy, Mapping) and isinstance(weights, Mapping)):
         return weights
     labels = label_policies(policy)
-    return {labels.get(policy_id, policy_id): own for policy_id, own in weights.items()}
+    return {labels.get(policy_id, policy_id): policy_weights for policy_id, policy_weights in weights.items()}
 
 
 def weights_nbytes(policy: Any) -> int:
-    """Tell how much room weights need that are like the policy's own, with some for their description."""
+    """Return the bytes to reserve for serialized weights of a policy, or of all policies of a mapping."""
     policies = list(policy.values()) if isinstance(policy, Mapping) else [policy]
     if all(map(is_random, policies)):
-        return _NO_WEIGHTS_NBYTES
-    made = [own_policy(one) for one in policies if not isinstance(one, type)]
-    states = [one.state_dict() for one in made if hasattr(one, "state_dict")]
-    known = sum(int(value.nbytes) for state in states for value in state.values() if hasattr(value, "nbytes"))
-    return max(_WEIGHTS_NBYTES, known + known // 8 + _NO_WEIGHTS_NBYTES)
+        return _OVERHEAD_NBYTES
+    instances = [unwrap_policy(candidate) for candidate in policies if not isinstance(candidate, type)]
+    states = [candidate.state_dict() for candidate in instances if hasattr(candidate, "state_dict")]
+    nbytes = sum(int(value.nbytes) for state in states for value in state.values() if hasattr(value, "nbytes"))
+    return max(_MIN_WEIGHTS_NBYTES, nbytes + nbytes // 8 + _OVERHEAD_NBYTES)
 
 
 _FIRST_SAFE_TORCH = (2, 6)
-"""Before it, `torch.load` ran code even where it was to load weights alone (CVE-2025-32434)."""
+"""Earlier releases of `torch.load` execute code even with `weights_only=True` (CVE-2025-32434)."""
 
 CHECKPOINTS = (".pt", ".pth")
-"""Endings of files that `torch.save` wrote."""
+"""Suffixes of files that `torch.save` wrote."""
 PROGRAMS = (".pt2",)
-"""Endings of files that `torch.export.save` wrote."""
+"""Suffixes of files that `torch.export.save` wrote."""
 
 
 def is_policy_file(name: str) -> bool:
-    """Tell whether a name is that of a policy's file.
+    """Whether a name has the suffix of a policy file.
 
     >>> is_policy_file("best.pt"), is_policy_file("my_package:policy")
     (True, False)
@@ -197,75 +219,78 @@ def is_policy_file(name: str) -> bool:
 
 
 def load_policy(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> torch.nn.Module:
-    """Load a policy.
+    """Load a torch module from a file.
 
     Parameters
     ----------
     path
-        A file ending in `.pt2` with a program that `torch.export.save` wrote, or one ending in `.pt` or `.pth` with a
-        whole module that `torch.save` wrote.
+        `.pt2` file of `torch.export.save`, or `.pt` or `.pth` file with a complete module of `torch.save`.
     allow_pickle
-        Whether to load either, which runs code that its writer chose: a module is a pickle, and in a program torch
-        unpickles example inputs and evaluates expressions.
+        Whether to load files that execute code chosen by their author. Both formats do: a module is a pickle, and torch
+        unpickles example inputs and evaluates expressions of an exported program.
 
     Raises
     ------
     PolicySpecError
-        If there is no such file, or it holds no module.
+        If the file does not exist, cannot be loaded or contains no module.
     UntrustedPickleError
-        If that would run code, and is not allowed.
+        If loading would execute code and `allow_pickle` is False.
 
     Examples
     --------
     >>> load_policy("nowhere.pt")
     Traceback (most recent call last):
-    samplebatch.errors.PolicySpecError: the file of a policy must be there, and 'nowhere.pt' is not
+    samplebatch.errors.PolicySpecError: a policy file must exist, got 'nowhere.pt'
     """
     name = os.fspath(path)
     if not os.path.isfile(name):
-        raise PolicySpecError(f"the file of a policy must be there, and {name!r} is not")
-    load = _program if Path(name).suffix.lower() in PROGRAMS else _checkpoint
+        raise PolicySpecError(f"a policy file must exist, got {name!r}")
+    load = _load_program if Path(name).suffix.lower() in PROGRAMS else _load_checkpoint
     return load(name, allow_pickle=allow_pickle)
 
 
 def require_safe_torch(path: str, *, allow_pickle: bool = False) -> None:
-    """Reject a file that `torch.load` would run code of even with `weights_only=True`, unless that is allowed."""
+    """Reject a file if the installed torch may execute its code even with `weights_only=True`.
+
+    Raises
+    ------
+    UntrustedPickleError
+        If torch is older than 2.6 and `allow_pickle` is False.
+    """
     import torch
 
     release = tuple(map(int, torch.__version__.split(".")[:2]))
     if not allow_pickle and release < _FIRST_SAFE_TORCH:
-        raise UntrustedPickleError(f"{path!r} runs code when it is loaded by torch {torch.__version__}")
+        raise UntrustedPickleError(f"{path!r} may execute code when torch {torch.__version__} loads it")
 
 
-def _program(path: str, *, allow_pickle: bool = False) -> torch.nn.Module:
+def _load_program(path: str, *, allow_pickle: bool = False) -> torch.nn.Module:
     if not allow_pickle:
-        raise UntrustedPickleError(
-            f"{path!r} holds an exported program, of which torch unpickles parts, and that runs code of its writer's"
-        )
+        raise UntrustedPickleError(f"{path!r} is an exported program, and torch may execute its code to load it")
     import torch
 
     try:
         return torch.export.load(path).module()
     except Exception as error:
-        # Torch has no error of its own for a file that is no policy.
-        raise PolicySpecError(
-            f"{path!r} must be what torch.export.save wrote, and cannot be loaded: {error}"
-        ) from error
+        # Torch raises various exception types for files that are not exported programs.
+        raise PolicySpecError(f"{path!r} must be a file that torch.export.save wrote: {error}") from error
 
 
-def _checkpoint(path: str, *, allow_pickle: bool = False) -> torch.nn.Module:
+def _load_checkpoint(path: str, *, allow_pickle: bool = False) -> torch.nn.Module:
     import torch
 
     require_safe_torch(path, allow_pickle=allow_pickle)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=not allow_pickle)
+        module = torch.load(path, map_location="cpu", weights_only=not allow_pickle)
     except Exception as error:
         if isinstance(error, pickle.UnpicklingError) and not allow_pickle:
-            raise UntrustedPickleError(f"{path!r} holds a pickled module, which runs code when it is loaded") from None
-        raise PolicySpecError(f"{path!r} must be what torch.save wrote, and cannot be loaded: {error}") from error
-    if not isinstance(found, torch.nn.Module):
+            raise UntrustedPickleError(
+                f"{path!r} is a pickled module, which may execute code when it is loaded"
+            ) from None
+        raise PolicySpecError(f"{path!r} must be a file that torch.save wrote: {error}") from error
+    if not isinstance(module, torch.nn.Module):
         raise PolicySpecError(
-            f"{path!r} must hold a whole module, and holds a {type(found).__name__}; where it holds weights, name a "
-            "'module:function' that makes the module and loads them"
+            f"{path!r} must contain a complete module, got a {type(module).__name__}; for a file of weights, pass the "
+            "name 'module:function' of a function that creates the module and loads them"
         )
-    return found
+    return module

@@ -1,6 +1,7 @@
-"""Recurrent states of policies: an array, a tensor, or a tree of them, with a row for each environment.
+"""Recurrent states of policies: arrays, tensors, or trees of arrays and tensors, with one row per environment.
 
-A tree consists of tuples, lists, dicts and batches, those of other libraries included. A policy gets its own kind back.
+Trees consist of tuples, lists, dicts and batches, including batches of other libraries. Functions return a state of
+the same types.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from samplebatch.errors import PolicySpecError
 
 
 def zero_rows(state: Any, rows: Rows) -> Any:
-    """Return a state that is zero in some rows, where episodes begin; None stays None.
+    """Return a copy of a state with zeros in the rows in which episodes start; None stays None.
 
     Examples
     --------
@@ -33,29 +34,35 @@ def zero_rows(state: Any, rows: Rows) -> Any:
     def zero(leaf: Any) -> Any:
         if leaf is None:
             return None
-        # The policy may hold on to what it returned.
-        kept = leaf.clone() if KINDS[type(leaf)] == TENSOR else leaf.copy()
-        kept[rows] = 0
-        return kept
+        # A copy, because the policy may still refer to the state that it returned.
+        copy = leaf.clone() if KINDS[type(leaf)] == TENSOR else leaf.copy()
+        copy[rows] = 0
+        return copy
 
     return _map_leaves(state, zero)
 
 
 def check(state: Any, rows: int) -> None:
-    """Refuse a state without a row for each of so many environments."""
+    """Check that a state has one row per environment.
+
+    Raises
+    ------
+    PolicySpecError
+        If a leaf is not an array or tensor with `rows` rows.
+    """
 
     def check_leaf(leaf: Any) -> None:
         if leaf is not None and (not leaf.ndim or len(leaf) != rows):
             raise PolicySpecError(
-                f"a policy's state must have a row for each of {rows} environments, got shape {tuple(leaf.shape)}; "
-                "return a dict, not a Batch, if the state is a tuple: a Batch would stack it"
+                f"a policy's state must have one row for each of {rows} environments, got shape {tuple(leaf.shape)}; "
+                "if the state is a tuple, return a dict, because a Batch would stack it"
             )
 
     _map_leaves(state, check_leaf)
 
 
 def detach(state: Any) -> Any:
-    """Return a copy of a state without the operations that gradients would go back through; None stays None."""
+    """Return a copy of a state that is detached from the graph of gradients; None stays None."""
 
     def copy_leaf(leaf: Any) -> Any:
         if leaf is None:
@@ -66,38 +73,38 @@ def detach(state: Any) -> Any:
 
 
 def zeros_like(state: Any) -> Any:
-    """Return a state of zeros of the same form."""
+    """Return a state of zeros with the same structure."""
     return _map_leaves(state, lambda leaf: leaf * 0)
 
 
 def take(state: Any, rows: Rows) -> Any:
-    """Return some rows of a state; None stays None."""
+    """Select rows of a state; None stays None."""
     return _map_leaves(state, lambda leaf: None if leaf is None else leaf[rows])
 
 
 def put(state: Any, rows: Rows, new: Any, count: int) -> Any:
-    """Return the state of `count` environments in which some rows are new; zeros where there was none before."""
+    """Return a copy of the state of `count` environments with some rows replaced; a missing state is zero."""
 
-    def join(given: Any, leaf: Any) -> Any:
-        if given is None:
+    def merge(new_leaf: Any, leaf: Any) -> Any:
+        if new_leaf is None:
             return None
-        tensor = KINDS[type(given)] == TENSOR
+        is_tensor = KINDS[type(new_leaf)] == TENSOR
         if leaf is None:
-            shape = (count, *given.shape[1:])
-            leaf = given.new_zeros(shape) if tensor else np.zeros(shape, given.dtype)
-        kept = leaf.clone() if tensor else leaf.copy()
-        if kept.dtype != given.dtype:
-            promote = sys.modules["torch"].promote_types if tensor else np.promote_types
-            dtype = promote(kept.dtype, given.dtype)
-            kept = kept.to(dtype) if tensor else kept.astype(dtype)
-        kept[rows] = given
-        return kept
+            shape = (count, *new_leaf.shape[1:])
+            leaf = new_leaf.new_zeros(shape) if is_tensor else np.zeros(shape, new_leaf.dtype)
+        merged = leaf.clone() if is_tensor else leaf.copy()
+        if merged.dtype != new_leaf.dtype:
+            promote = sys.modules["torch"].promote_types if is_tensor else np.promote_types
+            dtype = promote(merged.dtype, new_leaf.dtype)
+            merged = merged.to(dtype) if is_tensor else merged.astype(dtype)
+        merged[rows] = new_leaf
+        return merged
 
-    return _map_leaves(new, join, state, paired=True)
+    return _map_leaves(new, merge, state, paired=True)
 
 
 def as_arrays(state: Any) -> Any:
-    """Return a state as an array, or as a nested batch of arrays; the items of a tuple get the names `0`, `1`, ..."""
+    """Convert a state to an array or a nested batch of arrays; items of tuples are named `0`, `1`, ..."""
     parts = _parts(state)
     return to_numpy(state) if parts is None else node(Batch, {str(key): as_arrays(part) for key, part in parts})
 
@@ -105,8 +112,8 @@ def as_arrays(state: Any) -> Any:
 def columns_of(state: Any) -> Iterator[tuple[str, Any]]:
     """Yield the columns `state_in_0`, `state_in_1`, ... of a state, and `state_in.key` for dicts, as arrays."""
     if isinstance(state, (tuple, list)):
-        for place, part in enumerate(state):
-            yield from _name_leaves(f"{names.STATE_IN}_{place}", part)
+        for position, part in enumerate(state):
+            yield from _name_leaves(f"{names.STATE_IN}_{position}", part)
     elif values_of(state) is not None:
         yield from _name_leaves(names.STATE_IN, state)
     else:
@@ -114,9 +121,9 @@ def columns_of(state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def state_of(rows: Batch) -> Any:
-    """Return the state that `columns_of` stored with rows, in the form that the policy gave it; None if there is none.
+    """Return the state that `columns_of` stored with rows, structured as the policy returned it; None if absent.
 
-    A tuple of a single item comes back as that item: both are stored as `state_in_0`.
+    A tuple with a single item is returned as that item: both are stored as `state_in_0`.
 
     Examples
     --------
@@ -153,20 +160,20 @@ def _parts(state: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _map_leaves(state: Any, function: Callable[..., Any], other: Any = None, *, paired: bool = False) -> Any:
-    """Apply a function to each leaf of a state; if `paired`, also to the leaf in its place in another one."""
+    """Apply a function to each leaf of a state; if `paired`, also pass the leaf at the same path of `other`."""
     parts = _parts(state)
     if parts is None:
         if state is not None and KINDS[type(state)] not in (ARRAY, TENSOR):
             raise PolicySpecError(
-                f"a policy's state must be an array, a tensor or a tree of them, got a {type(state).__name__}"
+                f"a policy's state must be an array, a tensor or a tree of both, got a {type(state).__name__}"
             )
         return function(state, other) if paired else function(state)
-    others = dict(_parts(other) or ()) if other is not None else {}
-    made = {key: _map_leaves(part, function, others.get(key), paired=paired) for key, part in parts}
+    other_parts = dict(_parts(other) or ()) if other is not None else {}
+    mapped = {key: _map_leaves(part, function, other_parts.get(key), paired=paired) for key, part in parts}
     if isinstance(state, (tuple, list)):
-        return type(state)(made.values()) if type(state) in (tuple, list) else type(state)(*made.values())
+        return type(state)(mapped.values()) if type(state) in (tuple, list) else type(state)(*mapped.values())
     kind = KINDS[type(state)]
     if kind == RECORD:
-        make: Any = type(state)
-        return make(**made) if dataclasses.is_dataclass(state) else make(made)
-    return node(Batch, made) if kind == NODE else made
+        record_type: Any = type(state)
+        return record_type(**mapped) if dataclasses.is_dataclass(state) else record_type(mapped)
+    return node(Batch, mapped) if kind == NODE else mapped

@@ -29,7 +29,7 @@ from samplebatch.env.spaces import Columns, Leaf
 from samplebatch.errors import ArgumentError, ColumnTypeError, EnvironmentSpecError, FormatError
 from samplebatch.names import PolicyID
 from samplebatch.policy import state as policy_state
-from samplebatch.policy.action_map import ActionMap, map_of_draws, space_to_draw
+from samplebatch.policy.action_map import ActionMap, random_action_map, space_to_draw
 from samplebatch.policy.actor import Actor, ActResult
 from samplebatch.policy.agents import check_options
 from samplebatch.policy.as_policy import CollectorPolicy, evaluation_mode, is_random, is_space
@@ -543,7 +543,7 @@ class Collector(BaseCollector[SampleBatch]):
         action_seeds, random_seeds, self._env_seeds = (seeds_at(seeds, key) for key in (POLICY, RANDOM, ENVIRONMENT))
         if is_random(policy):
             check_options("exploration_noise", exploration_noise, policy)
-            policy, map_action = space_to_draw(map_action, environments.action_space), map_of_draws(map_action)
+            policy, map_action = space_to_draw(map_action, environments.action_space), random_action_map(map_action)
         if is_space(policy):
             # One seed per environment, so that its data do not depend on the number of environments.
             policy = RandomByEnvironment(policy, env_ids, [seeds_at(random_seeds, env_id) for env_id in env_ids])
@@ -606,7 +606,7 @@ class Collector(BaseCollector[SampleBatch]):
         return self._obs is None
 
     def _prepare(self, *, random: bool) -> None:
-        unit = self._actor.drawn_unit if random else self._actor.action_unit
+        unit = self._actor.random_unit if random else self._actor.action_unit
         if unit is not self._action_unit:
             self._action_unit = common_unit([self._action_unit, unit]) if self._has_pending_steps else unit
         if self.buffer is not None and self._remote is None:

@@ -227,7 +227,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     def _prepare(self, *, random: bool) -> None:
         if random != self._acts_at_random and (self._recorded or any(self._turns.values())):
             for actor in self._actors.values():
-                common_unit([actor.action_unit, actor.drawn_unit])
+                common_unit([actor.action_unit, actor.random_unit])
         self._acts_at_random = random
 
     def _break_off(self) -> None:
@@ -242,7 +242,7 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         ended, self._ended = self._episodes.end(self._ended), []
         for policy_id, steps in batches.items():
             actor = self._actors[policy_id]
-            steps.action_unit = actor.drawn_unit if self._acts_at_random else actor.action_unit
+            steps.action_unit = actor.random_unit if self._acts_at_random else actor.action_unit
         batch = MultiAgentBatch._of(batches, env_steps)
         if self._hooks:
             agents = {

@@ -26,7 +26,7 @@ from samplebatch.env.gymnasium import EnvironmentList
 from samplebatch.env.registry import Environment, environment_kind, make_environment
 from samplebatch.env.seeds import PROCESS, generators_state, load_generators, seeds_at
 from samplebatch.errors import EnvironmentSpecError, PolicySpecError
-from samplebatch.policy.as_policy import own_policy
+from samplebatch.policy.as_policy import unwrap_policy
 from samplebatch.policy.source import load_weights, make_policy
 from samplebatch.rollout.collector import Collector, RemoteBuffer
 from samplebatch.rollout.multi_agent_collector import MultiAgentCollector
@@ -268,7 +268,7 @@ class Task(ABC):
     def _exploring(self) -> list[tuple[Any, Any]]:
         """Return policies with exploration state, by id; the state differs between copies and is not in the weights."""
         policies = self._policy if isinstance(self._policy, Mapping) else {names.DEFAULT_POLICY_ID: self._policy}
-        owners = [(policy_id, own_policy(policy)) for policy_id, policy in policies.items()]
+        owners = [(policy_id, unwrap_policy(policy)) for policy_id, policy in policies.items()]
         return [(policy_id, policy) for policy_id, policy in owners if hasattr(policy, "get_exploration_state")]
 
     def close(self) -> None:

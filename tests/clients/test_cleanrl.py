@@ -192,5 +192,5 @@ def test_a_module_that_names_its_observations_is_asked_itself() -> None:
 
 
 def test_an_agent_that_draws_cannot_be_asked_for_its_best() -> None:
-    with pytest.raises(PolicySpecError, match="draws its actions"):
+    with pytest.raises(PolicySpecError, match="deterministic must be False for an agent that samples"):
         as_policy(Agent(), deterministic=True)

@@ -192,5 +192,5 @@ def test_new_weights_reach_the_policy_of_a_model() -> None:
 
 
 def test_a_policy_that_decides_by_itself_cannot_be_asked_for_its_best() -> None:
-    with pytest.raises(PolicySpecError, match="deterministic must be left out"):
+    with pytest.raises(PolicySpecError, match="Stable-Baselines3 or RLlib for deterministic=True, got a function"):
         as_policy(lambda obs: obs[:, 0], deterministic=True)

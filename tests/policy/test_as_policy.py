@@ -64,7 +64,7 @@ def test_functions_of_batches_and_of_observations(policy: Any) -> None:
     ("policy", "message"),
     [
         *(
-            (policy, "first parameter must take the observations, .* got none; .*takes='obs'")
+            (policy, "must have a parameter for the observations, .* got none; .*takes='obs'")
             for policy in (lambda *given: given, lambda: 0, max)
         ),
         (lambda obs, hidden: obs, r"parameter 'hidden' of a policy .*takes=\('obs', 'state'\)"),
@@ -80,9 +80,9 @@ def test_parameters_that_do_not_say_what_they_stand_for_are_refused(policy: Any,
 
 @pytest.mark.parametrize("takes", ["state", "obss", (), ("obs", "batch"), ("obs", "state", "state"), 7])
 def test_other_arguments_are_refused(takes: Any) -> None:
-    with pytest.raises(PolicySpecError, match="takes must be 'obs', 'tensor' or 'batch', or a sequence"):
+    with pytest.raises(PolicySpecError, match="`takes` must be 'obs', 'tensor' or 'batch', or a sequence"):
         as_policy(lambda obs: obs, takes=takes)
-    with pytest.raises(PolicySpecError, match="takes must be left out"):
+    with pytest.raises(PolicySpecError, match="`takes` must be None for a policy that is a space, got 'obs'"):
         as_policy(spaces.Discrete(2), takes="obs")
 
 
@@ -293,17 +293,17 @@ def test_what_is_no_policy_is_refused() -> None:
 def test_random_draws_from_the_action_space() -> None:
     acts = as_policy("random", spaces.Discrete(2, start=5), seed=3)(batch())["act"]
     assert set(acts.tolist()) <= {5, 6}
-    with pytest.raises(PolicySpecError, match="action_space must be given"):
+    with pytest.raises(PolicySpecError, match="action_space must be a space for the policy 'random'"):
         as_policy("random")
 
 
 def test_an_error_inside_a_policy_says_what_it_was_called_on() -> None:
     with pytest.raises(AttributeError) as caught:
         as_policy(lambda obs: obs.obs)(batch())
-    assert "called on observations; as_policy(policy, takes=...)" in caught.value.__notes__[0]
+    assert "called with observations; `as_policy(policy, takes=...)`" in caught.value.__notes__[0]
     with pytest.raises(PolicySpecError) as refused:
         as_policy(lambda batch: batch + 1)(batch())
-    assert "called on a Batch" in refused.value.__notes__[0]
+    assert "called with a Batch" in refused.value.__notes__[0]
 
 
 SPACES = [

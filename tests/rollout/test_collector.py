@@ -387,10 +387,10 @@ def test_a_state_without_a_row_for_each_environment_is_refused() -> None:
         return Batch(act=np.zeros(3, int), state=(torch.zeros(3, 4), torch.zeros(3, 4)))
 
     with pytest.raises(
-        PolicySpecError, match=r"state must have a row for each of 3 environments, got shape \(2, 3, 4\)"
+        PolicySpecError, match=r"state must have one row for each of 3 environments, got shape \(2, 3, 4\)"
     ):
         Collector(policy, ladders([2, 2, 2])).collect(n_step=3)
-    with pytest.raises(PolicySpecError, match="state must be an array, a tensor or a tree of them, got a str"):
+    with pytest.raises(PolicySpecError, match="state must be an array, a tensor or a tree of both, got a str"):
         Collector(lambda obs, state: (stay(obs), "odd"), ladders([2, 2])).collect(n_step=3)
 
 
@@ -446,7 +446,7 @@ def test_scaling_reaches_both_bounds_and_nothing_beyond() -> None:
 @pytest.mark.parametrize(
     ("how", "env", "words"),
     [
-        ("clip", gyms.Ladder(0), "needs a Box"),
+        ("clip", gyms.Ladder(0), "the action space must be a Box"),
         ("squash", gyms.Walk(), "'clip', 'scale' or a function, got 'squash'"),
     ],
 )

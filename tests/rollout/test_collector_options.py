@@ -373,7 +373,7 @@ def test_scaled_random_actions_go_on_where_they_were() -> None:
 
 @pytest.mark.parametrize(("make", "env"), STEERED.values(), ids=STEERED)
 def test_random_actions_have_no_noise(make: Any, env: Any) -> None:
-    with pytest.raises(PolicySpecError, match=r"^a policy must decide by itself to have exploration_noise, and acts"):
+    with pytest.raises(PolicySpecError, match=r"^exploration_noise must be False for a random policy$"):
         make(env, exploration_noise=lambda act, batch: act)
 
 

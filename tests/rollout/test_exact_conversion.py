@@ -359,7 +359,7 @@ POLICIES_REFUSED = [
     ({"act": np.zeros(3)}, "an action for each of 2 environments"),
     ({"act": [None, None]}, "'actions' must hold numbers, got Python objects"),
     ({"act": np.zeros(2, complex)}, "'actions' must hold numbers, got complex128"),
-    ({"act": np.zeros((2, 3), int)}, r"'actions' must have rows of shape \(\), as the action space has, got \(3,\)"),
+    ({"act": np.zeros((2, 3), int)}, r"'actions' must have rows of shape \(\), like the action space, got \(3,\)"),
     ({"act": np.zeros(2, int), "vf_preds": np.zeros(3)}, "'vf_preds' must have 2 rows, .*, got 3"),
     ({"act": np.zeros(2, int), "action_logp": 0.5}, "'action_logp' must have 2 rows, .*, got a single"),
     ({"act": np.zeros(2, int), "action_logp": [None, 0.5]}, "'action_logp' must hold numbers, got Python objects"),

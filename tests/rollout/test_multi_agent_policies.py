@@ -299,7 +299,7 @@ def test_noise_is_for_policies_that_are_there_and_decide() -> None:
     assert noisy["agent"]["actions"].any()
     with pytest.raises(PolicyNotFoundError, match=r"exploration_noise must name policies, got 'agnet'.*'agent'"):
         collector({"agnet": True})
-    with pytest.raises(PolicySpecError, match="policy 'adversary' must decide by itself"):
+    with pytest.raises(PolicySpecError, match="exploration_noise must be False for policy 'adversary'"):
         collector({"adversary": flipped})
     assert collector({"adversary": False}).collect(n_step=4).batch.count == 4
     with pytest.raises(PolicySpecError, match="add_exploration_noise"):

@@ -469,7 +469,7 @@ def test_policies_are_named_made_or_given(policy: Any, actions: set[int]) -> Non
     [
         ("actors:lena", "no policy 'lena' in module 'actors'; did you mean 'lean'"),
         ("lean", "'random' or as 'module:function'"),
-        ("nowhere:lean", "the module of policy 'nowhere:lean' must import"),
+        ("nowhere:lean", "the module of policy 'nowhere:lean' must be importable: No module"),
         (lambda obs: obs, "must be 'random', a name, an importable function"),
     ],
 )
