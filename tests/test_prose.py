@@ -56,7 +56,7 @@ LIMITS = {
     "batch": Limits(2.0, 2.0, 0.3),
     "buffer": Limits(1.5, 1.5, 0.3),
     "cli": Limits(1.5, 2.0, 0.6),
-    "column": Limits(16.0, 9.0, 4.5),
+    "column": Limits(1.5, 1.5, 0.3),
     "convert": Limits(1.5, 2.0, 0.3),
     "env": Limits(1.5, 2.0, 0.3),
     "learn": Limits(12.0, 13.0, 6),

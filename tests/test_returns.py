@@ -290,7 +290,7 @@ def test_what_does_not_fit_a_buffer_is_refused() -> None:
     with pytest.raises(ValueError, match="indices must be the slots"):
         compute_nstep_return(batch, buffer, None, ones)
     for slot in (6, -1):
-        with pytest.raises(RowIndexError, match=rf"slot {slot} must lie in \[0, 6\)"):
+        with pytest.raises(RowIndexError, match=rf"slot {slot} must be in \[0, 6\)"):
             compute_nstep_return(batch, buffer, [0, slot], ones)
     with pytest.raises(ColumnLengthError, match=r"estimates must have 2 rows, one per window, got shape \(3,\)"):
         compute_nstep_return(batch, buffer, [0, 1], lambda *_: np.ones(3))

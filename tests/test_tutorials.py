@@ -72,11 +72,13 @@ def test_notebooks_agree_with_their_pages(name: str) -> None:
 
 
 @each_notebook
-def test_notebooks_run_from_a_clean_kernel(name: str, tmp_path: Path) -> None:
+def test_notebooks_run_from_a_clean_kernel(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     page = DOCS / "tutorials" / f"{name}.md"
     require(page)
+    # Other libraries set it, and it overrides the backend of the kernel.
+    monkeypatch.delenv("MPLBACKEND", raising=False)
     short = nbformat.reads(json.dumps(BUILD["notebook"](page, short=True)), as_version=4)
     client.NotebookClient(short, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert (tmp_path / f"{name}.svg").exists()

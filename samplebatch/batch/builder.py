@@ -85,7 +85,7 @@ class SampleBatchBuilder:
             If the columns differ from the previous steps, or a value's shape or dtype does not fit its column; names
             the columns. The builder is unchanged.
         ColumnTypeError
-            If no column can hold a value.
+            If columns do not support a value.
 
         Examples
         --------

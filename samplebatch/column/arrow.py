@@ -1,4 +1,4 @@
-"""Columns <-> Arrow arrays and fields: the column class that reads an Arrow type, and a cache of readers."""
+"""Conversion of columns to and from Arrow arrays and fields, and a cache of readers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Memory of the values that were made last, held by readers of many things of a few kinds.
+    """Bounded cache of recently created values.
 
     Parameters
     ----------
     limit
-        How many values are remembered; the one that was made first is forgotten first.
+        Maximum number of values; the oldest value is evicted first.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class Recent(Generic[K, V]):
         return len(self._values)
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """Return the value of a key, which is made if it is not remembered; raises as that does."""
+        """Return the cached value of a key, or create and cache it; raises as `make`."""
         try:
             return self._values[key]
         except KeyError:
@@ -64,24 +64,24 @@ class Recent(Generic[K, V]):
 
 
 def arrow_field_and_array(column: Column, name: str) -> tuple[pa.Field, pa.Array]:
-    """Return a column as an Arrow array, and the field that names its dtype where the array's type does not."""
+    """Return a column as an Arrow array, with a field that names its dtype if the array's type does not."""
     array, metadata = column.encode()
-    # Any batch of text may have missing rows, so that all of a file or a data set have one schema.
+    # Text is always nullable, so that all batches of a file or dataset have one schema.
     nullable = array.null_count > 0 or pa.types.is_null(array.type) or isinstance(column, TextColumn)
     return pa.field(name, array.type, nullable=nullable, metadata=metadata or None), array
 
 
 def holds_objects(field: pa.Field) -> bool:
-    """Tell whether a field is read as a column of Python objects."""
+    """Return whether a field is read as a column of Python objects."""
     return ObjectColumn.reads(field.type, field.metadata or {})
 
 
 def check_size(chunks: Iterable[pa.Array], field: pa.Field, bound: MemoryBound) -> None:
-    """Take the bytes of a column's chunks as Python objects from a bound, if they are to be such, and validate them.
+    """Subtract the size of chunks that become Python objects from a bound, and validate the chunks.
 
-    So are strings in dictionaries and views, which take less room than their copies. Columns of numbers are viewed
-    where they lie. Without objects, only the sizes of buffers need have been checked. Raises CapacityError if that is
-    more than is left of the bound; names the column. Raises pyarrow.ArrowException if a chunk is damaged.
+    Strings in dictionaries and views also count, because copies are larger. Numeric columns are viewed, and only the
+    sizes of their buffers must have been checked. Raises CapacityError if the bound is exceeded; names the column.
+    Raises pyarrow.ArrowException if a chunk is damaged.
     """
     if not (holds_objects(field) or _expands(field.type, field.metadata or {})):
         return
@@ -95,7 +95,7 @@ def _expands(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
 
 
 class FixedRows(NamedTuple):
-    """Layout of a tensor column in Arrow's buffers, for readers that view rows without making arrays of Arrow's.
+    """Layout of a tensor column in Arrow's buffers, for readers that view rows without creating Arrow arrays.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class FixedRows(NamedTuple):
     row_shape
         Shape of a row.
     values
-        Values of each array for a row, from the outermost to the innermost; only that one has a buffer of data.
+        Values per row of each nested array, outermost first; only the innermost has a data buffer.
     """
 
     dtype: np.dtype[Any]
@@ -113,19 +113,19 @@ class FixedRows(NamedTuple):
 
 
 class FieldReader:
-    """Reader of the arrays of one field as columns, which has looked at its type and metadata once.
+    """Reader of the arrays of one field as columns, which inspects type and metadata once.
 
     Parameters
     ----------
     field
         The field.
     arrow
-        The type of its arrays; that of the field if None.
+        Type of the arrays; None for the field's type.
 
     Raises
     ------
     FormatError
-        If the field's metadata is none of ours; names it.
+        If the field's metadata is invalid; names the field.
 
     Examples
     --------
@@ -162,10 +162,10 @@ class FieldReader:
             if self._dtype_name is not None and not (self._holds_objects or self._is_text):
                 named_dtype(self._dtype_name)
         except ColumnTypeError as error:
-            raise FormatError(f"column {self.name!r} must name a dtype that a column can hold: {error}") from error
+            raise FormatError(f"column {self.name!r} must name a dtype that columns support: {error}") from error
 
     def read(self, array: pa.Array, *, allow_pickle: bool = False) -> Column:
-        """View an Arrow array as a column; raises as `column_from_arrow` does."""
+        """View an Arrow array as a column; raises as `column_from_arrow`."""
         name, torch_name = self.name, self._torch_name
         if self._holds_objects:
             return ObjectColumn.from_arrow(array, self._metadata, name, allow_pickle=allow_pickle)
@@ -174,7 +174,7 @@ class FieldReader:
         if self._is_ragged:
             rows = RaggedColumn.from_arrow(array, self._dtype_name, name)
             if rows.shapes is not None and len(rows):
-                # The shapes of rows without elements, which are as large as their lists say.
+                # Rows without elements have the declared shapes, which may be arbitrarily large.
                 check_rows(int(rows.shapes[rows.lengths == 0].max(initial=0)), 0, f"a row of column {name!r}")
             return rows if torch_name is None else _from_bits(RaggedTorchColumn.from_bits, rows, torch_name, name)
         values = TensorColumn.from_arrow(array, self._dtype_name, name).values
@@ -185,7 +185,7 @@ class FieldReader:
         return TensorColumn(values)
 
     def fixed_rows(self) -> FixedRows | None:
-        """Describe where rows lie in Arrow's buffers; None if they are read in another way than as a view of these."""
+        """Return the layout of rows in Arrow's buffers; None if rows are not read as a view of the buffers."""
         if self._holds_objects or self._is_text or self._is_ragged or self._torch_name is not None:
             return None
         arrow, values = self._arrow, [1]
@@ -212,17 +212,17 @@ class FieldReader:
 
 
 def column_from_arrow(array: pa.Array, field: pa.Field, *, allow_pickle: bool = False) -> Column:
-    """View an Arrow array as a column, without a copy wherever the layout permits.
+    """View an Arrow array as a column, without a copy if the layout permits.
 
-    Raises ColumnTypeError if it has nulls or a type that no column can hold; names it. Raises FormatError if it does
-    not fit the field's metadata; names it. Raises UntrustedPickleError if its rows are pickled and `allow_pickle` is
-    false; names it.
+    Raises ColumnTypeError if the array has nulls or an unsupported type; names the column. Raises FormatError if it
+    does not match the field's metadata; names the column. Raises UntrustedPickleError if its rows are pickled and
+    `allow_pickle` is false; names the column.
     """
     return FieldReader(field, array.type).read(array, allow_pickle=allow_pickle)
 
 
 def _from_bits(read: Callable[[Any, str], Column], bits: Any, torch_name: str, name: str) -> Column:
-    """View bits as a torch column, or refuse a field that names another dtype."""
+    """View bits as a torch column; raises FormatError if the field names another dtype."""
     try:
         return read(bits, torch_name)
     except ColumnTypeError as error:

@@ -1,9 +1,8 @@
-"""Layout of Arrow files, read without decoding: the schema's bytes, places of buffers and their decompressed sizes.
+"""Layout of Arrow files, read without decoding: schema bytes, buffer offsets and decompressed sizes.
 
-Arrow takes memory for as much as a compressed buffer's first eight bytes say. The library writes no compressed buffers
-unless asked for; whoever has written a file again may have. pyarrow does not tell how buffers lie in a file, so the
-footer and the messages of the record batches are read here: tables of FlatBuffers, whose fields are found by their
-numbers in Arrow's format.
+Arrow allocates as much memory as the first eight bytes of a compressed buffer declare. The library compresses buffers
+only on request, but rewritten files may be compressed. pyarrow does not expose the buffer layout of a file, so the
+footer and the record batch messages are read here: FlatBuffers tables with fields numbered by Arrow's format.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ import pyarrow as pa
 from samplebatch.errors import FormatError
 
 _TAIL = struct.Struct("<i6s")
-"""At the end of the file: bytes of the footer before it, and the magic."""
+"""End of a file: size of the preceding footer, and the magic."""
 
 _BLOCK = struct.Struct("<qi4xq")
-"""Where a message is, bytes of what describes it, and bytes of its body."""
+"""Offset of a message, size of its metadata, and size of its body."""
 
 _SPAN = struct.Struct("<qq")
-"""Where a buffer begins in the body, and its bytes."""
+"""Offset of a buffer in the body, and its size."""
 
 _NODE = struct.Struct("<qq")
-"""Rows of an array, and its nulls."""
+"""Number of rows and nulls of an array."""
 
 _U16, _I32, _U32, _I64 = map(struct.Struct, ("<H", "<i", "<I", "<q"))
-_OUTSIDE = "a table lies outside of what holds it"
+_OUTSIDE = "a table is outside its container"
 
 _SCHEMA, _DICTIONARIES, _RECORD_BATCHES = 1, 2, 3
 _ENDIANNESS = 0
@@ -41,24 +40,24 @@ _DATA = 1
 _LENGTH, _NODES, _BUFFERS, _COMPRESSION = 0, 1, 2, 3
 
 _DAMAGE = (struct.error, IndexError, ValueError, TypeError)
-_NO_FOOTER = "an Arrow file must have a footer that says where its batches are: {}"
+_NO_FOOTER = "an Arrow file must have a footer that locates its batches: {}"
 
 
 class Body(NamedTuple):
-    """A record batch as its message describes it.
+    """Record batch as described by its message.
 
     Attributes
     ----------
     rows
-        Rows of its columns.
+        Number of rows.
     nodes
-        Rows and nulls of each array, depth first.
+        Number of rows and nulls of each array, depth first.
     buffers
-        Start of each buffer in the body, and its bytes.
+        Offset in the body and size of each buffer.
     start
-        Start of the body in the file.
+        Offset of the body in the file.
     nbytes
-        Bytes of the body.
+        Size of the body in bytes.
     """
 
     rows: int
@@ -69,7 +68,7 @@ class Body(NamedTuple):
 
 
 class ArrowLayout:
-    """Layout of an Arrow file as its footer and messages describe it, for readers of its buffers.
+    """Layout of an Arrow file from its footer and messages, for readers of its buffers.
 
     Parameters
     ----------
@@ -79,16 +78,16 @@ class ArrowLayout:
     Raises
     ------
     FormatError
-        If the file has no footer and messages where it says.
+        If the file has no valid footer, or no messages at the declared offsets.
 
     Attributes
     ----------
     schema
-        The footer without the places of batches: files with the same bytes here have the same schema.
+        The footer without batch offsets: files with equal bytes have equal schemas.
     num_batches
-        Count of record batches.
+        Number of record batches.
     decompressed_nbytes
-        Sum of the stated decompressed sizes of compressed buffers; 0 in a file without any.
+        Total declared decompressed size of compressed buffers; 0 without compression.
 
     Examples
     --------
@@ -117,7 +116,7 @@ class ArrowLayout:
         self.num_batches = len(self._batches)
 
     def is_native(self) -> bool:
-        """Tell whether numbers lie in the file as in memory, the lowest byte first; that follows from `schema`.
+        """Return whether numbers are little-endian, as in memory; determined by `schema`.
 
         Raises
         ------
@@ -131,7 +130,7 @@ class ArrowLayout:
             raise FormatError(_NO_FOOTER.format(error)) from error
 
     def rows(self) -> list[int]:
-        """Read the rows of each record batch.
+        """Return the number of rows per record batch.
 
         Raises
         ------
@@ -144,7 +143,7 @@ class ArrowLayout:
             raise FormatError(_NO_FOOTER.format(error)) from error
 
     def body(self, number: int) -> Body | None:
-        """Read the places of a record batch's buffers; None if they are compressed.
+        """Return the buffer layout of a record batch; None if it is compressed.
 
         Raises
         ------
@@ -158,15 +157,15 @@ class ArrowLayout:
 
 
 def decompressed_stream_nbytes(data: pa.Buffer) -> int:
-    """Add up the stated decompressed sizes of an Arrow stream's buffers, as `ArrowLayout` does for a file.
+    """Sum the declared decompressed sizes of an Arrow stream's buffers; see `ArrowLayout`.
 
     Raises
     ------
     FormatError
-        If there are no messages one after the other.
+        If the stream does not consist of contiguous messages.
     """
     view = memoryview(data).cast("B")
-    found = at = 0
+    total = at = 0
     try:
         while at < len(view):
             prefix = 8 if _U32.unpack_from(view, at)[0] == _CONTINUED else 4
@@ -176,29 +175,29 @@ def decompressed_stream_nbytes(data: pa.Buffer) -> int:
             if at + prefix + described > len(view):
                 raise ValueError(_OUTSIDE)
             length = _root(view[at + prefix : at + prefix + described]).long(_BODY_LENGTH)
-            found += _Message(view, at, prefix + described, length).decompressed_nbytes()
+            total += _Message(view, at, prefix + described, length).decompressed_nbytes()
             at += prefix + described + length
     except _DAMAGE as error:
-        raise FormatError(f"an Arrow stream must have messages one after the other: {error}") from error
-    return found
+        raise FormatError(f"an Arrow stream must have contiguous messages: {error}") from error
+    return total
 
 
 def _footer(view: memoryview) -> _Table:
     nbytes, magic = _TAIL.unpack_from(view, len(view) - _TAIL.size)
     if magic != b"ARROW1":
-        raise ValueError("the last bytes are not those of an Arrow file")
+        raise ValueError("the last bytes must be an Arrow file's")
     return _root(view[len(view) - _TAIL.size - nbytes : len(view) - _TAIL.size])
 
 
 class _Message:
-    """A message with a record batch, which may be that of a dictionary, and the place of its body."""
+    """Message with a record batch or dictionary, and the location of its body."""
 
     __slots__ = ("_batch", "_is_dictionary", "_nbytes", "_start", "_view")
 
     def __init__(self, view: memoryview, start: int, described: int, length: int) -> None:
         if min(start, described, length) < 0 or start + described + length > len(view):
-            raise ValueError("a batch lies outside of the file")
-        # Before version 0.15 the length stood there alone.
+            raise ValueError("a batch is outside the file")
+        # Before version 0.15 there was only the length.
         prefix = 8 if _U32.unpack_from(view, start)[0] == _CONTINUED else 4
         message = _root(view[start + prefix : start + described])
         kind, batch = message.byte(_HEADER_TYPE), message.table(_HEADER)
@@ -209,24 +208,24 @@ class _Message:
         self._view, self._start, self._nbytes = view, start + described, length
 
     def rows(self) -> int:
-        """Read the rows of the batch."""
+        """Return the number of rows of the batch."""
         return 0 if self._batch is None else self._batch.long(_LENGTH)
 
     def decompressed_nbytes(self) -> int:
-        """Add up the stated decompressed sizes of the body's buffers."""
+        """Sum the declared decompressed sizes of the body's buffers."""
         if self._batch is None or not self._batch.has(_COMPRESSION):
             return 0
         body = self._view[self._start : self._start + self._nbytes]
-        found = 0
+        total = 0
         for at, nbytes in self._batch.structs(_BUFFERS, _SPAN):
             if nbytes:
                 if at < 0:
                     raise ValueError(_OUTSIDE)
-                found += max(_I64.unpack_from(body, at)[0], nbytes)
-        return found
+                total += max(_I64.unpack_from(body, at)[0], nbytes)
+        return total
 
     def body(self) -> Body | None:
-        """Read the places of the body's buffers; None if they are compressed."""
+        """Return the body's buffer layout; None if it is compressed."""
         batch = self._batch
         if batch is None or self._is_dictionary or batch.has(_COMPRESSION):
             return None
@@ -235,7 +234,7 @@ class _Message:
 
 
 class _Table:
-    """A table of FlatBuffers."""
+    """FlatBuffers table."""
 
     __slots__ = ("_at", "_offsets", "_view")
 
@@ -245,30 +244,30 @@ class _Table:
             raise ValueError(_OUTSIDE)
         count = max(0, (_U16.unpack_from(view, fields)[0] - 4) // 2)
         self._view, self._at = view, at
-        # By the number of the field; 0 if the table lacks it.
+        # Indexed by field number; 0 if the table lacks the field.
         self._offsets = struct.unpack_from(f"<{count}H", view, fields + 4)
 
     def has(self, field: int) -> bool:
-        """Tell whether a field is there."""
+        """Return whether the table has a field."""
         return field < len(self._offsets) and self._offsets[field] != 0
 
     def byte(self, field: int) -> int:
-        """Read a number of one byte."""
+        """Read a one-byte number."""
         offset = self._offsets[field] if field < len(self._offsets) else 0
         return self._view[self._at + offset] if offset else 0
 
     def long(self, field: int) -> int:
-        """Read a number of eight bytes."""
+        """Read an eight-byte number."""
         offset = self._offsets[field] if field < len(self._offsets) else 0
         number: int = _I64.unpack_from(self._view, self._at + offset)[0] if offset else 0
         return number
 
     def table(self, field: int) -> _Table | None:
-        """Find a table within."""
+        """Return a nested table."""
         if not self.has(field):
             return None
-        place = self._at + self._offsets[field]
-        return _Table(self._view, place + _U32.unpack_from(self._view, place)[0])
+        position = self._at + self._offsets[field]
+        return _Table(self._view, position + _U32.unpack_from(self._view, position)[0])
 
     def structs(self, field: int, form: struct.Struct) -> Iterator[tuple[int, ...]]:
         """Read the structs of a vector."""
@@ -276,20 +275,20 @@ class _Table:
         return form.iter_unpack(self._view[start:stop])
 
     def bytes_without(self, field: int, form: struct.Struct) -> bytes:
-        """Return the bytes of all tables around this one, without the structs of a vector."""
+        """Return the bytes of the enclosing tables without the structs of a vector."""
         start, stop = self._vector(field, form)
         return bytes(self._view[:start]) + bytes(self._view[stop:])
 
     def _vector(self, field: int, form: struct.Struct) -> tuple[int, int]:
-        """Find where the structs of a vector begin and end."""
+        """Return start and stop of a vector's structs."""
         if field >= len(self._offsets) or not self._offsets[field]:
             return 0, 0
-        place = self._at + self._offsets[field]
-        place += _U32.unpack_from(self._view, place)[0] + 4
-        stop = place + _U32.unpack_from(self._view, place - 4)[0] * form.size
+        position = self._at + self._offsets[field]
+        position += _U32.unpack_from(self._view, position)[0] + 4
+        stop = position + _U32.unpack_from(self._view, position - 4)[0] * form.size
         if stop > len(self._view):
             raise ValueError(_OUTSIDE)
-        return place, stop
+        return position, stop
 
 
 def _root(view: memoryview) -> _Table:

@@ -1,10 +1,10 @@
-"""Checksums of memory, at the speed of memory.
+"""Checksums at memory speed.
 
-CRC-32 reads one to four gigabytes a second, which is more than a file in the page cache takes to be read. Bytes are
-therefore laid out as a grid of 64-bit words, 512 to a row, and CRC-32 is taken of the sums of the grid's rows and
-columns, modulo 2**64: adding reads 10 GB/s and more. A byte that changes, a word that moves, a page of zeros or of
-another place changes the sum of a row or of a column. Two random contents share a checksum with a probability of
-2**-32. Nothing here protects from someone who means to deceive.
+CRC-32 processes one to four gigabytes per second, slower than reading a file from the page cache. Therefore bytes are
+arranged as a grid of 64-bit words, 512 per row, and CRC-32 is computed over the sums of the grid's rows and columns,
+modulo 2**64: addition processes more than 10 GB/s. A changed byte, a moved word, and a zeroed or misplaced page change
+the sum of a row or column. Two random contents have equal checksums with probability 2**-32. Deliberate manipulation is
+not detected.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import numpy as np
 from samplebatch.column.threads import WORTHWHILE, share
 
 BLOCK_NBYTES = 1 << 20
-"""Bytes that have one checksum where memory is checked a block at a time: small enough for a core's cache."""
+"""Block size for checksums per block, small enough for a core's cache."""
 
 _ROW_WORDS = 512
 _ROW_NBYTES = 8 * _ROW_WORDS
 
 
 def checksum(data: Any) -> int:
-    """Compute the checksum of memory, a number of 32 bits.
+    """Compute a 32-bit checksum of memory.
 
     Parameters
     ----------
@@ -44,24 +44,24 @@ def checksum(data: Any) -> int:
     """
     view = memoryview(data).cast("B")
     start = len(view) - len(view) % _ROW_NBYTES
-    found = zlib.crc32(view[start:])
+    crc = zlib.crc32(view[start:])
     if start:
-        found = zlib.crc32(len(view).to_bytes(8, "little"), found)
+        crc = zlib.crc32(len(view).to_bytes(8, "little"), crc)
         grid = np.frombuffer(view[:start], "<u8").reshape(-1, _ROW_WORDS)
         for axis in (1, 0):
-            found = zlib.crc32(np.add.reduce(grid, axis=axis).astype("<u8", copy=False), found)
-    return found
+            crc = zlib.crc32(np.add.reduce(grid, axis=axis).astype("<u8", copy=False), crc)
+    return crc
 
 
 def block_checksums(data: Any, known: Mapping[int, int] = MappingProxyType({})) -> list[int]:
-    """Compute the checksums of memory, one for each block of `BLOCK_NBYTES`; of large memory on two cores.
+    """Compute one checksum per block of `BLOCK_NBYTES`, for large memory on two cores.
 
     Parameters
     ----------
     data
         Contiguous bytes.
     known
-        Checksums of some of the blocks, by number, which are not computed again.
+        Checksums of some blocks by block number, which are not recomputed.
 
     Examples
     --------
@@ -70,10 +70,10 @@ def block_checksums(data: Any, known: Mapping[int, int] = MappingProxyType({})) 
     """
     view = memoryview(data).cast("B")
     starts = range(0, len(view), BLOCK_NBYTES)
-    found = [known.get(block, 0) for block in range(len(starts))]
+    sums = [known.get(block, 0) for block in range(len(starts))]
 
     def compute(block: int) -> None:
-        found[block] = checksum(view[starts[block] : starts[block] + BLOCK_NBYTES])
+        sums[block] = checksum(view[starts[block] : starts[block] + BLOCK_NBYTES])
 
     jobs = [(BLOCK_NBYTES, partial(compute, block)) for block in range(len(starts)) if block not in known]
     if len(jobs) * BLOCK_NBYTES < WORTHWHILE:
@@ -81,4 +81,4 @@ def block_checksums(data: Any, known: Mapping[int, int] = MappingProxyType({})) 
             job()
     else:
         share(jobs)
-    return found
+    return sums

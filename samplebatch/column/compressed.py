@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK_NBYTES = 1 << 16
-"""Bytes of rows in one block, about: few enough to read one row, and LZ4 looks no further back for repetitions."""
+"""Approximate size of a block's rows: small enough to read single rows, and LZ4's maximum match distance."""
 
 _MAX_BLOCK_NBYTES = 1 << 30
 _MAX_GROWTH = 255
-"""LZ4 cannot make more than this many bytes of one."""
+"""Maximum decompressed bytes per compressed byte of LZ4."""
 
 _codec = pa.Codec("lz4_raw")
 _compress = _codec.compress
@@ -34,22 +34,23 @@ _ndarray = np.ndarray
 
 
 class CompressedColumn(Column):
-    """Rows of one shape, compressed by LZ4 (raw blocks) and decompressed when they are read.
+    """Rows of one shape in LZ4 raw blocks, decompressed when read.
 
-    A block holds whole rows. A slice is a view that keeps only the blocks it touches, and may begin and end within one.
+    Each block contains complete rows. A slice is a view with only the blocks in its range; it may start and end within
+    a block.
 
     Parameters
     ----------
     blocks
-        The compressed blocks, in order.
+        Compressed blocks in order.
     rows, skips
-        Rows in each block, and how many of its first rows lie before this column's.
+        Number of rows in each block, and number of its first rows that precede this column.
     bounds
-        Where each block's rows begin in this column, and the column's length at the end.
+        Start of each block's rows in this column, and the column's length.
     dtype, row_shape
-        What one row is.
+        Dtype and shape of a row.
     trusted
-        Whether `compress` made the blocks in this process. Others are decompressed with every length checked.
+        Whether `compress` created the blocks in this process. Other blocks are decompressed with length checks.
 
     Examples
     --------
@@ -85,19 +86,19 @@ class CompressedColumn(Column):
     def compress(
         cls, column: TensorColumn, rows_per_block: int | None = None, *, bulk: bool = False
     ) -> CompressedColumn:
-        """Compress a column of numbers.
+        """Compress a numeric column.
 
-        Raises CompressedColumnError if one row has more bytes than an LZ4 block holds (1 GiB here).
+        Raises CompressedColumnError if a row exceeds the maximum block size (1 GiB).
 
         Parameters
         ----------
         column
             The rows, shape (n, ...).
         rows_per_block
-            Rows in one block; as many as make about 64 KB if None, at least one.
+            Number of rows per block; None for about 64 KB per block, at least one row.
         bulk
-            Whether to make one block of the whole column: the fastest to read as a whole, but any row of it costs the
-            whole. Columns above 1 GiB are cut all the same.
+            Whether to create a single block, which is fastest to read completely, but must be decompressed for any row.
+            Columns above 1 GiB are split into blocks of at most 1 GiB.
         """
         values = column.values
         n = len(values)
@@ -117,8 +118,8 @@ class CompressedColumn(Column):
         if bulk:
             rows_per_block = _MAX_BLOCK_NBYTES // row_nbytes
         elif rows_per_block is None:
-            # Blocks of equal size, so that a column a little above the measure is not cut into a large and a tiny one;
-            # but not of one row more than fits, where rows are large: beyond 64 KB LZ4 is slower.
+            # Blocks of equal size avoid a tiny last block; but large rows do not exceed the block size by another row,
+            # because LZ4 is slower beyond 64 KB.
             even = -(-n // max(1, round(nbytes / BLOCK_NBYTES)))
             rows_per_block = max(1, min(even, BLOCK_NBYTES * 5 // 4 // row_nbytes))
         size = rows_per_block * row_nbytes
@@ -146,25 +147,25 @@ class CompressedColumn(Column):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the compressed blocks, those that a slice touches with one row included."""
+        """Size of the compressed blocks in bytes, including blocks of which a slice contains a single row."""
         return sum(memoryview(block).nbytes for block in self.blocks)
 
     @property
     def uncompressed_nbytes(self) -> int:
-        """Bytes that the rows have when they are decompressed."""
+        """Size of the decompressed rows in bytes."""
         return len(self) * self._row_nbytes()
 
     def __getitem__(self, key: Any) -> Any:
-        """Decompress the rows picked into an array; a slice stays a compressed column.
+        """Decompress the selected rows into an array; a slice remains a compressed column.
 
-        Raises RowIndexError if a row lies outside the column. Raises CompressedColumnError if a block is damaged.
+        Raises RowIndexError if a row is out of range. Raises CompressedColumnError if a block is damaged.
         """
-        found = resolve(key, len(self))
-        if isinstance(found, tuple):
-            return self.slice(*found)
-        if not isinstance(found, int):
-            return self.take(found).values
-        return self.slice(found, found + 1).decompress().values[0]
+        rows = resolve(key, len(self))
+        if isinstance(rows, tuple):
+            return self.slice(*rows)
+        if not isinstance(rows, int):
+            return self.take(rows).values
+        return self.slice(rows, rows + 1).decompress().values[0]
 
     def __iter__(self) -> Iterator[Any]:
         if not self.blocks:
@@ -174,7 +175,7 @@ class CompressedColumn(Column):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError("compressed rows become an array by decompression, which is always a new one")
+            raise ValueError("compressed rows must be copied to become an array, got copy=False")
         array = self.to_numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
@@ -194,9 +195,9 @@ class CompressedColumn(Column):
         return type(self)(blocks, rows, skips, bounds, self.item, self._row_shape, trusted=self.trusted)
 
     def decompress(self) -> TensorColumn:
-        """Decompress every row into an array of the library's own.
+        """Decompress every row into a new array.
 
-        Raises CompressedColumnError if a block that came from elsewhere is damaged.
+        Raises CompressedColumnError if a foreign block is damaged.
         """
         n = self.bounds[-1]
         if self.trusted and len(self.blocks) == 1 and self.rows[0] == n:
@@ -208,26 +209,26 @@ class CompressedColumn(Column):
         return TensorColumn(out)
 
     def take(self, indices: Indices) -> TensorColumn:
-        """Gather rows into a tensor column, decompressing only the blocks they lie in, each once."""
+        """Gather rows into a tensor column, decompressing only their blocks, each once."""
         out = memory.empty((len(indices), *self._row_shape), self.item)
         if not self.blocks or not len(indices):
             return TensorColumn(out)
         owners = np.searchsorted(self.bounds, indices, "right") - 1
         order = np.argsort(owners, kind="stable")
         cuts = np.flatnonzero(np.diff(owners[order])) + 1
-        for places in np.split(order, cuts):
-            first = places[0]
+        for positions in np.split(order, cuts):
+            first = positions[0]
             i = int(owners[first])
             rows = self._visible(i)
-            if len(places) > 1:
-                out[places] = rows[indices[places] - self.bounds[i]]
+            if len(positions) > 1:
+                out[positions] = rows[indices[positions] - self.bounds[i]]
             else:
-                # Without the copy between that picking rows by an array makes.
+                # Avoids the temporary copy of array indexing.
                 out[first] = rows[indices[first] - self.bounds[i]]
         return TensorColumn(out)
 
     def copy(self) -> Self:
-        """Copy the blocks; those made by `compress` are immutable, and shared."""
+        """Copy the blocks; blocks from `compress` are immutable, and shared."""
         blocks = self.blocks if self.trusted else [bytes(block) for block in self.blocks]
         return type(self)(blocks, self.rows, self.skips, self.bounds, self.item, self._row_shape, trusted=self.trusted)
 
@@ -236,10 +237,9 @@ class CompressedColumn(Column):
 
     @classmethod
     def concat(cls, columns: Sequence[CompressedColumn], name: str) -> Column:
-        """Join columns by joining their lists of blocks, or, where dtypes differ, as decompressed ones.
+        """Concatenate the block lists of columns, or decompressed columns if dtypes differ.
 
-        Raises ColumnMismatchError if row shapes differ, or dtypes do and none of them holds the others without loss;
-        names the column.
+        Raises ColumnMismatchError if row shapes differ, or no dtype represents all others exactly; names the column.
         """
         first = columns[0]
         if any(column.item != first.item or column._row_shape != first._row_shape for column in columns):
@@ -274,7 +274,7 @@ class CompressedColumn(Column):
         return self.decompress().to_torch()
 
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
-        """Encode the decompressed rows as their tensor column does: one block of many rows is no Arrow array of n."""
+        """Encode the decompressed rows as their tensor column does; blocks of several rows are not an Arrow array."""
         return self.decompress().encode()
 
     def dump(self) -> tuple[Header, list[Any]]:
@@ -296,15 +296,15 @@ class CompressedColumn(Column):
             column = cls(list(buffers), list(rows), list(skips), list(bounds), dtype, tuple(row_shape), trusted=False)
             fits = column._fits()
         except (TypeError, ValueError, IndexError) as error:
-            raise FormatError(
-                f"a compressed column must have a header of its own kind, got another: {error}"
-            ) from error
+            raise FormatError(f"a compressed column must have a valid header: {error}") from error
         if not fits:
-            raise FormatError("a compressed column must have a header that fits its blocks, it does not; it is damaged")
+            raise FormatError(
+                "a compressed column must have a header that matches its blocks, got another; it is damaged"
+            )
         return column
 
     def _fits(self) -> bool:
-        """Tell whether a header from outside agrees with itself, and with the number and sizes of the blocks."""
+        """Return whether a foreign header is consistent, and matches the number and sizes of the blocks."""
         numbers = [*self._row_shape, *self.rows, *self.skips, *self.bounds]
         if not all(type(number) is int and number >= 0 for number in numbers):
             return False
@@ -330,22 +330,22 @@ class CompressedColumn(Column):
         return nbytes
 
     def _visible(self, i: int) -> npt.NDArray[Any]:
-        """Decompress block i, and view those of its rows that are this column's."""
-        held = self.rows[i]
-        nbytes = held * self._row_nbytes()
+        """Decompress block i, and view its rows in this column."""
+        row_count = self.rows[i]
+        nbytes = row_count * self._row_nbytes()
         block = self.blocks[i]
         if self.trusted:
-            # Reads nothing past its input and writes nothing past its output, but takes a short block for a whole one.
+            # Within its bounds for any input, but accepts a truncated block.
             data = _decompress(block, nbytes)
         else:
             import lz4.block
 
             try:
-                # Of a copy, unless nobody can change it: its lengths must not change while they are followed.
+                # A copy, unless the block is immutable: its lengths must not change while it is decompressed.
                 data = lz4.block.decompress(bytes(block), uncompressed_size=nbytes)
             except (lz4.block.LZ4BlockError, ValueError, OverflowError) as error:
                 raise CompressedColumnError(
-                    f"block {i} of a compressed column must decompress to {nbytes} bytes, it does not; it is damaged"
+                    f"block {i} of a compressed column must decompress to {nbytes} bytes; it is damaged"
                 ) from error
             if len(data) != nbytes:
                 raise CompressedColumnError(
@@ -353,9 +353,9 @@ class CompressedColumn(Column):
                 )
         skip = self.skips[i]
         stop = skip + self.bounds[i + 1] - self.bounds[i]
-        return _ndarray((held, *self._row_shape), self.item, data)[skip:stop]
+        return _ndarray((row_count, *self._row_shape), self.item, data)[skip:stop]
 
 
 def _steps(bounds: list[int]) -> list[int]:
-    """Take the differences of neighbours."""
+    """Return the differences of consecutive bounds."""
     return [after - before for before, after in pairwise(bounds)]

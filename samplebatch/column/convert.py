@@ -1,6 +1,6 @@
-"""Conversion of users' values (arrays, tensors, Arrow arrays, lists) to columns, or a refusal by name.
+"""Conversion of users' values (arrays, tensors, Arrow arrays, lists) to columns.
 
-A value that already has a column's layout is kept, the very object; any other is copied once.
+Values that already have a column's layout are not copied; other values are copied once.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _new = object.__new__
 
 
 def is_plain(values: Any) -> bool:
-    """Tell whether a value is an array of numbers in a column's layout, which needs no conversion."""
+    """Return whether a value is a numeric array in a column's layout, which needs no conversion."""
     return type(values) is _ndarray and values.dtype in NUMBERS and values.flags.carray and values.ndim > 0
 
 
 def plain_columns(data: Mapping[Any, Any]) -> dict[str, Column] | None:
-    """Make columns of a dict of plain arrays under string names; return None for any other dict.
+    """Convert a dict of plain arrays under string names to columns; None for any other dict.
 
     >>> import numpy as np
     >>> list(plain_columns({"a": np.zeros(3)})), plain_columns({"a": [1, 2]})
@@ -46,7 +46,7 @@ def plain_columns(data: Mapping[Any, Any]) -> dict[str, Column] | None:
     """
     columns: dict[str, Column] = {}
     for name, values in data.items():
-        # The condition of `is_plain` without a call for each column: most batches are made here.
+        # Same condition as `is_plain`, inlined because most batches are created here.
         if not (type(values) is _ndarray and values.dtype in NUMBERS and values.flags.carray and values.ndim):
             return None
         if type(name) is not str:
@@ -57,24 +57,24 @@ def plain_columns(data: Mapping[Any, Any]) -> dict[str, Column] | None:
 
 
 def as_column(values: Any, name: str) -> Column:
-    """Make a column of a user's value.
+    """Convert a user's value to a column.
 
     Parameters
     ----------
     values
         A NumPy array, a torch tensor, an Arrow array, a column, or a list or tuple of rows. Arrays in another layout
-        than a column's (strided, Fortran-ordered, byte-swapped, unaligned) are copied. Lists of strings or of bytes,
-        with None for missing ones, and NumPy's arrays of strings or bytes become a `TextColumn`; lists of rows of
-        unequal shape a `RaggedColumn`; arrays of objects, strings among them, and lists of anything else than
-        numbers an `ObjectColumn`; a jagged tensor becomes a `RaggedTorchColumn`.
+        than a column's (strided, Fortran-ordered, byte-swapped, unaligned) are copied. Lists of strings or bytes, with
+        None for missing ones, and NumPy arrays of strings or bytes become a `TextColumn`; lists of rows of different
+        shapes a `RaggedColumn`; object arrays, including arrays of strings, and other lists without numbers an
+        `ObjectColumn`; a jagged tensor becomes a `RaggedTorchColumn`.
     name
         The column's name, for errors.
 
     Raises
     ------
     ColumnTypeError
-        If the value has no rows (a number, a string, a 0-d array), a dtype that no column can hold, or requires a
-        gradient: a batch would keep its graph in memory.
+        If the value has no rows (a number, a string, a 0-d array), an unsupported dtype, or requires a gradient, which
+        would retain its graph in memory.
 
     Examples
     --------
@@ -103,24 +103,24 @@ def as_column(values: Any, name: str) -> Column:
         return _from_array(np.asarray(values), name)
     raise ColumnTypeError(
         f"column {name!r} must be an array, a tensor or a list of rows, got a single {type(values).__name__}; "
-        "for a batch of one row wrap it in a list"
+        "wrap it in a list for a batch of one row"
     )
 
 
 def as_ragged(values: Any, name: str, dtype: npt.DTypeLike | None = None) -> VaryingRows:
-    """Make a ragged column of a user's value, whether or not its rows differ in shape.
+    """Convert a user's value to a ragged column, even if its rows have one shape.
 
-    Raises ColumnTypeError if the rows are not arrays of numbers, of one number of dimensions, at least 1. Raises
-    ColumnMismatchError if the dtype does not hold the rows without loss.
+    Raises ColumnTypeError if the rows are not numeric arrays with one number of dimensions, at least 1. Raises
+    ColumnMismatchError if the dtype cannot represent the rows exactly.
 
     Parameters
     ----------
     values
-        A list of arrays, or anything that `as_column` takes. Arrays and tensors of shape (n, ...) are viewed.
+        A list of arrays, or any input of `as_column`. Arrays and tensors of shape (n, ...) are viewed.
     name
         The column's name, for errors.
     dtype
-        The elements' dtype; None for the rows' own.
+        Dtype of the elements; None for the dtype of the rows.
 
     Examples
     --------
@@ -151,7 +151,7 @@ def as_ragged(values: Any, name: str, dtype: npt.DTypeLike | None = None) -> Var
 
 
 def is_of_arrays(rows: Any) -> bool:
-    """Tell whether rows are arrays of numbers in an array of objects, all of one dtype and number of dimensions.
+    """Return whether an object array contains numeric arrays of one dtype and number of dimensions.
 
     >>> rows = np.empty(2, object)
     >>> rows[:] = [np.zeros(1), np.zeros(3)]
@@ -166,21 +166,21 @@ def is_of_arrays(rows: Any) -> bool:
 
 
 def match_ragged(column: Column, dtype: Any, ndim: int, name: str) -> Column:
-    """View rows of one shape as ragged, and give rows without elements a dtype, where a ragged column is wanted.
+    """Convert rows of one shape or without elements to a ragged column if they match a declared one.
 
     Parameters
     ----------
     column
         The column.
     dtype, ndim
-        The elements' dtype and the number of dimensions of a row, as the ragged columns before it have them.
+        Dtype of the elements and number of dimensions per row of the declared ragged column.
     name
         The column's name, for errors.
 
     Returns
     -------
     Column
-        The ragged column, or `column` itself if it has other rows than these.
+        The ragged column, or `column` itself if its rows do not match.
 
     Examples
     --------
@@ -197,13 +197,13 @@ def match_ragged(column: Column, dtype: Any, ndim: int, name: str) -> Column:
 
 
 Ragged = str | Collection[str] | Mapping[str, npt.DTypeLike]
-"""Columns whose rows vary in shape: their names, or names and the dtypes of their elements."""
+"""Ragged columns: names, or names mapped to element dtypes."""
 
 
 def ragged_dtypes(ragged: Ragged) -> dict[str, np.dtype[Any] | None]:
-    """Return the names of ragged columns, and the dtypes of their elements; None where none is declared.
+    """Return the names of ragged columns with their element dtypes; None without a declared dtype.
 
-    Raises ArgumentError if they are no names, or a dtype is none.
+    Raises ArgumentError if a name is not a string, or a dtype is invalid.
 
     >>> ragged_dtypes("ids"), ragged_dtypes({"ids": "int32"})
     ({'ids': None}, {'ids': dtype('int32')})
@@ -215,19 +215,17 @@ def ragged_dtypes(ragged: Ragged) -> dict[str, np.dtype[Any] | None]:
     for name in names:
         if not isinstance(name, str):
             raise ArgumentError(
-                f"ragged must be names of columns, got {type(name).__name__}; a column of that name goes into a mapping"
+                f"ragged must contain column names, got {type(name).__name__}; pass dtypes by column name in a mapping"
             )
     try:
         return {name: np.dtype(dtypes[name]) if dtypes and dtypes[name] is not None else None for name in names}
     except TypeError as error:
-        raise ArgumentError(
-            f"ragged must give the dtype of each column's elements, got another value: {error}"
-        ) from error
+        raise ArgumentError(f"ragged must map column names to element dtypes: {error}") from error
 
 
 def _from_array(values: np.ndarray[Any, Any], name: str) -> Column:
     if isinstance(values, np.ma.MaskedArray):
-        raise ColumnTypeError(f"column {name!r} must have no mask, which no column can hold; call filled() first")
+        raise ColumnTypeError(f"column {name!r} must not be a masked array, got one; call filled() first")
     if not values.ndim:
         raise ColumnTypeError(f"column {name!r} must have rows, got a 0-d array; for a batch of one row use reshape(1)")
     kind = values.dtype.kind
@@ -236,14 +234,16 @@ def _from_array(values: np.ndarray[Any, Any], name: str) -> Column:
         return ObjectColumn.from_array(values, name) if text is None else text
     if kind in "SUT":
         text = TextColumn.from_array(np.asarray(values), name)
-        # Strings that UTF-8 cannot encode stay the objects that they are.
+        # Strings that UTF-8 cannot encode remain objects.
         return ObjectColumn.from_array(values.astype(object), name) if text is None else text
     native = values.dtype.newbyteorder("=")
     try:
         storage_of(native)
     except ColumnTypeError as error:
-        hint = "; give each of its fields a column" if native.names else ""
-        raise ColumnTypeError(f"column {name!r} has dtype {values.dtype}, which no column can hold{hint}") from error
+        hint = "; create one column per field" if native.names else ""
+        raise ColumnTypeError(
+            f"column {name!r} must have a dtype that columns support, got {values.dtype}{hint}"
+        ) from error
     plain = np.asarray(values)
     if plain.flags.c_contiguous and plain.flags.aligned and plain.dtype == native:
         return TensorColumn(plain)
@@ -270,16 +270,16 @@ def _from_list(values: Sequence[Any], name: str) -> Column:
     try:
         array = np.array(values)
     except ValueError:
-        # NumPy's word for rows of unequal shape.
+        # NumPy raises ValueError for rows of different shapes.
         return RaggedColumn.from_rows(values, name)
     if array.dtype.kind in "SU" and array.ravel().tolist() != np.array(values, object).ravel().tolist():
-        # NumPy turns numbers among strings into strings, and drops zero bytes at their end.
+        # NumPy converts numbers among strings to strings, and removes trailing zero bytes.
         return ObjectColumn.from_rows(values)
     return _from_array(array, name)
 
 
 def _is_of_records(row: Any) -> bool:
-    """Tell whether a row is a list of dicts, such as chat messages."""
+    """Return whether a row is a list of dicts, such as chat messages."""
     return type(row) is list and bool(row) and isinstance(row[0], dict)
 
 
@@ -320,9 +320,9 @@ def unpad(padded: Any, lengths: Any = None, mask: Any = None, side: Side = "righ
     lengths
         The number of elements of each row, shape (n,).
     mask
-        Which elements to keep, in any places, shape (n, width); instead of `lengths`.
+        Mask of the elements to copy, shape (n, width); instead of `lengths`.
     side
-        Where the padding is: `"right"` or `"left"`. Used with `lengths` only.
+        Side of the padding, `"right"` or `"left"`. Used only with `lengths`.
 
     Returns
     -------
@@ -332,9 +332,9 @@ def unpad(padded: Any, lengths: Any = None, mask: Any = None, side: Side = "righ
     Raises
     ------
     ArgumentError
-        If not exactly one of `lengths` and `mask` is given.
+        If not exactly one of `lengths` and `mask` is passed.
     ColumnLengthError
-        If lengths or mask do not fit `padded`.
+        If lengths or mask do not match `padded`.
     ColumnTypeError
         If `padded` has fewer than two dimensions.
 
@@ -350,7 +350,9 @@ def unpad(padded: Any, lengths: Any = None, mask: Any = None, side: Side = "righ
     if isinstance(values, VaryingRows) or getattr(values, "ndim", 0) < 2:
         raise ColumnTypeError("padded must be an array or a tensor of shape (n, width, ...), got one without a width")
     if (lengths is None) == (mask is None):
-        raise ArgumentError("one of lengths and mask must be given, got " + ("none" if mask is None else "both"))
+        raise ArgumentError(
+            "exactly one of lengths and mask must be passed, got " + ("none" if mask is None else "both")
+        )
     n, width = values.shape[:2]
     trailing = tuple(values.shape[2:])
     size = prod(trailing)
@@ -365,7 +367,7 @@ def unpad(padded: Any, lengths: Any = None, mask: Any = None, side: Side = "righ
             raise ColumnLengthError(f"lengths must have {n} rows, one per row of padded, got shape {counts.shape}")
         if len(counts) and not 0 <= counts.min() <= counts.max() <= width:
             row = int(np.flatnonzero((counts < 0) | (counts > width))[0])
-            raise ColumnLengthError(f"lengths must lie in [0, {width}], got {counts[row]} in row {row}")
+            raise ColumnLengthError(f"lengths must be in [0, {width}], got {counts[row]} in row {row}")
         chosen = None
     shapes = None
     if trailing:
@@ -379,8 +381,8 @@ def unpad(padded: Any, lengths: Any = None, mask: Any = None, side: Side = "righ
     import torch
 
     if chosen is None:
-        places = np.arange(width)
-        chosen = places >= width - counts[:, None] if side == "left" else places < counts[:, None]
+        positions = np.arange(width)
+        chosen = positions >= width - counts[:, None] if side == "left" else positions < counts[:, None]
     rows = torch.from_numpy(np.flatnonzero(chosen)).to(values.device)
     elements = values.reshape(n * width, *trailing).index_select(0, rows).reshape(-1)
     return _ragged(elements, offsets_of(counts * size), shapes)
@@ -392,5 +394,5 @@ def _ragged(elements: Any, offsets: Any, shapes: Any) -> RaggedColumn | RaggedTo
 
 
 def _host(values: Any) -> npt.NDArray[Any]:
-    """Return an array, a tensor of any device or a list as an array."""
+    """Convert an array, a tensor on any device or a list to an array."""
     return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)

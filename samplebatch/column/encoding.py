@@ -1,11 +1,11 @@
-"""Python objects <-> Arrow: structs, lists and numbers wherever all rows have one form, else one pickle a row.
+"""Encoding of Python objects in Arrow: structs, lists and numbers if all rows have one form, else pickled rows.
 
-`encode` infers the form and builds the array in one pass. The form, a tree of `Node`, travels as JSON beside the array,
-and adds to the Arrow type: that a list was a tuple, an integer an `np.int64`, a null a key that was not
-there. So every object comes back exactly as it was (`decode`), and other tools see fields they can read.
+`encode` infers the form and builds the array in one pass. The form, a tree of `Node`, is stored as JSON beside the
+array. It records what the Arrow type does not: tuples, `np.int64` integers, and nulls that represent missing keys.
+Hence `decode` restores every object exactly, and other tools can read the fields.
 
-Where two rows differ in form (a key that holds an int here and a string there, a key that is missing in one row and
-None in another, keys in contradicting orders), no Arrow type says which row is which, and the rows are pickled.
+If two rows differ in form (a key with an int in one and a string in the other, a key that is missing in one row and
+None in another, keys in contradicting orders), no Arrow type distinguishes the rows, and they are pickled.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ PLAIN: dict[type, tuple[str, pa.DataType]] = {
     np.str_: ("np.str", pa.large_string()),
     np.bytes_: ("np.bytes", pa.large_binary()),
 }
-"""Scalars whose type alone says how they are stored: the name of the node's kind, and the Arrow type."""
+"""Scalars stored by type: name of the node kind, and Arrow type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The form of all values in one place of the tree.
+    """Form of all values at one position of the tree.
 
     Attributes
     ----------
     kind
-        `none` (no value but None), one of the names in `PLAIN`, `scalar` (NumPy's), `dict`, `list` or `tuple` (of any
-        length, elements of one form), `list_of` or `tuple_of` (of one length, a form for each place), `array` (of one
-        shape), `ragged` (arrays of varying shape), `pickle`, or `string` (strings of NumPy's, from earlier versions).
+        `none` (only None), a name in `PLAIN`, `scalar` (NumPy's), `dict`, `list` or `tuple` (of any length, elements of
+        one form), `list_of` or `tuple_of` (of one length, one form per position), `array` (of one shape), `ragged`
+        (arrays of varying shape), `pickle`, or `string` (NumPy strings of earlier versions).
     nullable
-        Whether a null stands for None.
+        Whether nulls represent None.
     dtype, shape
-        Of NumPy scalars and arrays; for `ragged`, the shape's length alone counts.
+        Dtype and shape of NumPy scalars and arrays; for `ragged`, only the number of dimensions matters.
     names, optional
-        The keys of a dict in order, and for each whether a null stands for its absence.
+        Keys of a dict in order, and for each whether a null represents its absence.
     children
-        The forms of the values in it.
+        Forms of nested values.
     """
 
     kind: str
@@ -77,20 +77,20 @@ class Node:
     children: tuple[Node, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Return the form as a dict for JSON, without its empty fields."""
-        found = {name: getattr(self, name) for name in ("kind", "nullable", "dtype", "shape", "names", "optional")}
-        found["children"] = [child.plain() for child in self.children]
-        return {name: value for name, value in found.items() if value}
+        """Return the form as a dict for JSON, without empty fields."""
+        fields = {name: getattr(self, name) for name in ("kind", "nullable", "dtype", "shape", "names", "optional")}
+        fields["children"] = [child.plain() for child in self.children]
+        return {name: value for name, value in fields.items() if value}
 
 
 class _NotUniform(Exception):
-    """The values have no single form that Arrow can hold."""
+    """The values have no single form that Arrow supports."""
 
 
 def encode(values: npt.NDArray[Any]) -> tuple[pa.Array, str]:
-    """Turn objects into an Arrow array and the JSON that `decode` needs beside it.
+    """Encode objects as an Arrow array and the JSON form that `decode` requires.
 
-    Raises ColumnTypeError if the objects have no common form, and one of them cannot be pickled either.
+    Raises ColumnTypeError if the objects have no common form, and an object cannot be pickled.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def _encode_type(types: set[type], values: list[Any], depth: int) -> tuple[Node,
 def _encode_dicts(values: list[dict[Any, Any]], depth: int) -> tuple[Node, pa.Array]:
     if not any(values):
         return Node("dict"), pa.Array.from_buffers(pa.struct([]), len(values), [None])
-    # Types first: keys of other types may be equal to strings, and would hide behind them below.
+    # Types first: keys of other types may equal strings.
     if set(map(type, chain.from_iterable(values))) != {str}:
         raise _NotUniform
     names = _merge(dict.fromkeys(map(tuple, values)))
@@ -158,11 +158,11 @@ def _encode_dicts(values: list[dict[Any, Any]], depth: int) -> tuple[Node, pa.Ar
     optional = []
     for name in names:
         try:
-            held = list(map(itemgetter(name), values))
+            values_of_name = list(map(itemgetter(name), values))
         except KeyError:
-            held = [value[name] for value in values if name in value]
-        node, array = _encode(held, depth + 1)
-        absent = len(held) < len(values)
+            values_of_name = [value[name] for value in values if name in value]
+        node, array = _encode(values_of_name, depth + 1)
+        absent = len(values_of_name) < len(values)
         if absent:
             if node.nullable:
                 raise _NotUniform
@@ -175,7 +175,7 @@ def _encode_dicts(values: list[dict[Any, Any]], depth: int) -> tuple[Node, pa.Ar
 
 
 def _merge(key_sets: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Find one order of all keys that agrees with the order in every dict."""
+    """Return an order of all keys that is consistent with every dict."""
     key_sets = list(key_sets)
     if len(key_sets) > _MAX_KEY_SETS:
         raise _NotUniform
@@ -192,7 +192,7 @@ def _merge(key_sets: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     except (CycleError, UnicodeError) as error:
         raise _NotUniform from error
     if len(names) > _MAX_FIELDS or any("\0" in name for name in names):
-        # Names pass through C strings on their way to other libraries.
+        # Names are passed as C strings to other libraries.
         raise _NotUniform
     return names
 
@@ -238,7 +238,7 @@ def _encode_arrays(values: list[npt.NDArray[Any]]) -> tuple[Node, pa.Array]:
 def _encode_scalars(only: type, values: list[Any]) -> tuple[Node, pa.Array]:
     dtypes = set(map(attrgetter("dtype"), values))
     dtype = dtypes.pop()
-    # np.longlong and the like share their dtype's name with another type, and would come back as that.
+    # np.longlong and similar types share their dtype's name with another type, which decoding would return.
     if dtypes or not _storable(dtype) or np.dtype(dtype.str).type is not only:
         raise _NotUniform
     array = np.array(values, dtype)
@@ -262,15 +262,15 @@ def _encode_pickles(rows: list[Any]) -> tuple[Node, pa.Array]:
             pickles.append(None if row is None else pickle.dumps(row, 5))
         except Exception as error:
             raise ColumnTypeError(
-                f"objects must be picklable to be written, row {i} holds a {type(row).__name__} that is not: {error}"
+                f"objects must be picklable to be written, got a {type(row).__name__} in row {i}: {error}"
             ) from error
     return Node("pickle", nullable=None in pickles), pa.array(pickles, pa.large_binary())
 
 
 def _expand(array: pa.Array, present: list[bool]) -> pa.Array:
-    """Lay the values of an array where `present` is true, and nulls elsewhere."""
-    held = np.array(present)
-    return array.take(pa.array(np.cumsum(held) - 1, mask=~held))
+    """Insert nulls into an array at positions where `present` is false."""
+    is_present = np.array(present)
+    return array.take(pa.array(np.cumsum(is_present) - 1, mask=~is_present))
 
 
 _ARROW_TYPES = dict(PLAIN.values())
@@ -279,21 +279,21 @@ _REFUSED: Any = object()
 
 
 def decode(array: pa.Array, form: str | bytes, name: str, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
-    """Turn an Arrow array back into the objects that `encoding.encode` made it of.
+    """Decode objects encoded by `encode`.
 
-    Raises FormatError if the form is none, or does not fit the array. Raises UntrustedPickleError if anything in them
-    is pickled, however deep, and `allow_pickle` is false; names the column.
+    Raises FormatError if the form is invalid, or does not match the array. Raises UntrustedPickleError if any value is
+    pickled, at any depth, and `allow_pickle` is false; names the column.
 
     Parameters
     ----------
     array
-        The array. Types that hold the same values in another layout, as another tool may write them, are cast.
+        The array. Equivalent types, as written by other tools, are cast.
     form
-        The JSON that `encode` gave.
+        JSON form from `encode`.
     name
         The column's name, for errors.
     allow_pickle
-        Whether rows, and what stands anywhere within them, may be unpickled, which runs code that their writer chose.
+        Whether to unpickle rows and nested values, which can execute code of their writer.
 
     Returns
     -------
@@ -323,7 +323,7 @@ def _read(form: str | bytes, name: str) -> Node:
     try:
         return _node(json.loads(form))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FormatError(f"column {name!r} must describe the form of its objects, it does not: {error}") from error
+        raise FormatError(f"column {name!r} must describe the form of its objects: {error}") from error
 
 
 def _node(plain: dict[str, Any]) -> Node:
@@ -342,24 +342,24 @@ def _node(plain: dict[str, Any]) -> Node:
 
 
 class _Decoder:
-    """Decoder of one column's values, which hands the permission to unpickle down to every depth of their form."""
+    """Decoder of one column's values, which applies the permission to unpickle at every depth."""
 
     def __init__(self, name: str, *, allow_pickle: bool = False) -> None:
         self._name = name
         self._allow_pickle = allow_pickle
 
     def decode(self, node: Node, array: pa.Array, null: Any) -> list[Any]:
-        """Decode values; nulls that do not stand for None become `null`."""
+        """Decode values; nulls that do not represent None become `null`."""
         if node.kind == "none":
             if array.null_count != len(array):
-                raise ValueError("values where there can be none")
+                raise ValueError("values of kind 'none' must be null")
             return [None] * len(array)
         if not array.null_count:
             return self._decode_present(node, array)
         if node.nullable:
             null = np.nan if node.dtype == "nan" else None
         elif null is _REFUSED:
-            raise ValueError(f"nulls among values of kind {node.kind!r}, which are never None")
+            raise ValueError(f"values of kind {node.kind!r} must not be null")
         present = iter(self._decode_present(node, array.drop_null()))
         return [next(present) if valid else null for valid in array.is_valid().to_pylist()]
 
@@ -383,7 +383,7 @@ class _Decoder:
         if kind == "pickle":
             pickles = _decode_plain("bytes", array)
             return unpickle(pickles, f"column {self._name!r}", allow_pickle=self._allow_pickle)
-        raise ValueError(f"this version does not know kind {kind!r}")
+        raise ValueError(f"unknown kind {kind!r}")
 
     def _decode_dicts(self, node: Node, array: pa.Array) -> list[dict[str, Any]]:
         _expect(pa.types.is_struct(array.type), "a struct")
@@ -401,10 +401,10 @@ class _Decoder:
         return [{name: value for name, value in zip(names, row, strict=True) if value is not _ABSENT} for row in rows]
 
     def _decode_places(self, node: Node, array: pa.Array) -> list[Any]:
-        is_place_each = pa.types.is_struct(array.type) and array.type.num_fields == len(node.children)
-        _expect(is_place_each, "a struct of its places")
-        places = [self.decode(child, array.field(i), _REFUSED) for i, child in enumerate(node.children)]
-        rows = zip(*places, strict=True)
+        has_fields = pa.types.is_struct(array.type) and array.type.num_fields == len(node.children)
+        _expect(has_fields, "a struct with one field per position")
+        fields = [self.decode(child, array.field(i), _REFUSED) for i, child in enumerate(node.children)]
+        rows = zip(*fields, strict=True)
         return list(rows) if node.kind == "tuple_of" else list(map(list, rows))
 
     def _decode_sequences(self, node: Node, array: pa.Array) -> list[Any]:
@@ -420,13 +420,13 @@ class _Decoder:
 
 def _expect(holds: bool, what: str) -> None:
     if not holds:
-        raise ValueError(f"the form asks for {what}")
+        raise ValueError(f"the form requires {what}")
 
 
 def _decode_plain(kind: str, array: pa.Array) -> list[Any]:
     arrow = _ARROW_TYPES[kind]
     if array.type != arrow:
-        # Strings and bytes have several layouts, and other tools write others than we do.
+        # Strings and bytes have several layouts, which other tools may use.
         _expect(str(array.type).removesuffix("_view") == str(arrow).removeprefix("large_"), str(arrow))
         array = array.cast(arrow)
     if kind in ("int", "float"):
@@ -448,7 +448,7 @@ def _decode_arrays(node: Node, array: pa.Array, name: str) -> list[Any]:
         array = array.flatten()
     halves = dtype.kind == "c" and bool(node.shape)
     values = TensorColumn.from_arrow(array, f"<f{dtype.itemsize // 2}" if halves else node.dtype, name).values
-    # A copy, since what it came from may be read-only and these are the user's own objects.
+    # A copy, because the source may be read-only and the rows belong to the user.
     rows = np.array(values).view(dtype).reshape(n, *node.shape)
     if node.kind == "array" and not node.shape:
         return [rows[i : i + 1].reshape(()) for i in range(n)]

@@ -1,8 +1,8 @@
-"""Growing columns: rows written one by one, or many at once, into memory that doubles when it is full.
+"""Growing columns: rows written singly or in bulk into memory that doubles when full.
 
-A growing column has no length of its own: the builder that fills several of them says which row to write, so a step
-that one column refuses is undone by not counting it. Every value is copied at once, since environments reuse their
-buffers.
+A growing column does not record its length: the builder that fills several columns passes the row to write, so that a
+step rejected by one column is undone by not counting it. Every value is copied immediately, because environments reuse
+their buffers.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _PYTHON_TYPES: dict[str, type] = {"bool": bool, "int64": int, "float64": float, 
 
 @lru_cache(maxsize=256)
 def _scalar_types(dtype: np.dtype[Any]) -> frozenset[type]:
-    """List the types of single numbers that an array of the dtype takes unchanged, or refuses with OverflowError."""
+    """Return the types of single numbers that an array of the dtype stores exactly, or rejects with OverflowError."""
     exact = {kind for kind in _NUMBER_TYPES if dtype.kind in "biufc" and holds(dtype, np.dtype(kind))}
     return frozenset(exact | {_PYTHON_TYPES[dtype.name]} if dtype.name in _PYTHON_TYPES else exact)
 
 
 class GrowingColumn(ABC):
-    """Rows of one kind, with room for more.
+    """Rows of one kind with spare capacity.
 
-    `put` and `put_many` write below the capacity that the last `grow` gave; a row that is written again is replaced.
+    `put` and `put_many` write within the capacity of the last `grow`; rewritten rows are replaced.
 
     Attributes
     ----------
     name
         The column's name, for errors.
     rows
-        Where the rows lie.
+        Storage of the rows.
     dtype, row_shape
-        Dtype and shape of the arrays that may be written to `rows[row]` without asking `put`; None for none.
+        Dtype and shape of arrays that can be assigned to `rows[row]` without `put`; None for none.
     scalars
-        Types of the single numbers that may be, and that raise OverflowError if they are too large.
+        Types of single numbers that can be assigned likewise, or raise OverflowError if too large.
     """
 
     __slots__ = ("dtype", "name", "row_shape", "rows", "scalars")
@@ -67,28 +67,28 @@ class GrowingColumn(ABC):
     def put(self, row: int, value: Any) -> None:
         """Write one row.
 
-        Raises ColumnMismatchError if the rows above it have another shape, or a dtype that cannot hold the value, nor
-        be widened, without loss. Raises ColumnTypeError if no column can hold the value.
+        Raises ColumnMismatchError if earlier rows have another shape, or a dtype that neither represents the value
+        exactly nor can be widened. Raises ColumnTypeError if columns do not support the value.
         """
 
     @abstractmethod
     def put_many(self, row: int, values: Any, count: int) -> None:
-        """Write `count` rows, the first of them at `row`, from values of shape (count, ...); raises as `put` does.
+        """Write `count` rows from row `row` on, from values of shape (count, ...); raises as `put`.
 
-        Raises ColumnLengthError if there are not `count` values.
+        Raises ColumnLengthError if the number of values differs.
         """
 
     @abstractmethod
     def grow(self, rows: int, capacity: int) -> None:
-        """Make room for `capacity` rows, and keep the first `rows`."""
+        """Increase the capacity to `capacity` rows, and preserve the first `rows`."""
 
     def undo(self, row: int) -> None:
-        """Undo the widening of the dtype that the write at `row` caused, if it caused one."""
+        """Undo the widening of the dtype caused by the write at `row`, if any."""
         return None
 
     @abstractmethod
     def finish(self, rows: int) -> Column:
-        """Hand over the first `rows` rows; the growing column must not be used after that."""
+        """Return the first `rows` rows as a column; the growing column must not be used afterwards."""
 
 
 class GrowingTensor(GrowingColumn):
@@ -103,9 +103,9 @@ class GrowingTensor(GrowingColumn):
     row_shape
         The shape of one row.
     capacity
-        Rows to make room for.
+        Initial capacity in rows.
     fixed
-        Whether the dtype was declared, and is not to be widened.
+        Whether the dtype was declared, and must not be widened.
 
     Examples
     --------
@@ -147,7 +147,7 @@ class GrowingTensor(GrowingColumn):
     def _store(self, row: int, block: npt.NDArray[Any]) -> None:
         if block.shape[1:] != self.row_shape:
             raise ColumnMismatchError(
-                f"column {self.name!r} must have rows of shape {self.row_shape}, as the ones before have, "
+                f"column {self.name!r} must have rows of shape {self.row_shape}, as its earlier rows, "
                 f"got {block.shape[1:]}; declare it ragged if its rows vary"
             )
         exact = cast_exactly(block, self.dtype)
@@ -156,7 +156,7 @@ class GrowingTensor(GrowingColumn):
         self.rows[row : row + len(block)] = exact
 
     def _widen(self, row: int, block: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Find a dtype that holds all rows and the new ones, move the rows there, and return the new ones in it."""
+        """Widen the dtype to represent all rows and the new ones; return the converted new rows."""
         for dtype in () if self._fixed else wider(self.dtype, block.dtype):
             exact, stored = cast_exactly(block, dtype), cast_exactly(self.rows[:row], dtype)
             if exact is not None and stored is not None:
@@ -166,8 +166,8 @@ class GrowingTensor(GrowingColumn):
                 self._use(rows)
                 return exact
         raise ColumnMismatchError(
-            f"column {self.name!r} must hold {self.dtype}, got a value of {block.dtype} that neither fits it "
-            "nor allows a wider dtype without loss; convert the values to one dtype first"
+            f"column {self.name!r} must store {self.dtype}, got a value of {block.dtype} that neither fits exactly "
+            "nor allows a wider dtype; convert the values to one dtype first"
         )
 
     def grow(self, rows: int, capacity: int) -> None:
@@ -185,14 +185,14 @@ class GrowingTensor(GrowingColumn):
         values = self.rows[:rows]
         if values.dtype.kind in "SU":
             return as_column(values, self.name)
-        # A short column must not keep a long one's memory alive.
+        # A short column must not retain a long column's memory.
         return TensorColumn(values if 2 * rows >= len(self.rows) else memory.copy_of(values))
 
 
 class GrowingObjects(GrowingColumn):
-    """Python objects, infos above all; dicts and lists are copied one level deep, as environments reuse them too.
+    """Python objects, mostly infos; dicts and lists are copied one level deep, because environments reuse them.
 
-    Strings alone, or bytes alone, become a column of text, as a list of them does.
+    Columns with only strings or only bytes become text columns, as lists of them do.
     """
 
     __slots__ = ()
@@ -234,9 +234,9 @@ class GrowingRagged(GrowingColumn):
     name
         The column's name, for errors.
     capacity
-        Rows to make room for.
+        Initial capacity in rows.
     item
-        Dtype of the elements; by default that of the first row that is no empty list.
+        Dtype of the elements; default: dtype of the first row that is not an empty list.
     """
 
     __slots__ = ("_chosen", "_item")
@@ -249,14 +249,14 @@ class GrowingRagged(GrowingColumn):
         self.scalars = frozenset()
         self._item = item
         self._chosen: int | None = None
-        """The row that chose the dtype of the elements; None where it was declared, or none has yet."""
+        """Row that determined the dtype of the elements; None if it was declared or is undetermined."""
 
     def put(self, row: int, value: Any) -> None:
         array = as_rows(value, self.name)
         before = self.rows[0]
         if row and array.ndim != before.ndim:
             raise ColumnMismatchError(
-                f"column {self.name!r} must have rows of {before.ndim} dimensions, as the ones before have, "
+                f"column {self.name!r} must have rows of {before.ndim} dimensions, as its earlier rows, "
                 f"got {array.ndim}"
             )
         if array.size or not isinstance(value, list | tuple):
@@ -267,15 +267,14 @@ class GrowingRagged(GrowingColumn):
         self.rows[row] = memory.copy_of(array)
 
     def _cast(self, array: npt.NDArray[Any], *, is_list: bool) -> npt.NDArray[Any]:
-        """Convert a row to the dtype of the elements; a declared one of floats rounds a list of numbers, as NumPy."""
+        """Convert a row to the dtype of the elements; declared float dtypes round lists of numbers, as NumPy does."""
         assert self._item is not None
         if is_list and self._chosen is None and self._item.kind in "fc" and array.dtype.kind in "biufc":
             return array.astype(self._item)
         exact = cast_exactly(array, self._item) if array.size else array.astype(self._item)
         if exact is None:
             raise ColumnMismatchError(
-                f"column {self.name!r} must hold {self._item}, got a row of {array.dtype} "
-                "that does not fit it without loss"
+                f"column {self.name!r} must store {self._item}, got a row of {array.dtype} that does not fit exactly"
             )
         return exact
 
@@ -289,10 +288,12 @@ class GrowingRagged(GrowingColumn):
         self.rows += [None] * (capacity - len(self.rows))
 
     def finish(self, rows: int) -> RaggedColumn:
-        # Empty lists were made arrays of floats, which have no say.
+        # Empty lists were stored as float arrays, which do not affect the dtype.
         item = self._item
-        kept = self.rows[:rows] if item is None else [row if row.size else row.astype(item) for row in self.rows[:rows]]
-        return RaggedColumn.from_rows(kept, self.name, item)
+        rows_to_store = (
+            self.rows[:rows] if item is None else [row if row.size else row.astype(item) for row in self.rows[:rows]]
+        )
+        return RaggedColumn.from_rows(rows_to_store, self.name, item)
 
     def undo(self, row: int) -> None:
         if self._chosen is not None and self._chosen >= row:
@@ -308,24 +309,24 @@ def growing_column(
     ragged: bool = False,
     dtype: np.dtype[Any] | None = None,
 ) -> GrowingColumn:
-    """Make an empty growing column for rows like a first value.
+    """Create an empty growing column for rows like a first value.
 
-    Raises ColumnTypeError if no column can hold the value.
+    Raises ColumnTypeError if columns do not support the value.
 
     Parameters
     ----------
     name
         The column's name; infos are always objects.
     value
-        A row, or rows of shape (k, ...) if `many` is true. It is looked at, not stored.
+        A row, or rows of shape (k, ...) if `many` is true. It is inspected, not stored.
     capacity
-        Rows to make room for.
+        Initial capacity in rows.
     many
         Whether the value is several rows.
     ragged
         Whether rows vary in shape.
     dtype
-        A declared dtype, which is never widened; by default the one that `np.array` gives the value.
+        A declared dtype, which is never widened; default: the dtype of `np.array(value)`.
 
     Examples
     --------
@@ -340,7 +341,7 @@ def growing_column(
         return GrowingObjects(name, capacity)
     array = as_rows(value, name)
     if many and not array.ndim:
-        raise ColumnTypeError(f"column {name!r} must have a row for each step, got a single {type(value).__name__}")
+        raise ColumnTypeError(f"column {name!r} must have one row per step, got a single {type(value).__name__}")
     row_shape = array.shape[1:] if many else array.shape
     return GrowingTensor(name, array.dtype if dtype is None else dtype, row_shape, capacity, fixed=dtype is not None)
 
@@ -360,7 +361,7 @@ def _is_object(value: Any, many: bool) -> bool:
 def as_rows(value: Any, name: str) -> npt.NDArray[Any]:
     """Convert a value to an array of numbers, dates or fixed-width strings in native byte order.
 
-    Raises ColumnTypeError if it is none.
+    Raises ColumnTypeError for other values.
     """
     try:
         array = np.asarray(value)
@@ -370,7 +371,7 @@ def as_rows(value: Any, name: str) -> npt.NDArray[Any]:
         ) from error
     if array.dtype.kind == "T":
         fixed = np.array(array.tolist())
-        # NumPy drops zeros at the ends of fixed-width strings.
+        # NumPy removes trailing zeros of fixed-width strings.
         array = fixed if fixed.dtype.kind == "U" and fixed.tolist() == array.tolist() else array
     if array.dtype.kind not in "biufcmMSU":
         hint = "; declare it ragged if its rows vary in shape" if isinstance(value, Column) else ""
@@ -384,6 +385,4 @@ def _word(value: Any) -> str:
 
 def _wrong_count(name: str, count: int, found: int | None) -> ColumnLengthError:
     got = "a single value" if found is None else str(found)
-    return ColumnLengthError(
-        f"column {name!r} must have {count} rows, as the other columns of these steps have, got {got}"
-    )
+    return ColumnLengthError(f"column {name!r} must have {count} rows, as the other columns of these steps, got {got}")

@@ -117,10 +117,10 @@ class Column(ABC):
 
     @abstractmethod
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
-        """Return the rows as an Arrow array, and the field metadata that brings them back unchanged.
+        """Return the rows as an Arrow array, and the field metadata to restore them exactly.
 
-        The array has n values and shares memory wherever the layout permits. It has no nulls but for missing text and
-        rows of None.
+        The array has n values and shares memory if the layout permits. Its only nulls are missing text and rows of
+        None.
         """
 
     def to_arrow(self) -> pa.Array:
@@ -128,11 +128,11 @@ class Column(ABC):
         return self.encode()[0]
 
     def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
-        """Hand the rows to another library by Arrow's PyCapsule interface; those of varying shape as lists."""
+        """Export the rows by Arrow's PyCapsule interface; rows of varying shape become lists."""
         return self.to_arrow().__arrow_c_array__(requested_schema)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Pickle by `dump` and `load`: a view takes its own rows along, and protocol 5 carries them out of band."""
+        """Pickle by `dump` and `load`: a view includes only its rows, and protocol 5 transfers them out of band."""
         header, buffers = self.dump()
         pickled = map(PickleBuffer, buffers)
         return _restore, (type(self), header, list(pickled) if protocol >= 5 else [bytearray(b.raw()) for b in pickled])
@@ -144,10 +144,10 @@ class Column(ABC):
     @classmethod
     @abstractmethod
     def load(cls, header: Header, buffers: Sequence[Any], *, allow_pickle: bool = False) -> Column:
-        """Build a column over the buffers that `dump` gave, without copying; header and lengths are checked first.
+        """Create a column over the buffers from `dump` without copying; header and lengths are validated first.
 
-        Raises FormatError if header and buffers do not agree. Raises UntrustedPickleError if the rows are pickled and
-        `allow_pickle` is false.
+        Raises FormatError if header and buffers are inconsistent. Raises UntrustedPickleError if the rows are pickled
+        and `allow_pickle` is false.
         """
 
 
@@ -157,9 +157,9 @@ Resolved = int | tuple[int, int] | npt.NDArray[np.intp]
 
 
 def resolve(key: Any, n: int) -> Resolved:
-    """Turn a key over n rows into a row, a range of rows `(start, stop)`, or the indices of rows, shape (k,).
+    """Convert a key over n rows to a row, a range of rows `(start, stop)`, or row indices, shape (k,).
 
-    Raises RowIndexError if a row lies outside [-n, n), or the key is of another kind; names the first offender.
+    Raises RowIndexError if a row is outside [-n, n), or the key has another type; names the first invalid row.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def resolve(key: Any, n: int) -> Resolved:
         if not -n <= row < n:
             raise _outside(row, n)
         return row + n if row < 0 else row
-    # As unsigned numbers, negative ones are larger than all rows.
+    # As unsigned numbers, negative rows exceed all valid rows.
     if type(key) is np.ndarray and key.dtype is _INTP and key.ndim == 1 and key.size and key.view(np.uintp).max() < n:
         return key.copy()
     indices = np.asarray(key)
@@ -189,12 +189,12 @@ def resolve(key: Any, n: int) -> Resolved:
         return np.empty(0, np.intp)
     if indices.ndim != 1 or indices.dtype.kind not in "biu":
         raise RowIndexError(
-            f"rows must be picked by integers, a slice or a mask, got a {type(key).__name__} of dtype {indices.dtype} "
+            f"rows must be indexed by integers, a slice or a mask, got a {type(key).__name__} of dtype {indices.dtype} "
             f"and shape {indices.shape}"
         )
     if indices.dtype.kind == "b":
         if len(indices) != n:
-            raise RowIndexError(f"a mask must have {n} entries, one for each row, got {len(indices)}")
+            raise RowIndexError(f"a mask must have {n} entries, one per row, got {len(indices)}")
         return np.flatnonzero(indices)
     rows = indices.astype(np.intp)
     if not rows.size:
@@ -209,12 +209,12 @@ def resolve(key: Any, n: int) -> Resolved:
 
 
 def _outside(row: int | np.integer[Any], n: int) -> RowIndexError:
-    return RowIndexError(f"row {row} must lie in [{-n}, {n}) of a column of {n} rows")
+    return RowIndexError(f"row {row} must be in [{-n}, {n}) of a column of {n} rows")
 
 
 def as_indices(key: Any, n: int) -> Indices:
-    """Turn a mask or integers into indices of rows in [0, n); a single integer is refused."""
+    """Convert a mask or integers to row indices in [0, n); raises RowIndexError for a single integer."""
     rows = resolve(key, n)
     if isinstance(rows, int):
-        raise RowIndexError("rows are gathered by a list of integers or a mask, got a single integer")
+        raise RowIndexError("rows must be gathered by a list of integers or a mask, got a single integer")
     return np.arange(*rows) if isinstance(rows, tuple) else rows

@@ -2,7 +2,7 @@
 
 Columns are allocated from Arrow's memory pool, 64-byte aligned and from reused pages. mimalloc is preferred if pyarrow
 has it: it reuses pages of every size (below 32 MiB before pyarrow 21), whereas malloc and jemalloc return large blocks
-to the system and take page faults on the next allocation, at two to seven times the cost of the copy
+to the system and cause page faults on the next allocation, at two to seven times the cost of the copy
 (`benchmarks/bench_memory.py`).
 """
 
@@ -125,7 +125,7 @@ _ROWS_PER_BYTE = 8
 def check_rows(rows: int, nbytes: int, subject: str) -> None:
     """Validate the number of rows of untrusted data, whose fixed-size lists without values have no bytes.
 
-    Raises FormatError if there are more than 65536 rows, and more than 8 for each byte.
+    Raises FormatError if there are more than 65536 rows, and more than 8 per byte.
 
     >>> check_rows(10**9, 64, "a fragment")
     Traceback (most recent call last):
@@ -159,8 +159,7 @@ class MemoryBound:
     >>> bound.take(1 << 20, "column 'infos'")
     >>> bound.take(1 << 30, "column 'words'")
     Traceback (most recent call last):
-    samplebatch.errors.CapacityError: column 'words' would take 1073741824 bytes of memory, and all that is made of \
-    'batch.arrow' may take 268435456; pass a larger max_nbytes if it is to be trusted
+    samplebatch.errors.CapacityError: column 'words' must fit into the 268435456 bytes of memory for 'batch.arrow', ...
     """
 
     def __init__(self, source: str, nbytes: int, max_nbytes: int | None = None) -> None:
@@ -178,6 +177,6 @@ class MemoryBound:
         self._taken += nbytes
         if self._taken > self._limit:
             raise CapacityError(
-                f"{subject} would take {nbytes} bytes of memory, and all that is made of {self._source} may take "
-                f"{self._limit}; pass a larger max_nbytes if it is to be trusted"
+                f"{subject} must fit into the {self._limit} bytes of memory for {self._source}, got "
+                f"{nbytes} bytes; pass a larger max_nbytes if it is to be trusted"
             )

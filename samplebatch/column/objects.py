@@ -102,8 +102,8 @@ class ObjectColumn(Column):
             raise ColumnTypeError(f"column {name!r} must have objects, got {values.dtype}")
         if values.ndim != 1:
             raise ColumnTypeError(
-                f"column {name!r} must have one object a row, got an array of them of shape {values.shape}; "
-                "convert it to numbers, or make each row a list"
+                f"column {name!r} must have one object per row, got an object array of shape {values.shape}; "
+                "convert it to numbers, or convert each row to a list"
             )
         return cls(np.asarray(values))
 

@@ -1,7 +1,7 @@
 """Plan: positions of the number columns of one Arrow schema, for files, fragments and samples.
 
 Arrow creates an array for each column and each level of nested lists, and inspects each type again; for few rows that
-takes longer than copying them. A plan inspects the fields of a schema once. It accepts only the layout that the library
+takes longer than copying. A plan inspects the fields of a schema once. It accepts only the layout that the library
 writes: Arrow reads everything else, with its checks and errors.
 """
 

@@ -1,4 +1,4 @@
-"""RaggedColumn: rows of one dtype and of varying shapes, laid end to end in one array."""
+"""RaggedColumn: rows of one dtype and varying shapes, contiguous in one array."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError
 _INT64 = np.dtype(np.int64)
 
 WRITES_ANY_OFFSETS = int(pa.__version__.partition(".")[0]) >= 21
-"""Whether pyarrow writes lists whose offsets begin past zero right. Where it does not, a slice copies its offsets."""
+"""Whether pyarrow correctly writes lists whose first offset is not zero. If not, a slice copies its offsets."""
 
 
 class RaggedColumn(RaggedRows):
-    """Rows of one dtype and one number of dimensions, but of varying shape.
+    """Rows of one dtype and one number of dimensions, with varying shape.
 
-    The elements of all rows lie end to end in one array, and 64-bit offsets say where each row begins: an Arrow
-    `large_list`. Rows of two or more dimensions carry their shapes beside it. A slice is a view that keeps its offsets.
+    The elements of all rows are contiguous in one array, with 64-bit row offsets: an Arrow `large_list`. Rows of two or
+    more dimensions have an additional array of shapes. A slice is a view that keeps its offsets.
 
     Parameters
     ----------
     elements
-        The elements of all rows, C-contiguous, shape (m,).
+        Elements of all rows, C-contiguous, shape (m,).
     offsets
-        Where rows begin and end in `elements`, int64, shape (n + 1,), never decreasing.
+        Row offsets into `elements`, int64, shape (n + 1,), non-decreasing.
     shapes
-        The shape of each row, int64, shape (n, ndim); None where rows have one dimension.
+        Shape of each row, int64, shape (n, ndim); None for rows of one dimension.
 
     Examples
     --------
@@ -68,11 +68,11 @@ class RaggedColumn(RaggedRows):
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any], name: str = "rows", dtype: npt.DTypeLike | None = None) -> RaggedColumn:
-        """Copy rows into one column, whether or not they differ in shape.
+        """Copy rows into one column, even if they have one shape.
 
-        Raises ColumnTypeError if a row is not an array of numbers, rows differ in their number of dimensions, or no
-        dtype among theirs holds the others without loss. Raises ColumnMismatchError if the dtype given does not hold
-        the rows without loss.
+        Raises ColumnTypeError if a row is not a numeric array, rows differ in their number of dimensions, or no dtype
+        of a row represents all others exactly. Raises ColumnMismatchError if the declared dtype cannot represent the
+        rows exactly.
 
         Parameters
         ----------
@@ -81,7 +81,7 @@ class RaggedColumn(RaggedRows):
         name
             The column's name, for errors.
         dtype
-            The elements' dtype; by default one of the rows' that holds those of the others, float64 if all are empty
+            Dtype of the elements; default: the dtype of a row that represents all others exactly, float64 for empty
             lists.
 
         Examples
@@ -109,7 +109,7 @@ class RaggedColumn(RaggedRows):
 
     @classmethod
     def from_array(cls, values: npt.NDArray[Any]) -> RaggedColumn:
-        """View an array of rows of one shape, C-contiguous, shape (n, ...) with two dimensions or more.
+        """View a C-contiguous array with rows of one shape, shape (n, ...) with at least two dimensions.
 
         >>> RaggedColumn.from_array(np.zeros((2, 3))).lengths
         array([3, 3])
@@ -117,9 +117,9 @@ class RaggedColumn(RaggedRows):
         return cls(values.reshape(-1), *uniform_layout(values.shape))
 
     def cast(self, dtype: np.dtype[Any], name: str) -> RaggedColumn:
-        """Convert the elements to a dtype, or return the column itself if they have it.
+        """Cast the elements to a dtype, or return the column itself if its dtype matches.
 
-        Raises ColumnMismatchError if the dtype does not hold them without loss; names the column.
+        Raises ColumnMismatchError if the dtype cannot represent the elements exactly; names the column.
         """
         return self if self.dtype == dtype else RaggedColumn(_cast(self.flat, dtype, name), *self.layout)
 
@@ -135,13 +135,13 @@ class RaggedColumn(RaggedRows):
         return apply_ufunc(self, ufunc, method, inputs, options)
 
     def to_numpy(self) -> npt.NDArray[Any]:
-        """Return the rows as an array of n objects, each an array that shares memory with the column."""
+        """Return the rows as an object array of n arrays that share memory with the column."""
         return np.fromiter(self, object, len(self))
 
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
         """Encode the rows as a `large_list`, sharing memory.
 
-        Where rows have two dimensions or more, it is a struct of the list, `data`, and the rows' extents, `shape`.
+        Rows with two or more dimensions become a struct of the list, `data`, and the row shapes, `shape`.
         """
         offsets, elements = self.offsets, self.elements
         if offsets[0] and not WRITES_ANY_OFFSETS:
@@ -161,7 +161,7 @@ class RaggedColumn(RaggedRows):
 
     @staticmethod
     def reads(arrow: pa.DataType) -> bool:
-        """Tell whether an Arrow type is a list of numbers, dates or fixed-width bytes, or a struct of `to_arrow`.
+        """Return whether an Arrow type is a list of numbers, dates or fixed-width bytes, or a struct of `to_arrow`.
 
         >>> RaggedColumn.reads(pa.list_(pa.float32())), RaggedColumn.reads(pa.list_(pa.string()))
         (True, False)
@@ -183,18 +183,18 @@ class RaggedColumn(RaggedRows):
 
     @classmethod
     def from_arrow(cls, array: pa.Array, dtype_name: str | None, name: str) -> RaggedColumn:
-        """View an Arrow array that `reads` accepts as rows, after copying and checking its offsets and shapes.
+        """View an Arrow array that `reads` accepts as rows, with copied and validated offsets and shapes.
 
         Raises ColumnTypeError if the array has nulls, or elements that NumPy cannot view. Raises FormatError if offsets
-        or shapes do not fit the elements.
+        or shapes do not match the elements.
 
         Parameters
         ----------
         array
-            A `large_list`, a `list` (its 32-bit offsets are copied), or a struct of one and the rows' shapes. Elements
-            that are fixed-size lists add their extents to the rows'.
+            A `large_list`, a `list` (its 32-bit offsets are copied), or a struct of one and the row shapes. Elements
+            that are fixed-size lists add their extents to the rows.
         dtype_name
-            The dtype that the field names, if it does.
+            Dtype in the field's metadata, if any.
         name
             The column's name, for errors.
         """
@@ -209,7 +209,7 @@ class RaggedColumn(RaggedRows):
                 raise ColumnTypeError(f"column {name!r} must have no nulls, got {array.null_count}")
         large = pa.types.is_large_list(array.type)
         elements = TensorColumn.from_arrow(array.values, dtype_name, name).values
-        # A copy: whoever else can write to this memory must not move rows after they were checked.
+        # A copy: another writer of this memory must not move rows after validation.
         offsets = arrow_offsets(array, np.int64 if large else np.int32).astype(_INT64)
         subject = f"column {name!r}"
         if elements.ndim > 1 and shapes is None:
@@ -236,40 +236,40 @@ class RaggedColumn(RaggedRows):
             elements, offsets, shapes = buffers if ndim != 1 else (*buffers, None)
             dtype = named_dtype(dtype_name)
             if length < 0 or ndim < 1:
-                raise ValueError("a negative number of rows, or rows without dimensions")
+                raise ValueError("rows and dimensions must not be negative, and rows must have dimensions")
             count = memoryview(elements).nbytes // dtype.itemsize
             column = cls(
                 memory.as_array(elements, dtype, (count,)),
-                # Copies: whoever else can write to this memory must not move rows after they were checked.
+                # Copies: another writer of this memory must not move rows after validation.
                 memory.as_array(offsets, _INT64, (length + 1,)).copy(),
                 memory.as_array(shapes, _INT64, (length, ndim)).copy() if ndim != 1 else None,
             )
         except (TypeError, ValueError, ZeroDivisionError) as error:
-            raise FormatError(f"a ragged column's header {header!r} does not fit its buffers: {error}") from error
+            raise FormatError(f"a ragged column's header {header!r} must match its buffers: {error}") from error
         _check(column.offsets, column.shapes, count, "a ragged column")
         return column
 
 
 def _check(offsets: npt.NDArray[np.int64], shapes: npt.NDArray[np.int64] | None, count: int, subject: str) -> None:
-    """Refuse offsets and shapes from outside that do not fit `count` elements."""
+    """Raise FormatError if foreign offsets and shapes do not match `count` elements."""
     lengths = offsets[1:] - offsets[:-1]
     if offsets[0] < 0 or offsets[-1] > count or (lengths < 0).any():
-        raise FormatError(f"{subject} must have offsets that rise within [0, {count}], they do not; it is damaged")
+        raise FormatError(f"{subject} must have non-decreasing offsets in [0, {count}], got others; it is damaged")
     if shapes is None:
         return
     if (shapes < 0).any() or np.maximum(shapes, 1).prod(1, np.float64).max(initial=0) >= 2.0**62:
-        raise FormatError(f"{subject} must have shapes of extents that no array exceeds, it does not; it is damaged")
+        raise FormatError(f"{subject} must have shapes that an array can have, got others; it is damaged")
     if (shapes.prod(1) != lengths).any():
-        raise FormatError(f"{subject} must have shapes that fit the rows' lengths, it does not; it is damaged")
+        raise FormatError(f"{subject} must have shapes that match the rows' lengths, got others; it is damaged")
 
 
 def _cast(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
-    """Convert values to a dtype that holds them without loss; see `RaggedColumn.cast`."""
+    """Cast values exactly; see `RaggedColumn.cast`."""
     exact = cast_exactly(array, dtype) if array.size else array.astype(dtype)
     if exact is None:
         raise ColumnMismatchError(
             f"column {name!r} must hold its values without loss, got {array.dtype} for {dtype}; convert them, or "
-            "give the first row the wider dtype"
+            "use the wider dtype in the first row"
         )
     return exact
 
@@ -277,10 +277,10 @@ def _cast(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArr
 def _row_arrays(
     rows: Sequence[Any], name: str, declared: np.dtype[Any] | None = None
 ) -> tuple[list[npt.NDArray[Any]], np.dtype[Any]]:
-    """View rows as arrays, and find the dtype that holds them all without loss.
+    """Convert rows to arrays, and determine the dtype that represents all rows exactly.
 
-    Raises ColumnTypeError if a row is not an array of one dimension or more, rows differ in their number of dimensions,
-    or no dtype among theirs holds the others.
+    Raises ColumnTypeError if a row is not an array of at least one dimension, rows differ in their number of
+    dimensions, or no dtype of a row represents all others.
 
     Parameters
     ----------
@@ -289,7 +289,7 @@ def _row_arrays(
     name
         The column's name, for errors.
     declared
-        The dtype that the column is to have. Lists of numbers are rounded to it if it is of floats, as NumPy does.
+        The requested dtype. Float dtypes round lists of numbers, as NumPy does.
 
     Examples
     --------
@@ -304,8 +304,8 @@ def _row_arrays(
         ]
     ndims = {array.ndim for array in arrays}
     if len(ndims) > 1:
-        found = " and ".join(map(str, sorted(ndims)))
-        raise ColumnTypeError(f"column {name!r} must have rows of one number of dimensions, got {found}")
+        dimensions = " and ".join(map(str, sorted(ndims)))
+        raise ColumnTypeError(f"column {name!r} must have rows of one number of dimensions, got {dimensions}")
     return arrays, _rows_dtype(rows, arrays, name)
 
 
@@ -314,15 +314,17 @@ def _row_array(row: Any, i: int, name: str) -> npt.NDArray[Any]:
         array = np.asarray(row)
         storage_of(array.dtype.newbyteorder("="))
     except (TypeError, ValueError) as error:
-        raise ColumnTypeError(f"column {name!r} must have rows that are arrays, row {i} is not: {error}") from error
+        raise ColumnTypeError(
+            f"column {name!r} must have rows that are arrays, got another in row {i}: {error}"
+        ) from error
     if not array.ndim:
-        found = type(row).__name__
-        raise ColumnTypeError(f"column {name!r} must have rows that are arrays, row {i} is a single {found}")
+        kind = type(row).__name__
+        raise ColumnTypeError(f"column {name!r} must have rows that are arrays, got a single {kind} in row {i}")
     return array
 
 
 def _rows_dtype(rows: Sequence[Any], arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:
-    """Find the dtype that holds every row without loss; empty lists have no say."""
+    """Return the dtype that represents every row exactly; empty lists do not count."""
     voting = [i for i, row in enumerate(rows) if arrays[i].size or not isinstance(row, list | tuple)]
     dtypes = list(dict.fromkeys(arrays[i].dtype.newbyteorder("=") for i in voting))
     if not dtypes:
@@ -330,30 +332,30 @@ def _rows_dtype(rows: Sequence[Any], arrays: list[npt.NDArray[Any]], name: str) 
     dtype = common_dtype(dtypes)
     numbers = all(found.kind in "biufc" for found in dtypes)
     if dtype is None and numbers and all(isinstance(rows[i], list | tuple) for i in voting):
-        # Python's numbers have no dtype of their own: NumPy's choice for all of them will do, if it changes none.
+        # Python numbers have no dtype: NumPy's common dtype is used if it changes no value.
         wide = np.result_type(*dtypes)
         if all(np.array_equal(arrays[i].astype(wide).astype(arrays[i].dtype), arrays[i]) for i in voting):
             dtype = wide
     if dtype is None:
         raise ColumnTypeError(
-            f"column {name!r} must have rows of one dtype, or one that holds the others without loss, got "
+            f"column {name!r} must have rows of one dtype, or one that represents the others exactly, got "
             f"{' and '.join(map(str, dtypes))}; convert them first"
         )
     return dtype
 
 
 _EXACT_INTEGERS = 2.0**53
-"""Smaller integers are floats without loss."""
+"""Smaller integers are exact in float64."""
 
 
 def lay_rows(rows: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]] | None:
-    """Lay rows of one dimension end to end.
+    """Concatenate rows of one dimension.
 
     Returns
     -------
     tuple
-        The elements and the offsets of the rows; None for rows that are neither all arrays of numbers of one dtype nor
-        all lists of integers or of floats, which take a slower way.
+        Elements and offsets of the rows; None for rows that are neither numeric arrays of one dtype nor lists of
+        integers or floats, which use the general path.
 
     Examples
     --------
@@ -368,7 +370,7 @@ def lay_rows(rows: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int6
 
 
 def differ_in_length(rows: Sequence[Any]) -> bool:
-    """Tell whether rows are arrays or lists that differ in length.
+    """Return whether rows are arrays or lists of different lengths.
 
     >>> differ_in_length([[1], [2, 3]]), differ_in_length([[1], [2]]), differ_in_length(["a", "bc"])
     (True, False, False)
@@ -388,7 +390,7 @@ def _lay_arrays(rows: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt
     try:
         offsets = offsets_of(np.fromiter(map(len, rows), np.int64, len(rows)))
         elements = memory.empty((int(offsets[-1]),), dtype)
-        # Refuses rows of another dtype or number of dimensions.
+        # Raises for rows of another dtype or number of dimensions.
         np.concatenate(rows, 0, elements, casting="no")
     except (TypeError, ValueError):
         return None
@@ -399,7 +401,7 @@ def _lay_lists(rows: Sequence[list[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray
     kinds: set[type] = set()
     for row in rows:
         kinds.update(map(type, row))
-    # As NumPy has it. Empty rows alone, numbers of NumPy's, flags and objects take the slower way.
+    # NumPy's dtype. Only empty rows, NumPy numbers, flags and objects use the general path.
     dtype = np.int64 if kinds == {int} else np.float64 if kinds in ({float}, {float, int}) else None
     if dtype is None:
         return None

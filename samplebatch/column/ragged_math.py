@@ -1,6 +1,6 @@
-"""Operations on the elements of ragged rows: reductions, running sums and operands aligned with the rows.
+"""Operations on elements of ragged rows: reductions, cumulative sums and operands aligned with the rows.
 
-Elements are arrays, or tensors of any device. No function loops over rows in Python.
+Elements are arrays, or tensors on any device. No function loops over rows in Python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from samplebatch.errors import ArgumentError, ColumnLengthError, ColumnMismatchE
 Offsets = npt.NDArray[np.int64]
 
 _SUMS: dict[str, Any] = {"b": np.int64, "i": np.int64, "u": np.uint64}
-"""Dtypes of sums by the kinds of elements, as NumPy has them; floats keep their own."""
+"""Dtypes of sums by element kind, as in NumPy; floats keep their dtype."""
 
 _UFUNCS: dict[str, Any] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "any": np.logical_or}
 
@@ -35,15 +35,15 @@ def repeat(values: Any, rows: VaryingRows) -> Any:
     import torch
 
     lengths = torch.tensor(rows.lengths, device=values.device)
-    # With the number of elements given, the device is not waited for.
+    # Passing the number of elements avoids waiting for the device.
     return torch.repeat_interleave(values, lengths, output_size=int(rows.offsets[-1] - rows.offsets[0]))
 
 
 def operand(rows: VaryingRows, other: Any) -> Any:
-    """Return another operand's elements aligned with those of rows, or a single number as it is.
+    """Return another operand's elements aligned with the rows, or a single number unchanged.
 
-    Raises ColumnLengthError if a ragged column has other lengths, or an array has not one value per row. Raises
-    ColumnMismatchError if a ragged column is of arrays and the rows of tensors, or the reverse.
+    Raises ColumnLengthError if a ragged column has other lengths, or an array does not have one value per row. Raises
+    ColumnMismatchError if one operand has arrays and the other has tensors.
     """
     if isinstance(other, VaryingRows):
         check_alike(rows, other)
@@ -69,14 +69,14 @@ def operand(rows: VaryingRows, other: Any) -> Any:
 
 
 def check_alike(rows: VaryingRows, other: VaryingRows, what: str = "an operand") -> None:
-    """Check that two ragged columns have rows of the same shapes.
+    """Check that two ragged columns have rows of equal shapes.
 
-    Raises ColumnLengthError if they have not; names the first row that differs. Raises ColumnMismatchError if one is of
-    arrays and the other of tensors.
+    Raises ColumnLengthError if they differ; names the first such row. Raises ColumnMismatchError if one column has
+    arrays and the other has tensors.
     """
     if isinstance(rows.elements, np.ndarray) != isinstance(other.elements, np.ndarray):
         raise ColumnMismatchError(
-            f"{what} must be a {rows.kind} column, as the rows are, got {other.kind}; convert the batch with to_torch "
+            f"{what} must be a {rows.kind} column, like the rows, got {other.kind}; convert the batch with to_torch "
             "or to_numpy"
         )
     if other.offsets is rows.offsets and other.shapes is rows.shapes:
@@ -98,16 +98,16 @@ def check_alike(rows: VaryingRows, other: VaryingRows, what: str = "an operand")
 def reduce(how: str, rows: VaryingRows, initial: Any = None) -> Any:
     """Reduce the elements of each row to one value, shape (n,).
 
-    Raises ArgumentError if a row has no elements to have a minimum or a maximum, and there is no `initial`.
+    Raises ArgumentError if a row without elements has no minimum or maximum, and there is no `initial`.
 
     Parameters
     ----------
     how
         `"sum"`, `"min"`, `"max"`, `"any"` or `"all"`.
     rows
-        Any rows; all elements of a row count, whatever its dimensions.
+        Any rows; all elements of a row count, regardless of dimensions.
     initial
-        The result for rows without elements, for minima and maxima.
+        Result for rows without elements, for minima and maxima.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def reduce(how: str, rows: VaryingRows, initial: Any = None) -> Any:
         empty = np.flatnonzero(lengths == 0)
         if len(empty):
             raise ArgumentError(
-                f"rows must have elements to have a {how}, got none in row {int(empty[0])}; give initial, the "
+                f"rows must have elements to have a {how}, got none in row {int(empty[0])}; pass initial, the "
                 "value for rows without elements"
             )
     if how == "any":
@@ -161,7 +161,7 @@ def _reduce_tensor(how: str, flat: Any, rows: VaryingRows, initial: Any) -> Any:
 
 
 def mean(rows: VaryingRows, counts: Any) -> Any:
-    """Average the elements of each row over a count, shape (n,); NaN where the count is 0."""
+    """Average the elements of each row over a count, shape (n,); NaN for a count of 0."""
     if isinstance(rows.elements, np.ndarray):
         sums = reduce(
             "sum", rows if rows.dtype.kind in "fc" else type(rows)(rows.flat.astype(np.float64), *rows.layout)
@@ -178,22 +178,22 @@ def argmax(rows: VaryingRows) -> Any:
     """Return the position of the first largest element in each row, shape (n,); all rows must have elements."""
     flat = rows.flat
     highest = repeat(reduce("max", rows), rows)
-    # NaN is the largest, and equals nothing.
+    # NaN is the largest element, and does not equal itself.
     matches = (flat == highest) | (flat != flat)
     if isinstance(flat, np.ndarray):
-        found = np.flatnonzero(matches)
+        matching = np.flatnonzero(matches)
         starts = rows.layout[0][:-1]
-        return found[np.searchsorted(found, starts)] - starts
+        return matching[np.searchsorted(matching, starts)] - starts
     import torch
 
-    places = torch.arange(len(flat), device=flat.device)
-    last = torch.where(matches, places, len(flat))
+    positions = torch.arange(len(flat), device=flat.device)
+    last = torch.where(matches, positions, len(flat))
     first = _reduce_tensor("min", last, rows, None)
     return first - torch.tensor(rows.layout[0][:-1], device=flat.device)
 
 
 def accumulate(rows: VaryingRows, *, reverse: bool) -> Any:
-    """Sum the elements of each row up to every element, or from it on; shape (m,)."""
+    """Return the cumulative sum at each element of each row, or the sum from each element on; shape (m,)."""
     flat = rows.flat
     offsets = rows.layout[0]
     if not isinstance(flat, np.ndarray):
@@ -201,7 +201,7 @@ def accumulate(rows: VaryingRows, *, reverse: bool) -> Any:
     if flat.dtype.kind == "f":
         sums = accumulate_floats(flat, offsets, np.zeros(len(rows)), 1.0, backwards=reverse)
         return sums.astype(flat.dtype, copy=False)
-    # Exact: numbers that overflow in the sum over all rows do so as often in what is subtracted.
+    # Exact: overflows in the total sum cancel in the subtraction.
     dtype = np.dtype(_SUMS.get(flat.dtype.kind, flat.dtype))
     total = np.zeros(len(flat) + 1, dtype)
     np.cumsum(flat, dtype=dtype, out=total[1:])
@@ -213,7 +213,7 @@ def accumulate(rows: VaryingRows, *, reverse: bool) -> Any:
 def accumulate_floats(
     flat: npt.NDArray[Any], offsets: Offsets, initial: npt.NDArray[Any], decay: float, *, backwards: bool
 ) -> npt.NDArray[np.float64]:
-    """Sum each row from its first or last element on, in float64; see `kernels.accumulate_rows`."""
+    """Return cumulative sums of each row from its first or last element, in float64; see `kernels.accumulate_rows`."""
     from samplebatch import kernels
 
     sums = memory.empty(flat.shape, np.dtype(np.float64))
@@ -249,11 +249,13 @@ def apply_ufunc(rows: VaryingRows, ufunc: Any, method: str, inputs: tuple[Any, .
         options["out"] = tuple(out.flat for out in outs)
     if "where" in options:
         options["where"] = operand(rows, options["where"])
-    result = ufunc(*(operand(rows, one) for one in inputs), **options)
+    result = ufunc(*(operand(rows, value) for value in inputs), **options)
     if outs:
         return outs[0] if len(outs) == 1 else outs
     return (
-        tuple(with_elements(rows, one) for one in result) if isinstance(result, tuple) else with_elements(rows, result)
+        tuple(with_elements(rows, value) for value in result)
+        if isinstance(result, tuple)
+        else with_elements(rows, result)
     )
 
 
@@ -267,6 +269,6 @@ def map_elements(rows: VaryingRows, function: Callable[[Any], Any]) -> Any:
     flat = rows.flat
     result = function(flat)
     if type(result) is not type(flat) or tuple(result.shape) != tuple(flat.shape):
-        found = getattr(result, "shape", type(result).__name__)
-        raise ColumnLengthError(f"the function must return one element for each of {len(flat)}, got {found}")
+        actual = getattr(result, "shape", type(result).__name__)
+        raise ColumnLengthError(f"the function must return one element for each of {len(flat)}, got {actual}")
     return with_elements(rows, result)

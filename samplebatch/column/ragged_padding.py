@@ -1,4 +1,4 @@
-"""Padding of ragged rows to one array or tensor, and back."""
+"""Padding of ragged rows to one array or tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Side = Literal["left", "right"]
 SIDES = ("left", "right")
 
 _COPIED_ROW = 48
-"""Mean elements in a row from which copying row by row beats assigning all elements by a mask."""
+"""Mean number of elements per row from which copying row by row is faster than assignment by a mask."""
 
 
 def pad(rows: VaryingRows, value: Any, side: str, length: int | None, multiple_of: int | None, out: Any) -> Any:
@@ -45,8 +45,8 @@ def pad(rows: VaryingRows, value: Any, side: str, length: int | None, multiple_o
 
 def _check_out(rows: VaryingRows, shape: tuple[int, ...], out: Any) -> None:
     if tuple(getattr(out, "shape", ())) != shape:
-        found = tuple(getattr(out, "shape", ()))
-        raise ColumnMismatchError(f"out must have shape {shape}, got {found}")
+        actual = tuple(getattr(out, "shape", ()))
+        raise ColumnMismatchError(f"out must have shape {shape}, got {actual}")
     is_array = isinstance(rows.flat, np.ndarray)
     dtypes = {str(rows.dtype).removeprefix("torch."), str(out.dtype).removeprefix("torch.")}
     if len(dtypes) > 1:
@@ -61,8 +61,8 @@ def _pad_tensor(
     import torch
 
     if not flat.dtype.is_signed and flat.dtype != torch.bool and value < 0:
-        # Torch itself wraps it around.
-        raise OverflowError(f"rows of {flat.dtype} must be padded with a number that is not negative, got {value}")
+        # Torch would wrap the value around.
+        raise OverflowError(f"rows of {flat.dtype} must be padded with a non-negative number, got {value}")
     if out is None:
         target: torch.Tensor = flat.new_full(shape, value)
     else:
@@ -74,15 +74,15 @@ def _pad_tensor(
         inside = torch.ones(shape, dtype=torch.bool, device=target.device)
         moved = torch.tensor(extents, device=target.device)
         for axis, width in enumerate(shape[1:]):
-            places = torch.arange(width, device=target.device).reshape(-1, *(1,) * (len(shape) - axis - 2))
+            columns = torch.arange(width, device=target.device).reshape(-1, *(1,) * (len(shape) - axis - 2))
             limits = moved[:, axis].reshape(-1, *(1,) * (len(shape) - 1))
-            inside &= places >= width - limits if side == "left" and not axis else places < limits
+            inside &= columns >= width - limits if side == "left" and not axis else columns < limits
         movable(target).masked_scatter_(inside, movable(flat).to(target.device))
     return target if out is None else out
 
 
 def _place(target: npt.NDArray[Any], flat: npt.NDArray[Any], extents: npt.NDArray[np.int64], side: str) -> None:
-    """Write rows that lie end to end into an array of shape (n, width, ...)."""
+    """Write contiguous rows into an array of shape (n, width, ...)."""
     n, width, *trailing = target.shape
     if len(flat) >= _COPIED_ROW * n and (not trailing or bool((extents[:, 1:] == trailing).all())):
         lengths = extents[:, 0]
@@ -94,9 +94,9 @@ def _place(target: npt.NDArray[Any], flat: npt.NDArray[Any], extents: npt.NDArra
         return
     inside = np.ones(target.shape, np.bool_)
     for axis, widest in enumerate(target.shape[1:]):
-        places = np.arange(widest).reshape(-1, *(1,) * (target.ndim - axis - 2))
+        columns = np.arange(widest).reshape(-1, *(1,) * (target.ndim - axis - 2))
         limits = extents[:, axis].reshape(-1, *(1,) * (target.ndim - 1))
-        inside &= places >= widest - limits if side == "left" and not axis else places < limits
+        inside &= columns >= widest - limits if side == "left" and not axis else columns < limits
     target[inside] = flat
 
 
@@ -104,7 +104,7 @@ def padded_width(lengths: npt.NDArray[np.int64], length: int | None = None, mult
     """Return the width of padded rows.
 
     Raises ColumnLengthError if a row is longer than `length`. Raises ArgumentError if `length` or `multiple_of` is not
-    a positive whole number.
+    a valid integer.
 
     >>> padded_width(np.array([3, 5])), padded_width(np.array([3, 5]), multiple_of=8)
     (5, 8)
@@ -123,18 +123,18 @@ def padded_width(lengths: npt.NDArray[np.int64], length: int | None = None, mult
 
 
 def mask(rows: VaryingRows, side: str, length: int | None, multiple_of: int | None) -> Any:
-    """Tell the elements from the padding, shape (n, width); see `RaggedRows.mask`."""
-    _, places, limits, width = _grid(rows, side, length, multiple_of)
-    return places >= width - limits if side == "left" else places < limits
+    """Return a mask of the elements without padding, shape (n, width); see `RaggedRows.mask`."""
+    _, columns, limits, width = _grid(rows, side, length, multiple_of)
+    return columns >= width - limits if side == "left" else columns < limits
 
 
 def positions(rows: VaryingRows, side: str, length: int | None, multiple_of: int | None) -> Any:
-    """Count the elements of each padded row from 0, shape (n, width); see `RaggedRows.positions`."""
-    xp, places, limits, width = _grid(rows, side, length, multiple_of)
+    """Return the position of each element in its padded row, shape (n, width); see `RaggedRows.positions`."""
+    xp, columns, limits, width = _grid(rows, side, length, multiple_of)
     if side == "left":
-        counted = places - (width - limits)
+        counted = columns - (width - limits)
         return counted.clip(0) if xp is np else counted.clamp_(min=0)
-    return xp.where(places < limits, places, 0)
+    return xp.where(columns < limits, columns, 0)
 
 
 def _grid(rows: VaryingRows, side: str, length: int | None, multiple_of: int | None) -> tuple[Any, Any, Any, int]:
@@ -150,7 +150,7 @@ def _grid(rows: VaryingRows, side: str, length: int | None, multiple_of: int | N
 
 
 def places_of(rows: VaryingRows) -> Any:
-    """Count the elements of each row from 0, end to end, shape (m,).
+    """Return the position of each element in its row, concatenated, shape (m,).
 
     >>> from samplebatch.column import RaggedColumn
     >>> places_of(RaggedColumn.from_rows([[7, 8], [9]], "ids"))
@@ -159,10 +159,10 @@ def places_of(rows: VaryingRows) -> Any:
     from samplebatch import kernels
 
     offsets = np.ascontiguousarray(rows.layout[0], np.intp)
-    places = memory.empty((int(offsets[-1]),), np.dtype(np.intp))
-    kernels.count_places(offsets, places)
+    positions = memory.empty((int(offsets[-1]),), np.dtype(np.intp))
+    kernels.count_places(offsets, positions)
     if isinstance(rows.elements, np.ndarray):
-        return places
+        return positions
     import torch
 
-    return torch.from_numpy(places).to(rows.elements.device)
+    return torch.from_numpy(positions).to(rows.elements.device)

@@ -1,4 +1,4 @@
-"""RaggedRows: padding, arithmetic and cuts of ragged columns."""
+"""RaggedRows: padding, arithmetic and slicing of ragged columns."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def _unary(function: Callable[[Any], Any]) -> Any:
 
 
 class RaggedRows(VaryingRows):
-    """Rows of varying length with the verbs of sequences: padding, masks, reductions, arithmetic, cuts.
+    """Rows of varying length with sequence operations: padding, masks, reductions, arithmetic, slicing.
 
-    Operators and comparisons work by element. The other operand is a ragged column of the same lengths, an array of
-    one value per row, or a number. Results are new columns. NumPy's functions of elements take columns of arrays;
+    Operators and comparisons apply elementwise. The other operand is a ragged column of the same lengths, an array of
+    one value per row, or a number. Results are new columns. NumPy's elementwise functions accept columns of arrays;
     `map` applies any other function.
 
-    Reductions return one value per row, shape (n,), an array or a tensor. They cover all elements of a row, whatever
-    its dimensions. `mask`, a ragged column of flags, restricts them.
+    Reductions return one value per row, shape (n,), an array or a tensor. They include all elements of a row,
+    regardless of dimensions. `mask`, a ragged column of flags, restricts them.
 
     Examples
     --------
@@ -61,20 +61,20 @@ class RaggedRows(VaryingRows):
 
     @property
     def seq_lens(self) -> npt.NDArray[np.int64]:
-        """The first extent of each row, shape (n,): its number of tokens or steps."""
+        """First extent of each row, shape (n,): its number of tokens or steps."""
         return self.extents[:, 0]
 
     @property
     def max_seqlen(self) -> int:
-        """The first extent of the longest row; 0 without rows."""
+        """First extent of the longest row; 0 without rows."""
         return int(self.seq_lens.max(initial=0))
 
     @property
     def cu_seqlens(self) -> Any:
-        """Where rows begin and end in `flat`, int32, shape (n + 1,), as FlashAttention takes them.
+        """Cumulative sequence lengths in `flat`, int32, shape (n + 1,), as FlashAttention expects.
 
-        An array, or a tensor on the device of the elements. Raises ColumnLengthError if there are 2**31 elements or
-        more.
+        An array, or a tensor on the device of the elements. Raises ColumnLengthError if there are at least 2**31
+        elements.
 
         >>> from samplebatch.column import RaggedColumn
         >>> RaggedColumn.from_rows([[1, 2], [], [3]], "ids").cu_seqlens
@@ -86,7 +86,7 @@ class RaggedRows(VaryingRows):
         return self._beside(offsets.astype(np.int32))
 
     def _beside(self, array: npt.NDArray[Any]) -> Any:
-        """Return an array as it is, or as a tensor on the device of the elements."""
+        """Return an array unchanged, or as a tensor on the device of the elements."""
         if isinstance(self.elements, np.ndarray):
             return array
         import torch
@@ -98,12 +98,12 @@ class RaggedRows(VaryingRows):
         """View an array or tensor as rows of the given lengths.
 
         Raises ColumnLengthError if lengths are negative, or their sum is not m. Raises ColumnTypeError if values have
-        no dimension.
+        no dimensions.
 
         Parameters
         ----------
         values
-            The rows end to end, shape (m, ...). C-contiguous values are not copied.
+            The concatenated rows, shape (m, ...). C-contiguous values are not copied.
         lengths
             The length of each row, shape (n,).
 
@@ -119,10 +119,10 @@ class RaggedRows(VaryingRows):
         if not values.ndim:
             raise ColumnTypeError("values must have one dimension or more, got a single number")
         if counts.ndim != 1 or counts.min(initial=0) < 0 or counts.sum() != len(values):
-            found = f"shape {counts.shape}" if counts.ndim != 1 else f"a sum of {counts.sum()}"
+            actual = f"shape {counts.shape}" if counts.ndim != 1 else f"a sum of {counts.sum()}"
             if counts.ndim == 1 and counts.min(initial=0) < 0:
-                found = f"{counts.min()} in row {int(counts.argmin())}"
-            raise ColumnLengthError(f"lengths must be numbers from 0 with a sum of {len(values)}, got {found}")
+                actual = f"{counts.min()} in row {int(counts.argmin())}"
+            raise ColumnLengthError(f"lengths must be at least 0 with a sum of {len(values)}, got {actual}")
         trailing = tuple(values.shape[1:])
         shapes = None
         if trailing:
@@ -141,33 +141,33 @@ class RaggedRows(VaryingRows):
         multiple_of: int | None = None,
         out: Any = None,
     ) -> Any:
-        """Return the rows in one array or tensor, shape (n, width, ...), each filled up with a value.
+        """Return the rows in one array or tensor, shape (n, width, ...), padded with a value.
 
-        Extents after the first are filled up on the right, to the largest ones.
+        Extents after the first are padded on the right, to the largest extents.
 
         Parameters
         ----------
         value
-            What fills up the rows.
+            Padding value.
         side
-            Where the padding is: `"right"` or `"left"`.
+            Side of the padding, `"right"` or `"left"`.
         length
-            The width; by default that of the longest row, or of `out`.
+            The width; default: length of the longest row, or width of `out`.
         multiple_of
             Round the width up to a multiple of this.
         out
-            An array or a tensor to write to, of the rows' dtype.
+            An array or a tensor to write to, with the dtype of the rows.
 
         Raises
         ------
         ArgumentError
-            If `side`, `length` or `multiple_of` is none.
+            If `side`, `length` or `multiple_of` is invalid.
         ColumnLengthError
             If a row is longer than `length`.
         ColumnMismatchError
             If `out` has another shape or dtype.
         OverflowError, RuntimeError
-            If the dtype does not hold the value.
+            If the dtype cannot represent the value.
 
         Examples
         --------
@@ -181,7 +181,7 @@ class RaggedRows(VaryingRows):
         return ragged_padding.pad(self, value, side, length, multiple_of, out)
 
     def mask(self, *, side: Side = "right", length: int | None = None, multiple_of: int | None = None) -> Any:
-        """Return which elements of the padded rows are no padding, bool, shape (n, width); arguments as in `pad`.
+        """Return a mask of the padded rows without padding, bool, shape (n, width); arguments as in `pad`.
 
         >>> from samplebatch.column import RaggedColumn
         >>> RaggedColumn.from_rows([[1, 2], [3]], "ids").mask(side="left").tolist()
@@ -210,7 +210,7 @@ class RaggedRows(VaryingRows):
     # -- reductions ----------------------------------------------------------------------------------------------------
 
     def sum(self, *, mask: Self | None = None) -> Any:
-        """Add up the elements of each row; 0 for rows without elements. Integers and flags add up in 64 bits.
+        """Sum the elements of each row; 0 for rows without elements. Integers and flags are summed in 64 bits.
 
         >>> from samplebatch.column import RaggedColumn
         >>> ids = RaggedColumn.from_rows([[1, 2], [], [4]], "ids")
@@ -239,9 +239,9 @@ class RaggedRows(VaryingRows):
         Parameters
         ----------
         initial
-            The result for rows without elements.
+            Result for rows without elements.
         mask
-            Flags of the elements that count.
+            Flags of the elements to include.
         """
         return ragged_math.reduce("min", self._where(mask), initial)
 
@@ -255,15 +255,15 @@ class RaggedRows(VaryingRows):
         return ragged_math.reduce("max", self._where(mask), initial)
 
     def any(self, *, mask: Self | None = None) -> Any:
-        """Tell for each row whether an element is not zero; False for rows without elements."""
+        """Return whether each row has a non-zero element; False for rows without elements."""
         return ragged_math.reduce("any", self._where(mask))
 
     def all(self, *, mask: Self | None = None) -> Any:
-        """Tell for each row whether no element is zero; True for rows without elements."""
+        """Return whether all elements of each row are non-zero; True for rows without elements."""
         return ragged_math.reduce("all", self._where(mask))
 
     def argmax(self, *, mask: Self | None = None) -> Any:
-        """Return the position of the first largest element of each row, of those of a mask if there is one.
+        """Return the position of the first largest element of each row, restricted by a mask if there is one.
 
         Raises ArgumentError if a row has no elements.
 
@@ -279,14 +279,14 @@ class RaggedRows(VaryingRows):
         return inside._where(mask).gather(among)
 
     def cumsum(self, *, reverse: bool = False) -> Self:
-        """Add up each row to every element, or from every element on.
+        """Return the cumulative sum of each row up to every element, or from every element on.
 
-        Floats keep their dtype and add up in 64 bits; integers become 64-bit ones.
+        Floats keep their dtype and are summed in 64 bits; integers become 64-bit integers.
 
         Parameters
         ----------
         reverse
-            Whether sums run from the end of each row: the returns to go without a discount.
+            Whether sums are computed from the end of each row: undiscounted returns to go.
 
         Examples
         --------
@@ -307,9 +307,9 @@ class RaggedRows(VaryingRows):
         [array([2, 2]), array([4])]
         """
         if low is None and high is None:
-            raise ArgumentError("one of low and high must be given, got none")
+            raise ArgumentError("one of low and high must be passed, got none")
         flat = self.flat
-        # One after the other: torch's takes no number beside a tensor.
+        # Applied separately, because torch does not accept a number with a tensor.
         if low is not None:
             flat = flat.clip(ragged_math.operand(self, low), None)
         if high is not None:
@@ -317,7 +317,7 @@ class RaggedRows(VaryingRows):
         return cast("Self", ragged_math.with_elements(self, flat))
 
     def map(self, function: Callable[[Any], Any]) -> Self:
-        """Apply a function that takes and returns one array or tensor, shape (m,), to the elements of all rows.
+        """Apply a function of one array or tensor, shape (m,), to the elements of all rows.
 
         Raises ColumnLengthError if the function returns another number of elements.
 
@@ -328,14 +328,14 @@ class RaggedRows(VaryingRows):
         return cast("Self", ragged_math.map_elements(self, function))
 
     def astype(self, dtype: Any) -> Self:
-        """Convert the elements to a dtype of NumPy's or torch's, with its rules of rounding."""
+        """Cast the elements to a NumPy or torch dtype, with that library's rounding rules."""
         flat = self.flat
         return cast(
             "Self", ragged_math.with_elements(self, flat.to(dtype) if hasattr(flat, "to") else flat.astype(dtype))
         )
 
     def filter(self, mask: Self) -> Self:
-        """Keep the elements that a ragged column of flags marks; rows of one dimension.
+        """Select the elements marked by a ragged column of flags; rows must have one dimension.
 
         >>> from samplebatch.column import RaggedColumn
         >>> ids = RaggedColumn.from_rows([[1, 2, 3], [4]], "ids")
@@ -347,7 +347,7 @@ class RaggedRows(VaryingRows):
         return self._where(mask)
 
     def _flags(self, mask: Self) -> VaryingRows:
-        """Check a mask; return it as a column of flags."""
+        """Validate a mask; return it as a column of flags."""
         if not isinstance(mask, VaryingRows):
             raise ColumnTypeError(f"mask must be a ragged column of flags, got {type(mask).__name__}")
         ragged_math.check_alike(self, mask, "mask")
@@ -356,7 +356,7 @@ class RaggedRows(VaryingRows):
         return cast("VaryingRows", ragged_math.with_elements(mask, mask.flat != 0))
 
     def _where(self, mask: Self | None) -> Self:
-        """Keep the elements of a mask, if there is one, in rows of one dimension."""
+        """Select the elements of a mask, if there is one, in rows of one dimension."""
         if mask is None:
             return self
         flags = self._flags(mask)
@@ -374,13 +374,13 @@ class RaggedRows(VaryingRows):
             flat = self.flat.masked_fill(~flags.flat, 0)
         return cast("Self", ragged_math.with_elements(self, flat))
 
-    # -- cuts ----------------------------------------------------------------------------------------------------------
+    # -- slicing -------------------------------------------------------------------------------------------------------
 
     def join(self, *others: Self) -> Self:
-        """Join the rows of several columns: row i of the result is row i of each, one after the other.
+        """Concatenate the rows of several columns: row i of the result joins row i of each column.
 
         Raises ColumnLengthError if a column has another number of rows. Raises ColumnMismatchError if dtypes, numbers
-        of dimensions or extents after the first do not fit.
+        of dimensions or extents after the first are incompatible.
 
         >>> from samplebatch.column import RaggedColumn
         >>> prompts, answers = RaggedColumn.from_rows([[1], [2, 3]], "p"), RaggedColumn.from_rows([[7, 8], [9]], "a")
@@ -393,7 +393,7 @@ class RaggedRows(VaryingRows):
             if type(part) is not type(self):
                 raise ColumnTypeError(f"rows must be joined with a {self.kind} column, got {type(part).__name__}")
             if len(part) != n:
-                raise ColumnLengthError(f"rows must be joined with as many, {n}, got {len(part)}")
+                raise ColumnLengthError(f"rows must be joined with {n} rows, got {len(part)}")
         if not n:
             return self.copy()
         stacked = type(self).concat(parts, "rows")
@@ -401,7 +401,7 @@ class RaggedRows(VaryingRows):
         return cast("Self", rows.merge(np.full(n, count)))
 
     def merge(self, counts: Any) -> Self:
-        """Put runs of consecutive rows together, each to one row; the elements are shared.
+        """Merge runs of consecutive rows into one row each; the elements are shared.
 
         Raises ColumnLengthError if the sum of `counts` is not the number of rows, or extents after the first differ
         within a run.
@@ -409,7 +409,7 @@ class RaggedRows(VaryingRows):
         Parameters
         ----------
         counts
-            How many rows are put together for each row of the result, shape (k,).
+            Number of rows merged into each row of the result, shape (k,).
 
         Examples
         --------
@@ -419,21 +419,19 @@ class RaggedRows(VaryingRows):
         """
         edges = offsets_of(_host(counts).astype(np.int64))
         if edges[-1] != len(self) or (edges[1:] < edges[:-1]).any():
-            raise ColumnLengthError(
-                f"counts must be numbers from 0 with a sum of {len(self)}, got a sum of {edges[-1]}"
-            )
+            raise ColumnLengthError(f"counts must be at least 0 with a sum of {len(self)}, got a sum of {edges[-1]}")
         shapes = None
         if self.shapes is not None:
             runs = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
             shapes = np.zeros((len(edges) - 1, self.ndim), np.int64)
             np.add.at(shapes[:, 0], runs, self.shapes[:, 0])
-            # Rows without elements fit any extents, and determine those of runs without elements only.
-            telling = (self.shapes[:, :1] > 0) | (shapes[runs, :1] == 0)
-            np.maximum.at(shapes[:, 1:], runs, np.where(telling, self.shapes[:, 1:], 0))
+            # Rows without elements match any extents, and determine extents only in runs without elements.
+            is_relevant = (self.shapes[:, :1] > 0) | (shapes[runs, :1] == 0)
+            np.maximum.at(shapes[:, 1:], runs, np.where(is_relevant, self.shapes[:, 1:], 0))
             differs = ((self.shapes[:, 1:] != shapes[runs, 1:]).any(1)) & (self.shapes[:, 0] > 0)
             if differs.any():
                 raise ColumnLengthError(
-                    "rows must have the same extents after the first to be put together, got others in row "
+                    "rows must have the same extents after the first to be merged, got others in row "
                     f"{int(runs[differs.argmax()])}"
                 )
         return type(self)(self.elements, np.ascontiguousarray(self.offsets[edges]), shapes)
@@ -441,12 +439,12 @@ class RaggedRows(VaryingRows):
     def split(self, positions: Any) -> tuple[Self, Self]:
         """Split each row at a position: the inverse of `join`.
 
-        Raises RowIndexError if a position lies outside its row; names the row.
+        Raises RowIndexError if a position is outside its row; names the row.
 
         Parameters
         ----------
         positions
-            The number of elements of the first parts: a number, or one for each row; negative ones count from the end.
+            Number of elements of the first parts: a number, or one per row; negative ones count from the end.
 
         Examples
         --------
@@ -461,20 +459,20 @@ class RaggedRows(VaryingRows):
         outside = np.flatnonzero((cuts < 0) | (cuts > lengths))
         if len(outside):
             row = int(outside[0])
-            raise RowIndexError(f"positions must lie within the rows, got {cuts[row]} of {lengths[row]} in row {row}")
+            raise RowIndexError(f"positions must be within the rows, got {cuts[row]} of {lengths[row]} in row {row}")
         return self._part(np.zeros_like(cuts), cuts), self._part(cuts, lengths - cuts)
 
     def truncate(self, length: Any, side: Side = "right") -> Self:
-        """Cut off what exceeds a length, on one side; the column itself if no row is longer.
+        """Truncate rows to a maximum length on one side; returns the column itself if no row is longer.
 
-        Raises ArgumentError if a length is negative, or `side` is none.
+        Raises ArgumentError if a length is negative, or `side` is invalid.
 
         Parameters
         ----------
         length
-            The most elements to keep: a number, or one for each row.
+            Maximum number of elements: a number, or one per row.
         side
-            Which side is cut.
+            Side to truncate.
 
         Examples
         --------
@@ -485,7 +483,7 @@ class RaggedRows(VaryingRows):
         choice("side", side, SIDES)
         limits = self._per_row("length", length)
         if limits.min(initial=0) < 0:
-            raise ArgumentError(f"length must be a whole number from 0, got {limits.min()}")
+            raise ArgumentError(f"length must be at least 0, got {limits.min()}")
         lengths = self.seq_lens
         if (lengths <= limits).all():
             return self
@@ -495,8 +493,8 @@ class RaggedRows(VaryingRows):
     def gather(self, positions: Any) -> Any:
         """Return the elements at positions of each row.
 
-        Raises RowIndexError if a position lies outside its row; names the row. Raises ColumnLengthError if there are
-        positions for another number of rows.
+        Raises RowIndexError if a position is outside its row; names the row. Raises ColumnLengthError if positions have
+        another number of rows.
 
         Parameters
         ----------
@@ -519,45 +517,45 @@ class RaggedRows(VaryingRows):
         extents = self.extents
         if self.ndim > 1 and len(self) and (extents[:, 1:] != extents[0, 1:]).any():
             raise ColumnTypeError("rows must have the same extents after the first to gather positions, got others")
-        wanted = positions.layout if isinstance(positions, VaryingRows) else None
+        layout = positions.layout if isinstance(positions, VaryingRows) else None
         if isinstance(positions, VaryingRows):
-            given = _host(positions.flat)
+            position_array = _host(positions.flat)
             counts = positions.lengths
         else:
-            given = _host(positions)
-            given = np.broadcast_to(given, len(self)) if not given.ndim else given
-            counts = np.full(len(given), int(np.prod(given.shape[1:], dtype=np.int64)))
-        if given.dtype.kind not in "iu" and given.size:
-            raise ArgumentError(f"positions must be whole numbers, got dtype {given.dtype}")
+            position_array = _host(positions)
+            position_array = np.broadcast_to(position_array, len(self)) if not position_array.ndim else position_array
+            counts = np.full(len(position_array), int(np.prod(position_array.shape[1:], dtype=np.int64)))
+        if position_array.dtype.kind not in "iu" and position_array.size:
+            raise ArgumentError(f"positions must be integers, got dtype {position_array.dtype}")
         if len(counts) != len(self):
             raise ColumnLengthError(f"positions must have {len(self)} rows, got {len(counts)}")
         lengths = np.repeat(self.seq_lens, counts)
-        places = given.reshape(-1).astype(np.int64)
-        places = np.where(places < 0, places + lengths, places)
-        outside = np.flatnonzero((places < 0) | (places >= lengths))
+        indices = position_array.reshape(-1).astype(np.int64)
+        indices = np.where(indices < 0, indices + lengths, indices)
+        outside = np.flatnonzero((indices < 0) | (indices >= lengths))
         if len(outside):
             row = int(np.repeat(np.arange(len(self)), counts)[outside[0]])
-            found, length = given.reshape(-1)[outside[0]], self.seq_lens[row]
-            raise RowIndexError(f"positions must lie within the rows, got {found} of {length} in row {row}")
-        places += np.repeat(offsets_of(self.seq_lens)[:-1], counts)
+            position, length = position_array.reshape(-1)[outside[0]], self.seq_lens[row]
+            raise RowIndexError(f"positions must be within the rows, got {position} of {length} in row {row}")
+        indices += np.repeat(offsets_of(self.seq_lens)[:-1], counts)
         trailing = tuple(extents[0, 1:].tolist()) if len(self) else (0,) * (self.ndim - 1)
         flat = self.flat.reshape(int(self.seq_lens.sum()), *trailing)
-        values = flat[places] if isinstance(flat, np.ndarray) else flat[self._beside(places)]
-        if wanted is None:
-            return values.reshape(*given.shape, *trailing)
+        values = flat[indices] if isinstance(flat, np.ndarray) else flat[self._beside(indices)]
+        if layout is None:
+            return values.reshape(*position_array.shape, *trailing)
         return type(self).from_lengths(values, counts)
 
     def _per_row(self, name: str, values: Any) -> npt.NDArray[np.int64]:
-        """Return a whole number for each row."""
+        """Return one integer per row."""
         numbers = _host(values)
         if numbers.dtype.kind not in "iu" and numbers.size:
-            raise ArgumentError(f"{name} must be whole numbers, got dtype {numbers.dtype}")
+            raise ArgumentError(f"{name} must be integers, got dtype {numbers.dtype}")
         if numbers.ndim and numbers.shape != (len(self),):
             raise ColumnLengthError(f"{name} must be a number or have {len(self)} rows, got shape {numbers.shape}")
         return np.broadcast_to(numbers, len(self)).astype(np.int64)
 
     def _part(self, firsts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Self:
-        """Copy `counts` elements of each row along its first axis, from `firsts` on."""
+        """Copy `counts` elements of each row along its first axis, starting at `firsts`."""
         extents = self.extents
         sizes = extents[:, 1:].prod(1)
         shapes = None if self.shapes is None else np.concatenate([counts[:, None], extents[:, 1:]], 1)
@@ -565,16 +563,16 @@ class RaggedRows(VaryingRows):
         if isinstance(self.elements, np.ndarray):
             return type(self)(*gather(self.elements, starts, counts * sizes), shapes)
         offsets = offsets_of(counts * sizes)
-        places = np.repeat(starts - offsets[:-1], counts * sizes) + np.arange(offsets[-1])
-        return type(self)(self.elements[self._beside(places)], offsets, shapes)
+        indices = np.repeat(starts - offsets[:-1], counts * sizes) + np.arange(offsets[-1])
+        return type(self)(self.elements[self._beside(indices)], offsets, shapes)
 
     # -- operators -----------------------------------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        """Refuse to be a condition: the result of a comparison has many flags."""
+        """Raise ArgumentError: a comparison returns one flag per element."""
         raise ArgumentError(
             "a ragged column has no truth value, got one as a condition; use .any() or .all() for each row, equals() "
-            "for whole columns, or len()"
+            "for entire columns, or len()"
         )
 
     __hash__ = object.__hash__
@@ -595,14 +593,14 @@ class RaggedRows(VaryingRows):
 
 
 def _clear_elements(flat: npt.NDArray[Any], flags: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    """Copy elements and set those without a flag to 0, shape (m,)."""
+    """Copy elements and set elements without a flag to 0, shape (m,)."""
     if flat.itemsize > 8 or flat.dtype.kind not in "biufc":
         return np.where(flags, flat, flat.dtype.type(0))
-    # Multiplied as whole numbers, bits are kept or cleared: exact for NaN too, and without a branch for each element.
+    # Multiplication as integers keeps or clears all bits: exact for NaN too, and without a branch per element.
     cleared: npt.NDArray[Any] = (flat.view(f"u{flat.itemsize}") * flags).view(flat.dtype)
     return cleared
 
 
 def _host(values: Any) -> npt.NDArray[Any]:
-    """Return a number, a list, an array or a tensor as an array."""
+    """Convert a number, a list, an array or a tensor to an array."""
     return np.asarray(values.cpu() if hasattr(values, "cpu") else values)

@@ -1,4 +1,4 @@
-"""TextColumn: strings or bytes of varying length, laid end to end in Arrow's layout."""
+"""TextColumn: strings or bytes of varying length, contiguous in Arrow's layout."""
 
 from __future__ import annotations
 
@@ -28,37 +28,36 @@ _TYPES: Final = {name: arrow for arrow, name in _NAMES.items()}
 _NONE: Final = "text or none"
 _NAN: Final = "text or nan"
 _MARKERS: Final[dict[str, float | None]] = {_NONE: None, _NAN: np.nan}
-"""What stands for missing strings, by the names of dtypes in headers and fields; in others they are None if any is."""
+"""Markers of missing strings by dtype name in headers and fields; other dtypes use None if any string is missing."""
 
 _STRINGS: Final = frozenset((str, np.str_))
 _BYTE_STRINGS: Final = frozenset((bytes, np.bytes_))
 _MAX_CODE_POINT: Final = 0x10FFFF
 _LISTED: Final = frozenset(name.encode() for name in (*_TYPES, _NAN))
-"""Names of dtypes in the fields of lists that are rows of text."""
+"""Dtype names in fields of lists that are rows of text."""
 _INT64: Final = np.dtype(np.int64)
 _OBJECT: Final = np.dtype(object)
 _PLAIN: Final = (TEXT, BYTES, pa.string(), pa.binary())
-"""Arrow types whose bytes are viewed; those of other types are copied."""
+"""Arrow types whose bytes are viewed; other types are copied."""
 
 
 class TextColumn(Column):
-    r"""Strings or bytes of varying length, of which any may be missing: an Arrow `large_string` or `large_binary`.
+    r"""Strings or bytes of varying length with optional missing values: an Arrow `large_string` or `large_binary`.
 
-    The UTF-8 (or the bytes) of all rows lie end to end, and 64-bit offsets say where each row begins. The memory is
-    never written to: `values` is an array that NumPy makes of the rows when it is first asked for, and is read-only.
+    The UTF-8 text (or the bytes) of all rows is contiguous, with 64-bit row offsets. The memory is never written to:
+    `values` is a read-only array that NumPy creates from the rows on first access.
 
     Parameters
     ----------
     array
-        A `large_string` or `large_binary` array of `length * prod(row_shape)` values, which were checked. It is kept,
-        not copied.
+        A validated `large_string` or `large_binary` array of `length * prod(row_shape)` values. It is not copied.
     row_shape
-        Shape of one row; `()` for a string per row.
+        Shape of one row; `()` for one string per row.
     length
-        The number of rows; that of the array if None.
+        Number of rows; None for the array's length.
     missing
-        What stands for missing strings in `values`: None, NaN, or an empty string where there are none. Rows that are
-        cut or gathered keep it, so that the dtype of `values` does not depend on which they are.
+        Marker of missing strings in `values`: None, NaN, or an empty string if none is missing. Slices and gathered
+        rows inherit it, so that the dtype of `values` does not depend on the selected rows.
 
     Examples
     --------
@@ -86,7 +85,7 @@ class TextColumn(Column):
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any]) -> TextColumn | None:
-        r"""Hold strings, or bytes, and None among them; return None if there are other values, or none of these.
+        r"""Create a column from strings, or from bytes, with optional None; return None for other or no values.
 
         Strings that UTF-8 cannot encode, lone surrogates, count as other values.
 
@@ -110,7 +109,7 @@ class TextColumn(Column):
 
     @classmethod
     def from_objects(cls, values: npt.NDArray[Any]) -> TextColumn | None:
-        """Copy an array of objects that are strings or bytes, shape (n, ...); else return None, as `from_rows`."""
+        """Copy an object array of strings or bytes, shape (n, ...); return None for other values, as `from_rows`."""
         flat = cls.from_rows(values.reshape(-1).tolist())
         return None if flat is None else cls(flat.array, values.shape[1:], len(values))
 
@@ -118,12 +117,12 @@ class TextColumn(Column):
     def from_array(cls, values: npt.NDArray[Any], name: str) -> TextColumn | None:
         """Copy an array of fixed-width strings or bytes, or of variable-width strings, shape (n, ...).
 
-        Raises ColumnTypeError if the array has another marker of missing strings than None or NaN, or characters that
-        are none; names the column.
+        Raises ColumnTypeError if the array marks missing strings by other values than None or NaN, or has invalid
+        characters; names the column.
 
         Returns
         -------
-        The column; None if it has strings that UTF-8 cannot encode.
+        The column; None if UTF-8 cannot encode a string.
         """
         missing: Any = ""
         if values.dtype.kind == "T":
@@ -135,12 +134,12 @@ class TextColumn(Column):
                 )
         elif values.dtype.kind == "U" and values.size:
             values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
-            # Python does not survive larger ones.
+            # Python crashes on larger code points.
             if values.dtype.itemsize and values.reshape(-1).view(np.uint32).max() > _MAX_CODE_POINT:
-                raise ColumnTypeError(f"column {name!r} must have characters of Unicode, got others")
+                raise ColumnTypeError(f"column {name!r} must have Unicode characters, got others")
         arrow = BYTES if values.dtype.kind == "S" else TEXT
         try:
-            # A list: of arrays, pyarrow reads each string up to its first zero only.
+            # A list, because pyarrow truncates strings of arrays at their first zero.
             array = pa.array(values.reshape(-1).tolist(), arrow, from_pandas=_is_nan(missing))
         except UnicodeEncodeError:
             return None
@@ -148,7 +147,7 @@ class TextColumn(Column):
 
     @classmethod
     def unite(cls, columns: Sequence[Column]) -> list[TextColumn] | None:
-        """Make columns of text of such and of objects, if the objects are strings, bytes or None; else return None.
+        """Convert columns of text and of objects to text columns, if the objects are strings, bytes or None; else None.
 
         >>> from samplebatch.column.convert import as_column
         >>> [one.values.tolist() for one in TextColumn.unite([as_column(["a"], "x"), as_column([None], "x")])]
@@ -171,9 +170,9 @@ class TextColumn(Column):
 
     @classmethod
     def from_fixed(cls, values: npt.NDArray[Any], name: str, *, exact: bool = False) -> TextColumn:
-        """Copy fixed-width strings or bytes from outside, shape (n, ...), as earlier versions wrote them.
+        """Copy foreign fixed-width strings or bytes, shape (n, ...), as written by earlier versions.
 
-        Raises FormatError if strings have characters that are none; names the column.
+        Raises FormatError if strings have invalid characters; names the column.
 
         Parameters
         ----------
@@ -182,7 +181,7 @@ class TextColumn(Column):
         name
             The column's name, for errors.
         exact
-            Whether bytes have one length, so that zeros at their ends are part of them.
+            Whether bytes have one length, so that trailing zeros are significant.
         """
         if exact and values.dtype.itemsize:
             rows = values.view(f"V{values.dtype.itemsize}").reshape(-1).tolist()
@@ -197,7 +196,7 @@ class TextColumn(Column):
 
     @staticmethod
     def reads(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
-        """Tell whether an Arrow type is of strings or bytes, or of lists of them that `encode` made.
+        """Return whether an Arrow type is of strings or bytes, or of lists of strings or bytes from `encode`.
 
         >>> TextColumn.reads(pa.string(), {}), TextColumn.reads(pa.list_(pa.string()), {})
         (True, False)
@@ -210,7 +209,7 @@ class TextColumn(Column):
 
     @staticmethod
     def form_of(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> tuple[Any, ...] | None:
-        """Describe rows of text or bytes that a field is of, those of earlier versions too: content and row shape.
+        """Return content and row shape of a text or bytes field, including fields of earlier versions; None for others.
 
         >>> TextColumn.form_of(pa.large_string(), {}), TextColumn.form_of(pa.binary(8), {DTYPE_KEY: b"<U2"})
         (('text',), ('text',))
@@ -231,24 +230,24 @@ class TextColumn(Column):
 
     @staticmethod
     def expands(arrow: pa.DataType) -> bool:
-        """Tell whether arrays of a type that `reads` accepts may take less memory than the column made of them."""
+        """Return whether arrays of a type that `reads` accepts may be smaller than their column."""
         while pa.types.is_fixed_size_list(arrow):
             arrow = arrow.value_type
         return arrow not in _PLAIN
 
     @classmethod
     def from_arrow(cls, array: pa.Array, dtype_name: str | None, name: str) -> TextColumn:
-        """View an Arrow array that `reads` accepts, after copying its offsets and checking all of it.
+        """View an Arrow array that `reads` accepts, with copied offsets and complete validation.
 
         Raises ColumnTypeError if lists of strings have nulls; names the column. Raises FormatError if offsets or
-        indices lie outside, or text is not UTF-8; names the column.
+        indices are out of range, or text is not UTF-8; names the column.
 
         Parameters
         ----------
         array
-            Strings or bytes. Those of 32-bit offsets get offsets of 64 bits, and dictionaries and views are copied.
+            Strings or bytes. 32-bit offsets are converted to 64 bits, and dictionaries and views are copied.
         dtype_name
-            The dtype that the field names, if it does.
+            Dtype in the field's metadata, if any.
         name
             The column's name, for errors.
         """
@@ -256,7 +255,9 @@ class TextColumn(Column):
         try:
             while pa.types.is_fixed_size_list(array.type):
                 if array.null_count:
-                    raise ColumnTypeError(f"column {name!r} must have no nulls but single strings, got {array.type}")
+                    raise ColumnTypeError(
+                        f"column {name!r} must not have nulls except single strings, got {array.type}"
+                    )
                 row_shape.append(array.type.list_size)
                 array.validate()
                 array = array.flatten()
@@ -270,27 +271,26 @@ class TextColumn(Column):
                 raise
             raise FormatError(f"column {name!r} must have strings or bytes in Arrow's layout: {error}") from error
         if len(array) != length * prod(row_shape):
-            raise FormatError(f"column {name!r} must have {prod(row_shape)} strings a row, got {len(array)} in all")
+            raise FormatError(f"column {name!r} must have {prod(row_shape)} strings per row, got {len(array)} in total")
         return cls(array, tuple(row_shape), length, missing=np.nan if dtype_name == _NAN and arrow == TEXT else "")
 
     # -- the interface of columns --------------------------------------------------------------------------------------
 
     @property
     def is_text(self) -> bool:
-        """Whether the rows are strings, and not bytes."""
+        """Whether the rows are strings and not bytes."""
         return bool(self.array.type == TEXT)
 
     @property
     def content(self) -> str:
-        """What the rows are: `"text"` or `"bytes"`."""
+        """Content of the rows: `"text"` or `"bytes"`."""
         return _NAMES[self.array.type]
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """The rows as a read-only array: of dtype `StringDType` for strings, of objects for bytes; shape (n, ...).
+        """Rows as a read-only array: of dtype `StringDType` for strings, of objects for bytes; shape (n, ...).
 
-        Raises FormatError if another process has written to the memory since it was checked, and it is no UTF-8 any
-        more.
+        Raises FormatError if another process has modified the memory since validation, and it is not UTF-8.
         """
         values = self._values
         if values is None:
@@ -306,8 +306,8 @@ class TextColumn(Column):
         try:
             objects: npt.NDArray[Any] = self.array.to_numpy(zero_copy_only=False)
         except (UnicodeDecodeError, pa.ArrowException):
-            # Not chained: their messages hold the bytes.
-            raise FormatError("text must be UTF-8, and its memory was written to after it was checked") from None
+            # Not chained, because the messages contain the bytes.
+            raise FormatError("text must be UTF-8, got memory that was modified after validation") from None
         if _is_nan(self.missing):
             objects[objects == np.array(None)] = np.nan
         return objects.reshape(self._length, *self.row_shape)
@@ -317,7 +317,7 @@ class TextColumn(Column):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """`StringDType` for strings, with None or NaN for missing ones if there are some; object for bytes."""
+        """`StringDType` for strings, with None or NaN for missing ones if there are any; object for bytes."""
         if not self.is_text:
             return _OBJECT
         if self.missing == "":
@@ -326,7 +326,7 @@ class TextColumn(Column):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the text, of the offsets, and of the marks of missing rows if there are some."""
+        """Size of text, offsets and validity bitmap in bytes."""
         offsets, _, validity = _parts(self.array)
         return int(offsets[-1] - offsets[0]) + offsets.nbytes + (0 if validity is None else validity.nbytes)
 
@@ -345,7 +345,7 @@ class TextColumn(Column):
         )
 
     def spread(self, length: int, positions: Indices) -> TextColumn:
-        """Make a column of `length` rows with these at `positions`, and empty strings elsewhere."""
+        """Return a column of `length` rows with these rows at `positions`, and empty strings elsewhere."""
         flat, count = self._places(positions), length * prod(self.row_shape)
         offsets, data, validity = _parts(self.array)
         lengths = np.zeros(count, _INT64)
@@ -358,7 +358,7 @@ class TextColumn(Column):
         return self._with(_array(self.array.type, offsets_of(lengths), text, validity), length)
 
     def _places(self, rows: Indices) -> Indices:
-        """Return where the strings of rows lie among those of all rows."""
+        """Return the positions of the rows' strings among all strings."""
         width = prod(self.row_shape)
         return rows if width == 1 else (rows[:, None] * width + np.arange(width)).reshape(-1)
 
@@ -431,14 +431,14 @@ class TextColumn(Column):
             data, offsets, *validity = buffers
             count = length * prod(row_shape)
             if length < 0 or min(row_shape, default=0) < 0 or len(validity) > 1:
-                raise ValueError("a negative number of rows, or more buffers than a column has")
+                raise ValueError("lengths must not be negative, and there must be at most three buffers")
             text = memory.as_array(data, np.dtype(np.uint8), (memoryview(data).nbytes,))
-            # Copies: whoever else can write to this memory must not move rows after they were checked.
+            # Copies: another writer of this memory must not move rows after validation.
             starts = memory.as_array(offsets, _INT64, (count + 1,))
             marks = memory.as_array(validity[0], np.dtype(np.uint8), (-(-count // 8),)).copy() if validity else None
             array = _checked(TEXT if name in _MARKERS else _TYPES[name], starts, text, marks)
         except (pa.ArrowException, TypeError, ValueError, KeyError, OverflowError) as error:
-            raise FormatError(f"a text column's header {header!r} does not fit its buffers: {error}") from error
+            raise FormatError(f"a text column's header {header!r} must match its buffers: {error}") from error
         return cls(array, row_shape, length, missing=_MARKERS.get(name, ""))
 
 
@@ -447,7 +447,7 @@ def _is_nan(missing: Any) -> bool:
 
 
 def _text_type(arrow: pa.DataType) -> pa.DataType | None:
-    """Return the type of a column's array for arrays of strings or bytes of some type; None for any other type."""
+    """Return the type of a column's array for an Arrow type of strings or bytes; None for any other type."""
     if pa.types.is_dictionary(arrow):
         arrow = arrow.value_type
     if pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
@@ -461,12 +461,12 @@ def _cast(array: pa.Array, arrow: pa.DataType) -> pa.Array:
     try:
         return array.cast(arrow)
     except pa.ArrowNotImplementedError:
-        # Views, before pyarrow could cast them.
+        # Views, for versions of pyarrow that cannot cast them.
         return pa.array(array.to_pylist(), arrow)
 
 
 def _parts(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]:
-    """View the offsets of an array's rows, all of its bytes, and the bits of rows that are present; None if all are."""
+    """View offsets, bytes and validity bits of an array's rows; the bits are None if no row is missing."""
     length = len(array)
     validity, _, data = array.buffers()
     starts = arrow_offsets(array)
@@ -497,7 +497,7 @@ def _checked(
     data: npt.NDArray[np.uint8],
     validity: npt.NDArray[np.uint8] | None,
 ) -> pa.Array:
-    """Make an array of parts from outside, with offsets of its own, after checking offsets and UTF-8."""
+    """Create an array from foreign buffers with copied offsets, after validation of offsets and UTF-8."""
     array = _array(arrow, offsets.copy(), data, validity)
     array.validate(full=True)
     return array

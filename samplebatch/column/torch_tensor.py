@@ -1,4 +1,4 @@
-"""TorchColumn and RaggedTorchColumn: rows of one shape, or of varying shapes, in a torch tensor on any device."""
+"""TorchColumn and RaggedTorchColumn: rows of one or varying shapes in a torch tensor on any device."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 class TorchColumn(Column):
-    """Rows of one shape in a torch tensor, for tensors that a user gives or that are moved to a device.
+    """Rows of one shape in a torch tensor, for tensors passed by users or moved to a device.
 
-    On the host it shares its bytes with NumPy and Arrow like a `TensorColumn`. bfloat16, which NumPy does not have,
-    goes through Arrow as uint16 with the dtype named in the field.
+    On the host it shares its bytes with NumPy and Arrow like a `TensorColumn`. bfloat16, which NumPy lacks, is stored
+    in Arrow as uint16 with the dtype in the field's metadata.
 
     Parameters
     ----------
     values
-        Contiguous tensor of shape (n, ...) that needs no gradient bookkeeping. It is kept, not copied and not checked.
+        Contiguous tensor of shape (n, ...) without gradient. It is neither copied nor validated.
     """
 
     __slots__ = ("values",)
@@ -65,7 +65,7 @@ class TorchColumn(Column):
     def take(self, indices: Indices) -> TorchColumn:
         import torch
 
-        # A copy: torch takes no array of negative stride, not even one of a single index, which NumPy calls contiguous.
+        # A copy, because torch rejects negative strides, which even contiguous arrays of one index can have.
         rows = torch.from_numpy(indices.copy()).to(self.values.device)
         return TorchColumn(movable(self.values).index_select(0, rows).view(self.values.dtype))
 
@@ -85,14 +85,14 @@ class TorchColumn(Column):
         import torch
 
         tensors = [column.values for column in columns]
-        for kind, found in (
+        for kind, values in (
             ("row shape", {str(tuple(t.shape[1:])) for t in tensors}),
             ("dtype", {str(t.dtype) for t in tensors}),
             ("device", {str(t.device) for t in tensors}),
         ):
-            if len(found) > 1:
+            if len(values) > 1:
                 raise ColumnMismatchError(
-                    f"column {name!r} must have one {kind} to be joined, got {' and '.join(sorted(found))}"
+                    f"column {name!r} must have one {kind} to be joined, got {' and '.join(sorted(values))}"
                 )
         return TorchColumn(torch.cat(tensors))
 
@@ -121,16 +121,16 @@ class TorchColumn(Column):
 
     @classmethod
     def from_bits(cls, bits: npt.NDArray[Any], dtype_name: str) -> TorchColumn:
-        """View the bytes of an array as a tensor of the named dtype; read-only bytes are copied first.
+        """View the bytes of an array as a tensor of a named dtype; read-only bytes are copied first.
 
-        Raises ColumnTypeError if tensors of the dtype cannot be built from bytes, or the array's items are not of its
+        Raises ColumnTypeError if tensors of the dtype cannot be built from bytes, or the array's items have another
         size.
         """
         import torch
 
         dtype = named_torch_dtype(dtype_name)
         if bits.dtype != _bits_dtype(dtype):
-            raise ColumnTypeError(f"torch dtype {dtype_name!r} cannot be read from items of {bits.dtype}")
+            raise ColumnTypeError(f"torch dtype {dtype_name!r} must be read from items of its size, got {bits.dtype}")
         writable = bits if bits.flags.writeable else memory.copy_of(bits)
         return cls(torch.from_numpy(writable).view(dtype))
 
@@ -144,13 +144,15 @@ class TorchColumn(Column):
             (buffer,) = buffers
             return cls.from_bits(memory.as_array(buffer, _bits_dtype(named_torch_dtype(dtype_name)), shape), dtype_name)
         except (TypeError, ValueError) as error:
-            raise FormatError(f"a torch column's header {header!r} does not fit its buffers: {error}") from error
+            raise FormatError(f"a torch column's header {header!r} must match its buffers: {error}") from error
 
     def _bits(self) -> npt.NDArray[Any]:
-        """View the tensor's bytes as an array, of the same dtype where NumPy has it, else of integers as wide."""
+        """View the tensor's bytes as an array of the same dtype, or of integers of the same size if NumPy lacks it."""
         values = self.values
         if values.device.type != "cpu":
-            raise DeviceError(f"a column on {values.device} has no host memory; move the batch first: to_device('cpu')")
+            raise DeviceError(
+                f"a column must be in host memory, got {values.device}; move the batch first: to_device('cpu')"
+            )
         bits: npt.NDArray[Any] = values.detach().view(_bits_torch_dtype(values.dtype)).numpy()
         return bits
 
@@ -177,19 +179,19 @@ def _bits_torch_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class RaggedTorchColumn(RaggedRows):
-    """Rows of varying shape in a torch tensor, for ragged columns that are moved to a device.
+    """Rows of varying shape in a torch tensor, for ragged columns moved to a device.
 
-    The elements lie on the device. Where rows begin, and their shapes, stay on the host: a row or a slice is found
-    without waiting for the device.
+    The elements are on the device. Row offsets and shapes are on the host, so that rows and slices are located without
+    waiting for the device.
 
     Parameters
     ----------
     elements
-        The elements of all rows, a contiguous tensor of shape (m,) that needs no gradient bookkeeping.
+        Elements of all rows, a contiguous tensor of shape (m,) without gradient.
     offsets
-        Where rows begin and end in `elements`, int64, shape (n + 1,), never decreasing.
+        Row offsets into `elements`, int64, shape (n + 1,), non-decreasing.
     shapes
-        The shape of each row, int64, shape (n, ndim); None where rows have one dimension.
+        Shape of each row, int64, shape (n, ndim); None for rows of one dimension.
 
     Examples
     --------
@@ -224,7 +226,9 @@ class RaggedTorchColumn(RaggedRows):
             raise ColumnTypeError(f"column {name!r} must have a dtype that can be built from bytes, got {dtype}")
         if not ndim or any(row.ndim != ndim for row in rows):
             counts = " and ".join(map(str, sorted({row.ndim for row in rows})))
-            raise ColumnTypeError(f"column {name!r} must have rows of one number of dimensions, from 1, got {counts}")
+            raise ColumnTypeError(
+                f"column {name!r} must have rows of one number of dimensions, at least 1, got {counts}"
+            )
         if len({(row.dtype, row.device) for row in rows}) > 1:
             forms = " and ".join(sorted({f"{row.dtype} on {row.device}" for row in rows}))
             raise ColumnTypeError(f"column {name!r} must have tensors of one dtype on one device, got {forms}")
@@ -233,9 +237,9 @@ class RaggedTorchColumn(RaggedRows):
         return cls(elements, offsets_of(shapes.prod(1)), shapes if ndim > 1 else None)
 
     def cast(self, dtype: np.dtype[Any], name: str) -> RaggedTorchColumn:
-        """Convert the elements to a NumPy dtype, on their device; return the column itself if they have it.
+        """Cast the elements to a NumPy dtype, on their device; return the column itself if its dtype matches.
 
-        Raises ColumnMismatchError if torch lacks the dtype, or it does not hold the elements without loss; names the
+        Raises ColumnMismatchError if torch lacks the dtype, or it cannot represent the elements exactly; names the
         column.
 
         >>> import torch
@@ -248,7 +252,7 @@ class RaggedTorchColumn(RaggedRows):
         if target is self.dtype:
             return self
         elements = self.flat.cpu()
-        # NumPy has no bfloat16.
+        # NumPy lacks bfloat16.
         values = (elements.float() if elements.dtype == torch.bfloat16 else elements).numpy()
         exact = None
         if isinstance(target, torch.dtype):
@@ -262,15 +266,15 @@ class RaggedTorchColumn(RaggedRows):
 
     @classmethod
     def from_tensor(cls, values: torch.Tensor) -> RaggedTorchColumn:
-        """View a tensor of rows of one shape, contiguous, shape (n, ...) with two dimensions or more."""
+        """View a contiguous tensor with rows of one shape, shape (n, ...) with at least two dimensions."""
         return cls(values.reshape(-1), *uniform_layout(values.shape))
 
     @classmethod
     def from_nested(cls, nested: torch.Tensor, name: str) -> RaggedTorchColumn:
         """View a nested tensor in torch's jagged layout; `to_torch` is the inverse.
 
-        Where rows begin is copied to the host. Rows that do not lie end to end are gathered. Raises ColumnTypeError if
-        another dimension than the second varies, or the tensor requires a gradient; names the column.
+        Row offsets are copied to the host. Non-contiguous rows are gathered. Raises ColumnTypeError if another
+        dimension than the second varies, or the tensor requires a gradient; names the column.
 
         >>> import torch
         >>> nested = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
@@ -299,10 +303,14 @@ class RaggedTorchColumn(RaggedRows):
         elements = values.contiguous().reshape(-1)
         if ragged.lengths() is None:
             return cls(elements, starts * size, shapes)
-        apart = [elements[start * size : (start + rows) * size] for start, rows in zip(starts, lengths, strict=False)]
+        row_parts = [
+            elements[start * size : (start + rows) * size] for start, rows in zip(starts, lengths, strict=False)
+        ]
         import torch
 
-        return cls(torch.cat(apart) if apart else elements[:0], offsets_of(lengths.astype(np.int64) * size), shapes)
+        return cls(
+            torch.cat(row_parts) if row_parts else elements[:0], offsets_of(lengths.astype(np.int64) * size), shapes
+        )
 
     @property
     def flat_column(self) -> TorchColumn:
@@ -315,11 +323,11 @@ class RaggedTorchColumn(RaggedRows):
     def _convert_row(self, row: Any) -> torch.Tensor:
         import torch
 
-        given = torch.as_tensor(row, device=self.elements.device)
-        converted = given.to(self.dtype)
-        if given.numel() and not torch.equal(converted.to(given.dtype), given):
+        source = torch.as_tensor(row, device=self.elements.device)
+        converted = source.to(self.dtype)
+        if source.numel() and not torch.equal(converted.to(source.dtype), source):
             raise ColumnMismatchError(
-                f"rows must hold values of {self.dtype} without loss, got {given.dtype}; convert them first"
+                f"rows must hold values of {self.dtype} without loss, got {source.dtype}; convert them first"
             )
         return converted
 
@@ -336,17 +344,16 @@ class RaggedTorchColumn(RaggedRows):
         offsets = offsets_of(lengths)
         count = int(offsets[-1])
         moves = torch.from_numpy(starts - offsets[:-1]).to(device)
-        # With the number of elements given, the device is not waited for.
+        # Passing the number of elements avoids waiting for the device.
         gathered = torch.repeat_interleave(moves, torch.from_numpy(lengths).to(device), output_size=count)
         gathered += torch.arange(count, device=device)
         elements = movable(self.elements).index_select(0, gathered)
         return RaggedTorchColumn(elements.view(self.dtype), offsets, shapes)
 
     def to_numpy(self) -> npt.NDArray[Any]:
-        """Return the rows as an array of n objects, each an array that shares memory with the column.
+        """Return the rows as an object array of n arrays that share memory with the column.
 
-        Raises DeviceError if the elements lie on another device than the host. Raises ColumnTypeError if NumPy has no
-        dtype for them.
+        Raises DeviceError if the elements are not on the host. Raises ColumnTypeError if NumPy has no dtype for them.
         """
         return RaggedColumn(self.flat_column.to_numpy(), *self.layout).to_numpy()
 
@@ -362,9 +369,9 @@ class RaggedTorchColumn(RaggedRows):
 
     @classmethod
     def from_bits(cls, rows: RaggedColumn, dtype_name: str) -> RaggedTorchColumn:
-        """View the bytes of rows of arrays as elements of the named torch dtype; read-only bytes are copied first.
+        """View the bytes of rows of arrays as elements of a named torch dtype; read-only bytes are copied first.
 
-        Raises ColumnTypeError if torch has no such dtype, or the elements are not of its size.
+        Raises ColumnTypeError if torch lacks the dtype, or the elements have another size.
         """
         return cls(TorchColumn.from_bits(rows.flat, dtype_name).values, *rows.layout)
 
@@ -379,9 +386,9 @@ class RaggedTorchColumn(RaggedRows):
             _, dtype_name, *rows = header
             return cls.from_bits(RaggedColumn.load((RaggedColumn.kind, *rows), buffers), dtype_name)
         except (ColumnTypeError, TypeError, ValueError) as error:
-            raise FormatError(f"a ragged torch column's header {header!r} does not fit its buffers: {error}") from error
+            raise FormatError(f"a ragged torch column's header {header!r} must match its buffers: {error}") from error
 
     def _bits(self) -> tuple[str, RaggedColumn]:
-        """Name the torch dtype, and view the rows' bytes as arrays; see `TorchColumn.dump`."""
+        """Return the torch dtype's name, and the rows' bytes as arrays; see `TorchColumn.dump`."""
         (_, dtype_name, _), (bits,) = self.flat_column.dump()
         return dtype_name, RaggedColumn(bits, *self.layout)

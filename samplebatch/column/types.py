@@ -1,8 +1,8 @@
-"""The one table of dtypes: NumPy <-> Arrow <-> torch.
+"""Table of dtypes in NumPy, Arrow and torch.
 
-Every row says how elements of a NumPy dtype lie in an Arrow buffer without being changed. Where the Arrow type alone
-would not bring the dtype back (complex numbers, fixed-width strings, dates in days, bool in more than one dimension),
-the field carries the dtype's name under `DTYPE_KEY`.
+Every entry defines how elements of a NumPy dtype are stored unchanged in an Arrow buffer. If the Arrow type does not
+determine the dtype (complex numbers, fixed-width strings, dates in days, multi-dimensional bool), the field's metadata
+contains the dtype's name under `DTYPE_KEY`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import torch
 
 DTYPE_KEY = b"samplebatch.dtype"
-"""Key of the field metadata that names a dtype which its Arrow type does not."""
+"""Metadata key of the dtype's name, if the Arrow type does not determine the dtype."""
 
 TORCH_KEY = b"samplebatch.torch"
-"""Key of the field metadata that says that the column is a torch tensor, and of which dtype. bfloat16 and the 8-bit
-floats, which NumPy does not have, lie in Arrow as unsigned integers of their width."""
+"""Metadata key of a torch column's dtype. bfloat16 and the 8-bit floats, which NumPy lacks, are stored in Arrow as
+unsigned integers of their size."""
 
 NUMBERS = frozenset(
     np.dtype(t) for t in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 )
-"""Native number dtypes, the ones that need no second look at the door."""
+"""Native numeric dtypes, which require no further validation."""
 
 _ARROW_NUMBERS: dict[np.dtype[Any], pa.DataType] = {
     np.dtype("i1"): pa.int8(),
@@ -62,22 +62,22 @@ TORCH_NBYTES: Final[Mapping[str, int]] = {
 }
 """Element size in bytes of each torch dtype whose tensors can be built from bytes, by name without `torch.`.
 
-The table is complete on purpose. torch ends the process with a segmentation fault if a tensor of a quantized dtype such
-as `qint8` is built from bytes, and has no copy operation for its dtypes of less than a byte such as `uint4`.
+The table is complete on purpose. torch crashes if a tensor of a quantized dtype such as `qint8` is built from bytes,
+and has no copy operation for its dtypes of less than one byte, such as `uint4`.
 """
 
 
 class Storage(NamedTuple):
-    """How elements of a dtype lie in Arrow.
+    """Storage of a dtype's elements in Arrow.
 
     Attributes
     ----------
     arrow
         Arrow type of one value.
     per_element
-        Values that make one element, as a trailing shape: `(2,)` for complex numbers, else `()`.
+        Values per element, as a trailing shape: `(2,)` for complex numbers, else `()`.
     named
-        Whether the field must name the dtype because the Arrow type does not.
+        Whether the field's metadata must contain the dtype because the Arrow type does not determine it.
     """
 
     arrow: pa.DataType
@@ -87,9 +87,9 @@ class Storage(NamedTuple):
 
 @lru_cache(maxsize=256)
 def storage_of(dtype: np.dtype[Any]) -> Storage:
-    """Look up how a dtype is stored.
+    """Return how a dtype is stored.
 
-    Raises ColumnTypeError if no Arrow layout holds it without change.
+    Raises ColumnTypeError if no Arrow layout stores it unchanged.
 
     >>> storage_of(np.dtype("f4")).arrow, storage_of(np.dtype("c8"))[1:]
     (DataType(float), ((2,), True))
@@ -107,11 +107,11 @@ def storage_of(dtype: np.dtype[Any]) -> Storage:
         if unit in _ARROW_TIME_UNITS and count == 1:
             return Storage(pa.duration(unit) if dtype.kind == "m" else pa.timestamp(unit), (), named=False)
         return Storage(pa.int64(), (), named=True)
-    raise ColumnTypeError(f"no column can hold dtype {dtype}")
+    raise ColumnTypeError(f"a dtype must be one that columns support, got {dtype}")
 
 
 def dtype_of(arrow: pa.DataType) -> np.dtype[Any] | None:
-    """Look up the NumPy dtype of the same memory layout as an Arrow type, or None if there is none."""
+    """Return the NumPy dtype with the memory layout of an Arrow type; None if there is none."""
     number: np.dtype[Any] | None = _NUMPY_NUMBERS.get(arrow)
     if number is not None:
         return number
@@ -125,30 +125,30 @@ def dtype_of(arrow: pa.DataType) -> np.dtype[Any] | None:
 
 
 _PLAIN_UNIT = re.compile(r"[^\[/]*(\[([1-9][0-9]{0,8})?[a-zA-Zμ]+\])?")
-"""Names of dtypes whose unit, if they have one, is a multiple of one of NumPy's."""
+"""Dtype names whose unit, if any, is a multiple of a NumPy unit."""
 
 
 @lru_cache(maxsize=256)
 def named_dtype(name: str) -> np.dtype[Any]:
-    """Read a dtype's name from outside, and refuse all but the dtypes that a tensor column can hold.
+    """Return the dtype of a foreign name; only dtypes of tensor columns are accepted.
 
-    Raises ColumnTypeError if it is not the name of such a dtype.
+    Raises ColumnTypeError for any other name.
     """
-    # NumPy divides by the numbers in a date's unit, and does not survive that they are zero.
+    # NumPy crashes if a number in a date's unit is zero.
     if not isinstance(name, str) or not _PLAIN_UNIT.fullmatch(name):
-        raise ColumnTypeError(f"{name!r} is not the name of a dtype that a column can hold")
+        raise ColumnTypeError(f"a dtype must be one that columns support, got the name {name!r}")
     try:
         dtype = np.dtype(name)
     except (TypeError, ValueError, SyntaxError) as error:
-        raise ColumnTypeError(f"{name!r} is not the name of a dtype") from error
+        raise ColumnTypeError(f"a dtype must have a valid name, got {name!r}") from error
     if not dtype.isnative or dtype.kind not in "biufcSUmM":
-        raise ColumnTypeError(f"no column can hold dtype {name!r}")
+        raise ColumnTypeError(f"a dtype must be one that columns support, got {name!r}")
     storage_of(dtype)
     return dtype
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
-    """Look up the torch dtype of the same elements, or None if torch has none (strings, dates).
+    """Return the torch dtype of the same elements; None if torch has none (strings, dates).
 
     Raises MissingExtraError if torch is not installed.
     """
@@ -158,15 +158,15 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     require_torch()
     import torch
 
-    found: torch.dtype | None = getattr(torch, name, None)
-    return found
+    dtype_in_torch: torch.dtype | None = getattr(torch, name, None)
+    return dtype_in_torch
 
 
 def check_torch_name(name: object) -> int:
-    """Return the element size in bytes of a torch dtype that is named by a file or a message, without loading torch.
+    """Return the element size in bytes of a torch dtype named in a file or a message, without importing torch.
 
-    Raises ColumnTypeError if tensors of the dtype cannot be built from bytes, or torch has no such dtype; suggests the
-    near names.
+    Raises ColumnTypeError if tensors of the dtype cannot be built from bytes, or torch has no such dtype; suggests
+    similar names.
 
     >>> check_torch_name("bfloat16")
     2
@@ -185,7 +185,7 @@ def check_torch_name(name: object) -> int:
 
 @lru_cache(maxsize=256)
 def named_torch_dtype(name: str) -> torch.dtype:
-    """Look up a torch dtype that is named by a file or a message.
+    """Return a torch dtype named in a file or a message.
 
     Raises
     ------
@@ -200,14 +200,14 @@ def named_torch_dtype(name: str) -> torch.dtype:
 
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ColumnTypeError(f"torch must have dtype {name!r} to read it, torch {torch.__version__} has not")
+        raise ColumnTypeError(f"torch must have dtype {name!r} to read it, got torch {torch.__version__} without it")
     return dtype
 
 
 def movable(values: torch.Tensor) -> torch.Tensor:
-    """View a tensor in a dtype of the same width that torch can gather and scatter.
+    """View a tensor in a dtype of the same size that torch can gather and scatter.
 
-    It has no such operations for wide unsigned integers, and not all of them for 8-bit floats.
+    torch lacks these operations for wide unsigned integers, and some for 8-bit floats.
     """
     return values.view(_movable_dtype(values.dtype))
 
@@ -218,7 +218,7 @@ def _movable_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
-    """Look up the NumPy dtype of the same elements, or None if NumPy has none (bfloat16, 8-bit floats).
+    """Return the NumPy dtype of the same elements; None if NumPy has none (bfloat16, 8-bit floats).
 
     >>> import torch
     >>> numpy_dtype(torch.float32), numpy_dtype(torch.bfloat16)
@@ -226,17 +226,16 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
     """
     name = str(dtype).removeprefix("torch.")
     try:
-        found = np.dtype(name)
+        candidate = np.dtype(name)
     except TypeError:
         return None
-    return found if found in NUMBERS else None
+    return candidate if candidate in NUMBERS else None
 
 
 def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
-    """Tell whether every value of the narrow dtype has an equal in the wide one.
+    """Return whether the wide dtype represents every value of the narrow one exactly.
 
-    Stricter than NumPy's "safe" casting, which lets 64-bit integers lose their low bits in a float64, and dates
-    overflow.
+    Stricter than NumPy's "safe" casting, which accepts 64-bit integers as float64, and dates that overflow.
 
     >>> f8, f4, i4, i8 = map(np.dtype, ("f8", "f4", "i4", "i8"))
     >>> holds(f8, f4), holds(f8, i4), holds(f8, i8)
@@ -254,7 +253,7 @@ def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
 
 
 def common_dtype(dtypes: list[np.dtype[Any]]) -> np.dtype[Any] | None:
-    """Find the one among the dtypes that holds all the others without loss, or None if none does."""
+    """Return the dtype among these that represents all others exactly; None if there is none."""
     distinct = list(dict.fromkeys(dtypes))
     for wide in distinct:
         if all(holds(wide, narrow) for narrow in distinct):

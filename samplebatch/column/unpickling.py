@@ -1,7 +1,7 @@
-"""Unpickling of bytes from elsewhere: the one place that decides whether their code may run.
+"""Unpickling of foreign bytes: the only module that decides whether their code may run.
 
-A pickle is a program that its writer chose. Every way in (Arrow, Parquet and HDF5 files, saved buffers, channels,
-broadcasts) hands its permission down to `unpickle`, and no other module loads bytes that may be foreign.
+A pickle is a program of its writer. All inputs (Arrow, Parquet and HDF5 files, saved buffers, channels, broadcasts)
+pass their permission to `unpickle`, and no other module loads foreign pickles.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from samplebatch.errors import FormatError, UntrustedPickleError
 
 
 def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = False) -> list[Any]:
-    """Unpickle bytes from elsewhere, if the caller trusts their writer.
+    """Unpickle foreign bytes, if the caller trusts their writer.
 
-    Raises UntrustedPickleError if `allow_pickle` is false; names the subject. Raises FormatError if one cannot be
-    unpickled; names the subject.
+    Raises UntrustedPickleError if `allow_pickle` is false; names the subject. Raises FormatError if a pickle is
+    invalid; names the subject.
 
     Parameters
     ----------
     pickles
-        One pickle for each object. None of them is looked at without permission, and having none needs it as well.
+        One pickle per object. Permission is required even for an empty iterable, and pickles are not inspected without
+        it.
     subject
-        The column or file that holds them, for errors.
+        Column or file that contains the pickles, for errors.
     allow_pickle
-        Whether they may be unpickled, which runs code that their writer chose.
+        Whether to unpickle, which can execute code of the writer.
 
     Examples
     --------
@@ -35,29 +36,29 @@ def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = Fal
     >>> unpickle([pickle.dumps({1, 2})], "column 'infos'")
     Traceback (most recent call last):
     samplebatch.errors.UntrustedPickleError: column 'infos' holds pickled objects, and unpickling runs code that its
-    writer chose; pass allow_pickle=True if you trust where it comes from
+    writer chose; pass allow_pickle=True if you trust its source
     """
     require_permission(subject, allow_pickle=allow_pickle)
     try:
         return list(map(pickle.loads, pickles))
     except Exception as error:
-        raise FormatError(f"{subject} must have rows that can be unpickled, one cannot: {error}") from error
+        raise FormatError(f"{subject} must have rows that can be unpickled: {error}") from error
 
 
 def require_permission(subject: str, *, allow_pickle: bool = False) -> None:
-    """Refuse to unpickle without permission.
+    """Raise an error without the permission to unpickle.
 
     Raises UntrustedPickleError if `allow_pickle` is false; names the subject.
 
     Parameters
     ----------
     subject
-        The column, file or state that holds the pickles.
+        Column, file or state that contains the pickles.
     allow_pickle
-        Whether they may be unpickled.
+        Whether unpickling is permitted.
     """
     if not allow_pickle:
         raise UntrustedPickleError(
             f"{subject} holds pickled objects, and unpickling runs code that its writer chose; "
-            "pass allow_pickle=True if you trust where it comes from"
+            "pass allow_pickle=True if you trust its source"
         )

@@ -1,4 +1,4 @@
-"""VaryingRows: rows of varying shape, laid end to end in an array or a tensor, and the offsets where they begin."""
+"""VaryingRows: rows of varying shape, contiguous in an array or a tensor, with row offsets."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 _LONG_ROW = 160
-"""Mean elements in a row from which joining views of the rows beats gathering their elements by index (`take`)."""
+"""Mean number of elements per row from which concatenating row views is faster than gathering elements by index."""
 
 
 def gather(
     elements: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Copy rows that lie anywhere in a flat array, shape (m,), end to end.
+    """Copy rows at any offsets of a flat array, shape (m,), into contiguous memory.
 
     Returns
     -------
     elements
-        Those of the rows, in memory of their own.
+        Elements of the rows, in new memory.
     offsets
-        Where the rows begin and end in them, shape (n + 1,).
+        Row offsets into the elements, shape (n + 1,).
 
     Examples
     --------
@@ -54,19 +54,19 @@ def gather(
 
 
 def row_views(elements: Any, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> Iterator[Any]:
-    """View each row of a flat array or tensor by the offsets of its ends."""
+    """View each row of a flat array or tensor by its start and stop offsets."""
     return map(elements.__getitem__, map(slice, starts.tolist(), stops.tolist()))
 
 
 def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Turn lengths, shape (n,), into offsets, shape (n + 1,)."""
+    """Convert lengths, shape (n,), to offsets, shape (n + 1,)."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def arrow_offsets(array: pa.Array, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
-    """View the offsets of an Arrow array's own rows, shape (n + 1,)."""
+    """View the row offsets of an Arrow array, shape (n + 1,)."""
     data, width = array.buffers()[1], np.dtype(dtype).itemsize
     if data is None or not data.size or not len(array):
         return np.zeros(1, dtype)
@@ -74,12 +74,12 @@ def arrow_offsets(array: pa.Array, dtype: npt.DTypeLike = np.int64) -> npt.NDArr
 
 
 def uniform_layout(shape: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """Return the offsets and the shapes of rows that all have one shape; None for shapes of one dimension.
+    """Return offsets and shapes of rows with one shape; the shapes are None for rows of one dimension.
 
     Parameters
     ----------
     shape
-        The shape of all rows together, (n, ...), two dimensions or more.
+        Shape of all rows together, (n, ...), with at least two dimensions.
 
     Examples
     --------
@@ -92,13 +92,13 @@ def uniform_layout(shape: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDA
 
 
 def element_type(dtype: np.dtype[Any]) -> pa.DataType:
-    """Return the Arrow type of one element: a list of two numbers where the dtype is complex."""
+    """Return the Arrow type of one element: a list of two numbers if the dtype is complex."""
     storage = storage_of(dtype)
     return pa.list_(storage.arrow, 2) if storage.per_element else storage.arrow
 
 
 def arrow_elements(elements: npt.NDArray[Any]) -> pa.Array:
-    """View a flat array, shape (m,), as m Arrow values; a complex number is a list of two."""
+    """View a flat array, shape (m,), as m Arrow values; complex numbers are lists of two."""
     storage = storage_of(elements.dtype)
     buffers = [None, memory.as_buffer(elements)]
     if not storage.per_element:
@@ -108,18 +108,18 @@ def arrow_elements(elements: npt.NDArray[Any]) -> pa.Array:
 
 
 class VaryingRows(Column):
-    """Rows of one dtype and one number of dimensions, but of varying shape: the base of ragged columns.
+    """Rows of one dtype and one number of dimensions with varying shape: base class of ragged columns.
 
-    The elements lie end to end in an array or a tensor; where rows begin, and their shapes, are arrays on the host.
+    The elements are contiguous in an array or a tensor; row offsets and shapes are arrays on the host.
 
     Parameters
     ----------
     elements
-        The elements of all rows, contiguous, shape (m,).
+        Elements of all rows, contiguous, shape (m,).
     offsets
-        Where rows begin and end in `elements`, int64, shape (n + 1,), never decreasing.
+        Row offsets into `elements`, int64, shape (n + 1,), non-decreasing.
     shapes
-        The shape of each row, int64, shape (n, ndim); None where rows have one dimension.
+        Shape of each row, int64, shape (n, ndim); None for rows of one dimension.
     """
 
     __slots__ = ("elements", "offsets", "shapes")
@@ -134,7 +134,7 @@ class VaryingRows(Column):
     @property
     @abstractmethod
     def flat_column(self) -> Any:
-        """The elements of these rows as a column of m rows, over the same memory."""
+        """Elements of the rows as a column of m rows, sharing memory."""
 
     @property
     def values(self) -> Self:
@@ -163,29 +163,29 @@ class VaryingRows(Column):
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Elements in each row, shape (n,)."""
+        """Number of elements per row, shape (n,)."""
         return self.offsets[1:] - self.offsets[:-1]
 
     @property
     def extents(self) -> npt.NDArray[np.int64]:
-        """The shape of each row, shape (n, ndim)."""
+        """Shape of each row, shape (n, ndim)."""
         return self.lengths[:, None] if self.shapes is None else self.shapes
 
     @property
     def flat(self) -> Any:
-        """The elements of these rows end to end, a view of shape (m,)."""
+        """Concatenated elements of the rows, a view of shape (m,)."""
         return self.elements[self.offsets[0] : self.offsets[-1]]
 
     @property
     def layout(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-        """Where rows begin and end in `flat`, and their shapes."""
+        """Row offsets into `flat`, and row shapes."""
         first = self.offsets[0]
         return (self.offsets - first if first else self.offsets), self.shapes
 
     def __getitem__(self, key: Any) -> Any:
         """Return one row as an array or a tensor that shares memory, or several rows as a column.
 
-        Raises RowIndexError if a row lies outside the column.
+        Raises RowIndexError if a row is out of range.
         """
         rows = resolve(key, len(self))
         if isinstance(rows, tuple):
@@ -196,33 +196,33 @@ class VaryingRows(Column):
         return row if self.shapes is None else row.reshape(self.shapes[rows].tolist())
 
     def __setitem__(self, key: Any, rows: Any) -> None:
-        """Write rows of the same shapes over those of a key: one row, a sequence of rows, or one number for all.
+        """Overwrite rows with rows of the same shapes: one row, a sequence of rows, or one number for all.
 
-        Raises ColumnLengthError if the key stands for another number of rows. Raises ColumnMismatchError if a row has
-        another shape than the one that it replaces, or elements that the dtype does not hold. Raises RowIndexError if a
-        row lies outside the column.
+        Raises ColumnLengthError if the key selects another number of rows. Raises ColumnMismatchError if a row has
+        another shape than the replaced row, or elements that the dtype cannot represent. Raises RowIndexError if a row
+        is out of range.
         """
         targets = resolve(key, len(self))
         if isinstance(targets, int):
             pairs = [(targets, rows)]
         else:
-            places = range(*targets) if isinstance(targets, tuple) else targets.tolist()
+            positions = range(*targets) if isinstance(targets, tuple) else targets.tolist()
             is_single = not hasattr(rows, "__len__") or getattr(rows, "ndim", 1) == 0
-            values = [rows] * len(places) if is_single else list(rows)
-            if len(values) != len(places):
-                raise ColumnLengthError(f"rows must be written by as many, {len(places)}, got {len(values)}")
-            pairs = list(zip(places, values, strict=True))
-        written = [(self[place], self._fit(place, row)) for place, row in pairs]
+            values = [rows] * len(positions) if is_single else list(rows)
+            if len(values) != len(positions):
+                raise ColumnLengthError(f"rows must be overwritten by {len(positions)} rows, got {len(values)}")
+            pairs = list(zip(positions, values, strict=True))
+        written = [(self[position], self._fit(position, row)) for position, row in pairs]
         for target, row in written:
             target[...] = row
 
-    def _fit(self, place: int, row: Any) -> Any:
-        """Convert a row to the column's dtype, after checking that it has the shape of the one that is there."""
-        shape = tuple(self.extents[place].tolist())
+    def _fit(self, position: int, row: Any) -> Any:
+        """Convert a row to the column's dtype, after comparing its shape with the stored row's shape."""
+        shape = tuple(self.extents[position].tolist())
         array = self._convert_row(row)
         if array.ndim and tuple(array.shape) != shape:
             raise ColumnMismatchError(
-                f"row {place} must keep its shape {shape}, got {tuple(array.shape)}; rows of other lengths need a new "
+                f"row {position} must keep its shape {shape}, got {tuple(array.shape)}; other lengths need a new "
                 "column: assign all rows"
             )
         return array
@@ -231,7 +231,7 @@ class VaryingRows(Column):
     def _convert_row(self, row: Any) -> Any:
         """Convert a row, or a number for all its elements, to the column's dtype.
 
-        Raises ColumnMismatchError if the dtype does not hold the values without loss.
+        Raises ColumnMismatchError if the dtype cannot represent the values exactly.
         """
 
     def __iter__(self) -> Iterator[Any]:
@@ -240,7 +240,7 @@ class VaryingRows(Column):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError("rows of varying shape become an array of objects, which is always a new one")
+            raise ValueError("rows of varying shape must be copied to become an array of objects, got copy=False")
         rows = self.to_numpy()
         return rows if dtype is None else rows.astype(dtype)
 
@@ -248,7 +248,7 @@ class VaryingRows(Column):
         return self.to_lists().__arrow_c_array__(requested_schema)
 
     def to_lists(self) -> pa.Array:
-        """Return the rows as Arrow lists, in as many levels as rows have dimensions, for libraries that know no shapes.
+        """Return the rows as nested Arrow lists, one level per dimension, for libraries that do not support shapes.
 
         >>> from samplebatch.column.ragged import RaggedColumn
         >>> RaggedColumn.from_rows([np.ones((2, 1), int), np.zeros((1, 2), int)], "x").to_lists().to_pylist()
@@ -258,13 +258,13 @@ class VaryingRows(Column):
         flat = self._flat_array()
         lists = pa.array(flat) if flat.dtype.kind != "c" else self.flat_column.to_arrow()
         for axis in reversed(range(self.ndim)):
-            # Lists of this level in one row: the product of the extents before.
+            # Number of lists at this level per row: the product of the preceding extents.
             counts = extents[:, :axis].prod(1)
             lists = pa.LargeListArray.from_arrays(pa.array(offsets_of(np.repeat(extents[:, axis], counts))), lists)
         return lists
 
     def _flat_array(self) -> npt.NDArray[Any]:
-        """Return the elements of these rows as an array, in a dtype that NumPy has."""
+        """Return the elements as an array, in a dtype that NumPy supports."""
         flat: npt.NDArray[Any] = self.flat
         return flat
 
@@ -289,7 +289,7 @@ class VaryingRows(Column):
         return type(self)(self.flat_column.copy().values, offsets_of(lengths), shapes)
 
     def replace(self, places: Indices, rows: Self, name: str) -> Self:
-        """Copy the column with other rows, of any length, in some places; `places` must not repeat.
+        """Copy the column with rows at `places`, which must not repeat, replaced by rows of any length.
 
         >>> from samplebatch.column import RaggedColumn
         >>> column = RaggedColumn.from_rows([[1, 2], [3]], "visited")
@@ -302,18 +302,18 @@ class VaryingRows(Column):
 
     @classmethod
     def concat(cls, columns: Sequence[Self], name: str) -> Self:
-        """Join columns of this class, one copy of every byte.
+        """Concatenate columns of this class, with one copy.
 
-        Columns without elements have no say in the dtype, and those without rows none in the number of dimensions: an
-        empty list has neither. Raises ColumnMismatchError if rows differ in their number of dimensions, or dtypes do
-        and none holds the others without loss.
+        Columns without elements do not affect the dtype, and columns without rows do not affect the number of
+        dimensions, because empty lists determine neither. Raises ColumnMismatchError if rows differ in their number of
+        dimensions, or no dtype represents all others exactly.
         """
         columns = [column for column in columns if len(column)] or columns[:1]
         ndims = {column.ndim for column in columns}
         if len(ndims) > 1:
-            found = " and ".join(map(str, sorted(ndims)))
+            dimensions = " and ".join(map(str, sorted(ndims)))
             raise ColumnMismatchError(
-                f"column {name!r} must have rows of one number of dimensions to be joined, got {found}"
+                f"column {name!r} must have rows of one number of dimensions to be joined, got {dimensions}"
             )
         flat = [column.flat_column for column in columns]
         flat = [elements for elements in flat if len(elements)] or flat[:1]
@@ -341,7 +341,7 @@ class VaryingRows(Column):
             trailing = tuple(self.shapes[0, 1:].tolist()) if len(self) else (0,) * (self.ndim - 1)
             if (self.shapes[:, 1:] != trailing).any():
                 raise ColumnTypeError(
-                    "torch's jagged layout lets only the first extent of rows vary, got rows that differ in others; "
+                    "torch's jagged layout must vary only in the first extent of rows, got rows that differ in others; "
                     "pad them to one shape first"
                 )
             first = self.shapes[:, 0]
@@ -352,7 +352,7 @@ class VaryingRows(Column):
         starts = torch.from_numpy(offsets).to(elements.device)
         extremes: dict[str, Any] = {}
         if len(self) and hasattr(torch, "float8_e8m0fnu"):
-            # Since torch 2.7. Without them torch looks for the extremes itself, which waits for the device.
+            # Since torch 2.7. Without them torch computes the extremes itself, which waits for the device.
             extremes = {"min_seqlen": int(first.min()), "max_seqlen": int(first.max())}
         nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(values, starts, **extremes)
         return nested

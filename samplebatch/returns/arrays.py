@@ -412,7 +412,7 @@ def nstep_of_rings(
         last,
     )
     if refused >= 0:
-        raise RowIndexError(f"slot {slots[refused]} must lie in [0, {len(reward)})")
+        raise RowIndexError(f"slot {slots[refused]} must be in [0, {len(reward)})")
     if not is_ready:
         return NStep(_sum_windows(reward, ends, slots, last, gamma), discount, last)
     return NStep(returns.reshape(n, *reward.shape[1:]), discount, last)

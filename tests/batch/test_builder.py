@@ -461,7 +461,7 @@ def test_the_dtype_of_ragged_rows_is_declared_or_that_of_the_first_with_elements
     assert built({"x": [0.1]}, {"x": [1]}, ragged={"x": "f4"})["x"].dtype == np.float32
     builder = SampleBatchBuilder(ragged={"obs": "i4"})
     builder.add_values(obs={"ids": [1]})
-    with pytest.raises(ColumnMismatchError, match=r"'obs\.ids' must hold int32, got a row of float64"):
+    with pytest.raises(ColumnMismatchError, match=r"'obs\.ids' must store int32, got a row of float64"):
         builder.add_values(obs={"ids": [0.5]})
     assert builder.build_and_reset().column("obs.ids").dtype == np.int32
 

@@ -129,11 +129,11 @@ def test_plain_slices_are_views(key: slice) -> None:
 @pytest.mark.parametrize("key", [7, -8, 100, np.int64(7)])
 def test_a_row_outside_is_refused(key: int) -> None:
     batch = SampleBatch(a=np.arange(7))
-    with pytest.raises(RowIndexError, match=rf"row {key} must lie in \[-7, 7\)"):
+    with pytest.raises(RowIndexError, match=rf"row {key} must be in \[-7, 7\)"):
         batch[[0, key]]
-    with pytest.raises(RowIndexError, match=rf"row {key} must lie in \[-7, 7\)"):
+    with pytest.raises(RowIndexError, match=rf"row {key} must be in \[-7, 7\)"):
         batch.take([key])
-    with pytest.raises(IndexError, match=rf"row {key} must lie in \[-7, 7\)"):
+    with pytest.raises(IndexError, match=rf"row {key} must be in \[-7, 7\)"):
         batch[key]
 
 
@@ -166,12 +166,12 @@ def test_keys_of_another_kind_are_refused(key: Any) -> None:
 
 
 def test_a_mask_of_another_length_is_refused() -> None:
-    with pytest.raises(RowIndexError, match="a mask must have 7 entries, one for each row, got 6"):
+    with pytest.raises(RowIndexError, match="a mask must have 7 entries, one per row, got 6"):
         SampleBatch(a=np.arange(7))[np.ones(6, bool)]
 
 
 def test_the_first_row_outside_is_named() -> None:
-    with pytest.raises(RowIndexError, match=r"row 9 must lie in \[-3, 3\)"):
+    with pytest.raises(RowIndexError, match=r"row 9 must be in \[-3, 3\)"):
         SampleBatch(a=[1, 2, 3]).take([0, 9, 8])
 
 

@@ -48,7 +48,7 @@ def test_another_length_is_refused_by_name(door: Assign, length: int) -> None:
         (torch.tensor(1.0), "0-d tensor"),
         (object(), "single object"),
         (np.ma.masked_array([1, 2, 3], [0, 1, 0]), "mask"),
-        (np.zeros(3, [("x", "f4"), ("y", "i4")]), "fields"),
+        (np.zeros(3, [("x", "f4"), ("y", "i4")]), "one column per field"),
         (np.zeros(3, "V4"), "dtype"),
         (torch.zeros(3).to_sparse(), "dense"),
         ({1: np.zeros(3)}, "strings for keys"),

@@ -187,7 +187,7 @@ def test_take_sequences(padded: bool, order: list[Any]) -> None:
 
 
 def test_take_sequences_refuses_what_is_not_there() -> None:
-    with pytest.raises(RowIndexError, match="row 4 must lie"):
+    with pytest.raises(RowIndexError, match="row 4 must be in"):
         in_sequences(padded=False).take_sequences([0, 4])
     with pytest.raises(SequenceError, match="take_sequences requires a column 'seq_lens'"):
         SampleBatch(a=[1]).take_sequences([0])

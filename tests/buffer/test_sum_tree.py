@@ -261,7 +261,7 @@ def test_segment_tree_refuses_what_is_no_weight_or_not_there() -> None:
     for index, value, error in [(3, 1.0, RowIndexError), (0, -1.0, PriorityError), (0, np.nan, PriorityError)]:
         with pytest.raises(error):
             tree[index] = value
-    with pytest.raises(RowIndexError, match="row 3 must lie in"):
+    with pytest.raises(RowIndexError, match="row 3 must be in"):
         tree[3]
     with pytest.raises(ValueError, match="a positive size, got 0"):
         SegmentTree(0)

@@ -71,11 +71,11 @@ def test_arrays_without_rows_are_refused_by_name(value):
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (np.zeros(2, "f4,i4"), "give each of its fields a column"),
-        (np.zeros(2, "V8"), "no column can hold"),
-        (np.zeros(2, np.longdouble), "no column can hold"),
+        (np.zeros(2, "f4,i4"), "create one column per field"),
+        (np.zeros(2, "V8"), "that columns support"),
+        (np.zeros(2, np.longdouble), "that columns support"),
         (np.ma.masked_array([1, 2], [True, False]), "filled"),
-        (np.array([[None]], object), "one object a row"),
+        (np.array([[None]], object), "one object per row"),
         (torch.zeros(3).to_sparse(), "dense"),
     ],
     ids=["record", "void", "longdouble", "masked", "objects", "sparse"],
@@ -140,7 +140,9 @@ def test_tensors_of_unequal_shape_are_ragged_tensors():
     assert (column.kind, column.dtype) == ("ragged_torch", torch.bfloat16)
     mirrored = [torch.tensor([1j]).conj(), torch.tensor([1j, 2]).conj()]
     assert [row.tolist() for row in as_column(mirrored, "x")] == [[-1j], [-1j, 2]]
-    with pytest.raises(ColumnTypeError, match=r"column 'obs\.x' must have rows of one number of dimensions, from 1"):
+    with pytest.raises(
+        ColumnTypeError, match=r"column 'obs\.x' must have rows of one number of dimensions, at least 1"
+    ):
         as_column([torch.ones(1), torch.ones(2, 2)], "obs.x")
     with pytest.raises(ColumnTypeError, match=r"'x' must have tensors of one dtype on one device, got .*32 on cpu and"):
         as_column([torch.ones(1), torch.ones(2).double()], "x")
@@ -225,7 +227,7 @@ def test_strings_with_another_marker_for_missing_ones_are_refused():
 
 
 def test_characters_that_are_none_are_refused():
-    with pytest.raises(ColumnTypeError, match="'tag' must have characters of Unicode"):
+    with pytest.raises(ColumnTypeError, match="'tag' must have Unicode characters"):
         as_column(np.frombuffer(b"\xff" * 8, "<U1"), "tag")
 
 

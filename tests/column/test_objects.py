@@ -367,7 +367,7 @@ def test_pickles_are_refused_unless_allowed():
 
 
 def test_objects_that_cannot_be_pickled_are_refused():
-    with pytest.raises(ColumnTypeError, match="row 1 holds a function"):
+    with pytest.raises(ColumnTypeError, match="got a function in row 1"):
         ObjectColumn.from_rows([1, lambda: None]).to_arrow()
 
 
@@ -509,7 +509,7 @@ def test_a_dump_of_another_length_is_refused():
 def test_from_array_keeps_the_array_and_refuses_by_name():
     array = np.array([{}, None], object)
     assert ObjectColumn.from_array(array, "x").values is array
-    with pytest.raises(ColumnTypeError, match=r"column 'infos' must have one object a row.*\(2, 1\)"):
+    with pytest.raises(ColumnTypeError, match=r"column 'infos' must have one object per row.*\(2, 1\)"):
         ObjectColumn.from_array(array.reshape(2, 1), "infos")
     with pytest.raises(ColumnTypeError, match="column 'infos' must have objects"):
         ObjectColumn.from_array(np.zeros(3), "infos")

@@ -218,7 +218,7 @@ def test_a_damaged_header_is_refused(header):
 
 def test_offsets_that_leave_the_elements_are_refused():
     header, (elements, offsets) = ragged()[1].dump()
-    with pytest.raises(FormatError, match="offsets that rise"):
+    with pytest.raises(FormatError, match="non-decreasing offsets"):
         RaggedTorchColumn.load(header, [elements, offsets + 1])
 
 

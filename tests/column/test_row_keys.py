@@ -40,7 +40,7 @@ def test_resolves_to_what_numpy_selects(made):
 @pytest.mark.parametrize("key", [5, -6, [0, 5], np.array([-6]), np.uint8(200), 2**70])
 def test_rows_outside_are_named(key):
     first = key if np.ndim(key) == 0 else key[-1]
-    with pytest.raises(RowIndexError, match=rf"row {first} must lie in \[-5, 5\)"):
+    with pytest.raises(RowIndexError, match=rf"row {first} must be in \[-5, 5\)"):
         resolve(key, 5)
 
 
@@ -50,7 +50,7 @@ def test_the_indices_are_a_copy(key):
     found = resolve(given, 5)
     assert found.tolist() == [row % 5 for row in key]
     assert not np.shares_memory(found, given)
-    with pytest.raises(RowIndexError, match=r"row 5 must lie in \[-5, 5\)"):
+    with pytest.raises(RowIndexError, match=r"row 5 must be in \[-5, 5\)"):
         resolve(np.array([*key, 5]), 5)
 
 

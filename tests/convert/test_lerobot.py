@@ -222,7 +222,7 @@ def test_images_that_are_others_than_described_are_refused(folder: Path) -> None
         with pytest.raises(FormatError, match=message):
             read_lerobot(folder)
     add_images(folder, pictures, [1 << 20, 1 << 20, 3])
-    with pytest.raises(CapacityError, match=r"column 'observation.images.top' would take"):
+    with pytest.raises(CapacityError, match=r"column 'observation.images.top' must fit into"):
         read_lerobot(folder)
 
 
@@ -331,7 +331,7 @@ def test_strings_are_read_within_the_bound(folder: Path) -> None:
     change_feature(folder, "note", dtype="string", shape=[1], names=None)
     assert read_lerobot(folder)["note"].tolist() == ["a", "b", "c", "d", "é"]
     change_column(folder / DATA, "note", [pa.array(["a" * (1 << 24), "", "", "", ""])])
-    with pytest.raises(CapacityError, match="column 'note' would take"):
+    with pytest.raises(CapacityError, match="column 'note' must fit into"):
         read_lerobot(folder, max_nbytes=1 << 27)
 
 
@@ -379,7 +379,7 @@ def test_a_damaged_file_is_named(folder: Path) -> None:
 
 
 def test_memory_is_bounded(folder: Path) -> None:
-    with pytest.raises(CapacityError, match="column 'episode_index' would take"):
+    with pytest.raises(CapacityError, match="column 'episode_index' must fit into"):
         read_lerobot(folder, max_nbytes=1)
 
 

@@ -76,7 +76,7 @@ def test_actions_at_a_bound_stay_finite_under_the_inverse_of_tanh() -> None:
 
 def test_actions_to_be_scaled_must_be_bounded() -> None:
     policy = Fixed([0.0, 0.0], BOX, action_scaling=True, action_bound_method=None)
-    with pytest.raises(PolicySpecError, match=r"must lie in \[-1, 1\]"):
+    with pytest.raises(PolicySpecError, match=r"must be in \[-1, 1\]"):
         policy.map_action(np.array([[1.5, 0.0]]))
 
 

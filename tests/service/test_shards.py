@@ -73,15 +73,15 @@ def test_ids_that_tell_no_rows_apart_are_refused() -> None:
 
 
 def test_rows_of_add_go_to_the_services_of_their_environments() -> None:
-    with serving(*tables(streams=16)) as client:
-        ids = np.arange(12)
+    with serving(*tables(streams=64)) as client:
+        ids = np.arange(40)
         for t in range(5):
             client.add(
                 {"obs": ids * 10 + t, "act": ids, "rew": ids * 1.0, "terminated": ids < 0, "truncated": ids < 0}, ids
             )
         client.add({"obs": 7, "act": 0, "rew": 1.0, "terminated": True, "truncated": False})
-        assert len(client) == 61
-        assert all(own["size"] for own in client.info()["shards"].values())
+        assert len(client) == 201
+        assert all(shard["size"] for shard in client.info()["shards"].values())
 
 
 def test_rows_are_drawn_as_often_as_from_one_table() -> None:

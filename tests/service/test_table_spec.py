@@ -75,7 +75,7 @@ def test_options_are_those_of_the_buffer() -> None:
         ("r=rows:5,stack_num=1", r"kind 'rows' has no option 'stack_num'"),
         ("r=rows:5,max_lag=1", r"table 'r': version must be given with max_lag"),
         ("r=rows:0", r"table 'r': capacity must be a whole number from 1, got 0"),
-        ("r=rows:5,ragged=ids:what", r"table 'r': ragged must give the dtype"),
+        ("r=rows:5,ragged=ids:what", r"table 'r': ragged must map column names"),
         ("r=uniform:5,min_size=6", r"table 'r': min_size must be at most the capacity"),
     ],
 )

@@ -86,9 +86,9 @@ def test_rows_without_bytes_behind_them_are_refused(name: str, tmp_path: Path) -
     path = written(table, tmp_path / "bomb.arrow")
     assert path.stat().st_size < 1 << 22
     start = time.monotonic()
-    with pytest.raises(CapacityError, match=r"column 'infos' would take .* of '.*bomb.arrow' .* max_nbytes"):
+    with pytest.raises(CapacityError, match=r"column 'infos' must fit into .* for '.*bomb.arrow'.* max_nbytes"):
         read_arrow(path)
-    with pytest.raises(CapacityError, match=r"column 'infos' would take .* of the table .* max_nbytes"):
+    with pytest.raises(CapacityError, match=r"column 'infos' must fit into .* for the table, .* max_nbytes"):
         SampleBatch.from_arrow(table)
     assert time.monotonic() - start < 5
 
@@ -96,7 +96,7 @@ def test_rows_without_bytes_behind_them_are_refused(name: str, tmp_path: Path) -
 def test_compressed_zeros_are_refused_before_they_are_decompressed(tmp_path: Path) -> None:
     path = written(about(pa.table({"obs": np.zeros((1 << 25) + 1)})), tmp_path / "bomb.arrow", "zstd")
     held = pa.total_allocated_bytes()
-    with pytest.raises(CapacityError, match="compressed data would take 268435464 bytes"):
+    with pytest.raises(CapacityError, match=r"compressed data must fit into .* got 268435464 bytes"):
         read_arrow(path)
     assert pa.total_allocated_bytes() == held
 
@@ -106,7 +106,7 @@ def test_what_a_compressed_buffer_claims_is_believed_by_the_bound(tmp_path: Path
     claim = (8000).to_bytes(8, "little")
     assert data.count(claim) == 1
     (tmp_path / "bomb.arrow").write_bytes(data.replace(claim, (1 << 40).to_bytes(8, "little")))
-    with pytest.raises(CapacityError, match="would take 1099511627776 bytes"):
+    with pytest.raises(CapacityError, match=r"must fit into .* got 1099511627776 bytes"):
         read_arrow(tmp_path / "bomb.arrow")
 
 
@@ -114,7 +114,7 @@ def test_the_bound_can_be_raised_and_lowered(tmp_path: Path) -> None:
     infos: list[Any] = [{}] * 3_000_000
     batch = SampleBatch(infos=infos)
     write_arrow(batch, tmp_path / "batch.arrow")
-    with pytest.raises(CapacityError, match="column 'infos' would take 384000000 bytes"):
+    with pytest.raises(CapacityError, match=r"column 'infos' must fit into .* got 384000000 bytes"):
         read_arrow(tmp_path / "batch.arrow")
     assert len(read_arrow(tmp_path / "batch.arrow", max_nbytes=1 << 29)["infos"]) == len(infos)
     with pytest.raises(CapacityError, match="column 'infos'"):
@@ -171,13 +171,13 @@ def test_parquet_files_that_repeat_a_value_are_refused(column: Callable[[], pa.A
     parquet.write_table(about(pa.table({"infos": column()})), path, compression="zstd")
     assert path.stat().st_size < 1 << 19
     held = pa.total_allocated_bytes()
-    with pytest.raises(CapacityError, match=r"column 'infos.* of '.*parquet' .* max_nbytes"):
+    with pytest.raises(CapacityError, match=r"column 'infos.* for '.*parquet'.* max_nbytes"):
         read_parquet(path)
     assert pa.total_allocated_bytes() - held < 1 << 20
     commit(path)
     with pytest.raises(CapacityError, match="max_nbytes"):
         Dataset(tmp_path).read()
-    with pytest.raises(CapacityError, match="may take 1000;"):
+    with pytest.raises(CapacityError, match="the 1000 bytes of memory"):
         Dataset(tmp_path, max_nbytes=1000).read()
 
 
