@@ -1,4 +1,4 @@
-"""Algorithm: the base of update rules, on policy, off policy and offline."""
+"""Algorithm: base classes of on-policy, off-policy and offline algorithms."""
 
 from __future__ import annotations
 
@@ -64,55 +64,49 @@ _RENAMED = {
     "vf_loss_coeff": "vf_coef",
     "model": "policy",
 }
-"""Arguments in Tianshou 0.5 and 1, RLlib and Stable-Baselines3, with their names here."""
+"""Argument names of Tianshou 0.5 and 1, RLlib and Stable-Baselines3, with the current names."""
 
 
 @dataclass(kw_only=True)
 class TrainingStats(PrintedAsDict):
-    """Figures of an update, for trainers and loggers. Algorithms derive their own, with losses.
+    """Base class of update statistics, for trainers and loggers; subclasses add losses.
 
     Attributes
     ----------
     train_time
         Duration of the update in seconds.
     smoothed_loss
-        Moving averages of losses, which trainers add.
+        Moving averages of losses, set by trainers.
     """
 
     train_time: float = 0.0
     smoothed_loss: dict[str, float] = field(default_factory=dict)
 
     def get_loss_stats_dict(self) -> dict[str, float]:
-        """Return the figures that algorithms add, by name: numbers, and the means of summaries. None is left out.
+        """Return the metrics of the algorithm by name: numbers, and means of summaries; None is omitted.
 
         Examples
         --------
         >>> SimpleLossTrainingStats(loss=0.5).get_loss_stats_dict()
         {'loss': 0.5}
         """
-        found = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if value is not None and one.name not in ("train_time", "smoothed_loss"):
-                found[one.name] = value.mean if isinstance(value, SequenceSummaryStats) else value
-        return found
+        metrics = {}
+        for attribute in fields(self):
+            value = getattr(self, attribute.name)
+            if value is not None and attribute.name not in ("train_time", "smoothed_loss"):
+                metrics[attribute.name] = value.mean if isinstance(value, SequenceSummaryStats) else value
+        return metrics
 
 
 @dataclass(kw_only=True)
 class SimpleLossTrainingStats(TrainingStats):
-    """Figures of an update of one gradient step.
-
-    Attributes
-    ----------
-    loss
-        The loss.
-    """
+    """Statistics of an update with one gradient step and one loss."""
 
     loss: float
 
 
 class Algorithm(nn.Module, Generic[PolicyT], ABC):
-    """An update rule for a policy, run by trainers.
+    """Base class of algorithms: the update rule of a policy, run by trainers.
 
     An update samples a batch as tensors on the device of the parameters. Then `_preprocess_batch` adds targets,
     `_update_with_batch` performs gradient steps, and `_postprocess_batch` updates priorities. `_create_optimizer`
@@ -128,12 +122,12 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     Attributes
     ----------
     n_step, gamma
-        Maximum steps that a sampled row represents, None for single steps, and the discount per step; see
-        `ReplayBuffer.sample`. Algorithms with targets set them.
+        Maximum number of steps per sampled row, None for single steps, and the discount per step; see
+        `ReplayBuffer.sample`. Set by algorithms with targets.
     lr_schedulers
-        The schedules of learning rates, stepped after each update.
+        Learning-rate schedules, stepped after each update.
     updates
-        Updates so far.
+        Number of updates so far.
     """
 
     n_step: int | None = None
@@ -141,7 +135,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     policy: PolicyT
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Reject unknown arguments with the near names."""
+        """Reject unknown arguments and suggest near names."""
         check_names(cls, args, options, _RENAMED)
         return super().__new__(cls)
 
@@ -173,26 +167,16 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
             optimizer.requires_finite = not allow
 
     def train(self, mode: bool = True) -> Self:
-        """Set torch's training mode; an update goes through both modes."""
+        """Set torch's training mode; an update uses both modes."""
         set_training(self, mode)
         return self
 
-    # For algorithms: what they are made of
+    # For subclasses: components
 
     def _create_optimizer(
         self, module: nn.Module, factory: OptimizerFactory, max_grad_norm: float | None = None
     ) -> Optimizer:
-        """Make an optimizer of a module's parameters, with its state a part of the algorithm's.
-
-        Parameters
-        ----------
-        module
-            The module with the parameters.
-        factory
-            Optimizer factory, with a learning-rate schedule if it has one.
-        max_grad_norm
-            Maximum L2 norm of all gradients; None for no clipping.
-        """
+        """Create an optimizer of a module's parameters, and include its state in `state_dict`."""
         require_factory(factory)
         optimizer, scheduler = factory.create_instances(module)
         if scheduler is not None:
@@ -206,40 +190,38 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return self._lagged_networks[-1]
 
     def _update_lagged_network_weights(self, tau: float = 1.0) -> None:
-        """Move all lagged networks towards their sources: copies for a `tau` of 1, Polyak averages for less."""
+        """Update all lagged networks from their sources: copies for a `tau` of 1, Polyak averages for less."""
         follow(self._lagged_networks, tau)
 
-    # For algorithms: the parts of an update
+    # For subclasses: stages of an update
 
     def _sample_batch(self, buffer: Any, sample_size: int | None) -> tuple[Batch, Indices]:
-        """Draw rows of a buffer, as tensors on the device and in the floating-point dtype of the parameters."""
-        batch, indices = buffer.sample(sample_size, **self._rows_wanted())
+        """Sample rows as tensors on the device and in the floating-point dtype of the parameters."""
+        batch, indices = buffer.sample(sample_size, **self._sample_options())
         return batch, indices
 
-    def _rows_wanted(self) -> dict[str, Any]:
-        """Return the arguments of `sample`: how many steps rows stand for, and the parameters' device and dtype."""
+    def _sample_options(self) -> dict[str, Any]:
         parameter = next(self.parameters())
         return {"n_step": self.n_step, "gamma": self.gamma, "device": parameter.device, "floats": parameter.dtype}
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
-        """Add columns that are computed before any gradient step: targets, advantages. Networks are in evaluation mode.
+        """Add columns computed before any gradient step, such as targets; networks are in evaluation mode.
 
         Parameters
         ----------
         batch
-            The rows, which may be changed.
+            The rows; may be modified in place.
         buffer, indices
-            The buffer that they come from, and where in it they are.
+            The source buffer and the indices of the rows.
         """
         return batch
 
     def _postprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> None:
-        """Give the rows of a prioritized buffer the priorities that `_update_with_batch` put under `weight`, if any.
+        """Update the priorities of a prioritized buffer from the column `weight` of `_update_with_batch`, if any.
 
-        Rows that were written over in the meantime keep theirs; so do rows whose new one is not finite, where that is
-        allowed.
+        Skips rows overwritten since sampling, and non-finite priorities if `allow_nonfinite`.
         """
-        # The class is looked at, as a buffer goes through its columns for names that it has not.
+        # Looked up on the class: attribute access on a buffer searches its columns.
         if WEIGHT in batch and hasattr(type(buffer), "update_weight"):
             weights, generation = batch[WEIGHT], batch.get(GENERATION)
             if self.allow_nonfinite:
@@ -263,9 +245,9 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
             sampled = batch.get(WEIGHT)
             self.train()
             stats = self._require_finite(lambda: update_with_batch(batch), batch)
-            by_priority = sampled is not None or GENERATION in batch
-            if WEIGHT in batch and (batch[WEIGHT] is sampled or not by_priority):
-                # Importance weights that are still there are no priorities, and others take none.
+            is_prioritized = sampled is not None or GENERATION in batch
+            if WEIGHT in batch and (batch[WEIGHT] is sampled or not is_prioritized):
+                # Unchanged importance weights are not priorities, and other buffers accept none.
                 del batch[WEIGHT]
             self._postprocess_batch(batch, buffer, indices)
             return stats
@@ -273,14 +255,14 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return self._run_update(update)
 
     def _require_finite(self, update: Callable[[], StatsT], batch: Any) -> StatsT:
-        """Perform an update; stop at the first loss that is not finite, unless that is allowed.
+        """Perform an update; unless `allow_nonfinite`, raise at the first non-finite loss.
 
-        Losses on the host are read before their step, and others with the figures of the update.
+        Losses on the host are checked before their gradient step, others with the statistics of the update.
 
         Raises
         ------
         NonFiniteLossError
-            If a loss is not finite; names the update and the columns of the batch with such values.
+            If a loss is not finite; names the update and the columns with non-finite values.
         """
         try:
             stats = update()
@@ -288,14 +270,14 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
                 require_finite_losses(stats.get_loss_stats_dict())
         except NonFiniteLossError as error:
             names = ", ".join(map(repr, _nonfinite_columns(batch)))
-            where = f"columns with such values: {names}" if names else "all columns are finite"
+            columns = f"columns with such values: {names}" if names else "all columns are finite"
             raise NonFiniteLossError(
-                f"{error} in update {self.updates + 1}; {where}; pass allow_nonfinite=True to continue"
+                f"{error} in update {self.updates + 1}; {columns}; pass allow_nonfinite=True to continue"
             ) from None
         return stats
 
     def _run_update(self, update: Callable[[], StatsT]) -> StatsT:
-        """Run an update within a training step, count it and time it; networks are in evaluation mode at first."""
+        """Run, count and time an update within a training step; networks start in evaluation mode."""
         start = perf_counter()
         with policy_within_training_step(self.policy), torch_train_mode(self, False):
             stats = update()
@@ -309,44 +291,37 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
 
     @abstractmethod
     def create_trainer(self, params: Any) -> Trainer[Any]:
-        """Create the trainer of the algorithm.
-
-        Parameters
-        ----------
-        params
-            How long to train, with which collectors: `OnPolicyTrainerParams`, `OffPolicyTrainerParams` or
-            `OfflineTrainerParams`.
-        """
+        """Create a trainer of the algorithm with its `TrainerParams`."""
 
     def run_training(self, params: Any) -> InfoStats:
-        """Train with the trainer of `create_trainer`, and return its report."""
+        """Create a trainer, run it, and return its summary."""
         return self.create_trainer(params).run()
 
     # State
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Continue from the state that `state_dict` returned; arguments and result are those of torch's modules.
+        """Restore a state from `state_dict`; see `torch.nn.Module.load_state_dict` for arguments and result.
 
         Raises
         ------
         ArgumentError
-            If the state is of other networks; names the first parameter that differs, before anything is loaded.
+            If the state is from different networks; names the first differing parameter, before loading anything.
         """
-        wanted, found = _shapes(self.state_dict()), _shapes(state_dict)
-        for name in [*wanted, *found] if strict else wanted.keys() & found.keys():
-            if name not in wanted:
-                raise ArgumentError(f"state must have no parameter {name!r}, as the algorithm has none of that name")
-            if wanted[name] != found.get(name):
+        expected, loaded = _parameter_shapes(self.state_dict()), _parameter_shapes(state_dict)
+        for name in [*expected, *loaded] if strict else expected.keys() & loaded.keys():
+            if name not in expected:
+                raise ArgumentError(f"state must have only parameters of the algorithm, got {name!r}")
+            if expected[name] != loaded.get(name):
                 raise ArgumentError(
-                    f"parameter {name!r} must have shape {wanted[name]}, as in the algorithm, "
-                    f"got {found.get(name, 'no such parameter')}"
+                    f"parameter {name!r} must have shape {expected[name]}, as in the algorithm, "
+                    f"got {loaded.get(name, 'no such parameter')}"
                 )
         return super().load_state_dict(state_dict, strict, assign)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the part of `state_dict` beside parameters: optimizers, schedules, exploration, the count of updates.
+        """Return the state that torch does not track: optimizers, schedules, exploration and the update count.
 
-        An algorithm with more to go on from returns more, and takes it in `set_extra_state`.
+        Subclasses with more state extend this method and `set_extra_state`.
         """
         return {
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
@@ -356,19 +331,21 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         }
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state that `get_extra_state` returned.
+        """Restore a state from `get_extra_state`.
 
         Raises
         ------
         ArgumentError
-            If it has another number of optimizers or schedules.
+            If the state has a different number of optimizers or schedules.
         """
-        parts: dict[str, Sequence[Any]] = {"optimizers": self._optimizers, "lr_schedulers": self.lr_schedulers}
-        for name, own in parts.items():
-            if len(state[name]) != len(own):
-                raise ArgumentError(f"state must have {len(own)} {name}, as the algorithm has, got {len(state[name])}")
-            for one, kept in zip(own, state[name], strict=True):
-                one.load_state_dict(kept)
+        components: dict[str, Sequence[Any]] = {"optimizers": self._optimizers, "lr_schedulers": self.lr_schedulers}
+        for name, parts in components.items():
+            if len(state[name]) != len(parts):
+                raise ArgumentError(
+                    f"state must have {len(parts)} {name}, as the algorithm has, got {len(state[name])}"
+                )
+            for part, part_state in zip(parts, state[name], strict=True):
+                part.load_state_dict(part_state)
         self.policy.set_exploration_state(state["exploration"])
         self.updates = state["updates"]
 
@@ -389,47 +366,47 @@ def _nonfinite_columns(batch: Any, path: str = "") -> Iterator[str]:
                 yield f"{path}{name}"
 
 
-def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _parameter_shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def require_source(buffer: Any, size: Any) -> None:
-    """Raise ArgumentError if the first argument of `update` is no source of steps of one policy."""
+    """Raise ArgumentError if the first argument of `update` does not contain steps of one policy."""
     if buffer is None or isinstance(buffer, int | np.integer):
         hint = f"; the order is update(buffer, {buffer})" if not isinstance(size, int | None) else ""
         raise ArgumentError(f"buffer must be a replay buffer or a batch, got {buffer!r}{hint}")
     if isinstance(buffer, MultiAgentBatch):
         raise ArgumentError(
             "buffer must have the steps of one policy, got a MultiAgentBatch; pass batch['policy_id'], or use an "
-            "algorithm of several policies such as MultiAgentOnPolicyAlgorithm"
+            "algorithm for several policies such as MultiAgentOnPolicyAlgorithm"
         )
 
 
 def require_steps(count: int) -> None:
     """Raise EmptyBufferError if there are no steps to learn from."""
     if not count:
-        raise EmptyBufferError("a buffer must have steps to learn from, it has none; collect some first")
+        raise EmptyBufferError("buffer must have steps to learn from, got none; collect some first")
 
 
 class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
-    """An update rule that learns from all steps of a buffer at once, which the policy has just collected.
+    """Base class of on-policy algorithms, which learn from all steps that the newest policy collected.
 
     Attributes
     ----------
     allows_stale_steps
-        Whether it corrects for steps of an earlier policy, so that workers may collect while it updates (`overlap` of
-        `OnPolicyTrainerParams`). Other algorithms treat all steps as those of the newest policy.
+        Whether the algorithm corrects for steps of earlier policies, so that workers may collect during updates
+        (`overlap` of `OnPolicyTrainerParams`). Other algorithms treat all steps as collected by the newest policy.
     """
 
     allows_stale_steps: bool = False
 
     def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
-        """Create the trainer of the algorithm."""
+        """Create a trainer of the algorithm."""
         return OnPolicyTrainer(self, params)
 
     def _postprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> None:
         super()._postprocess_batch(batch, buffer, indices)
-        # After the gradient steps: the policy that collected the steps and the updated one normalize alike.
+        # After the gradient steps: the behaviour policy and the updated policy use the same normalization.
         if isinstance(self.policy, Policy):
             self.policy.update_statistics(batch)
 
@@ -450,7 +427,7 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
         EmptyBufferError
             If there are no steps.
         ArgumentError
-            If `buffer` is neither a buffer nor a batch of one policy.
+            If `buffer` is not a replay buffer or a batch of one policy.
 
         Examples
         --------
@@ -477,11 +454,11 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
         """Perform gradient steps on the minibatches of a batch."""
 
     def _minibatches(self, batch: Batch, batch_size: int | None, columns: Sequence[str]) -> Iterator[Batch]:
-        """Go over some columns of all rows once, in an order that torch's default generator draws.
+        """Iterate once over minibatches of some columns, shuffled by torch's default generator.
 
-        A last minibatch that would be smaller than the others is a part of the one before it.
+        An incomplete last minibatch is merged into the previous one.
         """
-        # One gather a pass: the minibatches are views of it.
+        # One gather per pass: minibatches are views of the shuffled rows.
         shuffled: Batch = Batch({name: batch[name] for name in columns})[torch.randperm(len(batch))]
         yield from shuffled.split(batch_size or len(batch), shuffle=False, merge_last=True)
 
@@ -491,31 +468,31 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
     """Augmentation of sampled observations and next observations, such as `RandomShift`; None for none."""
 
     def update(self, buffer: Any, sample_size: int | None = None) -> TrainingStats:
-        """Update the policy with rows drawn from a buffer, or with all rows of a batch.
+        """Update the policy with sampled rows of a buffer, or with all rows of a batch.
 
         Parameters
         ----------
         buffer
-            A replay buffer or a client of a replay service; a `Dataset` or `MixedSampler`, whose rows are one step
-            each; or a train batch, a `SampleBatch` or `Batch` of such rows.
+            A replay buffer or a client of a replay service; or rows of single steps: a `Dataset`, `MixedSampler`,
+            `SampleBatch` or `Batch`.
         sample_size
-            Number of rows, see `ReplayBuffer.sample`: None for all in random order, 0 for all in time order. Of a
-            batch, all rows are used.
+            Number of rows, see `ReplayBuffer.sample`: None for all in random order, 0 for all in time order. A batch
+            is always used in full.
 
         Raises
         ------
         EmptyBufferError
             If there are no rows.
         ArgumentError
-            If `buffer` is neither a buffer nor a batch of one policy, a `sample_size` is given for a batch, or rows of
-            a dataset or batch must represent several steps.
+            If `buffer` is not a buffer or a batch of one policy, a `sample_size` is given for a batch, or the algorithm
+            requires rows of several steps of a dataset or batch.
         ColumnNotFoundError
-            If rows of a dataset or batch lack a column that targets need; names it.
+            If rows of a dataset or batch lack a column that targets require; names the column.
         """
         require_source(buffer, sample_size)
         if isinstance(buffer, SampleBatch | Batch):
             if sample_size:
-                raise ArgumentError(f"sample_size must be None for a batch, whose rows are all used, got {sample_size}")
+                raise ArgumentError(f"sample_size must be None for a batch, which is used in full, got {sample_size}")
             require_steps(len(buffer))
         return self._update(buffer, sample_size, self._update_with_batch)
 
@@ -523,7 +500,7 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
         if isinstance(buffer, ReplayBuffer | ReplayClient):
             batch, indices = super()._sample_batch(buffer, sample_size)
         else:
-            batch, indices = sample_steps(buffer, sample_size, **self._rows_wanted())
+            batch, indices = sample_steps(buffer, sample_size, **self._sample_options())
         if self.augment is not None:
             for name in ("obs", "obs_next"):
                 if name in batch:
@@ -536,7 +513,7 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
 
 
 class OffPolicyAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
-    """An update rule that learns from samples of a replay buffer, while more steps are collected.
+    """Base class of off-policy algorithms, which learn from samples of a replay buffer during collection.
 
     Attributes
     ----------
@@ -545,21 +522,21 @@ class OffPolicyAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
     """
 
     def create_trainer(self, params: OffPolicyTrainerParams) -> OffPolicyTrainer:
-        """Create the trainer of the algorithm."""
+        """Create a trainer of the algorithm."""
         return OffPolicyTrainer(self, params)
 
 
 class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
-    """An update rule that learns from samples of a buffer, dataset or folder that somebody else filled."""
+    """Base class of offline algorithms, which learn from samples of existing data."""
 
     def process_buffer(self, buffer: Any) -> Any:
-        """Prepare rows before training begins, and return those to update with. Algorithms that need columns add them.
+        """Return the source of rows for training; subclasses add the columns that they require.
 
         Parameters
         ----------
         buffer
-            A replay buffer, `Dataset` or `MixedSampler`, which is returned; or a path: a dataset's folder is opened,
-            Parquet files that another library wrote are read into a replay buffer.
+            A replay buffer, `Dataset` or `MixedSampler`, returned as is; or a path: a dataset folder is opened, and
+            Parquet files of another library are read into a replay buffer.
 
         Raises
         ------
@@ -569,5 +546,5 @@ class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
         return open_source(buffer)
 
     def create_trainer(self, params: OfflineTrainerParams) -> OfflineTrainer:
-        """Create the trainer of the algorithm."""
+        """Create a trainer of the algorithm."""
         return OfflineTrainer(self, params)

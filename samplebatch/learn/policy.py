@@ -1,4 +1,4 @@
-"""Policy: the base of policies in torch, from observations to actions that environments take."""
+"""Policy: the base class of torch policies, which map observations to actions."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from samplebatch.policy.action_map import unit_of_policy, unit_of_space
 
 Array = npt.NDArray[Any]
 
-_MASKED = {"mask": "obs", "action_mask": "observation"}
-"""The names of masks in observations, and what the rest is called beside each: Tianshou's words and PettingZoo's."""
+_OBS_BY_MASK = {"mask": "obs", "action_mask": "observation"}
+"""Names of action masks in observations, with the name of the observation next to each, in Tianshou and PettingZoo."""
 _RENAMED = {
     "deterministic": "deterministic_eval",
     "dist": "dist_fn",
@@ -39,29 +39,26 @@ _RENAMED = {
     "network": "model",
     "net": "model",
 }
-"""Arguments in other libraries, with their names here."""
+"""Argument names of other libraries, with the current names."""
 _TINY = float(np.finfo(np.float32).eps)
 _SCALED = ("scale", "tanh")
-"""Mappings of units whose actions are scaled to the action space."""
+"""Mappings of action units that scale actions to the action space."""
 
 
 class Policy(nn.Module, ABC):
-    """A mapping from observations to actions, asked by collectors and trained by an `Algorithm`.
+    """Base class of policies: maps observations to actions, trained by an `Algorithm`.
 
-    Exploration and sampling of actions depend on `is_within_training_step`. All random numbers come from torch's
+    Exploration and sampling of actions depend on `is_within_training_step`. All random numbers are drawn from torch's
     default generator.
 
     Parameters
     ----------
-    action_space
-        The space of one environment's actions.
-    observation_space
-        The space of one environment's observations.
+    action_space, observation_space
+        Spaces of a single environment.
     action_scaling
         Whether actions in [-1, 1] are scaled to the bounds of the space; for a Box only.
     action_bound_method
-        How actions of a Box come into [-1, 1] before: `"clip"` cuts them off, `"tanh"` squashes them, None leaves
-        them.
+        How actions of a Box are bounded to [-1, 1] before scaling: `"clip"`, `"tanh"`, or None for not at all.
 
     Attributes
     ----------
@@ -69,13 +66,13 @@ class Policy(nn.Module, ABC):
         Whether the policy collects training steps or is updated, as opposed to evaluated. Trainers, `Algorithm.update`
         and `policy_within_training_step` set it.
     obs_rms
-        Running statistics of observations, see `normalize_observations`; None if they are not normalized.
+        Running statistics of observations, see `normalize_observations`; None without normalization.
 
     Raises
     ------
     PolicySpecError
-        If the space is of another kind than Discrete, MultiDiscrete, MultiBinary and Box, is to be scaled and no
-        bounded Box, or the method is another.
+        If the action space is not Discrete, MultiDiscrete, MultiBinary or a Box, `action_scaling` is true for a space
+        that is not a bounded Box, or `action_bound_method` is unknown.
 
     Examples
     --------
@@ -89,12 +86,12 @@ class Policy(nn.Module, ABC):
 
     _action_spaces: ClassVar[Any] = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box
     _action_words: ClassVar[str] = "a Discrete, MultiDiscrete, MultiBinary or Box"
-    """The kinds of spaces that the policy can act in, and how its error names them."""
+    """Supported action spaces, and their description in errors."""
     _joint: JointActions | None = None
-    """The layout of actions with several parts, where the policy draws them by `JointActions`."""
+    """Layout of actions with several parts, None for other actions."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Reject unknown arguments with the near names."""
+        """Reject unknown arguments and suggest near names."""
         check_names(cls, args, options, _RENAMED)
         return super().__new__(cls)
 
@@ -110,43 +107,45 @@ class Policy(nn.Module, ABC):
             raise PolicySpecError(f"action_space must be {self._action_words}, got a {type(action_space).__name__}")
         if action_bound_method not in ("clip", "tanh", None):
             raise PolicySpecError(f"action_bound_method must be 'clip', 'tanh' or None, got {action_bound_method!r}")
-        bounded = isinstance(action_space, spaces.Box) and action_space.is_bounded()
-        if action_scaling and not bounded:
-            raise PolicySpecError("action_scaling must be left out where actions are no Box with bounds on all sides")
+        is_bounded = isinstance(action_space, spaces.Box) and action_space.is_bounded()
+        if action_scaling and not is_bounded:
+            raise PolicySpecError(
+                f"action_space must be a Box with finite bounds for action_scaling, got {action_space}"
+            )
         self.action_space, self.observation_space = action_space, observation_space
         self.action_scaling, self.action_bound_method = action_scaling, action_bound_method
         self.is_within_training_step = False
         self.obs_rms: RunningMeanStd | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickling and copying, without the algorithm that trains the policy."""
+        """Return the state for pickling and copying, without the attached algorithm."""
         return {name: value for name, value in vars(self).items() if name != "_learner"}
 
     def attach_learner(self, algorithm: Any) -> None:
-        """Set the algorithm that `learn_on_batch` updates the policy with; copies and pickles do not have it."""
-        # In a tuple, the algorithm is not registered as a part of the policy.
+        """Set the algorithm for `learn_on_batch`; copies and pickles of the policy do not contain it."""
+        # The tuple prevents torch from registering the algorithm as a submodule of the policy.
         self._learner = (algorithm,)
 
     def learn_on_batch(self, samples: Any) -> dict[str, Any]:
-        """Update the policy with a train batch by its algorithm's `update`, as RLlib's policies do.
+        """Update the policy with a train batch by `Algorithm.update`, as RLlib's policies do.
 
         Parameters
         ----------
         samples
-            A `SampleBatch` or `Batch`: steps in time order for algorithms that learn on policy, any rows for others.
+            A `SampleBatch` or `Batch`: steps in time order for on-policy algorithms, any rows for others.
 
         Returns
         -------
         dict
-            `learner_stats`, the figures of the update; `num_agent_steps_trained`, the rows; and
-            `num_grad_updates_lifetime`, the updates so far.
+            `learner_stats`, the metrics of the update; `num_agent_steps_trained`, the number of rows; and
+            `num_grad_updates_lifetime`, the number of updates so far.
 
         Raises
         ------
         PolicySpecError
-            If no algorithm trains the policy.
+            If the policy has no algorithm.
         SampleBatchError
-            As the algorithm's `update` does.
+            As `Algorithm.update` does.
 
         Examples
         --------
@@ -162,8 +161,8 @@ class Policy(nn.Module, ABC):
         (algorithm,) = vars(self).get("_learner", (None,))
         if algorithm is None:
             raise PolicySpecError(
-                f"a {type(self).__name__} must be trained by an algorithm to learn on a batch, it is by none; create "
-                "one with it, such as DQN(policy=policy, ...)"
+                f"a {type(self).__name__} must have an algorithm to learn on a batch, got none; create one such as "
+                "DQN(policy=policy, ...)"
             )
         stats = algorithm.update(samples)
         return {
@@ -174,10 +173,7 @@ class Policy(nn.Module, ABC):
 
     @property
     def is_within_training_step(self) -> bool:
-        """Whether the policy collects training steps or is updated, as opposed to evaluated.
-
-        Noisy layers of its networks draw noise then.
-        """
+        """Whether the policy collects training steps or is updated; noisy layers then draw noise."""
         return self._is_within_training_step
 
     @is_within_training_step.setter
@@ -186,22 +182,22 @@ class Policy(nn.Module, ABC):
         set_noise(self, enabled)
 
     def train(self, mode: bool = True) -> Self:
-        """Set torch's training mode."""
+        """Set torch's training mode of the policy and its networks."""
         set_training(self, mode)
         return self
 
     @property
     def action_type(self) -> Literal["discrete", "continuous"]:
-        """Whether actions are numbers of choices, or measures."""
+        """Kind of the actions."""
         return "continuous" if isinstance(self.action_space, spaces.Box) else "discrete"
 
     @property
     def action_unit(self) -> ActionUnit | None:
-        """The unit of the policy's actions; of a `map_action` of its own, a function that is not recorded."""
+        """Unit of the policy's actions; `"function"` for a subclass that overrides `map_action`."""
         if type(self).map_action is not Policy.map_action:
             return ActionUnit("function")
         if self._joint is not None:
-            # Box leaves are clipped, which no unit describes for a part of an action.
+            # No other unit describes that only the Box leaves of an action are clipped.
             has_box = any(isinstance(leaf, spaces.Box) for leaf in self._joint.leaves)
             return ActionUnit("function") if has_box else unit_of_space(self.action_space)
         return unit_of_policy(self.action_space, self.action_bound_method, self.action_scaling)
@@ -213,30 +209,29 @@ class Policy(nn.Module, ABC):
         Parameters
         ----------
         batch
-            Rows with `obs`, and maybe `info`: arrays from a collector, tensors from a sampled batch.
+            Rows with `obs` and optionally `info`: arrays from a collector, tensors from a sampled batch.
         state
-            The `state` of the last call, with a row for each of the batch's, zeros where an episode begins; None at
-            first.
+            The `state` of the previous call, one row per row of the batch, zeros at the start of an episode; None in
+            the first call.
 
         Returns
         -------
         Batch
-            `act`, before any noise and `map_action`; `state`, if the policy is recurrent; `policy`, values that are
-            stored with the steps; and others that the algorithm uses, such as `logits` and `dist`.
+            `act`, before exploration noise and `map_action`; `state` of a recurrent policy; `policy`, values stored
+            with the steps; and values for the algorithm, such as `logits` and `dist`.
         """
 
     def observations(self, batch: Batch) -> tuple[Any, torch.Tensor | None]:
-        """Return a batch's observations as tensors for networks, and the mask of allowed actions.
+        """Convert a batch's observations to tensors for networks, and extract the mask of allowed actions.
 
-        A mask comes with the observations: `Batch(obs=..., mask=...)`, or PettingZoo's `Batch(observation=...,
-        action_mask=...)`.
+        Masked observations are `Batch(obs=..., mask=...)`, or PettingZoo's `Batch(observation=..., action_mask=...)`.
 
         Returns
         -------
         obs
-            Tensors on the policy's device, floats in the dtype of its parameters: one, or a batch of them.
+            A tensor or batch of tensors on the policy's device; floats have the dtype of its parameters.
         mask
-            Flags, shape (n, actions), or None where all actions are allowed.
+            Boolean tensor, shape (n, actions), or None if all actions are allowed.
 
         Examples
         --------
@@ -250,33 +245,33 @@ class Policy(nn.Module, ABC):
         dtype = torch.float32 if parameter is None else parameter.dtype
         obs = batch.obs
         if KINDS[type(obs)] == NODE:
-            held = obs.__dict__
-            for name, rest in _MASKED.items():
-                if name in held and rest in held:
-                    mask = _tensors(held[name], device, dtype).bool()
-                    return self._normalize(_tensors(held[rest], device, dtype), dtype), mask
-        return self._normalize(_tensors(obs, device, dtype), dtype), None
+            values = obs.__dict__
+            for mask_name, obs_name in _OBS_BY_MASK.items():
+                if mask_name in values and obs_name in values:
+                    mask = _to_tensors(values[mask_name], device, dtype).bool()
+                    return self._normalize(_to_tensors(values[obs_name], device, dtype), dtype), mask
+        return self._normalize(_to_tensors(obs, device, dtype), dtype), None
 
     def normalize_observations(self, shape: tuple[int, ...] | None = None, *, clip_max: float = 10.0) -> Self:
-        """Normalize observations by running statistics from now on, and return the policy.
+        """Enable normalization of observations by running statistics, and return the policy.
 
-        Networks receive `(obs - mean) / std`, clipped; collectors and buffers store observations as they are.
-        Algorithms that learn on policy add the observations of each update to the statistics after its gradient steps.
-        With all other algorithms the statistics change only by `obs_rms.update`, for example with the observations of a
+        Networks receive `(obs - mean) / std`, clipped; collectors and buffers store unnormalized observations.
+        On-policy algorithms add the observations of each update to the statistics after its gradient steps. With all
+        other algorithms the statistics change only by `obs_rms.update`, for example with the observations of a
         dataset. The statistics are part of `state_dict`: workers, test collectors, checkpoints and exported policies
         share them.
 
         Parameters
         ----------
         shape
-            Shape of an observation; None for the shape of `observation_space`, without a mask of actions.
+            Shape of an observation; None for the shape of `observation_space`, without the action mask.
         clip_max
             Bound of the absolute value of normalized observations.
 
         Raises
         ------
         PolicySpecError
-            If observations have no single shape, as those of a Dict space without a mask.
+            If observations have no single shape, such as in a Dict space without a mask.
         ArgumentError
             If `clip_max` is not a positive number.
 
@@ -304,7 +299,7 @@ class Policy(nn.Module, ABC):
         if self.obs_rms is not None:
             obs = batch.obs
             values = obs.__dict__ if KINDS[type(obs)] == NODE else {}
-            parts = [values[rest] for name, rest in _MASKED.items() if name in values and rest in values]
+            parts = [values[name] for mask, name in _OBS_BY_MASK.items() if mask in values and name in values]
             self.obs_rms.update(parts[0] if parts else obs)
 
     def _normalize(self, obs: Any, dtype: torch.dtype) -> Any:
@@ -322,19 +317,19 @@ class Policy(nn.Module, ABC):
         obs
             An observation, without an axis for rows.
         info
-            What the environment said.
+            Info dict of the environment.
         state
-            The `state` of the last call of `forward` for one row.
+            The `state` of the previous call of `forward` for one row.
 
         Returns
         -------
-        An integer for a Discrete space, a dict or tuple for such a space, else an array.
+        An integer for a Discrete space, a dict or tuple for a Dict or Tuple space, otherwise an array.
         """
-        named = values_of(obs)
-        rows = np.asarray(obs)[None] if named is None else Batch.stack([Batch(named)])
-        asked = {"obs": rows} if info is None else {"obs": rows, "info": Batch.stack([Batch(info)])}
+        parts = values_of(obs)
+        rows = np.asarray(obs)[None] if parts is None else Batch.stack([Batch(parts)])
+        inputs = {"obs": rows} if info is None else {"obs": rows, "info": Batch.stack([Batch(info)])}
         with torch.no_grad():
-            act = self.map_action(self(node(Batch, asked), state).act)
+            act = self.map_action(self(node(Batch, inputs), state).act)
         if self._joint is not None:
             return self._joint.row(act, 0)
         return int(act[0]) if isinstance(self.action_space, spaces.Discrete) else act[0]
@@ -342,8 +337,8 @@ class Policy(nn.Module, ABC):
     def map_action(self, act: Any) -> Any:
         """Map actions to the environment's unit; buffers store the unmapped actions.
 
-        Actions of a Box are bounded by the policy's method, then scaled to the space if they are to be; those of a
-        Discrete space begin at its `start`. Box leaves of a Dict or Tuple space are clipped to their bounds.
+        Actions of a Box are bounded by `action_bound_method`, then scaled to the space with `action_scaling`. Discrete
+        actions are shifted by the `start` of the space. Box leaves of Dict and Tuple spaces are clipped to bounds.
 
         Parameters
         ----------
@@ -353,7 +348,7 @@ class Policy(nn.Module, ABC):
         Raises
         ------
         PolicySpecError
-            If actions to be scaled lie outside [-1, 1].
+            If actions to be scaled are outside [-1, 1].
         """
         if self._joint is not None:
             return self._joint.clip(act)
@@ -375,10 +370,9 @@ class Policy(nn.Module, ABC):
         return scaled
 
     def map_action_inverse(self, act: Any) -> Any:
-        """Map actions in the environment's unit to the policy's unit.
+        """Map actions in the environment's unit to the policy's unit, for example random actions of collectors.
 
-        Collectors do so with random actions. Those at a bound, which `"tanh"` never reaches, become large, not
-        infinite.
+        Actions at a bound, which `"tanh"` never reaches, become large but finite.
         """
         if self._joint is not None:
             return act
@@ -395,11 +389,11 @@ class Policy(nn.Module, ABC):
         return array
 
     def in_policy_unit(self, batch: Batch) -> Batch:
-        """Return rows with their actions in the policy's unit.
+        """Return rows with their actions converted to the policy's unit.
 
-        Those of the environment's unit, such as the ones of a dataset of another library, are converted; so are those
-        of a scaled policy for one that is scaled otherwise. All others are taken as they are: actions of unknown unit,
-        and those that a collector's `map_action` mapped in place of the policy's.
+        Converts actions in the environment's unit, such as the actions of a dataset of another library, and actions of
+        a policy with different scaling. Leaves actions of unknown unit unchanged, and actions mapped by a collector's
+        `map_action` instead of the policy's.
 
         Parameters
         ----------
@@ -409,7 +403,7 @@ class Policy(nn.Module, ABC):
         Raises
         ------
         ColumnMismatchError
-            If actions are in the environment's unit, and the policy has a `map_action` of its own without a
+            If actions are in the environment's unit, and the policy overrides `map_action` without
             `map_action_inverse`.
 
         Examples
@@ -425,67 +419,61 @@ class Policy(nn.Module, ABC):
         unit = unit_of(batch)
         if unit is None or "act" not in batch.__dict__:
             return batch
-        own = self.action_unit
-        is_scaled = unit.mapping in _SCALED and own is not None and own.mapping in _SCALED
-        if own is None or unit == own or not (unit.mapping is None or is_scaled):
+        target = self.action_unit
+        is_scaled = unit.mapping in _SCALED and target is not None and target.mapping in _SCALED
+        if target is None or unit == target or not (unit.mapping is None or is_scaled):
             return batch
         if type(self).map_action is not Policy.map_action and (
             type(self).map_action_inverse is Policy.map_action_inverse
         ):
             raise ColumnMismatchError(
-                f"column 'act' must be in the unit of a {type(self).__name__}, got the environment's; "
-                "give the policy a map_action_inverse that belongs to its map_action"
+                f"column 'act' must be in the unit of a {type(self).__name__}, got the environment's unit; "
+                "implement map_action_inverse for its map_action"
             )
         act = unit.to_environment(batch.__dict__["act"])
-        if own.mapping == "function":
+        if target.mapping == "function":
             inverse = self.map_action_inverse(act)
             act = torch.as_tensor(inverse, device=act.device) if isinstance(act, torch.Tensor) else inverse
         else:
-            act = own.from_environment(act)
-        made = node(Batch, {**batch.__dict__, "act": act})
-        set_unit(made, own)
-        return made
+            act = target.from_environment(act)
+        converted = node(Batch, {**batch.__dict__, "act": act})
+        set_unit(converted, target)
+        return converted
 
     def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
-        """Add noise to actions, where the policy has some; this one has none.
+        """Add exploration noise to actions; the base class adds none.
 
         Parameters
         ----------
         act
-            The actions that `forward` gave for the batch, an array; it may be changed.
+            The actions that `forward` returned for the batch, an array; may be modified in place.
         batch
-            What it was asked about.
+            The input of `forward`.
         """
         return act
 
     def get_exploration_state(self) -> dict[str, Any]:
-        """Return the state of exploration beside parameters and buffers, such as a noise's drift; here there is none.
+        """Return the exploration state that is not in parameters and buffers; empty in the base class.
 
-        It is no weight that collectors get: their copies of the policy drift by themselves. `Algorithm.state_dict` has
-        it.
+        Contained in `Algorithm.state_dict`, but not in the weights for workers: their copies explore independently.
         """
         return {}
 
     def set_exploration_state(self, state: Mapping[str, Any]) -> None:
-        """Explore on from a state that `get_exploration_state` returned."""
+        """Restore a state from `get_exploration_state`."""
         return None
 
     def note_steps(self, steps: int) -> None:
-        """Count steps that copies of the policy have made in other processes, for schedules; this one has none.
-
-        Parameters
-        ----------
-        steps
-            How many.
-        """
+        """Count steps of policy copies in other processes, for schedules; the base class has no schedules."""
         return None
 
 
 @contextmanager
 def policy_within_training_step(policy: Policy, enabled: bool = True) -> Iterator[None]:
-    """Set whether a policy is within a training step, for the length of a block.
+    """Set whether a policy is within a training step, as a context manager.
 
-    Within one it explores and draws its actions; outside, a policy with `deterministic_eval` takes the best.
+    Within a training step the policy explores and samples actions; outside, a policy with `deterministic_eval` chooses
+    the most likely actions.
 
     Examples
     --------
@@ -507,7 +495,7 @@ def policy_within_training_step(policy: Policy, enabled: bool = True) -> Iterato
 
 @contextmanager
 def torch_train_mode(module: nn.Module, enabled: bool = True) -> Iterator[None]:
-    """Set whether a module is in torch's training mode, which dropout and the like look at, for the length of a block.
+    """Set torch's training mode of a module, as a context manager.
 
     Examples
     --------
@@ -528,9 +516,9 @@ def torch_train_mode(module: nn.Module, enabled: bool = True) -> Iterator[None]:
 
 
 def _shape_to_normalize(space: Any) -> tuple[int, ...]:
-    """Return the shape of the observations of a Box, or of the part of a Dict that is beside a mask."""
+    """Return the shape of a Box, or of the observation in a Dict with an action mask."""
     if isinstance(space, spaces.Dict):
-        parts = [space[rest] for name, rest in _MASKED.items() if {name, rest} <= set(space.keys())]
+        parts = [space[name] for mask, name in _OBS_BY_MASK.items() if {mask, name} <= set(space.keys())]
         space = parts[0] if parts else space
     if not isinstance(space, spaces.Box):
         raise PolicySpecError(
@@ -539,16 +527,16 @@ def _shape_to_normalize(space: Any) -> tuple[int, ...]:
     return tuple(space.shape)
 
 
-def _tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def _to_tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:
     if KINDS[type(values)] == NODE:
-        return node(Batch, {name: _tensors(part, device, dtype) for name, part in values.__dict__.items()})
+        return node(Batch, {name: _to_tensors(part, device, dtype) for name, part in values.__dict__.items()})
     tensor = values.to(device) if isinstance(values, torch.Tensor) else to_torch(values, device=device)
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor
 
 
 def categorical(logits: torch.Tensor) -> Categorical:
     """Return the distribution of discrete actions with given logits."""
-    # Networks that diverge are detected when actions are drawn; validating all logits each time takes longer.
+    # Drawing actions detects diverged networks; validating all logits in each call is slower.
     return Categorical(logits=logits, validate_args=False)
 
 
@@ -563,19 +551,19 @@ def diagonal_normal(parameters: tuple[torch.Tensor, torch.Tensor]) -> Independen
 
 
 class ProbabilisticActorPolicy(Policy):
-    """Policy that samples actions from a distribution; optionally the most likely ones in evaluation.
+    """Policy that samples actions from a distribution; optionally deterministic in evaluation.
 
     Parameters
     ----------
     actor
-        From observations to the parameters of a distribution, and to a state if it is recurrent.
+        Network from observations to the parameters of a distribution, and to a state if it is recurrent.
     dist_fn
-        From these parameters to a torch distribution. By default, a categorical distribution for discrete actions (of
-        probabilities if the actor has `softmax_output`, of logits otherwise), normal distributions for a Box, and
-        `JointActions` for MultiDiscrete, MultiBinary, Dict and Tuple spaces. A
-        distribution of scalars per action dimension is summed over the dimensions.
+        Function from these parameters to a torch distribution. By default, a categorical distribution for discrete
+        actions (of probabilities if the actor has `softmax_output`, of logits otherwise), normal distributions for a
+        Box, and `JointActions` for MultiDiscrete, MultiBinary, Dict and Tuple spaces. Log-probabilities of a
+        distribution per action dimension are summed.
     deterministic_eval
-        Whether the most likely action is chosen outside of training steps.
+        Whether the most likely action is chosen outside training steps.
     action_space, observation_space, action_scaling, action_bound_method
         See `Policy`. Actions of a Box with bounds are scaled by default.
 
@@ -591,7 +579,7 @@ class ProbabilisticActorPolicy(Policy):
     _action_spaces: ClassVar[Any] = (spaces.Discrete, spaces.Box, *JOINT_SPACES)
     _action_words = "a Discrete, MultiDiscrete, MultiBinary, Box, Dict or Tuple"
     records_log_probability: bool = False
-    """Whether actions come with their log-probability, as `action_logp`; `IMPALA` and `APPO` need the column."""
+    """Whether `forward` returns log-probabilities as `action_logp`, which `IMPALA` and `APPO` require."""
 
     def __init__(
         self,
@@ -604,34 +592,35 @@ class ProbabilisticActorPolicy(Policy):
         action_scaling: bool | None = None,
         action_bound_method: Literal["clip", "tanh"] | None = "clip",
     ) -> None:
-        box = isinstance(action_space, spaces.Box)
-        scaling = box and action_space.is_bounded() if action_scaling is None else action_scaling  # type: ignore[attr-defined]
-        super().__init__(action_space, observation_space, scaling, action_bound_method if box else None)
+        is_box = isinstance(action_space, spaces.Box)
+        scaling = is_box and action_space.is_bounded() if action_scaling is None else action_scaling  # type: ignore[attr-defined]
+        super().__init__(action_space, observation_space, scaling, action_bound_method if is_box else None)
         self.actor = actor
         self._is_softmax = bool(getattr(actor, "softmax_output", False))
         if dist_fn is None and isinstance(action_space, JOINT_SPACES):
             self._joint = dist_fn = JointActions(action_space)
         if dist_fn is None:
-            for_choices = categorical_of_probabilities if self._is_softmax else categorical
-            dist_fn = diagonal_normal if box else for_choices
+            discrete = categorical_of_probabilities if self._is_softmax else categorical
+            dist_fn = diagonal_normal if is_box else discrete
         self.dist_fn: Callable[[Any], Distribution] = dist_fn
         self.deterministic_eval = deterministic_eval
 
     def distribution(
         self, batch: Batch, state: Any = None, steps: torch.Tensor | None = None
     ) -> tuple[Distribution, Any]:
-        """Return the distribution of the actions of each row, and the state after it.
+        """Return the action distribution of each row, and the state after it.
 
-        Discrete actions that a mask forbids have probability 0.
+        Masked discrete actions have probability 0.
 
         Parameters
         ----------
         batch
-            Rows with `obs`, or sequences of them, an axis more.
+            Rows with `obs`, or sequences with an additional time axis.
         state
-            The state before each row or sequence; None for one without.
+            The state before each row or sequence; None for zeros.
         steps
-            Which steps of sequences are there, shape (n, length): the distribution is of these, one after the other.
+            Boolean mask of valid steps in sequences, shape (n, length); the distribution is over the valid steps in
+            order.
         """
         obs, mask = self.observations(batch)
         output, after = ask(self.actor, obs, state)
@@ -649,7 +638,7 @@ class ProbabilisticActorPolicy(Policy):
         Raises
         ------
         PolicySpecError
-            If no actions can be drawn, as observations or parameters are not finite.
+            If observations or parameters are not finite.
         """
         dist, after = self.distribution(batch, state)
         if self.deterministic_eval and not self.is_within_training_step:
@@ -658,7 +647,7 @@ class ProbabilisticActorPolicy(Policy):
             try:
                 act = dist.sample()
             except RuntimeError as error:
-                finite = all(bool(own.isfinite().all()) for own in self.parameters())
+                finite = all(bool(parameter.isfinite().all()) for parameter in self.parameters())
                 subject = "observations" if finite else "parameters of a policy"
                 raise PolicySpecError(f"{subject} must be finite for actions to be drawn: {error}") from None
         decision = {"act": act, "dist": dist}
@@ -688,7 +677,7 @@ class DiscreteActorPolicy(ProbabilisticActorPolicy):
 
 
 def require_critic(critic: nn.Module) -> None:
-    """Raise ArgumentError if an algorithm gets a policy as its critic."""
+    """Raise ArgumentError if a critic is a policy."""
     if isinstance(critic, Policy):
         raise ArgumentError(
             f"critic must be a network, got a {type(critic).__name__}; policy and critic may be swapped"
@@ -696,10 +685,10 @@ def require_critic(critic: nn.Module) -> None:
 
 
 def log_probability(dist: Distribution, act: torch.Tensor) -> torch.Tensor:
-    """Return the log-probability of each action, shape (n,), summed over its parts where the distribution has some.
+    """Return the log-probability of each action, shape (n,), summed over action dimensions.
 
     >>> log_probability(categorical(torch.zeros(2, 4)), torch.tensor([0, 3])).exp()
     tensor([0.2500, 0.2500])
     """
-    found: torch.Tensor = dist.log_prob(act)
-    return found if found.ndim == 1 else found.flatten(1).sum(-1)
+    log_prob: torch.Tensor = dist.log_prob(act)
+    return log_prob if log_prob.ndim == 1 else log_prob.flatten(1).sum(-1)

@@ -1,4 +1,4 @@
-"""Trainers: the loop of training for algorithms that learn on policy, off policy and offline."""
+"""Trainers: training loops for on-policy, off-policy and offline algorithms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from samplebatch.storage.datasets.mixed_sampler import SourceState
 from samplebatch.workers.rollouts import Rollouts, make_rollouts
 from samplebatch.workers.workers import RolloutWorkers
 
-_WHOLE = (
+_COUNTS = (
     "max_epochs",
     "epoch_num_steps",
     "test_step_num_episodes",
@@ -35,7 +35,7 @@ _WHOLE = (
     "batch_size",
     "update_step_num_repetitions",
 )
-"""Parameters that count things, from 1."""
+"""Parameters that must be whole numbers from 1."""
 _RENAMED = {
     "max_epoch": "max_epochs",
     "num_epochs": "max_epochs",
@@ -53,61 +53,60 @@ _RENAMED = {
     "save_fn": "save_best_fn",
     "reward_metric": "multi_agent_return_reduction",
 }
-"""Parameters of older versions of Tianshou, with their names here."""
+"""Parameter names of older Tianshou versions, with the current names."""
 
 
 @dataclass(kw_only=True)
 class TrainerParams:
-    """Parameters that every trainer has.
+    """Parameters of all trainers.
 
     Attributes
     ----------
     max_epochs
-        Epochs to train for. One has `epoch_num_steps` steps and then a test.
+        Number of epochs. An epoch consists of `epoch_num_steps` steps and a test.
     epoch_num_steps
-        Environment steps of an epoch, at least; of an `OfflineTrainer`, its updates.
+        Minimum number of environment steps per epoch; of updates for an `OfflineTrainer`.
     test_collector
-        A collector that plays test episodes, no `RolloutWorkers`; None for no tests.
+        Collector for test episodes, not `RolloutWorkers`; None for no tests.
     test_step_num_episodes
-        Episodes of a test.
+        Episodes per test.
     training_fn
         Called with epoch and environment steps before each collection, for example to set an exploration rate.
     test_fn
         Called with epoch and environment steps before each test.
     stop_fn
-        Called with the best score of the tests; training ends when it returns True.
+        Called with the best test score; training stops when it returns True.
     compute_score_fn
-        Returns the score of a test from its report; by default the mean return.
+        Computes the score of a test from its statistics; by default the mean return.
     save_best_fn
-        Called with the algorithm when a test has the best score so far.
+        Called with the algorithm when a test improves the best score.
     save_checkpoint_fn
-        Called with epoch, environment steps and update steps after an epoch's steps, to save anything: after every
-        epoch, or as often as the first logger's `save_interval` says.
+        Called with epoch, environment steps and update steps after an epoch's steps: after every epoch, or at the
+        `save_interval` of the first logger.
     resume_from_log
-        Whether epochs, environment steps and update steps continue from those that the first logger recorded at the
-        last `save_checkpoint_fn`. The caller loads what that function saved; `checkpoint_dir` restores everything.
+        Whether epochs, environment steps and update steps continue from the values that the first logger recorded at
+        the last `save_checkpoint_fn`. The caller restores the rest; `checkpoint_dir` restores all state.
     checkpoint_dir
-        Folder in which the trainer keeps its own state, from which a run that was killed goes on exactly; None for no
-        checkpoints. (See `save_checkpoint`.)
+        Folder for checkpoints of the trainer, from which a killed run resumes exactly (see `save_checkpoint`); None for
+        no checkpoints.
     checkpoint_interval
-        Epochs from one checkpoint to the next.
+        Epochs between checkpoints.
     multi_agent_return_reduction
-        Makes one return of each episode from the array of returns; for rewards of several parts or agents.
+        Reduces the array of returns to one return per episode, for rewards with several components or agents.
     logger
-        One or several loggers, also Tianshou's.
+        One logger or several; Tianshou's loggers are accepted.
     allow_nonfinite
-        Whether to continue if a loss is NaN or infinite. By default the training stops there, unless the algorithm
-        allows it.
+        Whether to continue if a loss is NaN or infinite. By default training stops, unless the algorithm allows it.
     verbose
-        Whether to print a line about each epoch and test.
+        Whether to print a line per epoch and test.
     show_progress
-        Whether to show a bar of progress, where there is a terminal and the extra `cli`.
+        Whether to show a progress bar; requires a terminal and the extra `cli`.
 
     Raises
     ------
     ArgumentError
-        If there is no such parameter; names the near ones. If a number is not positive, `test_collector` no collector,
-        or a function for tests is given without one.
+        If a parameter is unknown (the error suggests near names), a number is not positive, `test_collector` is not a
+        collector, or a test function is given without `test_collector`.
     """
 
     max_epochs: int = 100
@@ -135,25 +134,25 @@ class TrainerParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for name in _WHOLE:
+        for name in _COUNTS:
             if (value := getattr(self, name, None)) is not None:
                 setattr(self, name, whole(name, value, 1))
         collector = self.test_collector
-        if collector is not None and not all(callable(getattr(collector, own, None)) for own in ("reset", "collect")):
+        if collector is not None and not all(callable(getattr(collector, name, None)) for name in ("reset", "collect")):
             raise ArgumentError(f"test_collector must be a collector, got a {type(collector).__name__}")
         if collector is None:
             for name in ("stop_fn", "test_fn", "save_best_fn"):
                 if getattr(self, name) is not None:
-                    raise ArgumentError(f"{name} must be given with a test_collector, which is None")
+                    raise ArgumentError(f"test_collector must be a collector for {name}, got None")
         if self.resume_from_log and not (self.loggers and hasattr(self.loggers[0], "restore_data")):
-            raise ArgumentError("resume_from_log must come with a logger that has restore_data")
+            raise ArgumentError(f"logger must have restore_data for resume_from_log, got {self.logger!r}")
         for logger in self.loggers:
             if not callable(getattr(logger, "log_info_data", None)):
                 raise ArgumentError(f"logger must be a logger, or several, got a {type(logger).__name__}")
 
     @property
     def loggers(self) -> Sequence[Any]:
-        """The loggers: none, one or several."""
+        """`logger` as a sequence, empty for None."""
         if self.logger is None:
             return ()
         return self.logger if isinstance(self.logger, Sequence) else (self.logger,)
@@ -166,28 +165,28 @@ class OnlineTrainerParams(TrainerParams):
     Attributes
     ----------
     training_collector
-        Collector or `RolloutWorkers` with a buffer; workers get the newest weights before each collection.
+        Collector or `RolloutWorkers` with a buffer; workers receive the newest weights before each collection.
     collection_step_num_env_steps
-        Environment steps to collect before each update, as `collect(n_step=...)` counts them.
+        Environment steps to collect before each update, counted as `collect(n_step=...)` does.
     collection_step_num_episodes
-        Episodes to collect, in place of steps.
+        Episodes to collect instead of steps.
     test_in_training
-        Whether to test at once where the episodes that were collected fulfil `stop_fn`, and to end training if the test
-        does as well.
+        Whether to test immediately if the collected episodes satisfy `stop_fn`, and to stop training if the test
+        satisfies it too.
     overlap
-        Whether workers collect the next steps while the algorithm updates: they act by the weights of the update before
-        then. Takes `RolloutWorkers`.
+        Whether workers collect the next steps during an update, with the weights of the previous update. Requires
+        `RolloutWorkers`.
     asynchronous
-        Whether workers collect by themselves, without waiting for each other or for updates: an update follows as soon
-        as `collection_step_num_env_steps` steps have arrived from any of them. `max_lag` of the workers bounds how old
-        the weights of these steps may be. Requires `RolloutWorkers`, or `RemoteActors` of a replay service.
+        Whether workers collect without waiting for each other or for updates: an update starts when
+        `collection_step_num_env_steps` steps have arrived from any workers. `max_lag` of the workers bounds the age of
+        the weights. Requires `RolloutWorkers`, or `RemoteActors` of a replay service.
 
     Raises
     ------
     ArgumentError
         If not exactly one of the two amounts is given, the collector has no buffer, `test_in_training` lacks
-        `test_collector` or `stop_fn`, `overlap` or `asynchronous` lacks workers, both are true, or `asynchronous` comes
-        with a number of episodes.
+        `test_collector` or `stop_fn`, `overlap` or `asynchronous` lacks workers, both are true, or `asynchronous` is
+        combined with a number of episodes.
     """
 
     training_collector: Any
@@ -206,20 +205,22 @@ class OnlineTrainerParams(TrainerParams):
                 f"{amounts[0]} and {amounts[1]}"
             )
         if self.test_in_training and (self.test_collector is None or self.stop_fn is None):
-            raise ArgumentError("test_in_training must come with a test_collector and a stop_fn")
+            raise ArgumentError("test_collector and stop_fn must be given for test_in_training, got None")
         if getattr(self.training_collector, "buffer", None) is None:
-            raise ArgumentError("training_collector must have a buffer to learn from, it has none")
+            raise ArgumentError("training_collector must have a buffer to learn from, got None")
         if self.overlap and self.asynchronous:
-            raise ArgumentError("one of overlap and asynchronous may be true, got both")
+            raise ArgumentError("overlap must be False with asynchronous=True, got True")
         source, kind = self.training_collector, type(self.training_collector).__name__
         if self.overlap and not isinstance(source, RolloutWorkers):
-            raise ArgumentError(f"overlap must come with RolloutWorkers, got a {kind}")
+            raise ArgumentError(f"training_collector must be RolloutWorkers for overlap, got a {kind}")
         if self.asynchronous and not callable(getattr(source, "receive", None)):
-            raise ArgumentError(f"asynchronous must come with RolloutWorkers or RemoteActors, got a {kind}")
+            raise ArgumentError(
+                f"training_collector must be RolloutWorkers or RemoteActors for asynchronous, got a {kind}"
+            )
         if not self.asynchronous and callable(getattr(source, "receive", None)) and not hasattr(source, "collect"):
-            raise ArgumentError(f"asynchronous must be True for {kind}, whose actors collect by themselves")
+            raise ArgumentError(f"asynchronous must be True for {kind}, whose actors collect independently, got False")
         if self.asynchronous and self.collection_step_num_env_steps is None:
-            raise ArgumentError("asynchronous must come with collection_step_num_env_steps, got a number of episodes")
+            raise ArgumentError("collection_step_num_env_steps must be given for asynchronous, got None")
 
 
 @dataclass(kw_only=True)
@@ -229,9 +230,9 @@ class OnPolicyTrainerParams(OnlineTrainerParams):
     Attributes
     ----------
     batch_size
-        Rows of a gradient step; None for all that were collected.
+        Rows per gradient step; None for all collected rows.
     update_step_num_repetitions
-        How often an update goes through all that was collected.
+        Passes of an update over the collected rows.
 
     Examples
     --------
@@ -252,9 +253,9 @@ class OffPolicyTrainerParams(OnlineTrainerParams):
     Attributes
     ----------
     batch_size
-        Rows that a gradient step draws from the buffer.
+        Rows sampled from the buffer per gradient step.
     update_step_num_gradient_steps_per_sample
-        Gradient steps for each environment step that was collected, rounded over a collecting.
+        Gradient steps per collected environment step; the number per collection is rounded.
     """
 
     batch_size: int = 64
@@ -273,9 +274,9 @@ class OfflineTrainerParams(TrainerParams):
     Attributes
     ----------
     buffer
-        The rows to learn from; the algorithm's `process_buffer` sees them first.
+        Source of the rows, prepared by the algorithm's `process_buffer`.
     batch_size
-        Rows that an update draws.
+        Rows sampled per update.
     """
 
     buffer: Any
@@ -283,12 +284,12 @@ class OfflineTrainerParams(TrainerParams):
 
 
 def require_finite_losses(figures: Mapping[str, float]) -> None:
-    """Check the figures of an update whose names have `loss` in them.
+    """Check the metrics of an update whose names contain `loss`.
 
     Raises
     ------
     NonFiniteLossError
-        If one is NaN or infinite; names it.
+        If a loss is NaN or infinite; names the loss.
 
     Examples
     --------
@@ -304,18 +305,16 @@ def require_finite_losses(figures: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingStats(PrintedAsDict):
-    """Seconds of a training.
+    """Durations of a training run in seconds.
 
     Attributes
     ----------
     total_time
-        From its beginning, pauses between its processes not counted.
+        Time since the start, without pauses between the processes of a resumed run.
     train_time
-        Without the tests.
-    train_time_collect, train_time_update
-        Of collecting and of updates.
-    test_time
-        Of the tests.
+        `total_time` without `test_time`.
+    train_time_collect, train_time_update, test_time
+        Time in collections, updates and tests.
     update_speed
         Environment steps per second of `train_time`.
     """
@@ -330,18 +329,18 @@ class TimingStats(PrintedAsDict):
 
 @dataclass(frozen=True, kw_only=True)
 class InfoStats(PrintedAsDict):
-    """Report on a training.
+    """Summary of a training run.
 
     Attributes
     ----------
     update_step
-        Training steps: each is one collecting and its update; of an `OfflineTrainer`, its updates.
+        Training steps: a collection and its update, or an update of an `OfflineTrainer`.
     best_score, best_reward, best_reward_std
-        The best score of the tests, and the mean and standard deviation of returns in that test.
+        Best test score, and the mean and standard deviation of the returns in that test.
     train_step, train_episode, test_step, test_episode
-        Environment steps and episodes of training and of tests.
+        Environment steps and episodes of training and tests.
     timing
-        Where the time went.
+        Durations.
     """
 
     update_step: int
@@ -357,18 +356,18 @@ class InfoStats(PrintedAsDict):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochStats(PrintedAsDict):
-    """Report on an epoch.
+    """Summary of an epoch.
 
     Attributes
     ----------
     epoch
-        Its number, from 1.
+        Number of the epoch, from 1.
     train_collect_stat, training_stat
-        The reports of its last collecting and its last update; None if there was none.
+        Statistics of the last collection and the last update, or None.
     test_collect_stat
-        The report of the test at its end; None if there was none.
+        Statistics of the test after the epoch, or None.
     info_stat
-        The training so far.
+        Summary of the training run so far.
     """
 
     epoch: int
@@ -380,26 +379,26 @@ class EpochStats(PrintedAsDict):
 
 @dataclass
 class TrainingCounters:
-    """Counters of a training, for its trainer and its checkpoints.
+    """Counters of a training run, part of its checkpoints.
 
     Attributes
     ----------
     epoch
-        Epochs that have begun.
+        Epochs started.
     epoch_steps
-        Steps of the newest one; None between two epochs.
+        Steps of the current epoch; None between epochs.
     env_step, env_episode
-        Environment steps and episodes; offline, the rows that were drawn.
+        Environment steps and episodes; offline, sampled rows.
     update_step
         Training steps.
     best_score, best_reward, best_reward_std, best_epoch
-        The best test.
+        Results of the best test.
     test_step, test_episode
         Environment steps and episodes of tests.
     collect_s, update_s, test_s, total_s
-        Seconds.
+        Durations in seconds.
     is_stopped
-        Whether training came to its end before `max_epochs`.
+        Whether training stopped before `max_epochs`.
     """
 
     epoch: int = 0
@@ -428,13 +427,7 @@ class TrainingCounters:
         vars(self).update(state)
 
     def info(self, train_step: int) -> InfoStats:
-        """Report on the training so far.
-
-        Parameters
-        ----------
-        train_step
-            Environment steps of training.
-        """
+        """Summarize the training run so far, with `train_step` environment steps of training."""
         train_s = self.total_s - self.test_s
         return InfoStats(
             update_step=self.update_step,
@@ -461,7 +454,7 @@ ParamsT = TypeVar("ParamsT", bound=TrainerParams)
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Report of one training step: the steps that it counts for, and whether training is done with it."""
+    """Result of a training step: its steps and statistics, and whether it completes training."""
 
     epoch_steps: int
     env_steps: int
@@ -471,26 +464,26 @@ class TrainingStep:
 
 
 class Trainer(ABC, Generic[ParamsT]):
-    """Loop of training steps and tests over epochs: the base of trainers.
+    """Base class of trainers: the loop of training steps and tests over epochs.
 
     Parameters
     ----------
     algorithm
         The algorithm, whose `update` a trainer calls.
     params
-        How long, with which collectors, and what to do in between.
+        Parameters of the training run.
 
     Attributes
     ----------
     algorithm, params
-        As given.
+        The arguments.
     counters
         Epochs, steps and seconds so far, and the best test.
 
     Raises
     ------
     ArgumentError
-        If the parameters are those of another trainer.
+        If `params` is not of the class that this trainer requires.
     """
 
     _params_type: ClassVar[type[TrainerParams]] = TrainerParams
@@ -508,37 +501,32 @@ class Trainer(ABC, Generic[ParamsT]):
         self._display = make_display(verbose=params.verbose, show_progress=params.show_progress)
         self._is_resumed = self._stop_requested = False
         self._loaded_generators: Mapping[str, Any] | None = None
-        self._seen_s = time.monotonic()
+        self._last_time_s = time.monotonic()
 
     # The loop
 
     def run(self, reset_collectors: bool = True, reset_collector_buffers: bool = False) -> InfoStats:
-        """Train to the end: `max_epochs`, or until `stop_fn` says so or a stop is requested.
+        """Train for `max_epochs`, or until `stop_fn` returns True or a stop is requested; return a summary.
 
-        A trainer that has loaded a state goes on from there; any other one begins with `reset`.
+        Continues from a loaded state; without one, starts with `reset`.
 
         Parameters
         ----------
         reset_collectors, reset_collector_buffers
             See `reset`.
 
-        Returns
-        -------
-        InfoStats
-            The report on all of it.
-
         Raises
         ------
         NonFiniteLossError
-            If a loss is NaN or infinite, unless `allow_nonfinite`. The newest checkpoint is that of an epoch before.
+            If a loss is NaN or infinite, unless `allow_nonfinite`. The newest checkpoint is from an earlier epoch.
         """
-        self._seen_s = time.monotonic()
+        self._last_time_s = time.monotonic()
         try:
             if not self._is_resumed:
                 self.reset(reset_collectors, reset_collector_buffers)
             self._is_resumed = False
             if self._stop_requested:
-                # The first test took long.
+                # The stop was requested during the first test.
                 self._save_checkpoint()
             while not (self.is_done or self._stop_requested):
                 self.execute_epoch()
@@ -554,26 +542,26 @@ class Trainer(ABC, Generic[ParamsT]):
 
     @property
     def is_done(self) -> bool:
-        """Whether training has come to its end."""
+        """Whether training is complete."""
         counters = self.counters
         return counters.is_stopped or (counters.epoch >= self.params.max_epochs and counters.epoch_steps is None)
 
     def request_stop(self) -> None:
-        """Let `run` end after the training step under way; signal handlers may call this.
+        """Let `run` return after the current training step; safe to call from signal handlers.
 
-        The next `run` goes on from there, and so does a trainer that loads the state or checkpoint.
+        The next `run` continues from there, as does a trainer that loads the state or checkpoint.
         """
         self._stop_requested = True
 
     def reset(self, reset_collectors: bool = True, reset_collector_buffers: bool = False) -> None:
-        """Begin a training: set all counts to zero, reset the collectors, and test the policy as it is.
+        """Start a training run: reset counters and collectors, and test the initial policy.
 
         Parameters
         ----------
         reset_collectors
-            Whether the collectors' environments begin new episodes.
+            Whether the collectors' environments start new episodes.
         reset_collector_buffers
-            Whether their buffers are emptied as well.
+            Whether the collectors' buffers are cleared too.
         """
         self.counters = TrainingCounters()
         self._losses, self._returns = RecentMeans(), RecentMeans()
@@ -587,20 +575,20 @@ class Trainer(ABC, Generic[ParamsT]):
             self._test("before training", is_first=True)
 
     def execute_epoch(self) -> EpochStats:
-        """Train for an epoch, or for the rest of one that was interrupted, test, and report on it."""
+        """Train for an epoch, or complete an interrupted one; test, and return a summary."""
         counters, total = self.counters, self.params.epoch_num_steps
         if counters.epoch_steps is None:
             counters.epoch, counters.epoch_steps = counters.epoch + 1, 0
         self._display.begin(counters.epoch, counters.epoch_steps, total)
         if self._loaded_generators is not None:
-            # Imports and displays may have drawn from them since.
+            # Imports and displays may have drawn random numbers since the state was loaded.
             _load_generators(self._loaded_generators)
             self._loaded_generators = None
         step = TrainingStep(0, 0)
         while counters.epoch_steps < total and not (counters.is_stopped or self._stop_requested):
             step = self._train()
             counters.epoch_steps += step.epoch_steps
-            self._display.advance(min(counters.epoch_steps, total), self._shown(step))
+            self._display.advance(min(counters.epoch_steps, total), self._display_values(step))
         test = None
         is_interrupted = counters.epoch_steps < total and not counters.is_stopped
         if not is_interrupted:
@@ -642,34 +630,34 @@ class Trainer(ABC, Generic[ParamsT]):
         if self.params.test_collector is None:
             return None
         test = self._test(f"epoch {counters.epoch}")
-        # As in Tianshou, it is the best score that ends training, not that of the newest test.
-        counters.is_stopped = self._is_enough(counters.best_score)
+        # As in Tianshou, stop_fn is evaluated on the best score, not on the score of the newest test.
+        counters.is_stopped = self._should_stop(counters.best_score)
         return test
 
     @abstractmethod
     def _training_step(self) -> TrainingStep:
-        """Collect and update, or update alone."""
+        """Collect if the trainer is online, and update."""
 
     @abstractmethod
     def _env_steps(self) -> int:
-        """Return the environment steps of training."""
+        """Return the number of environment steps of training."""
 
     def info(self) -> InfoStats:
-        """Report on the training so far."""
+        """Summarize the training run so far."""
         now = time.monotonic()
-        self.counters.total_s += now - self._seen_s
-        self._seen_s = now
+        self.counters.total_s += now - self._last_time_s
+        self._last_time_s = now
         return self.counters.info(self._env_steps())
 
     # Tests
 
     def _test(self, when: str, *, is_first: bool = False) -> CollectStats[Any]:
         params, counters = self.params, self.counters
-        began = time.monotonic()
+        start = time.monotonic()
         params.test_collector.reset(reset_stats=False)
         if params.test_fn is not None:
             params.test_fn(counters.epoch, counters.env_step)
-        stats = self._reduce(params.test_collector.collect(n_episode=params.test_step_num_episodes))
+        stats = self._reduce_returns(params.test_collector.collect(n_episode=params.test_step_num_episodes))
         self._log("log_test_data", stats, counters.env_step)
         score = self._score(stats)
         assert stats.returns_stat is not None
@@ -680,7 +668,7 @@ class Trainer(ABC, Generic[ParamsT]):
                 params.save_best_fn(self.algorithm)
         counters.test_step += stats.n_collected_steps
         counters.test_episode += stats.n_collected_episodes
-        counters.test_s += time.monotonic() - began
+        counters.test_s += time.monotonic() - start
         self._display.say(
             f"{when}: test return {short(stats.returns_stat.mean)} ± {short(stats.returns_stat.std)}, "
             f"best {short(counters.best_reward)} in epoch {counters.best_epoch}"
@@ -692,52 +680,52 @@ class Trainer(ABC, Generic[ParamsT]):
             return self.params.compute_score_fn(stats)
         return float("-inf") if stats.returns_stat is None else stats.returns_stat.mean
 
-    def _is_enough(self, score: float) -> bool:
+    def _should_stop(self, score: float) -> bool:
         return self.params.stop_fn is not None and bool(self.params.stop_fn(score))
 
-    def _reduce(self, stats: CollectStats[Any]) -> CollectStats[Any]:
+    def _reduce_returns(self, stats: CollectStats[Any]) -> CollectStats[Any]:
         if self.params.multi_agent_return_reduction is None or not stats.n_collected_episodes:
             return stats
         returns = self.params.multi_agent_return_reduction(stats.returns)
         return replace(stats, returns=returns, returns_stat=SequenceSummaryStats.from_sequence(returns))
 
-    # Figures
+    # Metrics
 
     def _log(self, method: str, stats: Any, step: int) -> None:
         if self.params.loggers:
-            figures = figures_of(stats)
+            metrics = figures_of(stats)
             for logger in self.params.loggers:
-                getattr(logger, method)(figures, step)
+                getattr(logger, method)(metrics, step)
 
-    def _note_update(self, stats: Any) -> None:
-        """Count an update's time, smooth its losses, and tell loggers.
+    def _record_update(self, stats: Any) -> None:
+        """Add an update's duration, smooth its losses, and log its statistics.
 
         Raises
         ------
         NonFiniteLossError
             If a loss is not finite, and neither the parameters nor the algorithm allow that.
         """
-        figures = stats.get_loss_stats_dict()
+        metrics = stats.get_loss_stats_dict()
         if not (self.params.allow_nonfinite or getattr(self.algorithm, "allow_nonfinite", False)):
-            require_finite_losses(figures)
-        stats.smoothed_loss = self._losses.add(figures)
+            require_finite_losses(metrics)
+        stats.smoothed_loss = self._losses.add(metrics)
         self.counters.update_s += stats.train_time
         self._log("log_update_data", stats, self.counters.update_step)
 
-    def _shown(self, step: TrainingStep) -> dict[str, Any]:
+    def _display_values(self, step: TrainingStep) -> dict[str, Any]:
         losses = {} if step.training_stats is None else step.training_stats.smoothed_loss
-        shown: dict[str, Any] = {"updates": self.counters.update_step}
+        values: dict[str, Any] = {"updates": self.counters.update_step}
         if step.collect_stats is not None:
-            shown["env steps"] = self.counters.env_step
-            # Few collectings off policy see an episode end.
+            values["env steps"] = self.counters.env_step
+            # Off policy, few collections contain the end of an episode.
             if self._returns.values:
-                shown["return"] = self._returns.mean("return")
-        return shown | dict(list(losses.items())[:2])
+                values["return"] = self._returns.mean("return")
+        return values | dict(list(losses.items())[:2])
 
     def _epoch_line(self, step: TrainingStep) -> str:
-        shown = ", ".join(f"{name} {short(value)}" for name, value in self._shown(step).items())
+        values = ", ".join(f"{name} {short(value)}" for name, value in self._display_values(step).items())
         speed = self.info().timing.update_speed
-        return f"epoch {self.counters.epoch}: {shown}" + (f", {speed:.0f} steps/s" if speed else "")
+        return f"epoch {self.counters.epoch}: {values}" + (f", {speed:.0f} steps/s" if speed else "")
 
     # Resuming
 
@@ -748,70 +736,71 @@ class Trainer(ABC, Generic[ParamsT]):
             save_checkpoint(self, folder)
 
     def _parts(self) -> dict[str, Any]:
-        """Return the parts that have states of their own, by name; those with environments load pickles."""
-        own: dict[str, Any] = {
+        """Return the components with a `state_dict` by name, without the collectors."""
+        parts: dict[str, Any] = {
             "algorithm": self.algorithm,
             "counters": self.counters,
             "losses": self._losses,
             "returns": self._returns,
         }
-        loggers = {f"logger_{place}": logger for place, logger in enumerate(self.params.loggers)}
-        return own | {name: logger for name, logger in loggers.items() if hasattr(logger, "state_dict")}
+        loggers = {f"logger_{index}": logger for index, logger in enumerate(self.params.loggers)}
+        return parts | {name: logger for name, logger in loggers.items() if hasattr(logger, "state_dict")}
 
     def _collectors(self) -> dict[str, Rollouts]:
         test = self.params.test_collector
         return {} if test is None else {"test_collector": make_rollouts(test, None)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the training between two training steps, for `load_state_dict`.
+        """Return the state between two training steps, for `load_state_dict`.
 
-        It has the algorithm with its optimizers, the counters, the collectors with their environments, the buffer, and
-        the generators of `random`, `numpy.random` and torch.
+        Contains the algorithm with its optimizers, the counters, the collectors with their environments, the buffer,
+        and the generators of `random`, `numpy.random` and torch.
 
         Returns
         -------
         dict
-            Plain values, arrays and tensors, and `why_reset`: why environments will be reset, None if they go on.
+            Plain values, arrays and tensors, and `why_reset`: why environments will be reset, None if episodes
+            continue.
         """
-        collectors = {name: own.state_dict() for name, own in self._collectors().items()}
+        collectors = {name: rollouts.state_dict() for name, rollouts in self._collectors().items()}
         self.info()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return {
             "trainer": type(self).__name__,
             "parts": {name: part.state_dict() for name, part in self._parts().items()},
             "collectors": collectors,
-            "why_reset": next((why for own in collectors.values() if (why := own.get("why_reset"))), None),
+            "why_reset": next((why for saved in collectors.values() if (why := saved.get("why_reset"))), None),
             "generators": generators_state() | {"cuda": cuda},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Go on where a trainer was that was made with the same algorithm and parameters; `run` continues from there.
+        """Restore the state of a trainer with the same algorithm and parameters; `run` continues from there.
 
         Parameters
         ----------
         state
-            What `state_dict` returned.
+            Result of `state_dict`.
         allow_pickle
-            Whether environments in it may be unpickled, which runs code that the state's writer chose.
+            Whether environments in the state may be unpickled, which runs code chosen by the writer of the state.
 
         Raises
         ------
         ArgumentError
-            If it is of another kind of trainer.
+            If the state is from another class of trainer.
         UntrustedPickleError
-            If there are environments in it, and `allow_pickle` is false.
+            If the state contains environments, and `allow_pickle` is false.
         """
         if state["trainer"] != type(self).__name__:
-            raise ArgumentError(f"the state must be of a {type(self).__name__}, got one of a {state['trainer']}")
-        for name, own in self._collectors().items():
-            own.load_state_dict(state["collectors"][name], allow_pickle=allow_pickle)
+            raise ArgumentError(f"state must be from a {type(self).__name__}, got one from a {state['trainer']}")
+        for name, rollouts in self._collectors().items():
+            rollouts.load_state_dict(state["collectors"][name], allow_pickle=allow_pickle)
         for name, part in self._parts().items():
             if name in state["parts"]:
                 part.load_state_dict(state["parts"][name])
         self._loaded_generators = state["generators"]
         _load_generators(self._loaded_generators)
         self._is_resumed = True
-        self._seen_s = time.monotonic()
+        self._last_time_s = time.monotonic()
 
 
 def _load_generators(state: Mapping[str, Any]) -> None:
@@ -824,7 +813,7 @@ OnlineParamsT = TypeVar("OnlineParamsT", bound=OnlineTrainerParams)
 
 
 class OnlineTrainer(Trainer[OnlineParamsT]):
-    """Trainer that collects before each update: the base of `OnPolicyTrainer` and `OffPolicyTrainer`."""
+    """Base class of trainers that collect before each update."""
 
     def __init__(self, algorithm: Any, params: OnlineParamsT) -> None:
         super().__init__(algorithm, params)
@@ -840,31 +829,31 @@ class OnlineTrainer(Trainer[OnlineParamsT]):
 
     def _collect(self) -> CollectStats[Any]:
         params, counters = self.params, self.counters
-        began = time.monotonic()
+        start = time.monotonic()
         if params.training_fn is not None:
             params.training_fn(counters.epoch, counters.env_step)
         stats = self.rollouts.collect(params.collection_step_num_env_steps, params.collection_step_num_episodes)
-        if params.overlap and not self._is_last(stats):
+        if params.overlap and not self._is_last_collection(stats):
             self.rollouts.begin(params.collection_step_num_env_steps, params.collection_step_num_episodes)
         counters.env_episode += stats.n_collected_episodes
-        counters.collect_s += time.monotonic() - began
-        return self._reduce(stats)
+        counters.collect_s += time.monotonic() - start
+        return self._reduce_returns(stats)
 
-    def _is_last(self, stats: CollectStats[Any]) -> bool:
+    def _is_last_collection(self, stats: CollectStats[Any]) -> bool:
         counters, params = self.counters, self.params
         steps = (counters.epoch_steps or 0) + stats.n_collected_steps
         return counters.epoch >= params.max_epochs and steps >= params.epoch_num_steps
 
     def _passes_test(self, stats: CollectStats[Any]) -> bool:
-        if not stats.n_collected_episodes or not self._is_enough(self._score(stats)):
+        if not stats.n_collected_episodes or not self._should_stop(self._score(stats)):
             return False
         with policy_within_training_step(self.algorithm.policy, enabled=False):
             self._test(f"after {self.counters.env_step} steps")
-        return self._is_enough(self.counters.best_score)
+        return self._should_stop(self.counters.best_score)
 
     @abstractmethod
     def _update(self, stats: CollectStats[Any]) -> Any:
-        """Let the algorithm learn from the buffer."""
+        """Update the algorithm with the buffer; return the statistics of the update."""
 
     def _env_steps(self) -> int:
         return self.counters.env_step
@@ -877,19 +866,19 @@ class OnlineTrainer(Trainer[OnlineParamsT]):
 
 
 class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
-    """Trainer for algorithms that learn from the newest policy's steps alone; the buffer is emptied after each update.
+    """Trainer for on-policy algorithms; clears the buffer after each update.
 
     Parameters
     ----------
     algorithm
         An algorithm with `policy` and `update(buffer=, batch_size=, repeat=)`.
     params
-        How to train it.
+        Parameters of the training run.
 
     Raises
     ------
     ArgumentError
-        If workers are to collect during updates, and the algorithm does not allow steps of earlier policies.
+        If `overlap` or `asynchronous` is true, and the algorithm does not allow steps of earlier policies.
     """
 
     _params_type = OnPolicyTrainerParams
@@ -899,8 +888,8 @@ class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
         for name in ("overlap", "asynchronous"):
             if getattr(params, name) and not getattr(algorithm, "allows_stale_steps", False):
                 raise ArgumentError(
-                    f"{name} must be False for {type(algorithm).__name__}, whose allows_stale_steps is False: it takes "
-                    "all steps for those of its newest policy"
+                    f"{name} must be False for {type(algorithm).__name__}, which treats all steps as collected by the "
+                    "newest policy (allows_stale_steps is False), got True"
                 )
 
     def _update(self, stats: CollectStats[Any]) -> Any:
@@ -909,19 +898,19 @@ class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
             buffer=self.rollouts.buffer, batch_size=params.batch_size, repeat=params.update_step_num_repetitions
         )
         self.rollouts.clear()
-        self._note_update(training)
+        self._record_update(training)
         return training
 
 
 class OffPolicyTrainer(OnlineTrainer[OffPolicyTrainerParams]):
-    """Trainer for algorithms that learn from samples of all that the buffer holds.
+    """Trainer for algorithms that learn from samples of a replay buffer while collecting.
 
     Parameters
     ----------
     algorithm
-        An algorithm with `policy` and `update(buffer=, sample_size=)`, one gradient step.
+        An algorithm with `policy` and `update(buffer=, sample_size=)`, which performs one gradient step.
     params
-        How to train it.
+        Parameters of the training run.
     """
 
     _params_type = OffPolicyTrainerParams
@@ -931,31 +920,32 @@ class OffPolicyTrainer(OnlineTrainer[OffPolicyTrainerParams]):
         gradient_steps = round(ratio * stats.n_collected_steps)
         if not gradient_steps:
             raise ArgumentError(
-                "update_step_num_gradient_steps_per_sample must bring a gradient step after each collecting, got "
+                "update_step_num_gradient_steps_per_sample must yield at least one gradient step per collection, got "
                 f"{ratio} for {stats.n_collected_steps} steps"
             )
         training = None
         for _ in range(gradient_steps):
             training = self.algorithm.update(buffer=self.rollouts.buffer, sample_size=self.params.batch_size)
-            self._note_update(training)
+            self._record_update(training)
         return training
 
 
 class OfflineTrainer(Trainer[OfflineTrainerParams]):
-    """Trainer for algorithms that learn from rows that are there already.
+    """Trainer for algorithms that learn from existing data, without collecting.
 
     Parameters
     ----------
     algorithm
-        An algorithm with `policy`, `process_buffer(buffer)` and `update(buffer=, sample_size=)`, one gradient step.
+        An algorithm with `policy`, `process_buffer(buffer)` and `update(buffer=, sample_size=)`, which performs one
+        gradient step.
     params
-        How to train it.
+        Parameters of the training run.
 
     Raises
     ------
     ArgumentError
-        If there are to be checkpoints, and the source of rows is another than a replay buffer, `Dataset` or
-        `MixedSampler`, and has no `state_dict`.
+        If `checkpoint_dir` is given, and the source of rows has no `state_dict` and is not a replay buffer, `Dataset`
+        or `MixedSampler`.
     """
 
     _params_type = OfflineTrainerParams
@@ -964,12 +954,12 @@ class OfflineTrainer(Trainer[OfflineTrainerParams]):
         super().__init__(algorithm, params)
         self._buffer = algorithm.process_buffer(params.buffer)
         if params.checkpoint_dir is not None:
-            # What no checkpoint can hold is found before hours of training, not after.
+            # Reject sources that cannot be checkpointed before training, not after.
             SourceState(self._buffer)
 
     def _training_step(self) -> TrainingStep:
         training = self.algorithm.update(buffer=self._buffer, sample_size=self.params.batch_size)
-        self._note_update(training)
+        self._record_update(training)
         return TrainingStep(1, self.params.batch_size, training)
 
     def _env_steps(self) -> int:

@@ -228,15 +228,19 @@ def test_asynchronous_training_requires_workers_and_an_algorithm_for_stale_steps
     buffer = VectorReplayBuffer(100, 2)
     with (
         Collector(ppo.policy, [Match] * 2, buffer) as collector,
-        pytest.raises(ArgumentError, match="asynchronous must come with RolloutWorkers"),
+        pytest.raises(
+            ArgumentError, match="training_collector must be RolloutWorkers or RemoteActors for asynchronous"
+        ),
     ):
         OnPolicyTrainerParams(training_collector=collector, asynchronous=True)
     with workers_of(ppo, "inline") as workers:
         with pytest.raises(ArgumentError, match="asynchronous must be False for PPO"):
             trainer(PPO, workers, ppo)
-        with pytest.raises(ArgumentError, match="overlap and asynchronous"):
+        with pytest.raises(ArgumentError, match="overlap must be False with asynchronous=True, got True"):
             OnPolicyTrainerParams(training_collector=workers, asynchronous=True, overlap=True)
-        with pytest.raises(ArgumentError, match="asynchronous must come with collection_step_num_env_steps"):
+        with pytest.raises(
+            ArgumentError, match="collection_step_num_env_steps must be given for asynchronous, got None"
+        ):
             OnPolicyTrainerParams(
                 training_collector=workers,
                 asynchronous=True,

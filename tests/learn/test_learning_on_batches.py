@@ -110,7 +110,7 @@ def test_copies_of_a_policy_have_no_algorithm() -> None:
     algorithm = dqn()
     for policy in (copy.deepcopy(algorithm.policy), pickle.loads(pickle.dumps(algorithm.policy))):
         assert_alike(policy, algorithm.policy)
-        with pytest.raises(PolicySpecError, match="must be trained by an algorithm to learn on a batch, it is by none"):
+        with pytest.raises(PolicySpecError, match="must have an algorithm to learn on a batch, got none"):
             policy.learn_on_batch(collected("random", 4))
 
 
@@ -118,7 +118,7 @@ def test_batches_that_cannot_be_learned_from_are_refused() -> None:
     batch = collected("random", 20)
     with pytest.raises(ArgumentError, match="n_step_return_horizon must be 1 for rows that are single steps, got 3"):
         dqn(n_step_return_horizon=3).update(batch)
-    with pytest.raises(ArgumentError, match="sample_size must be None for a batch, whose rows are all used, got 8"):
+    with pytest.raises(ArgumentError, match="sample_size must be None for a batch, which is used in full, got 8"):
         dqn().update(batch, 8)
     for algorithm in (dqn(), ppo()):
         with pytest.raises(EmptyBufferError):

@@ -154,7 +154,7 @@ def test_counts_continue_from_the_last_checkpoint_that_a_logger_recorded(kind: A
 
 def test_resuming_from_a_log_takes_a_logger() -> None:
     train, test = collectors(dqn())
-    with pytest.raises(ArgumentError, match="resume_from_log must come with a logger that has restore_data"):
+    with pytest.raises(ArgumentError, match="logger must have restore_data for resume_from_log, got None"):
         OffPolicyTrainerParams(training_collector=train, test_collector=test, resume_from_log=True)
 
 

@@ -256,12 +256,12 @@ def test_lines_have_the_return_of_the_last_episodes_where_the_last_collecting_sa
         ({"max_epoch": 3}, "OffPolicyTrainerParams has no argument 'max_epoch'; did you mean 'max_epochs'?"),
         ({"batch_size": 0}, "batch_size must be a whole number from 1, got 0"),
         ({"collection_step_num_episodes": 2}, "exactly one of collection_step_num_env_steps and .* got 2048 and 2"),
-        ({"test_collector": None, "stop_fn": bool}, "stop_fn must be given with a test_collector"),
-        ({"test_in_training": True}, "test_in_training must come with a test_collector and a stop_fn"),
+        ({"test_collector": None, "stop_fn": bool}, "test_collector must be a collector for stop_fn, got None"),
+        ({"test_in_training": True}, "test_collector and stop_fn must be given for test_in_training, got None"),
         ({"update_step_num_gradient_steps_per_sample": -1}, "must be a number above 0, got -1"),
         ({"training_collector": Collector("random", "CartPole-v1")}, "training_collector must have a buffer"),
         ({"logger": "runs/log"}, "logger must be a logger, or several, got a str"),
-        ({"overlap": True}, "overlap must come with RolloutWorkers, got a Collector"),
+        ({"overlap": True}, "training_collector must be RolloutWorkers for overlap, got a Collector"),
     ],
 )
 def test_parameters_are_refused_in_one_sentence(given: dict[str, Any], sentence: str) -> None:
@@ -295,7 +295,9 @@ def test_a_collecting_that_brings_no_gradient_step_is_refused() -> None:
         collection_step_num_env_steps=4,
         update_step_num_gradient_steps_per_sample=0.1,
     )
-    with pytest.raises(ArgumentError, match=r"must bring a gradient step after each collecting, got 0\.1 for 4 steps"):
+    with pytest.raises(
+        ArgumentError, match=r"must yield at least one gradient step per collection, got 0\.1 for 4 steps"
+    ):
         OffPolicyTrainer(algorithm, params).run()
 
 
