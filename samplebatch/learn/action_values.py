@@ -18,7 +18,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import PolicySpecError
 from samplebatch.learn.algorithm import Algorithm
 from samplebatch.learn.exploration import BaseNoise, GaussianNoise
-from samplebatch.learn.networks import ask
+from samplebatch.learn.networks import call_network
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory, descend
 from samplebatch.learn.policy import Policy, require_critic
 
@@ -161,7 +161,7 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
 
     def _values_of_choices(self, critic: nn.Module, obs: Any) -> torch.Tensor:
         """Return a critic's values of all discrete actions, shape (n, actions)."""
-        values: torch.Tensor = ask(critic, self.policy.observations(Batch(obs=obs))[0])[0]
+        values: torch.Tensor = call_network(critic, self.policy.observations(Batch(obs=obs))[0])[0]
         return values
 
     def _update_critics(self, batch: Batch) -> list[float]:

@@ -18,7 +18,7 @@ from samplebatch.batch.sequences import chop, pack
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, ColumnNotFoundError
 from samplebatch.learn.algorithm import Indices, OnPolicyAlgorithm
-from samplebatch.learn.networks import ask, recurrent_parts
+from samplebatch.learn.networks import call_network, recurrent_parts
 from samplebatch.learn.normalization import RunningMeanStd
 from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability, require_critic
@@ -179,7 +179,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
     def _values(self, obs: Any, state: Any = None, steps: torch.Tensor | None = None) -> torch.Tensor:
         """Ask the critic for the values of rows, or of the steps of sequences that are there, shape (n,)."""
         tensors, _ = self.policy.observations(Batch(obs=obs))
-        found = ask(self.critic, tensors, state)[0]
+        found = call_network(self.critic, tensors, state)[0]
         values: torch.Tensor = (found if steps is None else found[steps]).flatten()
         return values
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.learn.algorithm import OfflineAlgorithm, OffPolicyAlgorithm, SimpleLossTrainingStats
-from samplebatch.learn.networks import ask
+from samplebatch.learn.networks import call_network
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
 from samplebatch.learn.policy import Policy
 
@@ -54,7 +54,7 @@ class ImitationPolicy(Policy):
         Discrete actions that a mask forbids have logits below all others.
         """
         obs, mask = self.observations(batch)
-        logits, state = ask(self.actor, obs, state)
+        logits, state = call_network(self.actor, obs, state)
         if self.action_type == "continuous":
             return Batch(act=logits, logits=logits, state=state)
         if mask is not None:

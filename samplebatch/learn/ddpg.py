@@ -12,7 +12,7 @@ from torch import nn
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.learn.action_values import ActionValueLearner, ContinuousPolicyWithExplorationNoise
 from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
-from samplebatch.learn.networks import ask
+from samplebatch.learn.networks import call_network
 from samplebatch.learn.optimizer import OptimizerFactory
 
 
@@ -53,7 +53,7 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
             The network that is evaluated; None for the policy's own.
         """
         obs, _ = self.observations(batch)
-        act, state = ask(self.actor if model is None else model, obs, state)
+        act, state = call_network(self.actor if model is None else model, obs, state)
         return Batch(act=act, state=state)
 
 

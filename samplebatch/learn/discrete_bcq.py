@@ -15,7 +15,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.algorithm import OfflineAlgorithm, SimpleLossTrainingStats
 from samplebatch.learn.dqn import DiscreteQLearningPolicy
-from samplebatch.learn.networks import ask
+from samplebatch.learn.networks import call_network
 from samplebatch.learn.optimizer import OptimizerFactory
 
 
@@ -62,7 +62,7 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
         """
         values, state = self.action_values(batch, state, model)
         obs, mask = self.observations(batch)
-        logits, _ = ask(self.imitator, obs)
+        logits, _ = call_network(self.imitator, obs)
         allowed = logits if mask is None else logits.masked_fill(~mask, -math.inf)
         # Equation 17, in logarithms: the softmax's sum cancels out.
         unlikely = allowed - allowed.max(-1, keepdim=True).values < self._log_threshold

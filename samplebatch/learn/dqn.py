@@ -20,7 +20,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import to_numpy
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.learn.algorithm import Indices, OffPolicyAlgorithm, SimpleLossTrainingStats
-from samplebatch.learn.networks import ask
+from samplebatch.learn.networks import call_network
 from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import Policy
 
@@ -111,7 +111,7 @@ class DiscreteQLearningPolicy(Policy):
         Arguments are those of `forward`.
         """
         obs, mask = self.observations(batch)
-        output, state = ask(self.model if model is None else model, obs, state)
+        output, state = call_network(self.model if model is None else model, obs, state)
         return output, mask, state
 
     def compute_q_value(self, logits: torch.Tensor, mask: Any) -> torch.Tensor:

@@ -26,7 +26,7 @@ from samplebatch.learn.networks import (
     Space,
     VectorOutput,
     as_floats,
-    ask,
+    call_network,
     shape_size,
     type_name,
 )
@@ -83,7 +83,7 @@ class DiscreteActor(VectorOutput):
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
         """Return logits or probabilities of the actions, and the state."""
-        features, state = ask(self.preprocess, obs, state)
+        features, state = call_network(self.preprocess, obs, state)
         output = self.last(features)
         return (output.softmax(-1) if self.softmax_output else output), state
 
@@ -148,7 +148,7 @@ class ContinuousActorProbabilistic(VectorOutput):
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[tuple[torch.Tensor, torch.Tensor], Any]:
         """Return means and standard deviations, and the state."""
-        features, state = ask(self.preprocess, obs, state)
+        features, state = call_network(self.preprocess, obs, state)
         mu = self.mu(features)
         if not self.unbounded:
             mu = _scale(self.max_action, mu) * torch.tanh(mu)
@@ -197,7 +197,7 @@ class ContinuousActorDeterministic(VectorOutput):
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
         """Return actions, and the state."""
-        features, state = ask(self.preprocess, obs, state)
+        features, state = call_network(self.preprocess, obs, state)
         output = self.last(features)
         return _scale(self.max_action, output) * torch.tanh(output), state
 
@@ -255,7 +255,7 @@ class DiscreteCritic(VectorOutput):
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:
         """Return the values, shape (n, last_size); of a recurrent network, a pair of the values and the state."""
-        features, state = ask(self.preprocess, obs, state)
+        features, state = call_network(self.preprocess, obs, state)
         values = self.last(features)
         return values if state is None else (values, state)
 
@@ -317,7 +317,7 @@ class DuelingCritic(VectorOutput):
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
         """Return the values of the actions, and the state."""
-        features, state = ask(self.preprocess, obs, state)
+        features, state = call_network(self.preprocess, obs, state)
         advantage = self.advantage(features).unflatten(-1, (-1, self.num_atoms))
         values = self.value(features)[..., None, :] + advantage - advantage.mean(-2, keepdim=True)
         return (values if self.num_atoms > 1 else values[..., 0]), state
@@ -341,7 +341,7 @@ class ValueCritic(nn.Module):
 
     def forward(self, obs: Any, state: Any = None) -> torch.Tensor:
         """Return a value for each observation, shape (n, 1)."""
-        features = ask(self.body, obs, state)[0]
+        features = call_network(self.body, obs, state)[0]
         values: torch.Tensor = self.head(features if self.trains_body else features.detach())
         return values
 
@@ -412,12 +412,12 @@ class ContinuousCritic(VectorOutput):
         if self.flatten is None and self.flatten_input:
             rows = rows.flatten(1)
         if self.apply_preprocess_net_to_obs_only:
-            rows = ask(self.preprocess, rows)[0]
+            rows = call_network(self.preprocess, rows)[0]
         if act is not None:
             actions = as_floats(act, self)
             rows = torch.cat([rows, actions.flatten(1) if self.flatten_input else actions], -1)
         if not self.apply_preprocess_net_to_obs_only:
-            rows = ask(self.preprocess, rows)[0]
+            rows = call_network(self.preprocess, rows)[0]
         values: torch.Tensor = self.last(rows)
         return values
 

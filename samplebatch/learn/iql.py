@@ -14,7 +14,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.action_values import TwinCritics
 from samplebatch.learn.algorithm import OfflineAlgorithm, TrainingStats
-from samplebatch.learn.networks import ask
+from samplebatch.learn.networks import call_network
 from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability, require_critic
 
@@ -99,7 +99,7 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
 
     def _values(self, obs: Any) -> torch.Tensor:
         """Return V of observations, shape (n,)."""
-        values: torch.Tensor = ask(self.value, self.policy.observations(Batch(obs=obs))[0])[0]
+        values: torch.Tensor = call_network(self.value, self.policy.observations(Batch(obs=obs))[0])[0]
         return values.flatten()
 
     def _update_with_batch(self, batch: Batch) -> IQLTrainingStats:

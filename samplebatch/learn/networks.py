@@ -1,7 +1,7 @@
-"""Networks from observations to features, logits or values, for the heads of policies and critics.
+"""Networks from observations to features, logits or values.
 
-A network takes observations and, if it is recurrent, its last state, and returns a pair of output and state. `ask` also
-calls modules that return an output alone.
+A network is called with observations and, if it is recurrent, its previous state; it returns a pair of output and
+state. `call_network` also supports modules that return only an output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from samplebatch.errors import ArgumentError
 
 
 def set_training(module: nn.Module, mode: bool) -> None:
-    """Set torch's training mode as `nn.Module.train` does: parts with a `train` of their own are told by that.
+    """Set torch's training mode as `nn.Module.train` does, including submodules that override `train`.
 
     Examples
     --------
@@ -36,39 +36,39 @@ def set_training(module: nn.Module, mode: bool) -> None:
     [False, False, False]
     """
     module.training = mode
-    rest = [module]
-    while rest:
-        for part in rest.pop()._modules.values():
+    pending = [module]
+    while pending:
+        for part in pending.pop()._modules.values():
             if part is None:
                 continue
-            kind, held = type(part), part.__dict__
-            if kind.train is nn.Module.train and kind.__setattr__ is nn.Module.__setattr__ and "training" in held:
-                held["training"] = mode
-                rest.append(part)
+            kind, state = type(part), part.__dict__
+            if kind.train is nn.Module.train and kind.__setattr__ is nn.Module.__setattr__ and "training" in state:
+                state["training"] = mode
+                pending.append(part)
             else:
                 part.train(mode)
 
 
 def first_parameter(module: nn.Module) -> torch.Tensor | None:
-    """Return the first parameter of a module, which determines device and dtype; None without parameters.
+    """Return the first parameter of a module, which determines its device and dtype; None without parameters.
 
     Examples
     --------
     >>> first_parameter(nn.Sequential(nn.ReLU(), nn.Linear(3, 2))).shape
     torch.Size([2, 3])
     """
-    for held in module._parameters.values():
-        if held is not None:
-            return held
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            return parameter
     for part in module._modules.values():
-        found = None if part is None else first_parameter(part)
-        if found is not None:
-            return found
+        first = None if part is None else first_parameter(part)
+        if first is not None:
+            return first
     return None
 
 
 def tensors_of(module: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the parameters and the buffers of a module, each once; in the same order for a copy of it.
+    """Return the distinct parameters and buffers of a module, in the same order for each copy of the module.
 
     Examples
     --------
@@ -78,13 +78,13 @@ def tensors_of(module: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor
     """
     parameters: dict[int, torch.Tensor] = {}
     buffers: dict[int, torch.Tensor] = {}
-    rest = [module]
-    for part in rest:
-        for found, held in ((parameters, part._parameters), (buffers, part._buffers)):
-            for tensor in held.values():
+    pending = [module]
+    for part in pending:
+        for collected, tensors in ((parameters, part._parameters), (buffers, part._buffers)):
+            for tensor in tensors.values():
                 if tensor is not None:
-                    found[id(tensor)] = tensor
-        rest += [inner for inner in part._modules.values() if inner is not None]
+                    collected[id(tensor)] = tensor
+        pending += [inner for inner in part._modules.values() if inner is not None]
     return [*parameters.values()], [*buffers.values()]
 
 
@@ -94,26 +94,26 @@ Arguments = tuple[Any, ...] | dict[Any, Any]
 Item = TypeVar("Item")
 PerLayer: TypeAlias = Item | Sequence[Item]
 Space = gymnasium.Space[Any]
-FOR_SPACE = "the class method for_space takes a space"
+FOR_SPACE = "the class method for_space accepts a space"
 
 
-def ask(network: nn.Module, obs: Any, state: Any = None) -> tuple[Any, Any]:
-    """Call a network and return its output and its state, None without one.
+def call_network(network: nn.Module, obs: Any, state: Any = None) -> tuple[Any, Any]:
+    """Call a network; return its output, and its state or None.
 
-    Networks get the state if they have a parameter of that name or `*args`.
+    The state is passed to networks with a parameter `state` or `*args`.
 
-    >>> ask(nn.Identity(), 3, state="another's")
+    >>> call_network(nn.Identity(), 3, state="another's")
     (3, None)
     """
     kind: Any = type(network)
-    found = network(obs) if state is None or not _takes_state(kind) else network(obs, state)
-    return found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    result = network(obs) if state is None or not _accepts_state(kind) else network(obs, state)
+    return result if isinstance(result, tuple) and len(result) == 2 else (result, None)
 
 
 @cache
-def _takes_state(kind: type[nn.Module]) -> bool:
+def _accepts_state(kind: type[nn.Module]) -> bool:
     parameters = inspect.signature(kind.forward).parameters.values()
-    return any(one.name == "state" or one.kind is one.VAR_POSITIONAL for one in parameters)
+    return any(parameter.name == "state" or parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
 
 
 def recurrent_parts(network: nn.Module) -> list[nn.Module]:
@@ -126,17 +126,17 @@ def recurrent_parts(network: nn.Module) -> list[nn.Module]:
 
 
 class Flatten(nn.Module):
-    """A layer that makes a row of numbers of each observation: parts of dicts and tuples side by side, choices one-hot.
+    """Layer that flattens observations to vectors: parts of dicts and tuples concatenated, choices one-hot encoded.
 
     Parameters
     ----------
     space
-        The space of the observations.
+        The observation space.
 
     Attributes
     ----------
     output_dim
-        Numbers in a row.
+        Width of the vectors.
 
     Examples
     --------
@@ -149,43 +149,43 @@ class Flatten(nn.Module):
         super().__init__()
         self.space = space
         self.output_dim = int(spaces.flatdim(space))
-        self._is_flat = _is_row(space)
-        self._rows: tuple[str, ...] = ()
-        """The parts of dicts that are rows all."""
-        if isinstance(space, spaces.Dict) and all(map(_is_row, space.spaces.values())):
-            self._rows = tuple(space.spaces)
+        self._is_flat = _is_vector(space)
+        self._vector_parts: tuple[str, ...] = ()
+        """Keys of a Dict space whose parts are all vectors, otherwise empty."""
+        if isinstance(space, spaces.Dict) and all(map(_is_vector, space.spaces.values())):
+            self._vector_parts = tuple(space.spaces)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        """Flatten observations behind the axes of rows and steps."""
+        """Flatten observations; leading axes of rows and steps are preserved."""
         if self._is_flat and obs.is_floating_point():
             return cast(torch.Tensor, obs)
-        if self._rows:
-            held = values_of(obs) or obs
-            parts = [held[name] for name in self._rows]
+        if self._vector_parts:
+            values = values_of(obs) or obs
+            parts = [values[name] for name in self._vector_parts]
             if all(part.is_floating_point() for part in parts):
                 return torch.cat(parts, -1)
         return _flatten(self.space, obs)
 
 
 class VectorOutput(nn.Module):
-    """Base of networks that return one vector per observation; `output_dim` is the width of the vector."""
+    """Base class of networks that return one vector per observation, of width `output_dim`."""
 
     output_dim: int
 
     def get_output_dim(self) -> int:
-        """Return the width of the output."""
+        """Return `output_dim`."""
         return self.output_dim
 
 
 class NoisyLinear(nn.Module):
     r"""Linear layer with learned noise on its weights, for exploration (Fortunato et al., arXiv:1706.10295).
 
-    The noise is factorized (equations 10 and 11) and drawn anew in every call: all rows of a call have the same noise.
+    The noise is factorized (equations 10 and 11) and drawn in every call: all rows of a call share the same noise.
 
     .. math:: y = (\mu_W + \sigma_W \circ f(\epsilon_q) f(\epsilon_p)^T) x + \mu_b + \sigma_b \circ f(\epsilon_q),
         \quad f(x) = \mathrm{sgn}(x) \sqrt{|x|}
 
-    A policy has noise within training steps and none outside of them; target networks have none.
+    Policies draw noise only within training steps, target networks never.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ class NoisyLinear(nn.Module):
             whole("out_features", out_features, 1),
         )
         self.is_noisy = False
-        # Section 3.2 of the paper: uniform means, and constant deviations.
+        # Section 3.2 of the paper: uniform means, constant standard deviations.
         bound = 1.0 / math.sqrt(in_features)
         deviation = positive("noisy_std", noisy_std) * bound
         self.mu_W = nn.Parameter(torch.empty(out_features, in_features).uniform_(-bound, bound))
@@ -235,8 +235,8 @@ class NoisyLinear(nn.Module):
         output = nn.functional.linear(rows, self.mu_W, self.mu_bias)
         if not self.is_noisy:
             return output
-        # Noise on inputs and outputs instead of on weights, whose factors they are.
-        noise_in, noise_out = (_signed_root(torch.randn_like(own)) for own in (self.sigma_W[0], self.sigma_bias))
+        # The weights' noise is a product of factors; scaling inputs and outputs by them avoids the product.
+        noise_in, noise_out = (_signed_root(torch.randn_like(like)) for like in (self.sigma_W[0], self.sigma_bias))
         return output + nn.functional.linear(rows * noise_in, self.sigma_W, self.sigma_bias) * noise_out
 
 
@@ -245,7 +245,7 @@ def _signed_root(noise: torch.Tensor) -> torch.Tensor:
 
 
 def set_noise(module: nn.Module, is_noisy: bool) -> None:
-    """Set whether the noisy layers within a module draw noise."""
+    """Set whether the noisy layers of a module draw noise."""
     for part in module._modules.values():
         if isinstance(part, NoisyLinear):
             part.is_noisy = is_noisy
@@ -254,7 +254,7 @@ def set_noise(module: nn.Module, is_noisy: bool) -> None:
 
 
 class MLP(VectorOutput):
-    """Linear layers with activations between them; takes Tianshou's arguments.
+    """Linear layers with activations between them, with Tianshou's arguments.
 
     Parameters
     ----------
@@ -269,7 +269,7 @@ class MLP(VectorOutput):
     activation, act_args
         Class of the activation and its arguments; one, or one per hidden layer. None for no activations.
     linear_layer
-        Creates a layer from its input and output width.
+        Factory of layers, called with input and output width.
     flatten_input
         Whether inputs with more than two axes are flattened to shape (n, -1).
 
@@ -283,8 +283,8 @@ class MLP(VectorOutput):
     Raises
     ------
     ArgumentError
-        If a width is not a positive whole number, or there is not one `norm_layer`, `activation` or set of their
-        arguments per hidden layer.
+        If a width is not a positive whole number, or a list of `norm_layer`, `activation` or arguments does not have
+        one entry per hidden layer.
 
     Examples
     --------
@@ -331,14 +331,14 @@ class MLP(VectorOutput):
     def forward(self, obs: Any) -> torch.Tensor:
         """Return the output for inputs of shape (n, input_dim), or with more axes."""
         rows = as_rows(obs, self.input_dim, self) if self.flatten_input else obs
-        # Iterating over the layers saves one module call compared with calling the sequence.
+        # Iterating over the layers saves the module call of nn.Sequential.
         for layer in self.model:
             rows = layer(rows)
         return cast(torch.Tensor, rows)
 
 
 class Net(VectorOutput):
-    """Network from flat observations to features, logits or action values; takes Tianshou's arguments.
+    """Network from flat observations to features, logits or action values, with Tianshou's arguments.
 
     `Net.for_space` creates one for any observation space.
 
@@ -356,7 +356,8 @@ class Net(VectorOutput):
         Whether inputs are observations followed by actions of `action_shape`, as `ContinuousCritic` passes them; the
         output is then the features.
     num_atoms
-        Outputs per action, for distributional algorithms. With more than 1 the shape is (n, actions, num_atoms).
+        Outputs per action, for distributional algorithms. If greater than 1, the output shape is (n, actions,
+        num_atoms).
     dueling_param
         Arguments of two `MLP`: the advantage head and the value head of a dueling network (Wang et al.,
         arXiv:1511.06581, equation 9). None for no dueling network.
@@ -430,12 +431,12 @@ class Net(VectorOutput):
         *,
         linear_layer: LinearLayer = nn.Linear,
     ) -> Self:
-        """Create a network from the observations of any space to features.
+        """Create a network from observations of any space, flattened by `Flatten`, to features.
 
         Parameters
         ----------
         observation_space
-            Space of the observations, which are flattened: parts of dicts and tuples side by side, choices one-hot.
+            The observation space.
         hidden_sizes, activation, linear_layer
             See `MLP`.
         """
@@ -450,7 +451,7 @@ class Net(VectorOutput):
         return self.softmax
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
-        """Return the output for observations, and the state as it was given."""
+        """Return the output for observations, and the unchanged state."""
         rows = as_rows(obs, self.model.input_dim, self) if self.flatten is None else self.flatten(obs)
         output = self.model(rows)
         if self.Q is not None and self.V is not None:
@@ -462,27 +463,26 @@ class Net(VectorOutput):
 
 
 class Convolutional(VectorOutput):
-    """A body of convolutions for images, in the sizes of the Nature DQN (Mnih et al., 2015).
+    """Convolutional network from images to features, with the layers of the Nature DQN (Mnih et al., 2015).
 
     Parameters
     ----------
     observation_space
-        A Box of images, the channels first or last: the shortest of the first and the last axis is theirs. Images of
-        bytes are divided by 255.
+        A Box of images; the shorter of the first and the last axis is the channels. uint8 images are divided by 255.
     features
-        The width of the features.
+        Width of the output.
     linear_layer
-        Creates the last layer from its input and output width.
+        Factory of the last layer, called with input and output width.
 
     Attributes
     ----------
     output_dim
-        The width of the features.
+        Width of the output.
 
     Raises
     ------
     ArgumentError
-        If it is no Box of three axes, or images are too small for the convolutions.
+        If the space is not a Box with three axes, or images are too small for the convolutions.
 
     Examples
     --------
@@ -495,7 +495,7 @@ class Convolutional(VectorOutput):
         super().__init__()
         shape = observation_space.shape or ()
         if not isinstance(observation_space, spaces.Box) or len(shape) != 3:
-            raise ArgumentError(f"observation_space must be a Box of images with three axes, got shape {shape}")
+            raise ArgumentError(f"observation_space must be a Box of images with three axes, got {observation_space}")
         self._channels_last = shape[2] < shape[0]
         height, width = shape[:2] if self._channels_last else shape[1:]
         if min(height, width) < 36:
@@ -516,35 +516,35 @@ class Convolutional(VectorOutput):
         self.output_dim = features
 
     def forward(self, obs: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, Any]:
-        """Return the features of images, and no state."""
+        """Return the features of images, and None as the state."""
         images = obs.reshape(-1, *obs.shape[-3:])
         if self._channels_last:
             images = images.movedim(-1, -3)
-        found = self.layers(images.to(next(self.parameters()).dtype) * self._scale)
-        return found.reshape(*obs.shape[:-3], -1), None
+        features = self.layers(images.to(next(self.parameters()).dtype) * self._scale)
+        return features.reshape(*obs.shape[:-3], -1), None
 
 
 class RecurrentBody(VectorOutput):
-    """Recurrent features of each step, for one step per row or sequences of steps, from a given state.
+    """Recurrent network that returns features of each step, for single steps or sequences.
 
     Parameters
     ----------
     observation_space
-        The space of the observations, which are flattened.
+        The observation space; observations are flattened.
     hidden_size
-        The width of the state and of the features.
+        Width of the state and the features.
     kind
         `"gru"` or `"lstm"`.
 
     Attributes
     ----------
     output_dim
-        The width of the features.
+        Width of the features.
 
     Raises
     ------
     ArgumentError
-        If the kind is another.
+        If `kind` is unknown.
 
     Examples
     --------
@@ -564,35 +564,34 @@ class RecurrentBody(VectorOutput):
         self.cell = cell(self.flatten.output_dim, hidden_size, batch_first=True)
 
     def forward(self, obs: Any, state: Any = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the features of each step and the state after the last one, a row each in a dict of tensors.
+        """Return the features of each step, and the state after the last step as a dict of tensors.
 
         Parameters
         ----------
         obs
-            Observations, n of them, or n sequences: an axis more.
+            n observations, or n sequences with an additional time axis.
         state
-            The state to go on from, a row for each of the n; None for zeros.
+            Initial state, n rows; None for zeros.
         """
         rows = self.flatten(obs)
         steps = rows[:, None] if rows.ndim == 2 else rows
-        lstm = isinstance(self.cell, nn.LSTM)
-        held = None if state is None else values_of(state) or state
-        given = None if held is None else tuple(held[name][None].contiguous() for name in ("h", "c")[: 1 + lstm])
-        features, after = self.cell(steps, given if given is None or lstm else given[0])
-        parts = after if lstm else (after,)
-        kept = {name: part[0] for name, part in zip(("h", "c"), parts, strict=False)}
-        return features[:, 0] if rows.ndim == 2 else features, kept
+        is_lstm = isinstance(self.cell, nn.LSTM)
+        parts = None if state is None else values_of(state) or state
+        before = None if parts is None else tuple(parts[name][None].contiguous() for name in ("h", "c")[: 1 + is_lstm])
+        features, after = self.cell(steps, before if before is None or is_lstm else before[0])
+        new_state = {name: part[0] for name, part in zip(("h", "c"), after if is_lstm else (after,), strict=False)}
+        return features[:, 0] if rows.ndim == 2 else features, new_state
 
 
 class Recurrent(VectorOutput):
-    """LSTM from observations to logits or action values of the last step; takes Tianshou's arguments.
+    """LSTM from observations to logits or action values of the last step, with Tianshou's arguments.
 
-    `RecurrentBody` returns features of every step of a sequence, as recurrent PPO needs them.
+    `RecurrentBody` returns features of every step of a sequence, as recurrent PPO requires.
 
     Parameters
     ----------
     layer_num
-        LSTM layers.
+        Number of LSTM layers.
     state_shape, action_shape
         Shape or width of an observation, and of the output.
     hidden_layer_size
@@ -626,7 +625,7 @@ class Recurrent(VectorOutput):
         super().__init__()
         if isinstance(layer_num, gymnasium.Space):
             raise ArgumentError(
-                f"layer_num must be a whole number from 1, got a {type_name(layer_num)}; RecurrentBody takes a space"
+                f"layer_num must be a whole number from 1, got a {type_name(layer_num)}; RecurrentBody accepts a space"
             )
         width = whole("hidden_layer_size", hidden_layer_size, 1)
         self.input_dim, self.output_dim = (
@@ -661,20 +660,22 @@ class Recurrent(VectorOutput):
         return self.fc2(features[:, -1]), {"hidden": hidden, "cell": cell}
 
 
-def _is_row(space: Space) -> bool:
+def _is_vector(space: Space) -> bool:
     return isinstance(space, spaces.Box) and len(space.shape) == 1
 
 
 def _flatten(space: Space, obs: Any) -> torch.Tensor:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        held = values_of(obs)
+        values = values_of(obs)
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        return torch.cat([_flatten(part, obs[name] if held is None else held[str(name)]) for name, part in parts], -1)
+        return torch.cat(
+            [_flatten(part, obs[name] if values is None else values[str(name)]) for name, part in parts], -1
+        )
     if isinstance(space, spaces.Discrete):
         rows: torch.Tensor = nn.functional.one_hot(obs.long() - int(space.start), int(space.n))
     elif isinstance(space, spaces.MultiDiscrete):
         choices = zip(obs.long().unbind(-1), space.nvec.tolist(), strict=True)
-        rows = torch.cat([nn.functional.one_hot(one, count) for one, count in choices], -1)
+        rows = torch.cat([nn.functional.one_hot(indices, count) for indices, count in choices], -1)
     else:
         axes = len(space.shape or ())
         rows = obs.flatten(-axes) if axes > 1 else obs if axes else obs[..., None]
@@ -682,14 +683,14 @@ def _flatten(space: Space, obs: Any) -> torch.Tensor:
 
 
 class LaggedNetwork(nn.Module):
-    """Target network: a copy that follows its source and is never trained.
+    """Target network: a copy that is updated from its source network, and never trained.
 
-    It is always in evaluation mode, and its parameters need no gradients.
+    Always in evaluation mode; its parameters require no gradients.
 
     Parameters
     ----------
     source
-        The network that it copies.
+        The source network.
 
     Attributes
     ----------
@@ -716,7 +717,7 @@ class LaggedNetwork(nn.Module):
         super().__init__()
         self.module = copy.deepcopy(source).requires_grad_(False)
         super().train(False)
-        # In a tuple, the source is no part of this module: its parameters belong to the policy.
+        # The tuple prevents torch from registering the source, whose parameters belong to the policy, as a submodule.
         self._source = (source,)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -724,30 +725,30 @@ class LaggedNetwork(nn.Module):
         return self.module(*args, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode."""
+        """Do nothing: target networks stay in evaluation mode."""
         return self
 
     def follow(self, tau: float = 1.0) -> None:
-        """Move the parameters towards the source's: `tau * source + (1 - tau) * own`.
+        """Update the parameters from the source: `tau * source + (1 - tau) * target`.
 
         Buffers, such as the running means of batch normalization, are copied.
 
         Parameters
         ----------
         tau
-            How far: 1 for a plain copy, less for Polyak averaging.
+            Weight of the source: 1 for a copy, less for Polyak averaging.
 
         Raises
         ------
         ArgumentError
-            If it is not between 0 and 1.
+            If `tau` is not between 0 and 1.
         """
         follow([self], tau)
 
 
 @torch.no_grad()
 def follow(networks: Sequence[LaggedNetwork], tau: float = 1.0) -> None:
-    """Move lagged networks towards their sources, all parameters in one operation; see `LaggedNetwork.follow`.
+    """Update target networks from their sources, all parameters in one operation; see `LaggedNetwork.follow`.
 
     Examples
     --------
@@ -760,35 +761,35 @@ def follow(networks: Sequence[LaggedNetwork], tau: float = 1.0) -> None:
     [3.0, 3.0]
     """
     tau = fraction("tau", tau)
-    own: list[torch.Tensor] = []
-    new: list[torch.Tensor] = []
+    target_parameters: list[torch.Tensor] = []
+    source_parameters: list[torch.Tensor] = []
     for network in networks:
         (source,) = network._source
         parameters, buffers = tensors_of(network.module)
-        newer, given = tensors_of(source)
-        own += parameters
-        new += newer
-        for buffer, now in zip(buffers, given, strict=True):
-            buffer.copy_(now)
-    if not own:
+        new_parameters, new_buffers = tensors_of(source)
+        target_parameters += parameters
+        source_parameters += new_parameters
+        for buffer, new_buffer in zip(buffers, new_buffers, strict=True):
+            buffer.copy_(new_buffer)
+    if not target_parameters:
         return
     if tau == 1.0:
-        torch._foreach_copy_(own, new)
+        torch._foreach_copy_(target_parameters, source_parameters)
     else:
-        torch._foreach_lerp_(own, new, tau)
+        torch._foreach_lerp_(target_parameters, source_parameters, tau)
 
 
 def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2.0), head_gain: float | None = None) -> None:
-    """Give linear and convolutional layers orthogonal weights and biases of 0, as PPO is usually begun with.
+    """Initialize linear and convolutional layers with orthogonal weights and zero biases, as is usual for PPO.
 
     Parameters
     ----------
     network
         The network.
     gain
-        The gain of its layers (Engstrom et al., arXiv:2005.12729, section 3).
+        Gain of the layers (Engstrom et al., arXiv:2005.12729, section 3).
     head_gain
-        The gain of those of a head, which are no part of its `body`; None for `gain`.
+        Gain of the layers outside `preprocess` and `body`; None for `gain`.
 
     Examples
     --------
@@ -800,8 +801,8 @@ def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2.0), he
     """
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            outer = head_gain is not None and not name.startswith(("preprocess.", "body."))
-            nn.init.orthogonal_(layer.weight, head_gain if outer and head_gain is not None else gain)
+            is_head = head_gain is not None and not name.startswith(("preprocess.", "body."))
+            nn.init.orthogonal_(layer.weight, head_gain if is_head and head_gain is not None else gain)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
@@ -817,7 +818,7 @@ def as_floats(values: Any, module: nn.Module) -> torch.Tensor:
 
 
 def as_rows(values: Any, width: int, module: nn.Module) -> torch.Tensor:
-    """Return values as floating-point rows of a width; trailing axes are flattened if the last axis differs from it."""
+    """Return values as floating-point rows; trailing axes are flattened unless the last axis has length `width`."""
     rows = as_floats(values, module)
     if rows.ndim == 1:
         return rows[:, None]
@@ -825,7 +826,7 @@ def as_rows(values: Any, width: int, module: nn.Module) -> torch.Tensor:
 
 
 def _per_layer(name: str, value: Any, layers: int) -> list[Any]:
-    """Return one value per hidden layer. A tuple or dict of arguments belongs to all layers."""
+    """Return one value per hidden layer. A tuple or dict of arguments is shared by all layers."""
     if not isinstance(value, list) and not (isinstance(value, tuple) and name in ("norm_layer", "activation")):
         return [value] * layers
     if len(value) != layers:
@@ -840,7 +841,7 @@ def _build(layer: Any, arguments: Any, *first: Any) -> nn.Module:
 
 
 def shape_size(name: str, shape: int | Sequence[int], least: int = 0) -> int:
-    """Return the number of elements of a shape, or the width that was given instead of one."""
+    """Return the number of elements of a shape, which may be a width."""
     if isinstance(shape, gymnasium.Space):
         raise ArgumentError(f"{name} must be a shape or a width, got a {type_name(shape)}; {FOR_SPACE}")
     if isinstance(shape, Sequence | np.ndarray):

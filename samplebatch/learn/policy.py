@@ -22,7 +22,7 @@ from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.nested.node import KINDS, NODE, node, set_unit, unit_of, values_of
 from samplebatch.errors import ArgumentError, ColumnMismatchError, PolicySpecError
 from samplebatch.learn.joint_actions import JOINT_SPACES, JointActions
-from samplebatch.learn.networks import ask, first_parameter, set_noise, set_training
+from samplebatch.learn.networks import call_network, first_parameter, set_noise, set_training
 from samplebatch.learn.normalization import RunningMeanStd
 from samplebatch.policy.action_map import unit_of_policy, unit_of_space
 
@@ -623,7 +623,7 @@ class ProbabilisticActorPolicy(Policy):
             order.
         """
         obs, mask = self.observations(batch)
-        output, after = ask(self.actor, obs, state)
+        output, after = call_network(self.actor, obs, state)
         if mask is not None and self._joint is not None:
             output = self._joint.mask(output, mask)
         elif mask is not None:

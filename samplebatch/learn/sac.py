@@ -18,7 +18,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.errors import ArgumentError
 from samplebatch.learn.action_values import ContinuousPolicyWithExplorationNoise, PolicyT, TwinCritics
 from samplebatch.learn.algorithm import OffPolicyAlgorithm, TrainingStats
-from samplebatch.learn.networks import ask
+from samplebatch.learn.networks import call_network
 from samplebatch.learn.optimizer import OptimizerFactory, descend
 from samplebatch.learn.policy import ProbabilisticActorPolicy
 
@@ -64,7 +64,7 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
         21).
         """
         obs, _ = self.observations(batch)
-        (loc, scale), state = ask(self.actor, obs, state)
+        (loc, scale), state = call_network(self.actor, obs, state)
         # Parameters that are not finite show in the loss, whose error names the columns with such values.
         dist = Independent(Normal(loc, scale, validate_args=False), 1, validate_args=False)
         is_drawn = self.is_within_training_step or not self.deterministic_eval

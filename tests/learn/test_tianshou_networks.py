@@ -122,7 +122,7 @@ def test_a_policy_knows_whether_its_actor_returns_probabilities(softmax_output: 
         (lambda: MLP(spaces.Box(0, 1, (4,))), "input_dim must be .*, got a Box; the class method for_space"),  # type: ignore[arg-type]
         (lambda: Net(spaces.Box(0, 1, (4,))), "state_shape must be a shape or a width, got a Box"),  # type: ignore[arg-type]
         (lambda: DiscreteActor(Net(4), spaces.Discrete(2)), "got a Discrete; the class method for_space"),  # type: ignore[arg-type]
-        (lambda: Recurrent(spaces.Box(0, 1, (4,)), 8, 2), "got a Box; RecurrentBody takes a space"),  # type: ignore[arg-type]
+        (lambda: Recurrent(spaces.Box(0, 1, (4,)), 8, 2), "got a Box; RecurrentBody accepts a space"),  # type: ignore[arg-type]
         (lambda: Net(4, 2, [8, 8], activation=[nn.ReLU]), "one entry per hidden layer, 2, got 1"),
         (lambda: DiscreteActor(nn.Linear(4, 4), 2), "preprocess_net must have the width .*, got a Linear without"),
     ],
