@@ -52,14 +52,14 @@ class A2C(ActorCriticOnPolicyAlgorithm):
         self.advantage_normalization, self.vf_coef, self.ent_coef = advantage_normalization, vf_coef, ent_coef
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
-        return self._add_returns_and_advantages(self._add_beginnings(batch, buffer, indices), buffer, indices)
+        return self._add_returns_and_advantages(self._mark_episode_starts(batch, buffer, indices), buffer, indices)
 
     def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> ActorCriticTrainingStats:
         figures: list[torch.Tensor] = []
         if "logp_old" not in batch and (repeat > 1 or (batch_size or len(batch)) < len(batch)):
             batch = self._add_log_probabilities(batch)
         for _ in range(repeat):
-            for rows, dist, values in self._evaluated(batch, batch_size):
+            for rows, dist, values in self._evaluate_minibatches(batch, batch_size):
                 log_probabilities, advantages = log_probability(dist, rows.act), rows.adv
                 if self.advantage_normalization and len(advantages) > 1:
                     advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)

@@ -1,4 +1,4 @@
-"""Parts of DDPG, TD3, SAC, CQL and IQL: policies that explore by noise, and critics of actions."""
+"""Base classes for DDPG, TD3, SAC, CQL and IQL: policies with exploration noise, and critics of actions."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ PolicyT = TypeVar("PolicyT", bound=Policy)
 
 
 class ContinuousPolicyWithExplorationNoise(Policy):
-    """Base of policies of continuous actions, which collectors may be told to explore with noise.
+    """Base class of policies for continuous actions with optional exploration noise.
 
     Parameters
     ----------
     exploration_noise
-        Makes noise of a shape; `"default"` for normal noise with a standard deviation of 0.1; None for none.
+        The noise; `"default"` for Gaussian noise with a standard deviation of 0.1; None for no noise.
     action_space, action_scaling, **options
-        See `Policy`; actions are a Box, and scaled by default.
+        See `Policy`; the action space is a Box, and actions are scaled by default.
 
     Raises
     ------
     PolicySpecError
-        If the action space is no Box, or has no bounds to scale to.
+        If the action space is not a Box, or is unbounded with `action_scaling`.
     """
 
     _action_spaces = spaces.Box
@@ -56,45 +56,45 @@ class ContinuousPolicyWithExplorationNoise(Policy):
         self.set_exploration_noise(exploration_noise)
 
     def set_exploration_noise(self, noise: BaseNoise | Literal["default"] | None) -> None:
-        """Set the exploration noise: a noise, `"default"` for a standard deviation of 0.1, or None."""
+        """Set the exploration noise; see the parameter of the class."""
         self.exploration_noise = GaussianNoise(sigma=0.1) if noise == "default" else noise
 
     def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
-        """Add noise to actions, in their dtype, if the policy has some."""
+        """Add exploration noise to actions, and preserve their dtype."""
         if self.exploration_noise is None:
             return act
         noisy = np.asarray(act) + self.exploration_noise(act.shape)
         return noisy.astype(act.dtype, copy=False)
 
     def get_exploration_state(self) -> dict[str, Any]:
-        """Return the state of the noise, if the policy has some."""
+        """Return the state of the noise; empty without noise."""
         return {} if self.exploration_noise is None else self.exploration_noise.state_dict()
 
     def set_exploration_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with the noise from a state that `get_exploration_state` returned."""
+        """Restore a state from `get_exploration_state`."""
         if self.exploration_noise is not None:
             self.exploration_noise.load_state_dict(dict(state))
 
 
 class ActionValueLearner(Algorithm[PolicyT], ABC):
-    r"""Base of algorithms that learn a policy beside a critic of its actions: of DDPG, and of `TwinCritics`.
+    r"""Base class of algorithms with a policy and a critic Q(s, a): `DDPG` and `TwinCritics`.
 
     The critic learns from the targets
 
     .. math:: y = \sum_{i<k} \gamma^i r_i + \gamma^k (1 - d_k) Q'(s_k, a')
 
-    with up to `n_step_return_horizon` steps, k of them, d_k for termination, a lagged critic Q' and an action a' of the
-    algorithm's choice. Rewards and s_k are those of the sampled rows: a hindsight buffer exchanges the goals in both.
+    with k steps up to `n_step_return_horizon`, termination d_k, a target critic Q' and an action a' chosen by the
+    algorithm. Rewards and s_k are sampled from the buffer, so a hindsight buffer relabels goals in both.
 
     Parameters
     ----------
     policy, policy_optim
-        The policy, and the factory of its optimizer.
+        The policy, and its optimizer factory.
     critic, critic_optim
-        A network of observations and actions to values, shape (n, 1), and the factory of its optimizer. For discrete
-        actions, a network of observations to the value of each action, shape (n, actions).
+        Network from observations and actions to values, shape (n, 1), and its optimizer factory. For discrete
+        actions, a network from observations to the value of each action, shape (n, actions).
     tau
-        How far lagged networks move towards their sources at a time, from 0 to 1.
+        Weight of the source in updates of target networks, from 0 to 1.
     gamma, n_step_return_horizon
         Discount per step, and maximum number of rewards summed before the bootstrap value.
     max_grad_norm
@@ -107,12 +107,12 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
     ArgumentError
         If a number is out of range.
     PolicySpecError
-        If the algorithm does not learn actions of the policy's action space.
+        If the algorithm does not support the policy's action space.
     """
 
     _action_spaces: ClassVar[Any] = spaces.Box
     _action_words: ClassVar[str] = "a Box"
-    """The kinds of spaces whose actions the algorithm learns, and how its error names them."""
+    """Supported action spaces, and their description in errors."""
 
     def __init__(
         self,
@@ -131,8 +131,8 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
         if not isinstance(policy.action_space, self._action_spaces):
             raise PolicySpecError(
-                f"{type(self).__name__} must have a policy of {self._action_words} of actions, "
-                f"got one of {policy.action_space}"
+                f"action_space of the policy must be {self._action_words} for {type(self).__name__}, "
+                f"got {policy.action_space}"
             )
         self.tau, self.gamma = fraction("tau", tau), fraction("gamma", gamma)
         self.n_step = whole("n_step_return_horizon", n_step_return_horizon, 1)
@@ -142,39 +142,39 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         self.critic_optim = self._create_optimizer(critic, critic_optim, max_grad_norm)
 
     def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
-        """Turn the sums of rewards in `returns` into the targets of the critics, shape (n,)."""
+        """Replace the sums of rewards in `returns` by the targets of the critics, shape (n,)."""
         with torch.no_grad():
             batch.returns = batch.returns + batch.discount * self._target_q(batch)
         return batch
 
     @abstractmethod
     def _target_q(self, batch: Batch) -> torch.Tensor:
-        """Estimate the values of the observations after the last steps of windows, shape (n,)."""
+        """Return the bootstrap values of `obs_next`, shape (n,)."""
 
-    def _values_of_actions(self, critic: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return a critic's values of the rows' actions, shape (n,)."""
+    def _action_values(self, critic: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return a critic's values of the actions in a batch, shape (n,)."""
         if self.policy.action_type == "discrete":
-            values: torch.Tensor = self._values_of_choices(critic, batch.obs)
+            values: torch.Tensor = self._all_action_values(critic, batch.obs)
             return values.gather(-1, batch.act[:, None].long())[:, 0]
         values = critic(batch.obs, batch.act)
         return values.flatten()
 
-    def _values_of_choices(self, critic: nn.Module, obs: Any) -> torch.Tensor:
+    def _all_action_values(self, critic: nn.Module, obs: Any) -> torch.Tensor:
         """Return a critic's values of all discrete actions, shape (n, actions)."""
         values: torch.Tensor = call_network(critic, self.policy.observations(Batch(obs=obs))[0])[0]
         return values
 
     def _update_critics(self, batch: Batch) -> list[float]:
-        """Move the critics towards the targets, and leave the mean of their errors in the batch, as `weight`.
+        """Perform gradient steps of the critics, and return their losses.
 
-        Errors of rows that were drawn by priority count by the weights that they came with. Returns a loss per critic.
+        Importance weights in the column `weight` are applied, then replaced by priorities: the mean error per row.
         """
         weight = batch.get("weight")
         errors, losses = [], []
         for group in self._critic_groups():
             steps = []
             for critic, optim in group:
-                error = self._values_of_actions(critic, batch) - batch.returns
+                error = self._action_values(critic, batch) - batch.returns
                 steps.append((optim, (error.square() if weight is None else error.square() * weight).mean()))
                 errors.append(error.detach())
             descend(steps)
@@ -183,22 +183,22 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         return losses
 
     def _critic_groups(self) -> list[list[tuple[nn.Module, Optimizer]]]:
-        """Return critics with their optimizers, in groups whose gradients one backward pass computes."""
+        """Return critics and their optimizers in groups that share a backward pass."""
         return [[(self.critic, self.critic_optim)]]
 
 
 class TwinCritics(ActionValueLearner[PolicyT], ABC):
-    """Base of actor-critics with two critics, for TD3, SAC, CQL and IQL.
+    """Base class of actor-critic algorithms with two critics: TD3, SAC, CQL and IQL.
 
-    One critic alone comes to overestimate the actions that the policy prefers; the smaller of two does so less (clipped
-    double Q-learning, Fujimoto et al., arXiv:1802.09477, equation 10). Both learn from the same targets.
+    The minimum of two critics reduces overestimation of the actions that the policy prefers (clipped double Q-learning,
+    Fujimoto et al., arXiv:1802.09477, equation 10). Both critics learn from the same targets.
 
     Parameters
     ----------
     critic, critic_optim, **options
         See `ActionValueLearner`.
     critic2, critic2_optim
-        The second critic, and the factory of its optimizer; None for a copy of the first, and for the same factory.
+        The second critic, and its optimizer factory; None for a copy of the first critic, and the same factory.
     max_grad_norm
         Maximum L2 norm of a critic's gradients; None for no clipping.
 
@@ -207,7 +207,7 @@ class TwinCritics(ActionValueLearner[PolicyT], ABC):
     ArgumentError
         If a number is out of range.
     PolicySpecError
-        If the algorithm does not learn actions of the policy's action space.
+        If the algorithm does not support the policy's action space.
     """
 
     def __init__(
@@ -225,14 +225,14 @@ class TwinCritics(ActionValueLearner[PolicyT], ABC):
         self.critic2_old = self._add_lagged_network(self.critic2)
         self.critic2_optim = self._create_optimizer(self.critic2, critic2_optim or critic_optim, max_grad_norm)
         shared = {*self.critic_optim.parameters} & {*self.critic2_optim.parameters}
-        self._are_apart = not shared
-        """Whether the critics share no parameters, such as those of a body."""
+        self._has_separate_critics = not shared
+        """Whether the critics share no parameters, for example of a common body."""
 
-    def _smaller_target(self, obs: Any, act: torch.Tensor) -> torch.Tensor:
-        smaller: torch.Tensor = torch.min(self.critic_old(obs, act), self.critic2_old(obs, act))
-        return smaller.flatten()
+    def _min_target_value(self, obs: Any, act: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = torch.min(self.critic_old(obs, act), self.critic2_old(obs, act))
+        return values.flatten()
 
     def _critic_groups(self) -> list[list[tuple[nn.Module, Optimizer]]]:
         pairs = [(self.critic, self.critic_optim), (self.critic2, self.critic2_optim)]
-        # The gradients of a shared body would be those of both losses.
-        return [pairs] if self._are_apart else [[pair] for pair in pairs]
+        # One backward pass would add the gradients of both losses in shared parameters.
+        return [pairs] if self._has_separate_critics else [[pair] for pair in pairs]

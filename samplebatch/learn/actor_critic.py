@@ -1,4 +1,4 @@
-"""Actor-critic algorithms on policy: advantages by a critic, and minibatches of steps or of sequences."""
+"""On-policy actor-critic algorithms: advantage estimation, and minibatches of steps or sequences."""
 
 from __future__ import annotations
 
@@ -26,46 +26,45 @@ from samplebatch.policy.state import state_of
 
 Floats = npt.NDArray[np.float64]
 Evaluated = Iterator[tuple[Batch, Distribution, torch.Tensor]]
-"""Minibatches with the distributions of actions and the values of their rows."""
-_LEARNED = ("obs", "act", "adv", "returns", "v_s", "logp_old")
-"""The columns of minibatches, of those that an algorithm adds."""
+"""Minibatches with the action distribution and the value of each row."""
+_MINIBATCH_COLUMNS = ("obs", "act", "adv", "returns", "v_s", "logp_old")
 
 
 class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], ABC):
-    """An update rule that weighs actions by advantages, generalized by a critic: the base of `PPO`.
+    """Base class of on-policy actor-critic algorithms, with generalized advantage estimation.
 
-    With a recurrent policy, minibatches are of sequences: episodes are cut into parts of `sequence_length` steps, and
-    each goes on from the state that the policy had when it collected its first step.
+    With a recurrent policy, minibatches consist of sequences: episodes are split into sequences of at most
+    `sequence_length` steps, each evaluated from the state that the policy had at its first step.
 
     Parameters
     ----------
     policy
         The trained policy.
     critic
-        From observations to their values. One that is recurrent shares the actor's body, whose state is known.
+        Network from observations to values. A recurrent critic must share the recurrent layers of the actor.
     optim
-        Optimizer factory for both.
+        Optimizer factory for policy and critic.
     max_grad_norm
         Maximum L2 norm of gradients; None for no clipping.
     gae_lambda, gamma
-        The decay of advantages, and the discount of a step.
+        Decay of advantages, and discount per step.
     max_batchsize
-        Rows that are estimated at once.
+        Maximum number of rows per evaluation of the networks before gradient steps.
     return_scaling
-        Whether the critic's targets are divided by the standard deviation of all returns so far.
+        Whether the critic's targets are divided by the running standard deviation of returns.
     normalize_rewards
         Whether rewards are divided by the running standard deviation of discounted returns, and clipped to [-10, 10];
-        Engstrom et al., arXiv:2005.12729, section 3. The return of each ring of the buffer, that is, of each
-        environment, starts from 0 in each episode: `R = gamma * R + reward`. Buffers store rewards as collected.
+        Engstrom et al., arXiv:2005.12729, section 3. The discounted return of each ring of the buffer, i.e. of each
+        environment, starts at 0 in each episode: `R = gamma * R + reward`. Buffers store unnormalized rewards.
     sequence_length
-        The most steps of a sequence, for recurrent policies.
+        Maximum number of steps per sequence, for recurrent policies.
     allow_nonfinite
         See `Algorithm`.
 
     Raises
     ------
     ArgumentError
-        If an argument is out of its range, or the critic has a recurrent body of its own.
+        If an argument is out of range, or the critic has its own recurrent layers.
     """
 
     def __init__(
@@ -86,7 +85,9 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         require_critic(critic)
         super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
         if not set(recurrent_parts(critic)) <= set(policy.modules()):
-            raise ArgumentError("critic must share the actor's body to be recurrent, as only its state is collected")
+            raise ArgumentError(
+                "critic must share the actor's recurrent layers, whose state is collected, got other recurrent layers"
+            )
         self._is_recurrent = bool(recurrent_parts(policy))
         self.critic = critic
         self.gae_lambda, self.gamma = fraction("gae_lambda", gae_lambda), fraction("gamma", gamma)
@@ -98,16 +99,16 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         self.optim = self._create_optimizer(nn.ModuleList([policy, critic]), optim, max_grad_norm)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the part of `state_dict` beside parameters, with the discounted returns of running episodes."""
+        """Extend the state of `Algorithm` by the discounted returns of running episodes."""
         return {**super().get_extra_state(), "discounted_returns": list(self._discounted_returns)}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state that `get_extra_state` returned.
+        """Restore a state from `get_extra_state`.
 
         Raises
         ------
         ArgumentError
-            If it has another number of optimizers or schedules.
+            If the state has a different number of optimizers or schedules.
         """
         super().set_extra_state(state)
         self._discounted_returns = list(state.get("discounted_returns", ()))
@@ -123,7 +124,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         return batch, indices
 
     def _discount_forward(self, batch: Batch, buffer: Any, indices: Indices) -> Floats:
-        """Return the discounted sum of each step's reward and those before it in its episode, shape (n,)."""
+        """Return the discounted sum of rewards up to each step of its episode, shape (n,)."""
         rewards = batch.rew.double().cpu().numpy()
         if rewards.ndim != 1:
             raise ArgumentError(f"rewards must be numbers to be normalized, got shape {rewards.shape[1:]} per step")
@@ -154,7 +155,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         estimates = (torch.cat(parts).cpu().numpy() * scale for parts in (values, next_values))
         returns, advantages = self._estimate(batch, buffer, indices, *estimates)
         if self.ret_rms is not None:
-            # Returns that are not finite are reported with the loss.
+            # Non-finite returns are reported with the loss.
             self.ret_rms.update(returns[np.isfinite(returns)])
         batch.returns = torch.as_tensor(returns / scale).to(batch.v_s)
         batch.adv = torch.as_tensor(advantages).to(batch.v_s)
@@ -169,47 +170,48 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
 
     @torch.no_grad()
     def _add_log_probabilities(self, batch: Batch) -> Batch:
-        found = [
+        log_probabilities = [
             log_probability(self.policy.distribution(rows, state_of(rows))[0], rows.act)
             for rows in batch.split(self.max_batchsize, shuffle=False, merge_last=True)
         ]
-        batch.logp_old = torch.cat(found)
+        batch.logp_old = torch.cat(log_probabilities)
         return batch
 
     def _values(self, obs: Any, state: Any = None, steps: torch.Tensor | None = None) -> torch.Tensor:
-        """Ask the critic for the values of rows, or of the steps of sequences that are there, shape (n,)."""
+        """Return the critic's values of rows, or of the valid steps of sequences, shape (n,)."""
         tensors, _ = self.policy.observations(Batch(obs=obs))
-        found = call_network(self.critic, tensors, state)[0]
-        values: torch.Tensor = (found if steps is None else found[steps]).flatten()
+        output = call_network(self.critic, tensors, state)[0]
+        values: torch.Tensor = (output if steps is None else output[steps]).flatten()
         return values
 
     # Minibatches
 
-    def _evaluated(self, batch: Batch, batch_size: int | None) -> Evaluated:
+    def _evaluate_minibatches(self, batch: Batch, batch_size: int | None) -> Evaluated:
         if state_of(batch) is not None:
-            yield from self._evaluated_sequences(batch, batch_size)
+            yield from self._evaluate_sequences(batch, batch_size)
             return
-        for rows in self._minibatches(batch, batch_size, [name for name in _LEARNED if name in batch]):
+        for rows in self._minibatches(batch, batch_size, [name for name in _MINIBATCH_COLUMNS if name in batch]):
             yield rows, self.policy.distribution(rows)[0], self._values(rows.obs)
 
-    def _evaluated_sequences(self, batch: Batch, batch_size: int | None) -> Evaluated:
-        """Do as `_evaluated` does, with sequences: as many whole ones as fit, but at least one."""
-        lengths = chop(np.flatnonzero(batch.begins), len(batch), self.sequence_length)
-        firsts = lengths.cumsum() - lengths
+    def _evaluate_sequences(self, batch: Batch, batch_size: int | None) -> Evaluated:
+        """Evaluate minibatches of complete sequences: as many as fit into `batch_size` steps, but at least one."""
+        lengths = chop(np.flatnonzero(batch.starts_episode), len(batch), self.sequence_length)
+        starts = lengths.cumsum() - lengths
         order = torch.randperm(len(lengths)).numpy()
-        place = np.arange(lengths.max())
-        learned = Batch({name: batch[name] for name in _LEARNED if name in batch})
+        offsets = np.arange(lengths.max())
+        columns = Batch({name: batch[name] for name in _MINIBATCH_COLUMNS if name in batch})
         for part in pack(lengths[order], batch_size or len(batch)):
-            first = firsts[order[part]][:, None]
-            there = place < lengths[order[part]][:, None]
-            at = torch.from_numpy(np.where(there, first + place, first))
-            steps, state = torch.from_numpy(there), state_of(batch[at[:, 0]])
-            obs = learned[at].obs
+            start = starts[order[part]][:, None]
+            is_valid = offsets < lengths[order[part]][:, None]
+            # Padded steps repeat the first row of the sequence.
+            indices = torch.from_numpy(np.where(is_valid, start + offsets, start))
+            steps, state = torch.from_numpy(is_valid), state_of(batch[indices[:, 0]])
+            obs = columns[indices].obs
             dist, _ = self.policy.distribution(Batch(obs=obs), state, steps)
-            yield learned[at[steps]], dist, self._values(obs, state, steps)
+            yield columns[indices[steps]], dist, self._values(obs, state, steps)
 
-    def _add_beginnings(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
-        """Add the column `begins`: whether a row begins an episode, or the part of it that the buffer has.
+    def _mark_episode_starts(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
+        """Add the column `starts_episode`: whether a row is the first of an episode in the buffer.
 
         Raises
         ------
@@ -219,7 +221,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         if self._is_recurrent and state_of(batch) is None:
             raise ColumnNotFoundError(
                 "rows of a recurrent policy must have a column 'state_in' or 'state_in_0', the state before each step, "
-                "as Collector stores it; got none"
+                "as Collector stores it; got neither"
             )
-        batch.begins = buffer.prev(indices) == indices
+        batch.starts_episode = buffer.prev(indices) == indices
         return batch

@@ -108,7 +108,7 @@ class IMPALA(A2C):
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
         batch.logp_old = _behaviour_log_probabilities(batch)
-        return self._add_returns_and_advantages(self._add_beginnings(batch, buffer, indices), buffer, indices)
+        return self._add_returns_and_advantages(self._mark_episode_starts(batch, buffer, indices), buffer, indices)
 
 
 class APPO(PPO):

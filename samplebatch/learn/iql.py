@@ -105,7 +105,7 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
     def _update_with_batch(self, batch: Batch) -> IQLTrainingStats:
         weight = batch.get("weight")
         with torch.no_grad():
-            smaller = torch.min(*(self._values_of_actions(own, batch) for own in (self.critic_old, self.critic2_old)))
+            smaller = torch.min(*(self._action_values(own, batch) for own in (self.critic_old, self.critic2_old)))
         advantages = smaller - self._values(batch.obs)
         sides = (self.expectile - (advantages.detach() < 0.0).to(advantages.dtype)).abs()
         value_loss = _mean(sides * advantages.square(), weight)

@@ -1,4 +1,4 @@
-"""Optimizers of algorithms: factories of torch's, learning-rate schedules, gradient clipping."""
+"""Optimizers of algorithms: factories of torch optimizers, learning-rate schedules and gradient clipping."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from samplebatch.errors import ArgumentError, NonFiniteLossError
 
 
 class LRSchedulerFactory(ABC):
-    """Base of factories of learning-rate schedules."""
+    """Base class of factories of learning-rate schedules."""
 
     @abstractmethod
     def create_scheduler(self, optim: torch.optim.Optimizer) -> LRScheduler:
-        """Create the schedule of an optimizer. It is stepped once an update of the algorithm."""
+        """Create the schedule of an optimizer, which is stepped once per update of the algorithm."""
 
 
 class LRSchedulerFactoryLinear(LRSchedulerFactory):
@@ -29,13 +29,12 @@ class LRSchedulerFactoryLinear(LRSchedulerFactory):
     Parameters
     ----------
     max_epochs, epoch_num_steps, collection_step_num_env_steps
-        As the trainer is given them: the run has `max_epochs * ceil(epoch_num_steps / collection_step_num_env_steps)`
-        updates.
+        As in `TrainerParams`: the run has `max_epochs * ceil(epoch_num_steps / collection_step_num_env_steps)` updates.
 
     Raises
     ------
     ArgumentError
-        If one of them is no whole number from 1 on.
+        If an argument is not a whole number from 1.
 
     Examples
     --------
@@ -59,33 +58,32 @@ class LRSchedulerFactoryLinear(LRSchedulerFactory):
         return LambdaLR(optim, self.factor)
 
     def factor(self, update: int) -> float:
-        """Return the part of the learning rate that is left after a number of updates."""
+        """Return the factor of the initial learning rate after a number of updates."""
         return max(0.0, 1.0 - update / self.max_updates)
 
 
 class OptimizerFactory(ABC):
-    """Base of optimizer factories; algorithms pass their parameters to one."""
+    """Base class of optimizer factories, which algorithms call with their parameters."""
 
     lr_scheduler_factory: LRSchedulerFactory | None = None
 
     def with_lr_scheduler_factory(self, lr_scheduler_factory: LRSchedulerFactory) -> Self:
-        """Give the optimizers to come a schedule of their learning rate, and return the factory."""
+        """Set the learning-rate schedule of optimizers created from now on, and return the factory."""
         self.lr_scheduler_factory = lr_scheduler_factory
         return self
 
     def create_instances(self, module: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
-        """Make the optimizer of a module's parameters, and its schedule if it is to have one."""
+        """Create the optimizer of a module's parameters, and its learning-rate schedule or None."""
         optimizer = self._create_optimizer_for_params(module.parameters())
         factory = self.lr_scheduler_factory
         return optimizer, None if factory is None else factory.create_scheduler(optimizer)
 
     @abstractmethod
-    def _create_optimizer_for_params(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        """Make an optimizer of parameters."""
+    def _create_optimizer_for_params(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer: ...
 
 
 def require_factory(factory: Any) -> None:
-    """Raise ArgumentError if an algorithm is given anything but an optimizer factory, such as a torch optimizer."""
+    """Raise ArgumentError if a value is not an optimizer factory, with a hint for torch optimizers."""
     if not callable(getattr(factory, "create_instances", None)):
         hint = "AdamOptimizerFactory(lr=1e-3)"
         optimizer = factory if isinstance(factory, type) else type(factory)
@@ -93,9 +91,9 @@ def require_factory(factory: Any) -> None:
             rate = "..." if isinstance(factory, type) else factory.param_groups[0]["lr"]
             is_adam = optimizer is torch.optim.Adam
             hint = f"{'AdamOptimizerFactory(' if is_adam else f'TorchOptimizerFactory({_path(optimizer)}, '}lr={rate})"
-        found = f"the class {factory.__name__}" if isinstance(factory, type) else f"a {type(factory).__name__}"
+        value = f"the class {factory.__name__}" if isinstance(factory, type) else f"a {type(factory).__name__}"
         raise ArgumentError(
-            f"optim must be an optimizer factory, got {found}; pass {hint}, as the algorithm knows the parameters"
+            f"optim must be an optimizer factory, got {value}; pass {hint}, as the algorithm knows the parameters"
         )
 
 
@@ -110,9 +108,9 @@ class TorchOptimizerFactory(OptimizerFactory):
     Parameters
     ----------
     optim_class
-        The class, or another callable that makes an optimizer of parameters.
+        The class, or a function from parameters to an optimizer.
     **kwargs
-        Its further arguments.
+        Further arguments of `optim_class`.
 
     Examples
     --------
@@ -129,12 +127,12 @@ class TorchOptimizerFactory(OptimizerFactory):
 
 
 class AdamOptimizerFactory(TorchOptimizerFactory):
-    """Factory of Adam optimizers (arXiv:1412.6980), in torch's fused form where the parameters allow it.
+    """Factory of Adam optimizers (arXiv:1412.6980), fused if torch supports that for the parameters.
 
     Raises
     ------
     ArgumentError
-        If `lr` is no number above 0.
+        If `lr` is not a positive number.
     """
 
     @suggest_names(learning_rate="lr")
@@ -150,7 +148,7 @@ class AdamOptimizerFactory(TorchOptimizerFactory):
     def _create_optimizer_for_params(self, params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         params = list(params)
         try:
-            # Small networks spend more time between the operations of a step than in them.
+            # The fused step avoids the overhead per operation, which dominates for small networks.
             return self.optim_class(params, fused=True, **self.kwargs)
         except RuntimeError:
             return self.optim_class(params, **self.kwargs)
@@ -162,7 +160,7 @@ class RMSpropOptimizerFactory(TorchOptimizerFactory):
     Raises
     ------
     ArgumentError
-        If `lr` is no number above 0.
+        If `lr` is not a positive number.
     """
 
     def __init__(
@@ -179,26 +177,26 @@ class RMSpropOptimizerFactory(TorchOptimizerFactory):
 
 
 class Optimizer:
-    """An optimizer of an algorithm: one call a gradient step, with clipping.
+    """Optimizer of an algorithm: a gradient step with clipping in one call.
 
     Parameters
     ----------
     optim
         The torch optimizer.
     module
-        The module with the parameters that it changes.
+        The module with the optimized parameters.
     max_grad_norm
-        The largest L2 norm of all gradients together, to which larger ones are scaled down; None for no bound.
+        Maximum L2 norm of all gradients; None for no clipping.
 
     Attributes
     ----------
     requires_finite
-        Whether a loss on the host must be finite for a step to be taken; the algorithm sets it.
+        Whether steps require a finite loss, if it is on the host; set by the algorithm.
 
     Raises
     ------
     ArgumentError
-        If `max_grad_norm` is no number above 0.
+        If `max_grad_norm` is not a positive number.
 
     Examples
     --------
@@ -216,14 +214,14 @@ class Optimizer:
         self.parameters = list(module.parameters())
 
     def step(self, loss: torch.Tensor, retain_graph: bool | None = None, create_graph: bool = False) -> None:
-        """Take a gradient step down a loss, of which only the module's own parameters get gradients.
+        """Perform a gradient step; only the optimizer's parameters receive gradients.
 
-        A policy's loss goes through its critic, whose weights need none then: that is a third of the work there.
+        A policy's loss also depends on its critic. Omitting the critic's gradients saves a third of the backward pass.
 
         Parameters
         ----------
         loss
-            A single number.
+            Tensor with one element.
         retain_graph, create_graph
             See `torch.Tensor.backward`.
 
@@ -239,28 +237,28 @@ class Optimizer:
         return self.optim.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the state of an optimizer of the same parameters."""
+        """Restore the state of an optimizer of the same parameters."""
         self.optim.load_state_dict(state)
 
 
 def descend(
     steps: Sequence[tuple[Optimizer, torch.Tensor]], retain_graph: bool | None = None, create_graph: bool = False
 ) -> None:
-    """Take the gradient steps of several optimizers, each down its own loss, by one backward pass for all.
+    """Perform the gradient steps of several optimizers with one backward pass.
 
     Parameters
     ----------
     steps
-        Optimizers and their losses, single numbers. No loss may depend on the parameters of another's optimizer: its
-        gradients would be added to those of that loss.
+        Optimizers and their losses, tensors with one element. A loss must not depend on the parameters of another
+        optimizer, because gradients of all losses are added.
     retain_graph, create_graph
         See `torch.Tensor.backward`.
 
     Raises
     ------
     NonFiniteLossError
-        If a loss on the host is not finite and its optimizer requires that; no parameter has changed then. A loss on
-        another device is not read, as that would wait for the device.
+        If a loss on the host is not finite and its optimizer requires that; no parameter is changed. Losses on other
+        devices are not checked, because that would synchronize the device.
 
     Examples
     --------
@@ -275,11 +273,11 @@ def descend(
     for optimizer, loss in steps:
         if optimizer.requires_finite and loss.is_cpu and not math.isfinite(value := loss.item()):
             raise NonFiniteLossError(f"a loss must be finite, got {value}")
-    own = [one for optimizer, _ in steps for one in optimizer.parameters if one.requires_grad]
-    for parameter in own:
+    parameters = [parameter for optimizer, _ in steps for parameter in optimizer.parameters if parameter.requires_grad]
+    for parameter in parameters:
         parameter.grad = None
     losses = [loss for _, loss in steps]
-    torch.autograd.backward(losses, retain_graph=retain_graph, create_graph=create_graph, inputs=own)
+    torch.autograd.backward(losses, retain_graph=retain_graph, create_graph=create_graph, inputs=parameters)
     for optimizer, _ in steps:
         if optimizer.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(optimizer.parameters, optimizer.max_grad_norm)

@@ -99,7 +99,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
         if self.recompute_adv:
             self._source = buffer, indices
-        batch = self._add_beginnings(batch, buffer, indices)
+        batch = self._mark_episode_starts(batch, buffer, indices)
         return self._add_log_probabilities(self._add_returns_and_advantages(batch, buffer, indices))
 
     def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> ActorCriticTrainingStats:
@@ -107,7 +107,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         for number in range(repeat):
             if number and self.recompute_adv:
                 batch = self._add_returns_and_advantages(batch, *self._source)
-            for rows, dist, values in self._evaluated(batch, batch_size):
+            for rows, dist, values in self._evaluate_minibatches(batch, batch_size):
                 log_ratio = log_probability(dist, rows.act) - rows.logp_old
                 ratio = log_ratio.exp()
                 with torch.no_grad():

@@ -240,7 +240,7 @@ class ContinuousSoftActorCritic(SoftActorCritic[SACPolicy]):
         # Equation 3, for one action of the policy.
         drawn = self.policy(Batch(obs=batch.obs_next))
         entropy: torch.Tensor = -drawn.log_prob.flatten()
-        return self._smaller_target(batch.obs_next, drawn.act) + self.alpha.value * entropy
+        return self._min_target_value(batch.obs_next, drawn.act) + self.alpha.value * entropy
 
     def _policy_loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         # Equation 9, with the smaller of both critics.
@@ -281,7 +281,7 @@ class DiscreteSAC(SoftActorCritic[ProbabilisticActorPolicy], OffPolicyAlgorithm[
         """Return the expected value of the smaller critic's estimates, and the policy's entropies, shape (n,) each."""
         dist: Any = self.policy.distribution(Batch(obs=obs))[0]
         with torch.no_grad():
-            values = torch.min(*(self._values_of_choices(critic, obs) for critic in critics))
+            values = torch.min(*(self._all_action_values(critic, obs) for critic in critics))
         expected: torch.Tensor = (dist.probs * values).sum(-1)
         return expected, dist.entropy()
 

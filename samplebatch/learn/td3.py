@@ -68,7 +68,7 @@ class TD3(TwinCritics[ContinuousDeterministicPolicy], OffPolicyAlgorithm[Continu
         noise = torch.randn_like(act) * self.policy_noise
         if self.noise_clip > 0:
             noise = noise.clamp(-self.noise_clip, self.noise_clip)
-        return self._smaller_target(batch.obs_next, act + noise)
+        return self._min_target_value(batch.obs_next, act + noise)
 
     def _update_with_batch(self, batch: Batch) -> TD3TrainingStats:
         critic1_loss, critic2_loss = self._update_critics(batch)

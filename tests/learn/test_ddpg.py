@@ -98,7 +98,7 @@ def test_continues_from_its_state() -> None:
 
 
 def test_discrete_actions_are_refused() -> None:
-    with pytest.raises(PolicySpecError, match="DDPG must have a policy of a Box of actions"):
+    with pytest.raises(PolicySpecError, match="action_space of the policy must be a Box for DDPG, got Discrete"):
         DDPG(
             policy=ImitationPolicy(actor=seeded(0, 3, 4), action_space=CHOICES),  # type: ignore[arg-type]
             policy_optim=AdamOptimizerFactory(),

@@ -184,7 +184,9 @@ def test_continues_from_its_state() -> None:
 
 
 def test_continuous_actions_are_refused() -> None:
-    with pytest.raises(PolicySpecError, match="DiscreteSAC must have a policy of a Discrete space of actions, got one"):
+    with pytest.raises(
+        PolicySpecError, match="action_space of the policy must be a Discrete space for DiscreteSAC, got Box"
+    ):
         DiscreteSAC(
             policy=ProbabilisticActorPolicy(actor=seeded(0, 3, 2), action_space=MEASURES),
             policy_optim=AdamOptimizerFactory(),

@@ -164,7 +164,7 @@ def test_rewards_that_are_no_numbers_are_reported() -> None:
 
 def test_other_actions_are_refused() -> None:
     with pytest.raises(
-        PolicySpecError, match="IQL must have a policy of a Box or a Discrete space of actions, got one"
+        PolicySpecError, match="action_space of the policy must be a Box or a Discrete space for IQL, got"
     ):
         IQL(
             policy=ProbabilisticActorPolicy(actor=seeded(0, 3, 5), action_space=spaces.MultiDiscrete([2, 3])),

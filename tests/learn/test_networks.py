@@ -22,7 +22,7 @@ from samplebatch.learn import (
     RecurrentBody,
     ValueCritic,
 )
-from samplebatch.learn.networks import Flatten, LaggedNetwork, ask, initialize_orthogonally
+from samplebatch.learn.networks import Flatten, LaggedNetwork, call_network, initialize_orthogonally
 from tests.learn.learning import CHOICES, MEASURES, OBS
 
 SPACES = [
@@ -108,9 +108,9 @@ def test_states_go_to_networks_that_take_them() -> None:
     obs = torch.randn(2, 3)
     _, state = body(obs)
     expected = body(obs, state)[0]
-    torch.testing.assert_close(ask(body, obs, state)[0], expected)
-    torch.testing.assert_close(ask(LaggedNetwork(body), obs, state)[0], expected)
-    assert ask(nn.Linear(3, 1), obs, state)[0].shape == (2, 1)
+    torch.testing.assert_close(call_network(body, obs, state)[0], expected)
+    torch.testing.assert_close(call_network(LaggedNetwork(body), obs, state)[0], expected)
+    assert call_network(nn.Linear(3, 1), obs, state)[0].shape == (2, 1)
 
 
 def test_a_critic_without_memory_stands_beside_an_actor_with_one() -> None:

@@ -221,7 +221,7 @@ def test_sequences_give_what_the_steps_gave(kind: str, sequence_length: int) -> 
     batch, indices = algorithm._sample_batch(buffer, 0)
     batch = algorithm._preprocess_batch(batch, buffer, indices)
     seen = 0
-    for rows, dist, values in algorithm._evaluated(batch, 16):
+    for rows, dist, values in algorithm._evaluate_minibatches(batch, 16):
         seen += len(rows)
         torch.testing.assert_close(log_probability(dist, rows.act), rows.logp_old)
         torch.testing.assert_close(values, rows.v_s)
@@ -232,7 +232,7 @@ def test_sequences_do_not_run_from_one_episode_into_another() -> None:
     algorithm, buffer = collected()
     batch, indices = algorithm._sample_batch(buffer, 0)
     batch = algorithm._preprocess_batch(batch, buffer, indices)
-    begins = np.flatnonzero(batch.begins)
+    begins = np.flatnonzero(batch.starts_episode)
     assert begins[0] == 0
     done = buffer.done[indices]
     assert {int(row) for row in np.flatnonzero(done[:-1]) + 1} <= set(begins.tolist())
@@ -242,10 +242,10 @@ def test_minibatches_of_sequences_are_about_as_large_as_asked() -> None:
     algorithm, buffer = collected()
     batch, indices = algorithm._sample_batch(buffer, 0)
     batch = algorithm._preprocess_batch(batch, buffer, indices)
-    sizes = [len(rows) for rows, _, _ in algorithm._evaluated(batch, 16)]
+    sizes = [len(rows) for rows, _, _ in algorithm._evaluate_minibatches(batch, 16)]
     assert sum(sizes) == 60
     assert max(sizes) <= 16
-    assert [len(rows) for rows, _, _ in algorithm._evaluated(batch, None)] == [60]
+    assert [len(rows) for rows, _, _ in algorithm._evaluate_minibatches(batch, None)] == [60]
 
 
 def test_states_before_steps_are_those_after_the_ones_before() -> None:
@@ -280,7 +280,7 @@ def test_rows_of_a_recurrent_policy_without_states_are_refused() -> None:
 
 def test_a_critic_with_a_recurrent_body_of_its_own_is_refused() -> None:
     actor = DiscreteActor.for_space(RecurrentBody(Match.observation_space), Match.action_space)
-    with pytest.raises(ArgumentError, match="critic must share the actor's body"):
+    with pytest.raises(ArgumentError, match="critic must share the actor's recurrent layers"):
         make(actor, ValueCritic(RecurrentBody(Match.observation_space)), Match.action_space)
 
 
