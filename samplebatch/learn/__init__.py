@@ -1,7 +1,6 @@
-"""Learning on top of batches and buffers: policies, algorithms and trainers, in torch.
+"""Policies, algorithms and trainers in torch.
 
-Every public name of the learning side, imported on first use, as torch comes with most of them. Nothing below this
-package knows of it.
+Public names are imported on first use, because most of them import torch. No lower package imports this one.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from samplebatch.learn.ppo import ActorCriticTrainingStats, summarize_steps
 
 
 class A2C(ActorCriticOnPolicyAlgorithm):
-    """Advantage actor-critic: the policy gradient with a critic's advantages, and no clipping.
+    """Advantage actor-critic: policy gradient with advantages of a critic, without clipping.
 
     The loss of a minibatch is the mean of `-log_prob * advantage`, plus `vf_coef` times the critic's mean squared
     error, minus `ent_coef` times the mean entropy (arXiv:1602.01783, section 4).
@@ -34,7 +34,7 @@ class A2C(ActorCriticOnPolicyAlgorithm):
     Raises
     ------
     ArgumentError
-        If an argument is out of its range.
+        If an argument is out of range.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class A2C(ActorCriticOnPolicyAlgorithm):
         return self._add_returns_and_advantages(self._mark_episode_starts(batch, buffer, indices), buffer, indices)
 
     def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> ActorCriticTrainingStats:
-        figures: list[torch.Tensor] = []
+        metrics: list[torch.Tensor] = []
         if "logp_old" not in batch and (repeat > 1 or (batch_size or len(batch)) < len(batch)):
             batch = self._add_log_probabilities(batch)
         for _ in range(repeat):
@@ -70,8 +70,8 @@ class A2C(ActorCriticOnPolicyAlgorithm):
                 self.optim.step(loss)
                 with torch.no_grad():
                     # The estimator k3 of http://joschu.net/blog/kl-approx.html
-                    # In the first gradient step, the policy is the one that the update began with.
+                    # Without logp_old there is only one gradient step, by the policy before the update.
                     log_ratio = log_probabilities - rows.get("logp_old", log_probabilities)
                     kl = (log_ratio.exp() - 1.0 - log_ratio).mean()
-                figures.append(torch.stack([loss, actor_loss, vf_loss, entropy, kl]).detach())
-        return summarize_steps(figures)
+                metrics.append(torch.stack([loss, actor_loss, vf_loss, entropy, kl]).detach())
+        return summarize_steps(metrics)

@@ -1,4 +1,4 @@
-"""Augmentation of images that algorithms learn from: random shifts (Yarats et al., arXiv:2107.09645)."""
+"""Augmentation of image observations: random shifts (Yarats et al., arXiv:2107.09645)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samplebatch.errors import ArgumentError
 
 
 class RandomShift:
-    """Shift of each row's image by up to some pixels in both directions, repeating the pixels at the border.
+    """Random shift of each image in both directions, with border pixels repeated.
 
     Set as `augment` of an algorithm that samples from a buffer: observations and next observations are shifted
     independently in each update (DrQ-v2, Yarats et al., arXiv:2107.09645, section 3.1, without interpolation). Shifts
@@ -20,7 +20,7 @@ class RandomShift:
     Parameters
     ----------
     pixels
-        Largest shift.
+        Maximum shift.
 
     Raises
     ------
@@ -47,23 +47,23 @@ class RandomShift:
         Parameters
         ----------
         images
-            Tensor of shape (n, channels, height, width) or (n, height, width, channels): the shortest of the second and
-            the last axis is the channels', as for `Convolutional`.
+            Tensor of shape (n, channels, height, width) or (n, height, width, channels); the shorter of the second and
+            the last axis is the channels.
 
         Raises
         ------
         ArgumentError
-            If it is not such a tensor.
+            If `images` is not a tensor with four axes.
         """
         if not isinstance(images, torch.Tensor) or images.ndim != 4:
             shape = tuple(images.shape) if hasattr(images, "shape") else type(images).__name__
-            raise ArgumentError(f"observations must be images of three axes to be shifted, got {shape}")
-        is_last = images.shape[3] < images.shape[1]
-        rows = images if is_last else images.movedim(1, -1)
+            raise ArgumentError(f"observations must be images with three axes to be shifted, got {shape}")
+        is_channels_last = images.shape[3] < images.shape[1]
+        rows = images if is_channels_last else images.movedim(1, -1)
         count, height, width = rows.shape[:3]
         down, right = torch.randint(-self.pixels, self.pixels + 1, (2, count, 1), device=images.device)
         y = (torch.arange(height, device=images.device) + down).clamp(0, height - 1)
         x = (torch.arange(width, device=images.device) + right).clamp(0, width - 1)
-        first = torch.arange(count, device=images.device)[:, None, None]
-        shifted = rows[first, y[:, :, None], x[:, None, :]]
-        return shifted if is_last else shifted.movedim(-1, 1)
+        row = torch.arange(count, device=images.device)[:, None, None]
+        shifted = rows[row, y[:, :, None], x[:, None, :]]
+        return shifted if is_channels_last else shifted.movedim(-1, 1)

@@ -1,4 +1,4 @@
-"""Behaviour cloning: a policy learns to act as the data do (Pomerleau, Neural Computation 3, 1991)."""
+"""Behaviour cloning: supervised learning of the actions in data (Pomerleau, Neural Computation 3, 1991)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from samplebatch.learn.policy import Policy
 
 
 class ImitationPolicy(Policy):
-    """A policy that does as its network says, without chance, for behaviour cloning.
+    """Deterministic policy for behaviour cloning.
 
     Parameters
     ----------
     actor
-        From observations to the logits of discrete actions, or to continuous actions themselves.
+        Network from observations to the logits of discrete actions, or to continuous actions.
     action_space, **options
-        See `Policy`. With `action_scaling`, continuous actions of the environment's unit are learned in
-        [-1, 1]. Without it, actions are learned as they are stored: those in the units of the space need an
-        `action_bound_method` of None.
+        See `Policy`. With `action_scaling`, continuous actions in the environment's unit are converted to [-1, 1].
+        Without it, actions are learned as stored; actions in the environment's unit then require
+        `action_bound_method=None`.
 
     Raises
     ------
     PolicySpecError
-        If actions are neither Discrete nor a Box.
+        If the action space is neither Discrete nor a Box.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class ImitationPolicy(Policy):
     def forward(self, batch: Batch, state: Any = None) -> Batch:
         """Return the actions as `act`, the network's output as `logits`, and the state.
 
-        Discrete actions that a mask forbids have logits below all others.
+        Masked discrete actions have logits below all others.
         """
         obs, mask = self.observations(batch)
         logits, state = call_network(self.actor, obs, state)
@@ -65,8 +65,8 @@ class ImitationPolicy(Policy):
 class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
     """Behaviour cloning, for discrete and continuous actions; Tianshou's `OfflineImitationLearning`.
 
-    Discrete actions are classified, and the loss is their cross entropy. Continuous ones are regressed on, and the loss
-    is the mean squared error. Rows need `obs` and `act` only.
+    The loss is the cross entropy for discrete actions, and the mean squared error for continuous actions. Only the
+    columns `obs` and `act` are required.
 
     Parameters
     ----------
@@ -83,13 +83,13 @@ class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
         self.optim = self._create_optimizer(policy, optim)
 
     def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
-        return _imitate(self.policy, self.optim, batch)
+        return _cloning_step(self.policy, self.optim, batch)
 
 
 class OffPolicyImitationLearning(OffPolicyAlgorithm[ImitationPolicy]):
-    """Behaviour cloning of another policy while that policy collects, for discrete and continuous actions.
+    """Behaviour cloning of another policy during its collection, for discrete and continuous actions.
 
-    The collector of the trainer has the policy that is imitated.
+    The collector of the trainer runs the imitated policy.
 
     Parameters
     ----------
@@ -102,11 +102,10 @@ class OffPolicyImitationLearning(OffPolicyAlgorithm[ImitationPolicy]):
         self.optim = self._create_optimizer(policy, optim)
 
     def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
-        return _imitate(self.policy, self.optim, batch)
+        return _cloning_step(self.policy, self.optim, batch)
 
 
-def _imitate(policy: ImitationPolicy, optim: Optimizer, batch: Batch) -> SimpleLossTrainingStats:
-    """Take a gradient step on the error of the policy's actions."""
+def _cloning_step(policy: ImitationPolicy, optim: Optimizer, batch: Batch) -> SimpleLossTrainingStats:
     output = policy(batch).logits
     if policy.action_type == "continuous":
         loss = mse_loss(output, batch.act)

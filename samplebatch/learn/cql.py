@@ -1,4 +1,4 @@
-"""CQL: a soft actor-critic that holds values down where data have no actions (Kumar et al., arXiv:2006.04779)."""
+"""CQL: soft actor-critic with a penalty on the values of actions outside the data (Kumar et al., arXiv:2006.04779)."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from samplebatch.learn.optimizer import AdamOptimizerFactory, OptimizerFactory
 from samplebatch.learn.sac import ContinuousSoftActorCritic, SACPolicy, SACTrainingStats
 from samplebatch.storage.datasets.dataset import Dataset
 
-Contrasts = list[tuple[torch.Tensor, torch.Tensor, bool]]
-"""Actions by how they were drawn, with their log-densities, and whether the policy drew them."""
+PenaltyActions = list[tuple[torch.Tensor, torch.Tensor, bool]]
+"""Sampled actions by source: actions, log-densities, and whether the source is the policy."""
 
 _RETURNS = "calibration_returns"
-"""The column of the discounted rewards that the data have from a step on."""
+"""Column of the discounted return from each step on."""
 
 
 @dataclass(kw_only=True)
 class CQLTrainingStats(SACTrainingStats):
-    """Losses of an update of CQL; None for the multiplier's where the penalty has a fixed weight."""
+    """Losses of an update of CQL; without a Lagrange multiplier its value and loss are None."""
 
     cql_alpha: float | None = None
     cql_alpha_loss: float | None = None
 
 
 class LagrangeMultiplier(nn.Module):
-    """A weight between two bounds that is learned by its logarithm, from 1 on."""
+    """Learned weight, parameterized by its logarithm and clamped to bounds; initially 1."""
 
-    def __init__(self, least: float, most: float) -> None:
+    def __init__(self, minimum: float, maximum: float) -> None:
         super().__init__()
-        self.bounds = least, most
+        self.bounds = minimum, maximum
         self.log = nn.Parameter(torch.zeros(()))
 
     def forward(self) -> torch.Tensor:
@@ -52,45 +52,44 @@ class LagrangeMultiplier(nn.Module):
 class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
     """Conservative Q-learning over a soft actor-critic, for continuous actions (Kumar et al. 2020, arXiv:2006.04779).
 
-    The critics' loss has a penalty on actions that the data do not have: CQL(H), equation 4, with the sum over actions
-    estimated from `num_repeat_actions` uniform ones, as many of the policy at s, and as many at s' (appendix F),
+    The critics' loss contains a penalty on actions outside the data: CQL(H), equation 4, with the sum over actions
+    estimated from `num_repeat_actions` uniform actions, policy actions at s, and policy actions at s' (appendix F),
 
         cql_weight * (T log sum over a of exp((Q(s, a) - log density(a)) / T) - Q(s, a of the data)).
 
-    With a Lagrange multiplier, its weight is learned so that the penalty comes to a threshold (equation 30).
+    A Lagrange multiplier learns the weight with which the penalty reaches a threshold (equation 30).
 
     Parameters
     ----------
     policy, policy_optim, **options
         See `SAC`.
     cql_alpha_lr
-        The learning rate of the Lagrange multiplier.
+        Learning rate of the Lagrange multiplier.
     cql_weight
-        The weight of the penalty.
+        Weight of the penalty.
     temperature
         T in the formula, above 0.
     with_lagrange
-        Whether there is a Lagrange multiplier.
+        Whether to use a Lagrange multiplier.
     lagrange_threshold
-        What the penalty is to come to then.
+        Target of the penalty with a Lagrange multiplier.
     min_action, max_action
-        The bounds of the uniform actions.
+        Bounds of the uniform actions.
     num_repeat_actions
-        How many actions of each kind are drawn for a step.
+        Number of sampled actions per source and step.
     alpha_min, alpha_max
-        The bounds of the Lagrange multiplier.
+        Bounds of the Lagrange multiplier.
     max_grad_norm
-        The largest norm of a critic's gradients.
+        Maximum L2 norm of a critic's gradients.
     calibrated
-        Whether values of the policy's actions count at least as the return that the data had from there on, so that
-        they are not held down below it (Cal-QL, Nakamoto et al. 2023, arXiv:2303.05479, section 5). Rows must have
-        the column `calibration_returns`, which `process_buffer` adds to a replay buffer; rows of a `Dataset` get theirs
-        when they are sampled.
+        Whether the return of the data is a lower bound of the values of policy actions in the penalty (Cal-QL, Nakamoto
+        et al. 2023, arXiv:2303.05479, section 5). Requires the column `calibration_returns`: `process_buffer` adds it
+        to a replay buffer; it is added to rows of a `Dataset` when they are sampled.
 
     Raises
     ------
     ArgumentError
-        If a number lies outside.
+        If a number is out of range.
     PolicySpecError
         If the policy's actions are not continuous.
     """
@@ -121,15 +120,15 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
         self.action_bounds = min_action, max_action
         self.num_repeat_actions = whole("num_repeat_actions", num_repeat_actions, 1)
         self.calibrated = calibrated
-        self._returns_of: tuple[Dataset, npt.NDArray[np.float32]] | None = None
-        """The dataset that was sampled last, with the discounted rewards that follow each of its rows."""
+        self._cached_returns: tuple[Dataset, npt.NDArray[np.float32]] | None = None
+        """The most recently sampled dataset, and the discounted return from each of its rows on."""
         self.lagrange_threshold = lagrange_threshold if with_lagrange else 0.0
         self.multiplier = LagrangeMultiplier(alpha_min, alpha_max) if with_lagrange else None
         if self.multiplier is not None:
             self.multiplier_optim = self._create_optimizer(self.multiplier, AdamOptimizerFactory(cql_alpha_lr))
 
     def process_buffer(self, buffer: Any) -> Any:
-        """Add the returns that calibration needs to a replay buffer, or compute those of a `Dataset`; open a folder."""
+        """Return the source of rows, see `OfflineAlgorithm.process_buffer`; compute the returns for calibration."""
         source = super().process_buffer(buffer)
         if self.calibrated and isinstance(source, ReplayBuffer):
             indices = source.sample_indices(0)
@@ -141,13 +140,14 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
         return source
 
     def _dataset_returns(self, dataset: Dataset) -> npt.NDArray[np.float32]:
-        """Return the discounted rewards that follow each row of a dataset, computed once and when rows are added."""
-        if self._returns_of is None or self._returns_of[0] is not dataset or len(self._returns_of[1]) != len(dataset):
-            self._returns_of = dataset, dataset.discounted_rewards(self.gamma)
-        return self._returns_of[1]
+        """Return the discounted return from each row of a dataset on; recomputed if rows were added."""
+        cached = self._cached_returns
+        if cached is None or cached[0] is not dataset or len(cached[1]) != len(dataset):
+            cached = self._cached_returns = dataset, dataset.discounted_rewards(self.gamma)
+        return cached[1]
 
     def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
-        """Leave targets to the update, which makes them with the policy after its step."""
+        """Add returns for calibration; `_update_with_batch` computes targets after the policy's gradient step."""
         if self.calibrated and _RETURNS not in batch:
             if not isinstance(buffer, Dataset):
                 raise ColumnNotFoundError(
@@ -159,15 +159,15 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
         return batch
 
     def _update_with_batch(self, batch: Batch) -> CQLTrainingStats:
-        figures = self._update_actor(batch)
+        metrics = self._update_actor(batch)
         with torch.no_grad():
             batch.returns = batch.returns + batch.discount * self._target_q(batch)
-            contrasts = self._draw_contrasts(batch)
+            penalty_actions = self._sample_penalty_actions(batch)
         weight = 1.0 if self.multiplier is None else self.multiplier().item()
         losses, excesses = [], []
         for critic, optim in ((self.critic, self.critic_optim), (self.critic2, self.critic2_optim)):
             values = critic(batch.obs, batch.act).flatten()
-            penalty = self.cql_weight * (self._soft_maximum(critic, batch, contrasts) - values).mean()
+            penalty = self.cql_weight * (self._soft_maximum(critic, batch, penalty_actions) - values).mean()
             excess = penalty - self.lagrange_threshold
             loss = mse_loss(values, batch.returns) + weight * excess
             optim.step(loss)
@@ -176,35 +176,35 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
         if self.multiplier is not None:
             multiplier_loss = -self.multiplier() * (excesses[0] + excesses[1]) / 2
             self.multiplier_optim.step(multiplier_loss)
-            figures |= {"cql_alpha": weight, "cql_alpha_loss": multiplier_loss.item()}
+            metrics |= {"cql_alpha": weight, "cql_alpha_loss": multiplier_loss.item()}
         self._update_lagged_network_weights(self.tau)
-        return CQLTrainingStats(critic1_loss=losses[0], critic2_loss=losses[1], **figures)
+        return CQLTrainingStats(critic1_loss=losses[0], critic2_loss=losses[1], **metrics)
 
-    def _draw_contrasts(self, batch: Batch) -> Contrasts:
-        """Draw k actions a row for the penalty: uniform ones, those of the policy at s, those of the policy at s'.
+    def _sample_penalty_actions(self, batch: Batch) -> PenaltyActions:
+        """Sample k actions per row and source: uniform actions, policy actions at s, policy actions at s'.
 
         Returns
         -------
-        For each kind the actions, shape (n k, ...), those of a row together; their log-densities, shape (n, k); and
-        whether they are the policy's.
+        Per source the actions, shape (n * k, ...), grouped by row; their log-densities, shape (n, k); and whether the
+        source is the policy.
         """
         n, k = len(batch.act), self.num_repeat_actions
-        least, most = self.action_bounds
-        uniform = torch.empty_like(batch.act.repeat_interleave(k, 0)).uniform_(least, most)
-        density = -batch.act[0].numel() * math.log(most - least)
-        found = [(uniform, uniform.new_full((n, k), density), False)]
+        low, high = self.action_bounds
+        uniform = torch.empty_like(batch.act.repeat_interleave(k, 0)).uniform_(low, high)
+        log_density = -batch.act[0].numel() * math.log(high - low)
+        samples = [(uniform, uniform.new_full((n, k), log_density), False)]
         for obs in (batch.obs, batch.obs_next):
-            drawn = self.policy(Batch(obs=_repeat(obs, n, k)))
-            found.append((drawn.act, drawn.log_prob.view(n, k), True))
-        return found
+            output = self.policy(Batch(obs=_repeat(obs, n, k)))
+            samples.append((output.act, output.log_prob.view(n, k), True))
+        return samples
 
-    def _soft_maximum(self, critic: nn.Module, batch: Batch, contrasts: Contrasts) -> torch.Tensor:
-        """Estimate T log sum over a of exp(Q(s, a) / T) from actions drawn by densities, shape (n,)."""
+    def _soft_maximum(self, critic: nn.Module, batch: Batch, penalty_actions: PenaltyActions) -> torch.Tensor:
+        """Estimate T log sum over a of exp(Q(s, a) / T) by importance sampling, shape (n,)."""
         n, obs = len(batch.act), _repeat(batch.obs, len(batch.act), self.num_repeat_actions)
         scores = []
-        for actions, log_density, of_policy in contrasts:
+        for actions, log_density, is_policy in penalty_actions:
             values = critic(obs, actions).view(n, -1)
-            if self.calibrated and of_policy:
+            if self.calibrated and is_policy:
                 values = torch.max(values, batch[_RETURNS][:, None])
             scores.append((values - log_density) / self.temperature)
         return self.temperature * torch.logsumexp(torch.cat(scores, 1), 1)

@@ -17,12 +17,12 @@ from samplebatch.learn.optimizer import OptimizerFactory
 
 
 class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
-    """A policy of the continuous actions that its network returns, for DDPG and TD3.
+    """Deterministic policy for continuous actions, for DDPG and TD3.
 
     Parameters
     ----------
     actor
-        From observations to actions, in [-1, 1] if they are to be scaled to the space.
+        Network from observations to actions, in [-1, 1] with `action_scaling`.
     action_space, **options
         See `ContinuousPolicyWithExplorationNoise`.
 
@@ -50,7 +50,7 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
         batch, state
             See `Policy.forward`.
         model
-            The network that is evaluated; None for the policy's own.
+            The evaluated network; None for `self.actor`.
         """
         obs, _ = self.observations(batch)
         act, state = call_network(self.actor if model is None else model, obs, state)
@@ -68,8 +68,8 @@ class DDPGTrainingStats(TrainingStats):
 class DDPG(ActionValueLearner[ContinuousDeterministicPolicy], OffPolicyAlgorithm[ContinuousDeterministicPolicy]):
     """Deep deterministic policy gradient, for continuous actions (Lillicrap et al., arXiv:1509.02971, algorithm 1).
 
-    Targets are the lagged critic's values of the lagged policy's actions. In each update the policy climbs the critic's
-    gradient by its action, and the lagged networks follow.
+    Targets are the target critic's values of the target policy's actions. Each update performs a gradient step of the
+    critic and of the policy, and updates the target networks.
 
     Parameters
     ----------

@@ -20,23 +20,23 @@ from samplebatch.learn.optimizer import OptimizerFactory
 
 
 class DiscreteBCQPolicy(DiscreteQLearningPolicy):
-    """Greedy policy among the likely actions of the data.
+    """Greedy policy among actions that are likely in the data.
 
     Parameters
     ----------
     model
-        From observations to the value of each action.
+        Network from observations to the value of each action.
     imitator
-        From observations to the logits of the actions in the data.
+        Network from observations to the logits of the actions in the data.
     unlikely_action_threshold
-        How likely an action must be, in parts of the likeliest one, from 0 (all are) to below 1.
+        Minimum probability of an action relative to the most likely action, from 0 (all actions) to below 1.
     **options
         See `DiscreteQLearningPolicy`: `action_space`, `observation_space` and `eps_inference`.
 
     Raises
     ------
     ArgumentError
-        If the threshold is out of its range.
+        If the threshold is out of range.
     PolicySpecError
         If the action space is not Discrete.
     """
@@ -58,13 +58,13 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
         batch, state
             See `Policy.forward`.
         model
-            The network of values to ask; None for the policy's own.
+            The evaluated network of values; None for `self.model`.
         """
         values, state = self.action_values(batch, state, model)
         obs, mask = self.observations(batch)
         logits, _ = call_network(self.imitator, obs)
         allowed = logits if mask is None else logits.masked_fill(~mask, -math.inf)
-        # Equation 17, in logarithms: the softmax's sum cancels out.
+        # Equation 17 with logarithms: the normalization of the softmax cancels.
         unlikely = allowed - allowed.max(-1, keepdim=True).values < self._log_threshold
         act = values.masked_fill(unlikely, -math.inf).argmax(-1).numpy(force=True)
         return Batch(act=act, q_value=values, imitation_logits=logits, logits=logits, state=state)
@@ -72,7 +72,7 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
 
 @dataclass(kw_only=True)
 class DiscreteBCQTrainingStats(SimpleLossTrainingStats):
-    """Losses of an update of discrete BCQ: the sum, and its parts of values, imitation and size of logits."""
+    """Losses of an update of discrete BCQ: total, action values, imitation and penalty on logits."""
 
     q_loss: float
     i_loss: float
@@ -80,10 +80,10 @@ class DiscreteBCQTrainingStats(SimpleLossTrainingStats):
 
 
 class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
-    """Discrete batch-constrained Q-learning, for discrete actions.
+    """Batch-constrained Q-learning, for discrete actions.
 
-    It is double Q-learning among actions that the data are likely to have taken, so that no target is of an action that
-    nothing is known about. An imitator learns beside it which these are.
+    Double Q-learning restricted to actions that are likely in the data, so that targets never evaluate actions without
+    data. An imitator network learns the probabilities of actions.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
     target_update_freq
         Updates between copies to the target network.
     imitation_logits_penalty
-        The weight of the mean square of the imitator's logits.
+        Weight of the mean square of the imitator's logits in the loss.
     allow_nonfinite
         See `Algorithm`.
 
@@ -126,20 +126,20 @@ class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
 
     @torch.no_grad()
     def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
-        after = Batch(obs=batch.obs_next)
-        values = self.policy(after, model=self.model_old).q_value
-        chosen = torch.as_tensor(self.policy(after).act, device=values.device)
-        values = values.gather(-1, chosen[:, None])[:, 0]
+        next_rows = Batch(obs=batch.obs_next)
+        values = self.policy(next_rows, model=self.model_old).q_value
+        actions = torch.as_tensor(self.policy(next_rows).act, device=values.device)
+        values = values.gather(-1, actions[:, None])[:, 0]
         batch.returns = batch.returns + batch.discount * values
         return batch
 
     def _update_with_batch(self, batch: Batch) -> DiscreteBCQTrainingStats:
         if self.updates % self.target_update_freq == 0:
             self._update_lagged_network_weights()
-        found, act = self.policy(batch), batch.act.long()
-        q_loss = smooth_l1_loss(found.q_value.gather(-1, act[:, None])[:, 0], batch.returns)
-        i_loss = cross_entropy(found.imitation_logits, act)
-        reg_loss = found.imitation_logits.square().mean()
+        output, act = self.policy(batch), batch.act.long()
+        q_loss = smooth_l1_loss(output.q_value.gather(-1, act[:, None])[:, 0], batch.returns)
+        i_loss = cross_entropy(output.imitation_logits, act)
+        reg_loss = output.imitation_logits.square().mean()
         loss = q_loss + i_loss + self.imitation_logits_penalty * reg_loss
         self.optim.step(loss)
         return DiscreteBCQTrainingStats(

@@ -1,7 +1,7 @@
 """Q-learning of the distribution of returns: C51 (Bellemare et al., arXiv:1707.06887) and QR-DQN (arXiv:1710.10044).
 
-With a dueling network (`DuelingCritic`) of noisy layers (`NoisyLinear`), prioritized replay and returns of several
-steps, `C51` is Rainbow (Hessel et al., arXiv:1710.02298).
+Rainbow (Hessel et al., arXiv:1710.02298) is `C51` with a dueling network (`DuelingCritic`) of noisy layers
+(`NoisyLinear`), prioritized replay and n-step returns.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class C51Policy(DiscreteQLearningPolicy):
     ----------
     model
         Network from observations to a logit per action and atom, shape (n, actions, num_atoms) or (n, actions *
-        num_atoms); to probabilities if it has a true `softmax_output`, as `Net(..., softmax=True)`.
+        num_atoms); to probabilities if its `softmax_output` is true, as in `Net(..., softmax=True)`.
     action_space, **options
         See `DiscreteQLearningPolicy`.
     num_atoms
-        Number of atoms: the returns that have a probability.
+        Number of atoms of the distribution.
     v_min, v_max
-        The lowest and the highest atom; atoms are evenly spaced.
+        Lowest and highest atom; atoms are evenly spaced.
 
     Raises
     ------
@@ -82,21 +82,21 @@ class C51Policy(DiscreteQLearningPolicy):
         return _by_action(output, self.action_count, self.num_atoms), mask, state
 
     def log_probabilities(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the logarithms of the atoms' probabilities of a network's output, in its shape."""
+        """Return the log-probabilities of the atoms for a network's output, in its shape."""
         if getattr(self.model, "softmax_output", False):
             return (output + _TINY).log()
         return output.log_softmax(-1)
 
     def compute_q_value(self, logits: torch.Tensor, mask: Any) -> torch.Tensor:
-        """Return the expected returns, shape (n, actions), of a network's output."""
+        """Return the expected returns for a network's output, shape (n, actions)."""
         return super().compute_q_value((self.log_probabilities(logits).exp() * self.support).sum(-1), mask)
 
 
 class C51(QLearningOffPolicyAlgorithm[C51Policy]):
     r"""Categorical deep Q-learning, for discrete actions (Bellemare et al., arXiv:1707.06887, algorithm 1).
 
-    The atoms z of the return after a window, scaled by its discount and shifted by its rewards, are projected onto the
-    atoms of the support (equation 7). The loss of a row is the cross-entropy to the projected distribution
+    The atoms z of the bootstrap distribution, scaled by the discount and shifted by the n-step return, are projected
+    onto the atoms of the support (equation 7). The loss of a row is the cross-entropy to the projected distribution
 
     .. math:: m_i = \sum_j \left[1 - \frac{|[r + \gamma^k z_j]_{v_{min}}^{v_{max}} - z_i|}{\Delta z}\right]_0^1 p_j
 
@@ -120,7 +120,7 @@ class C51(QLearningOffPolicyAlgorithm[C51Policy]):
         policy, support = self.policy, self.policy.support
         atoms = (returns + discount * support).clamp(policy.v_min, policy.v_max)
         width = (policy.v_max - policy.v_min) / (policy.num_atoms - 1)
-        # Axes: rows, atoms of the support, atoms that are projected.
+        # Axes: rows, atoms of the support, projected atoms.
         shares = (1.0 - (atoms[:, None, :] - support[:, None]).abs() / width).clamp(0.0, 1.0)
         return (shares * policy.log_probabilities(output).exp()[:, None, :]).sum(-1)
 
@@ -155,16 +155,15 @@ class QRDQNPolicy(DiscreteQLearningPolicy):
         return _by_action(output, self.action_count), mask, state
 
     def compute_q_value(self, logits: torch.Tensor, mask: Any) -> torch.Tensor:
-        """Return the means of the quantiles, shape (n, actions), of a network's output."""
+        """Return the means of the quantiles for a network's output, shape (n, actions)."""
         return super().compute_q_value(logits.mean(-1), mask)
 
 
 class QRDQN(QLearningOffPolicyAlgorithm[QRDQNPolicy]):
     r"""Deep Q-learning by quantile regression, for discrete actions (Dabney et al., arXiv:1710.10044, algorithm 1).
 
-    The loss of a row sums over quantiles and averages over the targets y of the chosen next action's quantiles
-    (equation 10), with a Huber loss L and the middles of N equal shares of probability. Its priority is the mean over
-    quantiles.
+    The loss of a row sums over quantiles and averages over the targets y, the quantiles of the chosen next action
+    (equation 10), with a Huber loss L and N quantile midpoints. The priority of a row is the mean over quantiles.
 
     .. math:: \sum_i \frac{1}{N} \sum_j |\hat\tau_i - 1_{y_j < \theta_i}|\, L(y_j - \theta_i),
         \quad \hat\tau_i = \frac{2 i - 1}{2 N}
@@ -174,14 +173,14 @@ class QRDQN(QLearningOffPolicyAlgorithm[QRDQNPolicy]):
     policy, optim, **options
         See `QLearningOffPolicyAlgorithm`.
     num_quantiles
-        Number of quantiles, to be compared with the network's; None for as many as the network returns.
+        Expected number of quantiles of the network; None for any number.
     huber_loss_delta
-        Where the Huber loss turns from squares to absolute errors.
+        Threshold between quadratic and linear loss.
 
     Raises
     ------
     ArgumentError
-        If an argument is out of range, or the network has another number of quantiles at the first update.
+        If an argument is out of range, or, at the first update, the network has a different number of quantiles.
     """
 
     def __init__(
@@ -203,20 +202,20 @@ class QRDQN(QLearningOffPolicyAlgorithm[QRDQNPolicy]):
             raise ArgumentError(
                 f"num_quantiles must be {count}, as the policy's network returns, got {self.num_quantiles}"
             )
-        shares = (torch.arange(count, device=output.device, dtype=output.dtype) + 0.5) / count
+        midpoints = (torch.arange(count, device=output.device, dtype=output.dtype) + 0.5) / count
         # Axes: rows, quantiles, targets.
         estimates, targets = (
             output[:, :, None].expand(-1, -1, target.shape[-1]),
             target[:, None, :].expand(-1, count, -1),
         )
         errors = nn.functional.huber_loss(estimates, targets, reduction="none", delta=self.huber_loss_delta)
-        sides = (shares[:, None] - (targets < estimates).to(output.dtype)).abs()
-        losses = (sides * errors).mean(-1).sum(-1)
+        weights = (midpoints[:, None] - (targets < estimates).to(output.dtype)).abs()
+        losses = (weights * errors).mean(-1).sum(-1)
         return losses, losses / count
 
 
 def _by_action(output: torch.Tensor, actions: int, count: int | None = None) -> torch.Tensor:
-    """Return an output as shape (n, actions, count); `count` is checked unless it is None."""
+    """Reshape an output to (n, actions, count); a `count` of None accepts any number."""
     shaped = output
     if output.ndim == 2 and output.shape[1] % actions == 0:
         shaped = output.view(len(output), actions, output.shape[1] // actions)

@@ -1,7 +1,7 @@
 """DQN: Q-learning with a target network (Mnih et al., Nature 518, 2015).
 
-With double Q-learning (van Hasselt et al., arXiv:1509.06461), returns of several steps, prioritized replay (Schaul et
-al., arXiv:1511.05952) where the buffer is prioritized, and dueling networks (`DuelingCritic`) where the model is one.
+Supports double Q-learning (van Hasselt et al., arXiv:1509.06461), n-step returns, prioritized buffers (Schaul et al.,
+arXiv:1511.05952) and dueling networks (`DuelingCritic`).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from samplebatch.learn.optimizer import OptimizerFactory
 from samplebatch.learn.policy import Policy
 
 Epsilon = float | Callable[[int], float]
-"""The probability of a random action, or a schedule of it over the steps that are collected."""
+"""Probability of a random action, or its schedule over collected steps."""
 
 
 class DiscreteQLearningPolicy(Policy):
-    """Epsilon-greedy policy of discrete actions.
+    """Epsilon-greedy policy for discrete actions.
 
     Parameters
     ----------
     model
         Network from observations to the value of each action.
     action_space, observation_space
-        The spaces of one environment; actions are Discrete.
+        Spaces of a single environment; actions are Discrete.
     eps_training, eps_inference
-        The probability of a random action within training steps and outside of them. That of training may be a
-        schedule over the steps made with it, such as a `LinearSchedule`.
+        Probability of a random action within and outside training steps. `eps_training` may be a schedule over
+        collected steps, such as a `LinearSchedule`.
 
     Raises
     ------
@@ -73,11 +73,11 @@ class DiscreteQLearningPolicy(Policy):
         self.register_buffer("_steps", torch.zeros((), dtype=torch.int64))
 
     def set_eps_training(self, eps: Epsilon) -> None:
-        """Set the probability of a random action within training steps, or its schedule."""
+        """Set `eps_training`."""
         self.eps_training = eps if callable(eps) else fraction("eps", eps)
 
     def set_eps_inference(self, eps: float) -> None:
-        """Set the probability of a random action outside of training steps."""
+        """Set `eps_inference`."""
         self.eps_inference = fraction("eps", eps)
 
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
@@ -88,41 +88,38 @@ class DiscreteQLearningPolicy(Policy):
         batch, state
             See `Policy.forward`.
         model
-            The network that is evaluated; None for the policy's own.
+            The evaluated network; None for `self.model`.
         """
         output, mask, state = self.network_output(batch, state, model)
         values = self.compute_q_value(output, mask)
-        # Logits of values alone are the values, with masked ones below all others.
+        # If the output consists of values, return the masked values.
         logits = values if output.shape == values.shape else output
         return Batch(act=to_numpy(values.argmax(-1)), logits=logits, state=state)
 
     def action_values(
         self, batch: Batch, state: Any = None, model: nn.Module | None = None
     ) -> tuple[torch.Tensor, Any]:
-        """Return the values of all actions, shape (n, actions), and the state; arguments are those of `forward`."""
+        """Return the values of all actions, shape (n, actions), and the state; see `forward` for arguments."""
         output, mask, state = self.network_output(batch, state, model)
         return self.compute_q_value(output, mask), state
 
     def network_output(
         self, batch: Batch, state: Any = None, model: nn.Module | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """Return the network's output, shape (n, actions, ...), the mask of allowed actions and the state.
-
-        Arguments are those of `forward`.
-        """
+        """Return the network's output, shape (n, actions, ...), the mask of allowed actions and the state."""
         obs, mask = self.observations(batch)
         output, state = call_network(self.model if model is None else model, obs, state)
         return output, mask, state
 
     def compute_q_value(self, logits: torch.Tensor, mask: Any) -> torch.Tensor:
-        """Return action values of a network's output; a subclass for another kind of output overrides this.
+        """Compute action values from the output of the network; overridden by distributional policies.
 
         Parameters
         ----------
         logits
-            Output of the network; here the values themselves.
+            Output of the network; here the values.
         mask
-            Flags of the allowed actions, shape (n, actions), or None. Values of other actions are below all others.
+            Boolean mask of allowed actions, shape (n, actions), or None. Masked actions get a value below all others.
         """
         if mask is None:
             return logits
@@ -130,19 +127,19 @@ class DiscreteQLearningPolicy(Policy):
         return torch.where(allowed, logits, logits.min() - 1.0)
 
     def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
-        """Put random actions, of those allowed, in the place of some."""
+        """Replace actions by random allowed actions with probability epsilon."""
         eps = self.eps_inference
         if self.is_within_training_step:
             eps = self.eps_training(int(self._steps)) if callable(self.eps_training) else self.eps_training
             self._steps += len(act)
-        if eps and (chosen := torch.rand(len(act)).numpy() < eps).any():
+        if eps and (is_random := torch.rand(len(act)).numpy() < eps).any():
             _, mask = self.observations(batch)
-            chances = torch.ones(len(act), self.action_count) if mask is None else mask.cpu().float()
-            act[chosen] = torch.multinomial(chances, 1).numpy()[chosen, 0]
+            probabilities = torch.ones(len(act), self.action_count) if mask is None else mask.cpu().float()
+            act[is_random] = torch.multinomial(probabilities, 1).numpy()[is_random, 0]
         return act
 
     def note_steps(self, steps: int) -> None:
-        """Count steps that copies of the policy have made, for the schedule of epsilon."""
+        """Count steps of policy copies in other processes, for the schedule of epsilon."""
         self._steps += steps
 
 
@@ -150,7 +147,7 @@ QPolicyT = TypeVar("QPolicyT", bound=DiscreteQLearningPolicy)
 
 
 class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
-    """Base of Q-learning algorithms for discrete actions, of values or of their distributions.
+    """Base class of Q-learning algorithms for discrete actions, including distributional algorithms.
 
     Parameters
     ----------
@@ -163,7 +160,7 @@ class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
     target_update_freq
         Updates between copies to the target network; 0 for no target network.
     is_double
-        Whether the policy's own network chooses the action that the target network estimates (van Hasselt et al.,
+        Whether the online network chooses the action that the target network evaluates (van Hasselt et al.,
         arXiv:1509.06461, equation 4).
     max_grad_norm
         Maximum L2 norm of gradients; None for no clipping.
@@ -196,44 +193,44 @@ class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
         self.model_old = self._add_lagged_network(policy.model) if self.target_update_freq else None
 
     @torch.no_grad()
-    def _output_after(self, batch: Batch) -> torch.Tensor:
-        """Return the network's output for the best actions after the last steps of windows, shape (n, ...)."""
-        after = Batch(obs=batch.obs_next)
-        output, mask, _ = self.policy.network_output(after, model=self.model_old)
+    def _next_output(self, batch: Batch) -> torch.Tensor:
+        """Return the target network's output for the best actions at `obs_next`, shape (n, ...)."""
+        next_rows = Batch(obs=batch.obs_next)
+        output, mask, _ = self.policy.network_output(next_rows, model=self.model_old)
         if self.is_double and self.model_old is not None:
-            values, _ = self.policy.action_values(after)
+            values, _ = self.policy.action_values(next_rows)
         else:
             values = self.policy.compute_q_value(output, mask)
-        return _of_actions(output, values.argmax(-1))
+        return _select_actions(output, values.argmax(-1))
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
-        # The sum of rewards, and the factor of the estimate, come with rows that stand for windows.
-        output = self._output_after(batch)
-        rows = (-1, *[1] * (output.ndim - 1))
-        batch.returns = self._target(batch.returns.view(rows), batch.discount.view(rows), output)
+        # Sampled rows contain the n-step sum of rewards and the discount of the bootstrap value.
+        output = self._next_output(batch)
+        shape = (-1, *[1] * (output.ndim - 1))
+        batch.returns = self._target(batch.returns.view(shape), batch.discount.view(shape), output)
         return batch
 
     def _target(self, returns: torch.Tensor, discount: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """Return the targets, shape (n, ...), of the network's outputs for the actions after windows.
+        """Return the targets, shape (n, ...).
 
         Parameters
         ----------
         returns, discount
-            Sums of rewards, and factors of the estimates, with as many axes as the output.
+            n-step sums of rewards and discounts of the bootstrap values, with as many axes as the output.
         output
-            What `_output_after` returned.
+            Result of `_next_output`.
         """
         return returns + discount * output
 
     @abstractmethod
     def _losses(self, output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss and the priority of each row, shape (n,), of outputs for its action and targets."""
+        """Return the loss and the priority of each row, shape (n,), from outputs for the actions and targets."""
 
     def _update_with_batch(self, batch: Batch) -> SimpleLossTrainingStats:
         if self.target_update_freq and self.updates % self.target_update_freq == 0:
             self._update_lagged_network_weights()
         output, _, _ = self.policy.network_output(batch)
-        losses, priorities = self._losses(_of_actions(output, batch.act.long()), batch.returns)
+        losses, priorities = self._losses(_select_actions(output, batch.act.long()), batch.returns)
         weight = batch.get("weight")
         loss = (losses if weight is None else losses * weight).mean()
         self.optim.step(loss)
@@ -241,23 +238,23 @@ class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
         return SimpleLossTrainingStats(loss=loss.item())
 
 
-def _of_actions(output: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
-    # A gather's gradient is cheaper than that of indexing.
-    rows = act[:, None]
+def _select_actions(output: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
+    # The gradient of gather is cheaper than the gradient of indexing.
+    indices = act[:, None]
     if output.ndim > 2:
-        rows = rows.view(-1, *[1] * (output.ndim - 1)).expand(-1, 1, *output.shape[2:])
-    return output.gather(1, rows)[:, 0]
+        indices = indices.view(-1, *[1] * (output.ndim - 1)).expand(-1, 1, *output.shape[2:])
+    return output.gather(1, indices)[:, 0]
 
 
 class DQN(QLearningOffPolicyAlgorithm[DiscreteQLearningPolicy]):
-    """Deep Q-learning of a policy for discrete actions.
+    """Deep Q-learning, for discrete actions.
 
     Parameters
     ----------
     policy, optim, **options
         See `QLearningOffPolicyAlgorithm`.
     huber_loss_delta
-        Where the loss turns from squares to absolute errors; None for squares alone.
+        Threshold between quadratic and linear loss; None for the squared error.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Exploration: noises that are added to actions."""
+"""Exploration noise for continuous actions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 class BaseNoise(ABC):
-    """A noise that policies add to actions. It is drawn from torch's default generator."""
+    """Base class of exploration noise, drawn from torch's default generator."""
 
     @abstractmethod
     def __call__(self, size: Sequence[int]) -> Floats:
-        """Return noise of a given shape."""
+        """Draw noise of a given shape."""
 
     @abstractmethod
     def reset(self) -> None:
@@ -43,7 +43,7 @@ class GaussianNoise(BaseNoise):
     Parameters
     ----------
     mu, sigma
-        Its mean and standard deviation.
+        Mean and standard deviation.
 
     Raises
     ------
@@ -63,36 +63,36 @@ class GaussianNoise(BaseNoise):
         self.mu, self.sigma = mu, sigma
 
     def __call__(self, size: Sequence[int]) -> Floats:
-        """Return noise of a given shape."""
+        """Draw noise of a given shape."""
         return self.mu + self.sigma * _standard_normal(size)
 
     def reset(self) -> None:
-        """Do nothing: each draw is independent of the last."""
+        """Do nothing: draws are independent."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: no draw depends on the last."""
+        """Return an empty state: draws are independent."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: no draw depends on the last."""
+        """Do nothing: draws are independent."""
 
 
 class OUNoise(BaseNoise):
-    r"""Ornstein-Uhlenbeck noise, which drifts: each draw starts from the last (Lillicrap et al., arXiv:1509.02971).
+    r"""Ornstein-Uhlenbeck noise: each draw depends on the previous one (Lillicrap et al., arXiv:1509.02971).
 
     .. math:: x \leftarrow x + \theta (\mu - x)\,dt + \sigma \sqrt{dt}\, \mathcal{N}(0, 1)
 
     Parameters
     ----------
     mu, sigma, theta, dt
-        As in the formula.
+        Parameters of the formula.
     x0
-        The value before the first draw.
+        Value before the first draw.
 
     Raises
     ------
     ArgumentError
-        If `sigma` is negative or `dt` not above 0.
+        If `sigma` is negative or `dt` is not positive.
 
     Examples
     --------
@@ -117,27 +117,27 @@ class OUNoise(BaseNoise):
         self._last: Floats | None = None
 
     def __call__(self, size: Sequence[int]) -> Floats:
-        """Draw noise of a shape; another one than the last starts again."""
+        """Draw noise of a given shape; restarts from `x0` if the shape changes."""
         last = self._last
         if last is None or last.shape != tuple(size):
             last = np.full(tuple(size), self.x0, np.float64)
-        moved: Floats = last + self.pull * (self.mu - last) + self.spread * _standard_normal(size)
-        self._last = moved
-        return moved
+        noise: Floats = last + self.pull * (self.mu - last) + self.spread * _standard_normal(size)
+        self._last = noise
+        return noise
 
     def reset(self) -> None:
-        """Start again from the first value."""
+        """Restart from `x0`."""
         self._last = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last draw."""
+        """Return the previous draw."""
         return {"last": None if self._last is None else torch.from_numpy(self._last.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the last draw of such a noise."""
+        """Restore a state from `state_dict`."""
         self._last = None if state["last"] is None else state["last"].numpy().copy()
 
 
 def _standard_normal(size: Sequence[int]) -> Floats:
-    drawn: Floats = torch.randn(tuple(size), dtype=torch.float64).numpy()
-    return drawn
+    noise: Floats = torch.randn(tuple(size), dtype=torch.float64).numpy()
+    return noise

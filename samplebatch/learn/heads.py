@@ -32,16 +32,16 @@ from samplebatch.learn.networks import (
 )
 
 _SIGMA_MIN, _SIGMA_MAX = -20.0, 2.0
-"""Bounds of the logarithm of a standard deviation that depends on the observation, as SAC's first code has them."""
+"""Bounds of the logarithm of a standard deviation that depends on the observation, as in the original SAC code."""
 
 
 class DiscreteActor(VectorOutput):
-    """Actor for discrete actions; takes Tianshou's arguments.
+    """Actor for discrete actions, with Tianshou's arguments.
 
     Parameters
     ----------
     preprocess_net
-        Network from observations to features, with their width as `output_dim`.
+        Network from observations to features of width `output_dim`.
     action_shape
         Number of actions, or a shape with that many elements.
     hidden_sizes
@@ -52,7 +52,7 @@ class DiscreteActor(VectorOutput):
     Attributes
     ----------
     preprocess, last
-        The given network, and the `MLP` behind it.
+        The network of the features, and the `MLP` from features to the output.
 
     Raises
     ------
@@ -74,11 +74,11 @@ class DiscreteActor(VectorOutput):
 
     @classmethod
     def for_space(cls, body: nn.Module, action_space: Space) -> Self:
-        """Create an actor for a Discrete space, a logit per action, or for a space that `JointActions` splits."""
-        return cls(body, _logits(action_space), softmax_output=False)
+        """Create an actor that returns logits for a Discrete space or a space that `JointActions` supports."""
+        return cls(body, _logit_count(action_space), softmax_output=False)
 
     def get_preprocess_net(self) -> nn.Module:
-        """Return the network that computes the features."""
+        """Return the network of the features."""
         return self.preprocess
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
@@ -89,16 +89,16 @@ class DiscreteActor(VectorOutput):
 
 
 class ContinuousActorProbabilistic(VectorOutput):
-    """Actor that returns the mean and the standard deviation of continuous actions; takes Tianshou's arguments.
+    """Actor that returns the mean and standard deviation of continuous actions, with Tianshou's arguments.
 
     Parameters
     ----------
     preprocess_net, action_shape, hidden_sizes
         See `DiscreteActor`; `action_shape` is the shape of an action.
     max_action
-        Largest mean, which tanh approaches.
+        Bound of the absolute mean, by tanh.
     unbounded
-        Whether means have no bound.
+        Whether means are unbounded.
     conditioned_sigma
         Whether standard deviations depend on the observation, as in SAC, or are parameters.
 
@@ -127,7 +127,7 @@ class ContinuousActorProbabilistic(VectorOutput):
         super().__init__()
         if unbounded:
             max_action = 1.0
-        self.preprocess, self.max_action, self.unbounded = preprocess_net, _bound(max_action), unbounded
+        self.preprocess, self.max_action, self.unbounded = preprocess_net, _as_bound(max_action), unbounded
         self.output_dim, width = shape_size("action_shape", action_shape, 1), _width(preprocess_net)
         self.mu = MLP(width, self.output_dim, hidden_sizes, flatten_input=False)
         self.sigma = MLP(width, self.output_dim, hidden_sizes, flatten_input=False) if conditioned_sigma else None
@@ -138,12 +138,12 @@ class ContinuousActorProbabilistic(VectorOutput):
         cls, body: nn.Module, action_space: Space, *, max_action: float | None = None, conditioned_sigma: bool = False
     ) -> Self:
         """Create an actor for a Box of one axis; without `max_action`, means are unbounded."""
-        width, is_unbounded = _measures(action_space), max_action is None
+        width, is_unbounded = _action_width(action_space), max_action is None
         bound = 1.0 if max_action is None else max_action
         return cls(body, width, max_action=bound, unbounded=is_unbounded, conditioned_sigma=conditioned_sigma)
 
     def get_preprocess_net(self) -> nn.Module:
-        """Return the network that computes the features."""
+        """Return the network of the features."""
         return self.preprocess
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[tuple[torch.Tensor, torch.Tensor], Any]:
@@ -151,7 +151,7 @@ class ContinuousActorProbabilistic(VectorOutput):
         features, state = call_network(self.preprocess, obs, state)
         mu = self.mu(features)
         if not self.unbounded:
-            mu = _scale(self.max_action, mu) * torch.tanh(mu)
+            mu = _bound_like(mu, self.max_action) * torch.tanh(mu)
         if self.sigma is not None:
             return (mu, self.sigma(features).clamp(_SIGMA_MIN, _SIGMA_MAX).exp()), state
         assert self.sigma_param is not None
@@ -159,14 +159,14 @@ class ContinuousActorProbabilistic(VectorOutput):
 
 
 class ContinuousActorDeterministic(VectorOutput):
-    """Actor that returns one continuous action within [-max_action, max_action]; takes Tianshou's arguments.
+    """Actor that returns a continuous action within [-max_action, max_action], with Tianshou's arguments.
 
     Parameters
     ----------
     preprocess_net, action_shape, hidden_sizes
         See `DiscreteActor`; `action_shape` is the shape of an action.
     max_action
-        Largest absolute value, which tanh approaches.
+        Bound of the absolute value, by tanh.
 
     Raises
     ------
@@ -182,28 +182,28 @@ class ContinuousActorDeterministic(VectorOutput):
         max_action: float = 1.0,
     ) -> None:
         super().__init__()
-        self.preprocess, self.max_action = preprocess_net, _bound(max_action)
+        self.preprocess, self.max_action = preprocess_net, _as_bound(max_action)
         self.output_dim = shape_size("action_shape", action_shape, 1)
         self.last = MLP(_width(preprocess_net), self.output_dim, hidden_sizes, flatten_input=False)
 
     @classmethod
     def for_space(cls, body: nn.Module, action_space: Space, *, max_action: float = 1.0) -> Self:
         """Create an actor for a Box of one axis from the features of a body."""
-        return cls(body, _measures(action_space), max_action=max_action)
+        return cls(body, _action_width(action_space), max_action=max_action)
 
     def get_preprocess_net(self) -> nn.Module:
-        """Return the network that computes the features."""
+        """Return the network of the features."""
         return self.preprocess
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
         """Return actions, and the state."""
         features, state = call_network(self.preprocess, obs, state)
         output = self.last(features)
-        return _scale(self.max_action, output) * torch.tanh(output), state
+        return _bound_like(output, self.max_action) * torch.tanh(output), state
 
 
 class DiscreteCritic(VectorOutput):
-    """Critic V(s), or Q(s, a) of each discrete action; takes Tianshou's arguments.
+    """Critic V(s), or Q(s, a) of each discrete action, with Tianshou's arguments.
 
     Parameters
     ----------
@@ -239,7 +239,7 @@ class DiscreteCritic(VectorOutput):
     def for_space(
         cls, body: nn.Module, action_space: Space, *, num_atoms: int = 1, linear_layer: LinearLayer = nn.Linear
     ) -> Self:
-        """Create a critic of the values Q(s, a) of a Discrete space from the features of a body.
+        """Create a critic Q(s, a) of a Discrete space from the features of a body.
 
         Parameters
         ----------
@@ -250,24 +250,18 @@ class DiscreteCritic(VectorOutput):
         linear_layer
             See `MLP`.
         """
-        size = _choices(action_space) * whole("num_atoms", num_atoms, 1)
+        size = _action_count(action_space) * whole("num_atoms", num_atoms, 1)
         return cls(body, last_size=size, linear_layer=linear_layer)
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:
-        """Return the values, shape (n, last_size); of a recurrent network, a pair of the values and the state."""
+        """Return the values, shape (n, last_size); with a recurrent network, a pair of values and state."""
         features, state = call_network(self.preprocess, obs, state)
         values = self.last(features)
         return values if state is None else (values, state)
 
 
 class ActorCritic(nn.Module):
-    """Actor and critic as one module, for initializing or moving both.
-
-    Parameters
-    ----------
-    actor, critic
-        The networks.
-    """
+    """Actor and critic as one module, for initializing or moving both."""
 
     def __init__(self, actor: nn.Module, critic: nn.Module) -> None:
         super().__init__()
@@ -284,8 +278,8 @@ class DuelingCritic(VectorOutput):
     preprocess_net, action_shape
         See `DiscreteActor`.
     num_atoms
-        Outputs per action, for `C51Policy` and `QRDQNPolicy`. With more than 1 the output has shape (n, actions,
-        num_atoms), and the formula holds for each atom.
+        Outputs per action, for `C51Policy` and `QRDQNPolicy`. If greater than 1, the output has shape (n, actions,
+        num_atoms), and the formula applies to each atom.
     linear_layer
         See `MLP`.
 
@@ -313,7 +307,7 @@ class DuelingCritic(VectorOutput):
         cls, body: nn.Module, action_space: Space, *, num_atoms: int = 1, linear_layer: LinearLayer = nn.Linear
     ) -> Self:
         """Create a critic for the actions of a Discrete space from the features of a body."""
-        return cls(body, _choices(action_space), num_atoms, linear_layer)
+        return cls(body, _action_count(action_space), num_atoms, linear_layer)
 
     def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
         """Return the values of the actions, and the state."""
@@ -324,15 +318,15 @@ class DuelingCritic(VectorOutput):
 
 
 class ValueCritic(nn.Module):
-    """A head for the value V(s) of observations.
+    """Critic V(s) on the features of a body.
 
     Parameters
     ----------
     body
-        What makes the features; if it is recurrent, the actor's own, whose state is known.
+        Network of the features; a recurrent body must be shared with the actor, whose state is collected.
     trains_body
-        Whether errors of values train the body. Where the actor has the same one, they may drown its own gradients;
-        without them, values are read from the features that the actor learns.
+        Whether the critic's loss trains the body. If actor and critic share the body, the critic's gradients may
+        dominate; False trains only the head.
     """
 
     def __init__(self, body: nn.Module, *, trains_body: bool = True) -> None:
@@ -347,19 +341,20 @@ class ValueCritic(nn.Module):
 
 
 class ContinuousCritic(VectorOutput):
-    """Critic Q(s, a) of continuous actions, or V(s) without actions; takes Tianshou's arguments.
+    """Critic Q(s, a) of continuous actions, or V(s) without actions, with Tianshou's arguments.
 
     Parameters
     ----------
     preprocess_net
-        Network from observations followed by actions to features, such as a `Net` with `concat`, with their width as
-        `output_dim`; from observations alone for V(s).
+        Network from concatenated observations and actions to features of width `output_dim`, such as a `Net` with
+        `concat`; from observations for V(s).
     hidden_sizes, linear_layer
         See `MLP`.
     flatten_input
         Whether observations and actions are flattened to shape (n, -1).
     apply_preprocess_net_to_obs_only
-        Whether actions follow the features instead of the observations; `output_dim` then includes their width.
+        Whether actions are concatenated to the features instead of the observations; `output_dim` then includes the
+        width of the actions.
 
     Raises
     ------
@@ -401,7 +396,7 @@ class ContinuousCritic(VectorOutput):
         hidden_sizes, activation
             See `MLP`.
         """
-        flatten, actions = Flatten(observation_space), _measures(action_space)
+        flatten, actions = Flatten(observation_space), _action_width(action_space)
         critic = cls(Net(flatten.output_dim, actions, hidden_sizes, activation=activation, concat=True))
         critic.flatten = flatten
         return critic
@@ -423,12 +418,12 @@ class ContinuousCritic(VectorOutput):
 
 
 class JointCritic(nn.Module):
-    """A critic of a team, for `MAPPO`: from the observations of all agents to a value for each.
+    """Centralized critic for `MAPPO`: from the observations of all agents to a value per agent.
 
     Parameters
     ----------
     observation_spaces
-        The space of each agent's observations, by `agent_index`: in the order of the environment's `possible_agents`.
+        Observation space of each agent, in the order of `agent_index`, i.e. of the environment's `possible_agents`.
     hidden_sizes, activation
         See `MLP`.
 
@@ -452,57 +447,55 @@ class JointCritic(nn.Module):
         self.head = nn.Linear(self.body.output_dim, len(observation_spaces))
 
     def forward(self, joint: torch.Tensor) -> torch.Tensor:
-        """Return the value of each agent, shape (steps, agents), of joint observations, shape (steps, width)."""
+        """Return the value of each agent, shape (steps, agents), for joint observations of shape (steps, width)."""
         values: torch.Tensor = self.head(self.body(joint)[0])
         return values
 
     def join(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Lay the observations of all agents at each environment step side by side; zeros for agents that are missing.
+        """Concatenate the observations of all agents at each environment step; zeros for missing agents.
 
         Parameters
         ----------
         parts
-            Of each policy the observations, shape (n, ...), and the environment step and agent index of each row.
-            Steps are numbered from 0.
+            Per policy: observations, shape (n, ...), and the environment step (from 0) and agent index of each row.
         """
         steps = 1 + max(int(step.max()) for _, step, _ in parts)
         joint = self.head.weight.new_zeros((steps, self._starts[-1]))
         for obs, step, agent in parts:
             for index in torch.unique(agent).tolist():
-                rows, begin, end = agent == index, *self._starts[index : index + 2]
-                joint[step[rows], begin:end] = obs[rows].reshape(-1, end - begin)
+                rows, start, end = agent == index, *self._starts[index : index + 2]
+                joint[step[rows], start:end] = obs[rows].reshape(-1, end - start)
         return joint
 
 
-def _bound(max_action: Any) -> Any:
-    """Return the bound of actions: one number, or an array with one number per action."""
+def _as_bound(max_action: Any) -> Any:
     return torch.as_tensor(max_action) if isinstance(max_action, np.ndarray | Sequence) else max_action
 
 
-def _scale(bound: Any, like: torch.Tensor) -> Any:
-    return bound.to(like) if isinstance(bound, torch.Tensor) else bound
+def _bound_like(actions: torch.Tensor, bound: Any) -> Any:
+    return bound.to(actions) if isinstance(bound, torch.Tensor) else bound
 
 
 def _width(body: nn.Module) -> int:
     width = getattr(body, "output_dim", None)
     if not isinstance(width, int):
         raise ArgumentError(
-            f"preprocess_net must have the width of its features as output_dim, got a {type_name(body)} without it"
+            f"preprocess_net must have the width of its features as output_dim, got a {type_name(body)} without one"
         )
     return width
 
 
-def _logits(space: Space) -> int:
-    return JointActions(space).output_dim if isinstance(space, JOINT_SPACES) else _choices(space)
+def _logit_count(space: Space) -> int:
+    return JointActions(space).output_dim if isinstance(space, JOINT_SPACES) else _action_count(space)
 
 
-def _choices(space: Space) -> int:
+def _action_count(space: Space) -> int:
     if not isinstance(space, spaces.Discrete):
         raise ArgumentError(f"action_space must be a Discrete space for this head, got a {type(space).__name__}")
     return int(space.n)
 
 
-def _measures(space: Space) -> int:
+def _action_width(space: Space) -> int:
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
         raise ArgumentError(f"action_space must be a Box of one axis for this head, got {space}")
     return space.shape[0]

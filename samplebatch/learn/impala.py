@@ -1,4 +1,4 @@
-"""IMPALA and APPO: actor-critic algorithms for steps that an older policy collected, corrected by V-trace."""
+"""IMPALA and APPO: actor-critic algorithms that correct for steps of older policies by V-trace."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from samplebatch.policy.state import state_of
 from samplebatch.returns.batches import compute_vtrace_return
 
 
-def _clip(name: str, bound: float | None) -> float | None:
+def _check_bound(name: str, bound: float | None) -> float | None:
     return None if bound is None else positive(name, bound)
 
 
 def _behaviour_log_probabilities(batch: Batch) -> torch.Tensor:
-    """Return the log-probabilities of the actions under the policy that collected them, shape (n,)."""
+    """Return the log-probabilities of the actions under the behaviour policy, shape (n,)."""
     if ACTION_LOGP not in batch:
         raise ColumnNotFoundError(
-            f"rows must have the column {ACTION_LOGP!r}, the log-probability of each action when it was collected; "
+            f"rows must have column {ACTION_LOGP!r}, the log-probability of each action under the behaviour policy; "
             "create the algorithm before collectors and workers, so that its policy records the column"
         )
     recorded: torch.Tensor = batch[ACTION_LOGP]
@@ -39,7 +39,7 @@ def _behaviour_log_probabilities(batch: Batch) -> torch.Tensor:
 
 @torch.no_grad()
 def _log_ratios(algorithm: ActorCriticOnPolicyAlgorithm, batch: Batch) -> Floats:
-    """Return log-probabilities of actions under the algorithm's policy minus those under the behaviour policy."""
+    """Return the log importance ratios of the algorithm's policy to the behaviour policy, shape (n,)."""
     target = [
         log_probability(algorithm.policy.distribution(rows, state_of(rows))[0], rows.act)
         for rows in batch.split(algorithm.max_batchsize, shuffle=False, merge_last=True)
@@ -49,16 +49,16 @@ def _log_ratios(algorithm: ActorCriticOnPolicyAlgorithm, batch: Batch) -> Floats
 
 
 class IMPALA(A2C):
-    """Importance-weighted actor-learner: a policy gradient with V-trace targets (Espeholt et al., arXiv:1802.01561).
+    """Importance-weighted actor-learner: policy gradient with V-trace targets (Espeholt et al., arXiv:1802.01561).
 
-    Steps may come from older versions of the policy, so that workers collect while the algorithm updates
-    (`asynchronous` and `overlap` of `OnPolicyTrainerParams`). The policy records the log-probability of each action as
-    the column `action_logp`: create the algorithm before collectors and workers.
+    Supports steps of older policies, so that workers can collect during updates (`asynchronous` and `overlap` of
+    `OnPolicyTrainerParams`). The policy records the log-probability of each action in the column `action_logp`: create
+    the algorithm before collectors and workers.
 
     Parameters
     ----------
     policy, critic, optim, **options
-        As of `A2C`.
+        See `A2C`.
     gae_lambda
         Decay of the V-trace traces (remark 2 of the paper).
     rho_clip, c_clip, advantage_rho_clip
@@ -67,7 +67,7 @@ class IMPALA(A2C):
     Raises
     ------
     ArgumentError
-        If an argument is out of its range.
+        If an argument is out of range.
     """
 
     allows_stale_steps = True
@@ -85,8 +85,8 @@ class IMPALA(A2C):
         **options: Any,
     ) -> None:
         super().__init__(policy=policy, critic=critic, optim=optim, gae_lambda=gae_lambda, **options)
-        self.rho_clip, self.c_clip = _clip("rho_clip", rho_clip), _clip("c_clip", c_clip)
-        self.advantage_rho_clip = _clip("advantage_rho_clip", advantage_rho_clip)
+        self.rho_clip, self.c_clip = _check_bound("rho_clip", rho_clip), _check_bound("c_clip", c_clip)
+        self.advantage_rho_clip = _check_bound("advantage_rho_clip", advantage_rho_clip)
         policy.records_log_probability = True
 
     def _estimate(
@@ -114,21 +114,21 @@ class IMPALA(A2C):
 class APPO(PPO):
     """Asynchronous proximal policy optimization: PPO's clipped loss on V-trace targets and advantages.
 
-    Steps may come from older versions of the policy, as for `IMPALA`. The clipped ratio is that of new to old
-    probability since the beginning of the update; V-trace corrects for what happened before (the architecture of
-    Espeholt et al., arXiv:1802.01561, with the loss of Schulman et al., arXiv:1707.06347).
+    Supports steps of older policies, as `IMPALA` does. The clipped ratio compares the policy with its state before the
+    update; V-trace corrects for earlier changes (architecture of Espeholt et al., arXiv:1802.01561, loss of Schulman et
+    al., arXiv:1707.06347).
 
     Parameters
     ----------
     policy, critic, optim, gae_lambda, rho_clip, c_clip, advantage_rho_clip
-        As of `IMPALA`.
+        See `IMPALA`.
     **options
-        As of `PPO`.
+        See `PPO`.
 
     Raises
     ------
     ArgumentError
-        If an argument is out of its range.
+        If an argument is out of range.
     """
 
     allows_stale_steps = True
@@ -146,8 +146,8 @@ class APPO(PPO):
         **options: Any,
     ) -> None:
         super().__init__(policy=policy, critic=critic, optim=optim, gae_lambda=gae_lambda, **options)
-        self.rho_clip, self.c_clip = _clip("rho_clip", rho_clip), _clip("c_clip", c_clip)
-        self.advantage_rho_clip = _clip("advantage_rho_clip", advantage_rho_clip)
+        self.rho_clip, self.c_clip = _check_bound("rho_clip", rho_clip), _check_bound("c_clip", c_clip)
+        self.advantage_rho_clip = _check_bound("advantage_rho_clip", advantage_rho_clip)
         policy.records_log_probability = True
 
     _estimate = IMPALA._estimate

@@ -1,7 +1,6 @@
-"""Independent learners: an algorithm for each policy of several agents, each with the steps of its own agents alone.
+"""Independent learners: one algorithm per policy, trained on the steps of its agents (Tan, ICML 1993).
 
-The plainest way to train several agents (Tan, ICML 1993). Agents that share a policy train it together; who acts by
-which policy is the collector's `policy_mapping`.
+Agents that share a policy train it together; `policy_mapping` of the collector assigns agents to policies.
 """
 
 from __future__ import annotations
@@ -32,17 +31,12 @@ AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm[Any])
 
 
 class MultiAgentPolicy(Mapping[PolicyID, Policy]):
-    """Policies by id, for collectors and workers of several agents, and for trainers, to whom they are one.
-
-    Parameters
-    ----------
-    policies
-        The policies.
+    """Policies by id, for collectors and workers with several agents, and as one policy for trainers.
 
     Raises
     ------
     ArgumentError
-        If there is none.
+        If `policies` is empty.
     """
 
     def __init__(self, policies: Mapping[PolicyID, Policy]) -> None:
@@ -61,7 +55,7 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
 
     @property
     def is_within_training_step(self) -> bool:
-        """Whether policies are within a training step; set for all of them."""
+        """Whether any policy is within a training step; setting applies to all policies."""
         return any(policy.is_within_training_step for policy in self._policies.values())
 
     @is_within_training_step.setter
@@ -70,26 +64,26 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
             policy.is_within_training_step = enabled
 
     def get_exploration_state(self) -> dict[str, Any]:
-        """Return the states of the exploration of each policy, by label."""
+        """Return the exploration state of each policy, by label."""
         labels = label_policies(self._policies)
         return {labels[policy_id]: policy.get_exploration_state() for policy_id, policy in self._policies.items()}
 
     def set_exploration_state(self, state: Mapping[str, Any]) -> None:
-        """Let each policy explore on from a state that `get_exploration_state` returned."""
+        """Restore a state from `get_exploration_state`."""
         for policy_id, label in label_policies(self._policies).items():
             self._policies[policy_id].set_exploration_state(state[label])
 
     def state_dict(self) -> dict[PolicyID, dict[str, Any]]:
-        """Return the weights of each policy, as `RolloutWorkers.publish` takes them."""
+        """Return the weights of each policy, for `RolloutWorkers.publish`."""
         return {policy_id: policy.state_dict() for policy_id, policy in self._policies.items()}
 
     def load_state_dict(self, state: Mapping[PolicyID, Mapping[str, Any]]) -> None:
-        """Load weights that `state_dict` returned.
+        """Load weights from `state_dict`.
 
         Raises
         ------
         PolicyNotFoundError
-            If there are weights of a policy that is not there.
+            If the weights are for an unknown policy.
         """
         for policy_id, weights in state.items():
             if policy_id not in self._policies:
@@ -98,20 +92,14 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
 
 
 class MultiAgentTrainingStats(TrainingStats):
-    """Figures of an update of several policies, for trainers and loggers.
-
-    Parameters
-    ----------
-    by_policy
-        The figures of each policy's update.
-    """
+    """Statistics of an update of several policies, by policy id."""
 
     def __init__(self, by_policy: Mapping[PolicyID, TrainingStats]) -> None:
         super().__init__(train_time=sum(stats.train_time for stats in by_policy.values()))
         self.by_policy = dict(by_policy)
 
     def get_loss_stats_dict(self) -> dict[str, float]:
-        """Return the figures of all policies, by names such as `walker/loss`."""
+        """Return the metrics of all policies, by names such as `walker/loss`."""
         labels = label_policies(self.by_policy)
         return {
             f"{labels[policy_id]}/{name}": value
@@ -121,36 +109,28 @@ class MultiAgentTrainingStats(TrainingStats):
 
 
 class _Independent(Algorithm[Any], Generic[AlgorithmT]):
-    """An algorithm for each policy.
-
-    Parameters
-    ----------
-    algorithms
-        The algorithms by the ids of policies.
-
-    Attributes
-    ----------
-    policy
-        The policies of all, a `MultiAgentPolicy`: for collectors, workers and trainers.
-    """
+    """One algorithm per policy."""
 
     policy: MultiAgentPolicy
 
     def __init__(self, algorithms: Mapping[PolicyID, AlgorithmT]) -> None:
-        super().__init__(policy=MultiAgentPolicy({own_id: one.policy for own_id, one in algorithms.items()}))
+        policies = {policy_id: algorithm.policy for policy_id, algorithm in algorithms.items()}
+        super().__init__(policy=MultiAgentPolicy(policies))
         self._labels = label_policies(algorithms)
-        self.algorithms = nn.ModuleDict({self._labels[own_id]: one for own_id, one in algorithms.items()})
+        self.algorithms = nn.ModuleDict(
+            {self._labels[policy_id]: algorithm for policy_id, algorithm in algorithms.items()}
+        )
 
     @property
     def allow_nonfinite(self) -> bool:
-        """Whether updates of each algorithm continue if a loss is NaN or infinite."""
-        return all(one.allow_nonfinite for one in self.algorithms.values())
+        """Whether updates of all algorithms continue if a loss is NaN or infinite."""
+        return all(algorithm.allow_nonfinite for algorithm in self.algorithms.values())
 
     @allow_nonfinite.setter
     def allow_nonfinite(self, allow: bool) -> None:
-        # Each algorithm has its own until it is set for all.
-        for one in vars(self)["_modules"].get("algorithms", {}).values():
-            one.allow_nonfinite = allow
+        # The base constructor sets the property before there are algorithms, which then keep their own settings.
+        for algorithm in vars(self)["_modules"].get("algorithms", {}).values():
+            algorithm.allow_nonfinite = allow
 
     def get_algorithm(self, policy_id: PolicyID) -> Any:
         """Return the algorithm of a policy.
@@ -158,7 +138,7 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
         Raises
         ------
         PolicyNotFoundError
-            If there is none.
+            If the policy is unknown.
         """
         if policy_id not in self._labels:
             raise PolicyNotFoundError(f"no policy {policy_id!r}; {near_names(policy_id, self._labels)}")
@@ -167,25 +147,25 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
     def _update_each(
         self, parts: Mapping[PolicyID, Any], update: Callable[[Any, Any], TrainingStats]
     ) -> MultiAgentTrainingStats:
-        filled = {policy_id: (self.get_algorithm(policy_id), rows) for policy_id, rows in parts.items() if len(rows)}
-        require_steps(len(filled))
-        stats = {policy_id: update(algorithm, rows) for policy_id, (algorithm, rows) in filled.items()}
+        nonempty = {policy_id: (self.get_algorithm(policy_id), rows) for policy_id, rows in parts.items() if len(rows)}
+        require_steps(len(nonempty))
+        stats = {policy_id: update(algorithm, rows) for policy_id, (algorithm, rows) in nonempty.items()}
         self.updates += 1
         return MultiAgentTrainingStats(stats)
 
 
 class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
-    """Independent learners that learn off policy, each from samples of its policy's part of a buffer.
+    """Independent off-policy learners: each policy learns from samples of its part of a buffer.
 
     Parameters
     ----------
     algorithms
-        The algorithms by the ids of policies; agents that share a policy share its algorithm.
+        Algorithms by policy id; agents that share a policy share its algorithm.
 
     Attributes
     ----------
     policy
-        The policies, a `MultiAgentPolicy`: for collectors, workers and trainers.
+        The policies as a `MultiAgentPolicy`, for collectors, workers and trainers.
 
     Examples
     --------
@@ -206,20 +186,20 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     """
 
     def create_trainer(self, params: OffPolicyTrainerParams) -> OffPolicyTrainer:
-        """Create the trainer of the algorithm."""
+        """Create a trainer of the algorithms."""
         return OffPolicyTrainer(self, params)
 
     def update(
         self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, sample_size: int | None = None
     ) -> MultiAgentTrainingStats:
-        """Update each policy with rows drawn from its part of a buffer, or with its rows of a train batch.
+        """Update each policy with sampled rows of its part of a buffer, or with its rows of a train batch.
 
         Parameters
         ----------
         buffer
             The buffer or batch.
         sample_size
-            Rows for each policy, see `ReplayBuffer.sample`; None for a batch.
+            Rows per policy, see `ReplayBuffer.sample`; None for a batch.
 
         Raises
         ------
@@ -228,39 +208,39 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
         PolicyNotFoundError
             If there are steps of a policy without an algorithm.
         ArgumentError
-            As `OffPolicyAlgorithm.update` does, or if `buffer` is no buffer or batch of several policies.
+            As `OffPolicyAlgorithm.update` does, or if `buffer` is not a multi-agent buffer or batch.
         """
         parts = buffer.policy_batches if isinstance(buffer, MultiAgentBatch) else _buffers_of(buffer, sample_size)
         return self._update_each(parts, lambda algorithm, rows: algorithm.update(rows, sample_size))
 
 
 class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
-    """Independent learners that learn on policy, each from all steps of its policy.
+    """Independent on-policy learners: each policy learns from all its steps.
 
     Parameters
     ----------
     algorithms
-        The algorithms by the ids of policies; agents that share a policy share its algorithm.
+        Algorithms by policy id; agents that share a policy share its algorithm.
 
     Attributes
     ----------
     policy
-        The policies, a `MultiAgentPolicy`: for collectors, workers and trainers.
+        The policies as a `MultiAgentPolicy`, for collectors, workers and trainers.
     """
 
     def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
-        """Create the trainer of the algorithm."""
+        """Create a trainer of the algorithms."""
         return OnPolicyTrainer(self, params)
 
     def update(
         self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, batch_size: int | None = None, repeat: int = 1
     ) -> MultiAgentTrainingStats:
-        """Update each policy with all of its steps.
+        """Update each policy with all its steps.
 
         Parameters
         ----------
         buffer
-            The steps, in a buffer or in a batch as collectors and workers return it.
+            The steps, in a buffer or in a batch of a collector or workers.
         batch_size, repeat
             Steps per minibatch, None for all, and passes over the steps.
 
@@ -271,7 +251,7 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
         PolicyNotFoundError
             If there are steps of a policy without an algorithm.
         ArgumentError
-            If `buffer` is no buffer or batch of several policies.
+            If `buffer` is not a multi-agent buffer or batch.
         """
         if isinstance(buffer, MultiAgentBatch):
             batch, sizes = buffer, {policy_id: max(rows.count, 1) for policy_id, rows in buffer.items()}

@@ -1,4 +1,4 @@
-"""IQL: implicit Q-learning, which evaluates no action that data lack (Kostrikov et al., arXiv:2110.06169)."""
+"""IQL: implicit Q-learning, which evaluates only actions in the data (Kostrikov et al., arXiv:2110.06169)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class IQLTrainingStats(TrainingStats):
 class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticActorPolicy]):
     r"""Implicit Q-learning from data, for continuous and discrete actions (Kostrikov et al., arXiv:2110.06169).
 
-    A network V(s) learns an expectile of the smaller lagged critic's values of the data's actions (equation 5), the
-    critics learn from V of the next observation (equation 6), and the policy imitates actions by their advantages
-    (equation 7):
+    A network V(s) learns an expectile of the minimum of both target critics for the actions in the data (equation 5),
+    the critics learn from V of the next observation (equation 6), and the policy imitates actions weighted by
+    advantages (equation 7):
 
     .. math:: L_V = E[|\tau - 1_{u < 0}|\, u^2], \quad u = \min(Q_1'(s, a), Q_2'(s, a)) - V(s)
 
@@ -46,15 +46,15 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
     policy, policy_optim, critic, critic_optim, **options
         See `TwinCritics`. The policy has a Box or Discrete action space.
     value, value_optim
-        A network of observations to V(s), shape (n, 1), such as a `ValueCritic`, and the factory of its optimizer; None
-        for the factory of the critic.
+        Network from observations to V(s), shape (n, 1), such as a `ValueCritic`, and its optimizer factory; None for
+        the factory of the critic.
     expectile
-        :math:`\tau`, above 0 and below 1: at 0.5 V is the mean of the data's behaviour; near 1 it approaches the best
-        action of the data.
+        :math:`\tau`, above 0 and below 1: at 0.5, V evaluates the behaviour policy; near 1, it approaches the value
+        of the best action in the data.
     temperature
-        :math:`\beta`, from 0: 0 is behaviour cloning.
+        :math:`\beta`, at least 0: 0 is behaviour cloning.
     max_weight
-        :math:`w_{max}`, the largest weight of an action.
+        :math:`w_{max}`, the maximum weight of an action.
 
     Raises
     ------
@@ -91,7 +91,7 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
         self.value_optim = self._create_optimizer(value, value_optim or critic_optim)
 
     def _preprocess_batch(self, batch: Batch, buffer: Any, indices: Any) -> Batch:
-        """Leave targets to the update, which makes them with V after its step."""
+        """Add no targets: `_update_with_batch` computes them after the gradient step of V."""
         return batch
 
     def _target_q(self, batch: Batch) -> torch.Tensor:
@@ -105,14 +105,14 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
     def _update_with_batch(self, batch: Batch) -> IQLTrainingStats:
         weight = batch.get("weight")
         with torch.no_grad():
-            smaller = torch.min(*(self._action_values(own, batch) for own in (self.critic_old, self.critic2_old)))
-        advantages = smaller - self._values(batch.obs)
+            values = torch.min(*(self._action_values(critic, batch) for critic in (self.critic_old, self.critic2_old)))
+        advantages = values - self._values(batch.obs)
         sides = (self.expectile - (advantages.detach() < 0.0).to(advantages.dtype)).abs()
         value_loss = _mean(sides * advantages.square(), weight)
         self.value_optim.step(value_loss)
         with torch.no_grad():
-            # The advantages and targets of V after its step, as in the authors' code.
-            advantages = smaller - self._values(batch.obs)
+            # Advantages and targets are computed after the gradient step of V, as in the authors' code.
+            advantages = values - self._values(batch.obs)
             factors = (self.temperature * advantages).exp().clamp(max=self.max_weight)
             batch.returns = batch.returns + batch.discount * self._target_q(batch)
         dist, _ = self.policy.distribution(batch)
@@ -130,5 +130,5 @@ class IQL(TwinCritics[ProbabilisticActorPolicy], OfflineAlgorithm[ProbabilisticA
 
 
 def _mean(losses: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """Return the mean loss of rows, by the weights of rows that were drawn by priority."""
+    """Return the mean loss, with importance weights if any."""
     return (losses if weight is None else losses * weight).mean()

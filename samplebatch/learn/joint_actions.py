@@ -21,12 +21,11 @@ JOINT_SPACES = (spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tu
 
 
 class JointActions:
-    """Layout of the outputs of a network for actions with several independent parts, and their distribution.
+    """Factory of joint distributions of actions with several independent parts, from the outputs of a network.
 
     The parts are the leaves of the space in order. A Discrete leaf has a logit per choice, a MultiDiscrete leaf a logit
-    per choice of each of its numbers, a MultiBinary leaf a logit per bit. A Box leaf has a mean and a logarithm of the
-    standard deviation per number. Actions are in the environment's unit, but for Box leaves, which are clipped to
-    their bounds by `clip`.
+    per choice of each number, a MultiBinary leaf a logit per bit, a Box leaf the means followed by the logarithms of
+    the standard deviations. Actions are in the environment's unit, except that Box leaves are clipped later, by `clip`.
 
     Parameters
     ----------
@@ -37,16 +36,16 @@ class JointActions:
     Attributes
     ----------
     space
-        As given.
+        The argument.
     output_dim
         Number of outputs of the network.
     mask_dim
-        Number of flags of a mask: a flag per logit, in the order of the outputs. False forbids a choice, or a bit of 1.
+        Length of a mask: a flag per logit, in the order of the outputs. False forbids a choice, or a bit of 1.
 
     Raises
     ------
     PolicySpecError
-        If a leaf is of another kind.
+        If a leaf has an unsupported type.
 
     Examples
     --------
@@ -63,9 +62,9 @@ class JointActions:
         self.leaves = self._layout.spaces
         for name, leaf in zip(self._layout.names, self.leaves, strict=True):
             if not isinstance(leaf, _LEAVES):
-                where = f"part {name!r} of action_space" if name else "action_space"
+                subject = f"part {name!r} of action_space" if name else "action_space"
                 raise PolicySpecError(
-                    f"{where} must be a Discrete, MultiDiscrete, MultiBinary or Box, got a {type(leaf).__name__}"
+                    f"{subject} must be a Discrete, MultiDiscrete, MultiBinary or Box, got a {type(leaf).__name__}"
                 )
         self._widths = [_width(leaf) for leaf in self.leaves]
         self.output_dim = sum(self._widths)
@@ -79,7 +78,7 @@ class JointActions:
         Raises
         ------
         PolicySpecError
-            If the network has another number of outputs.
+            If the network has a different number of outputs.
         """
         if output.shape[-1] != self.output_dim:
             raise PolicySpecError(
@@ -89,7 +88,7 @@ class JointActions:
         return JointDistribution(self, output)
 
     def mask(self, output: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return outputs with the logits that a mask forbids at the least finite number.
+        """Set the logits of masked choices to the lowest finite number.
 
         Raises
         ------
@@ -108,7 +107,7 @@ class JointActions:
         return [_distributions(leaf, part) for leaf, part in zip(self.leaves, parts, strict=True)]
 
     def pack(self, values: list[list[torch.Tensor]]) -> Any:
-        """Return the action with the values of each leaf, in the environment's numbers."""
+        """Combine the values of each leaf to an action in the environment's unit."""
         packed = []
         for leaf, numbers in zip(self.leaves, values, strict=True):
             if isinstance(leaf, spaces.Discrete):
@@ -123,7 +122,7 @@ class JointActions:
         return self._layout.batch(packed)
 
     def unpack(self, action: Any) -> list[list[torch.Tensor]]:
-        """Return the values of each leaf as its distributions draw them, from actions of n rows."""
+        """Return the values of each leaf in the unit of its distributions, from actions of n rows."""
         unpacked = []
         for leaf, value in zip(self.leaves, self._layout.flatten(action), strict=True):
             rows = torch.as_tensor(value)
@@ -148,7 +147,7 @@ class JointActions:
         return self._layout.batch(leaves)
 
     def row(self, action: Any, index: int) -> Any:
-        """Return the action of one row as the environment takes it: dicts and tuples of single values."""
+        """Return the action of one row for the environment, as dicts and tuples of single values."""
         leaves = [np.asarray(leaf)[index] for leaf in self._layout.flatten(action)]
         return self._layout.nest(leaves)
 
@@ -164,11 +163,11 @@ class JointDistribution(Distribution):
         self._parts = joint.split(output)
 
     def take_rows(self, select: Callable[[torch.Tensor], Any]) -> JointDistribution:
-        """Return the distribution of some rows, by the index that `select` returns for a tensor."""
+        """Return the distribution of the rows that `select` returns as an index into a tensor."""
         return JointDistribution(self.joint, self.output[select(self.output)])
 
     def sample(self, sample_shape: Any = ()) -> Any:
-        """Draw an action for each row: a tensor, or a batch of tensors for Dict and Tuple spaces."""
+        """Sample an action per row: a tensor, or a batch of tensors for Dict and Tuple spaces."""
         return self.joint.pack([[part.sample(torch.Size(sample_shape)) for part in leaf] for leaf in self._parts])
 
     @property
@@ -180,9 +179,9 @@ class JointDistribution(Distribution):
         """Return the log-probability of each row's action, shape (n,): the sum over its parts."""
         values = self.joint.unpack(value)
         terms = [
-            part.log_prob(own)
+            part.log_prob(part_value)
             for leaf, numbers in zip(self._parts, values, strict=True)
-            for part, own in zip(leaf, numbers, strict=True)
+            for part, part_value in zip(leaf, numbers, strict=True)
         ]
         return torch.stack(terms).sum(0)
 
@@ -217,7 +216,7 @@ def _distributions(leaf: Any, output: torch.Tensor) -> list[Distribution]:
 
 
 def _mode(part: Distribution) -> torch.Tensor:
-    # A bit that is as likely as not has no mode in torch.
+    # In torch, a bit with probability 0.5 has no mode.
     if isinstance(part, Independent) and isinstance(part.base_dist, Bernoulli):
         return (part.base_dist.logits > 0.0).to(part.base_dist.logits)
     return part.mode

@@ -1,7 +1,7 @@
-"""MAPPO: PPO for a team with one critic of all observations (Yu et al., arXiv:2103.01955).
+"""MAPPO: PPO with decentralized actors and a centralized critic (Yu et al., arXiv:2103.01955).
 
-Actors decide by their own observations. The critic gets those of all agents at an environment step, side by side, and
-gives each agent a value; minibatches are environment steps in lockstep, so that it has them together.
+The critic maps the concatenated observations of all agents at an environment step to a value per agent; minibatches
+consist of complete environment steps.
 """
 
 from __future__ import annotations
@@ -34,43 +34,42 @@ from samplebatch.names import PolicyID, label_policies
 from samplebatch.returns.batches import compute_episodic_return
 
 _ENV_STEP, _LOGP = "env_step", "logp_old"
-"""Columns of an update: the number of a row's environment step, and the log-probability of its action before it."""
-_LEARNED = (names.OBS, names.ACTIONS, names.AGENT_INDEX, names.EPS_ID, names.T)
-"""The columns of a minibatch that were collected."""
+"""Columns added by an update: number of the environment step, and log-probability of the action before the update."""
+_COLLECTED_COLUMNS = (names.OBS, names.ACTIONS, names.AGENT_INDEX, names.EPS_ID, names.T)
+"""Collected columns of minibatches."""
 
 
 class MAPPO(OnPolicyAlgorithm[Any]):
-    """Multi-agent PPO: actors by policy, trained with one critic of all agents' observations.
+    """Multi-agent PPO: one actor per policy, trained with a critic of all agents' observations.
 
-    The critic learns returns in units of their spread so far (arXiv:2103.01955, section 5.1), by a Huber loss.
+    The critic learns normalized returns (arXiv:2103.01955, section 5.1) with a Huber loss.
 
     Parameters
     ----------
     policies
-        The policies by id. Agents that share one train it together; they may have different observations and actions
-        where they do not.
+        Policies by id. Agents that share a policy train it together; different policies may have different spaces.
     critic
-        The critic of all agents.
+        The centralized critic.
     optim
-        The maker of the two optimizers, of policies and of the critic.
+        Factory of two optimizers, for the policies and the critic.
     eps_clip, ent_coef, gae_lambda, gamma
         See `PPO`.
     huber_loss_delta
-        Where the critic's loss turns from squares to absolute errors.
+        Threshold between quadratic and linear loss of the critic.
     max_grad_norm
-        The largest L2 norm of gradients, of policies and of the critic; None for no bound.
+        Maximum L2 norm of the gradients of the policies and of the critic; None for no clipping.
     allow_nonfinite
         See `Algorithm`.
 
     Attributes
     ----------
     policy
-        The policies, a `MultiAgentPolicy`: for collectors, workers and trainers.
+        The policies as a `MultiAgentPolicy`, for collectors, workers and trainers.
 
     Raises
     ------
     ArgumentError
-        If an argument is out of its range, or there are no policies or recurrent ones.
+        If an argument is out of range, there are no policies, or a policy is recurrent.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         for policy_id, policy in policies.items():
             if recurrent_parts(policy):
                 raise ArgumentError(
-                    f"policy {policy_id!r} must not be recurrent for MAPPO, which learns from single steps"
+                    f"policy {policy_id!r} must not be recurrent, because MAPPO learns from single steps"
                 )
         labels = label_policies(policies)
         self.actors = nn.ModuleDict({labels[policy_id]: policy for policy_id, policy in policies.items()})
@@ -105,14 +104,14 @@ class MAPPO(OnPolicyAlgorithm[Any]):
     def update(
         self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, batch_size: int | None = None, repeat: int = 1
     ) -> ActorCriticTrainingStats:
-        """Update policies and critic with all steps of a buffer, or of a batch as collectors and workers return it.
+        """Update policies and critic with all steps of a buffer, or of a batch of a collector or workers.
 
         Parameters
         ----------
         buffer
-            The steps, with `eps_id`, `agent_index` and `t`.
+            The steps, with columns `eps_id`, `agent_index` and `t`.
         batch_size
-            Environment steps of a minibatch, None for all.
+            Environment steps per minibatch; None for all.
         repeat
             Passes over the steps.
 
@@ -123,7 +122,7 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         ColumnNotFoundError
             If a column is missing.
         ArgumentError
-            If `buffer` is no buffer or batch of several policies.
+            If `buffer` is not a multi-agent buffer or batch.
         """
         if not isinstance(buffer, MultiAgentReplayBuffer | MultiAgentBatch):
             raise ArgumentError(
@@ -141,54 +140,55 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         return self._run_update(update)
 
     def _in_policy_units(self, batch: MultiAgentBatch) -> MultiAgentBatch:
-        made = {}
+        converted = {}
         for policy_id, rows in batch.policy_batches.items():
-            own = node(Batch, {"act": rows[names.ACTIONS]})
+            actions = node(Batch, {"act": rows[names.ACTIONS]})
             if rows.action_unit is not None:
-                set_unit(own, rows.action_unit)
-            found = self.policy[policy_id].in_policy_unit(own)
-            if found is not own:
+                set_unit(actions, rows.action_unit)
+            policy_actions = self.policy[policy_id].in_policy_unit(actions)
+            if policy_actions is not actions:
                 rows = rows.copy(shallow=True)
-                rows[names.ACTIONS], rows.action_unit = found.act, found.action_unit
-            made[policy_id] = rows
-        return MultiAgentBatch(made, batch.count)
+                rows[names.ACTIONS], rows.action_unit = policy_actions.act, policy_actions.action_unit
+            converted[policy_id] = rows
+        return MultiAgentBatch(converted, batch.count)
 
     @torch.no_grad()
     def _add_targets(self, batch: MultiAgentBatch) -> MultiAgentBatch:
-        """Return rows by stream with their environment steps, advantages, scaled returns and log-probabilities."""
+        """Return rows in stream order with environment steps, advantages, normalized returns and log-probabilities."""
         parts = order_streams(batch.policy_batches)
         eps_id, t = (np.concatenate([rows[name] for rows in parts.values()]) for name in (names.EPS_ID, names.T))
         numbered, steps = number_env_steps(eps_id, t).step, {}
         for policy_id, rows in parts.items():
             steps[policy_id], numbered = numbered[: rows.count], numbered[rows.count :]
         values, following = (self._values(parts, steps, name) for name in (names.OBS, names.NEXT_OBS))
-        made = {}
+        prepared = {}
         for policy_id, rows in parts.items():
-            where = steps[policy_id], rows[names.AGENT_INDEX]
+            index = steps[policy_id], rows[names.AGENT_INDEX]
             returns, advantages = compute_episodic_return(
-                rows, v_s_=following[where], v_s=values[where], gamma=self.gamma, gae_lambda=self.gae_lambda
+                rows, v_s_=following[index], v_s=values[index], gamma=self.gamma, gae_lambda=self.gae_lambda
             )
-            made[policy_id] = own = rows.select(*_LEARNED)
-            own[_ENV_STEP] = steps[policy_id]
-            own[names.VALUE_TARGETS] = returns
-            own[names.ADVANTAGES] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-            own[_LOGP] = self._log_probability(policy_id, rows).cpu().numpy()
-        targets = np.concatenate([own[names.VALUE_TARGETS] for own in made.values()])
+            prepared[policy_id] = columns = rows.select(*_COLLECTED_COLUMNS)
+            columns[_ENV_STEP] = steps[policy_id]
+            columns[names.VALUE_TARGETS] = returns
+            columns[names.ADVANTAGES] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            columns[_LOGP] = self._log_probability(policy_id, rows).cpu().numpy()
+        targets = np.concatenate([columns[names.VALUE_TARGETS] for columns in prepared.values()])
         self.moments.update(targets[np.isfinite(targets)])
         mean, std = self.moments.mean.item(), self.moments.std.item()
-        for own in made.values():
-            own[names.VALUE_TARGETS] = (own[names.VALUE_TARGETS] - mean) / std
-        return MultiAgentBatch(made, batch.count)
+        for columns in prepared.values():
+            columns[names.VALUE_TARGETS] = (columns[names.VALUE_TARGETS] - mean) / std
+        return MultiAgentBatch(prepared, batch.count)
 
     def _values(self, parts: Mapping[PolicyID, SampleBatch], steps: Mapping[PolicyID, Any], name: str) -> Any:
         """Estimate the returns of all agents at each environment step, shape (steps, agents)."""
-        joint = self.critic.join([self._seen(own_id, rows, name, steps[own_id]) for own_id, rows in parts.items()])
-        return self.critic(joint).double().cpu().numpy() * self.moments.std.item() + self.moments.mean.item()
+        inputs = [self._critic_input(policy_id, rows, name, steps[policy_id]) for policy_id, rows in parts.items()]
+        values = self.critic(self.critic.join(inputs)).double().cpu().numpy()
+        return values * self.moments.std.item() + self.moments.mean.item()
 
-    def _seen(self, policy_id: PolicyID, rows: Any, name: str, step: Any) -> tuple[Any, Any, Any]:
-        """Return the observations of a policy's agents as tensors, with the environment step and agent of each."""
+    def _critic_input(self, policy_id: PolicyID, rows: Any, name: str, step: Any) -> tuple[Any, Any, Any]:
+        """Return the observations, environment steps and agent indices of a policy's rows as tensors."""
         obs, _ = self.policy[policy_id].observations(Batch(obs=rows[name]))
-        return (obs, *(torch.as_tensor(of, device=obs.device) for of in (step, rows[names.AGENT_INDEX])))
+        return (obs, *(torch.as_tensor(values, device=obs.device) for values in (step, rows[names.AGENT_INDEX])))
 
     def _log_probability(self, policy_id: PolicyID, rows: Any) -> torch.Tensor:
         dist, _ = self.policy[policy_id].distribution(Batch(obs=rows[names.OBS]))
@@ -196,7 +196,7 @@ class MAPPO(OnPolicyAlgorithm[Any]):
 
     def _update_with_batch(self, batch: Any, batch_size: int | None, repeat: int) -> ActorCriticTrainingStats:
         weight = self.critic.head.weight
-        figures: list[torch.Tensor] = []
+        metrics: list[torch.Tensor] = []
         for part in batch.minibatches(
             batch_size or batch.count,
             epochs=repeat,
@@ -209,12 +209,12 @@ class MAPPO(OnPolicyAlgorithm[Any]):
             vf_loss = self._critic_loss(part)
             loss = actor_loss - self.ent_coef * entropy
             descend([(self.optim, loss), (self.critic_optim, vf_loss)])
-            figures.append(torch.stack([loss + vf_loss, actor_loss, vf_loss, entropy, kl]).detach())
-        return summarize_steps(figures)
+            metrics.append(torch.stack([loss + vf_loss, actor_loss, vf_loss, entropy, kl]).detach())
+        return summarize_steps(metrics)
 
     def _actor_losses(self, part: MultiAgentBatch[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the clipped loss (arXiv:1707.06347, equation 7) and entropy, means over all agents, and the change."""
-        gains, entropies, changes = [], [], []
+        """Return the clipped loss (arXiv:1707.06347, equation 7), entropy and estimated KL divergence, as means."""
+        gains, entropies, divergences = [], [], []
         for policy_id, rows in part.items():
             dist, _ = self.policy[policy_id].distribution(Batch(obs=rows[names.OBS]))
             log_ratio = log_probability(dist, rows[names.ACTIONS]) - rows[_LOGP]
@@ -222,14 +222,19 @@ class MAPPO(OnPolicyAlgorithm[Any]):
             clipped = ratio.clamp(1.0 - self.eps_clip, 1.0 + self.eps_clip)
             gains.append(torch.min(ratio * advantages, clipped * advantages))
             entropies.append(dist.entropy())
-            changes.append(ratio.detach() - 1.0 - log_ratio.detach())
-        return -torch.cat(gains).mean(), torch.cat(entropies).mean(), torch.cat(changes).mean()
+            divergences.append(ratio.detach() - 1.0 - log_ratio.detach())
+        return -torch.cat(gains).mean(), torch.cat(entropies).mean(), torch.cat(divergences).mean()
 
     def _critic_loss(self, part: MultiAgentBatch[torch.Tensor]) -> torch.Tensor:
-        rows = list(part.items())
-        _, step = torch.unique(torch.cat([own[_ENV_STEP] for _, own in rows]), return_inverse=True)
-        steps = step.split([own.count for _, own in rows])
-        seen = [self._seen(own_id, own, names.OBS, at) for (own_id, own), at in zip(rows, steps, strict=True)]
-        agent, target = (torch.cat([own[of] for _, own in rows]) for of in (names.AGENT_INDEX, names.VALUE_TARGETS))
-        values = self.critic(self.critic.join(seen))[step, agent]
+        batches = list(part.values())
+        _, step = torch.unique(torch.cat([rows[_ENV_STEP] for rows in batches]), return_inverse=True)
+        steps = step.split([rows.count for rows in batches])
+        inputs = [
+            self._critic_input(policy_id, rows, names.OBS, row_steps)
+            for (policy_id, rows), row_steps in zip(part.items(), steps, strict=True)
+        ]
+        agent, target = (
+            torch.cat([rows[name] for rows in batches]) for name in (names.AGENT_INDEX, names.VALUE_TARGETS)
+        )
+        values = self.critic(self.critic.join(inputs))[step, agent]
         return nn.functional.huber_loss(values, target, delta=self.huber_loss_delta)

@@ -1,4 +1,4 @@
-"""Running mean and variance, by which policies and algorithms normalize observations, rewards and returns."""
+"""Running mean and variance, for normalization of observations, rewards and returns."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class RunningMeanStd(nn.Module):
     shape
         Shape of a row; () for numbers.
     clip_max
-        Bound of the absolute value that `norm` returns; None for no bound.
+        Bound of the absolute value of results of `norm`; None for no bound.
     epsilon
-        Addend to the variance, against division by zero.
+        Added to the variance, against division by zero.
 
     Attributes
     ----------
     mean, var
-        Mean and population variance, float64 tensors of the shape; 0 and 1 before the first row.
+        Mean and population variance, float64 tensors of shape `shape`; 0 and 1 before the first row.
     count
-        Number of rows, a float64 tensor without dimensions.
+        Number of rows, a float64 tensor of shape ().
 
     Raises
     ------
@@ -69,7 +69,7 @@ class RunningMeanStd(nn.Module):
 
     @property
     def std(self) -> torch.Tensor:
-        """Square root of the variance plus `epsilon`, a float64 tensor of the shape."""
+        """Square root of the variance plus `epsilon`, a float64 tensor of shape `shape`."""
         return (self.var + self.epsilon).sqrt()
 
     @torch.no_grad()
@@ -101,7 +101,7 @@ class RunningMeanStd(nn.Module):
         self._add(rows.mean(0), rows.var(0, correction=0), torch.full_like(self.count, len(rows)))
 
     def merge(self, other: RunningMeanStd) -> Self:
-        """Add the rows of other statistics, and return these.
+        """Add the rows of other statistics in place, and return `self`.
 
         Examples
         --------
@@ -114,7 +114,7 @@ class RunningMeanStd(nn.Module):
         Raises
         ------
         ArgumentError
-            If the others have another shape, or the variance overflows.
+            If the shapes differ, or the variance overflows.
         """
         if other.shape != self.shape:
             raise ArgumentError(f"running statistics must have shape {self.shape}, got {other.shape}")
@@ -136,7 +136,7 @@ class RunningMeanStd(nn.Module):
         self.count.copy_(total)
 
     def norm(self, data_array: ArrayT) -> ArrayT:
-        """Return rows less the mean, divided by the standard deviation and clipped; unchanged before the first row.
+        """Subtract the mean, divide by the standard deviation and clip; returns rows unchanged before the first update.
 
         Parameters
         ----------
@@ -162,5 +162,5 @@ class RunningMeanStd(nn.Module):
         normalized = (rows.to(self.mean) - self.mean) / self.std
         if self.clip_max is not None:
             normalized = normalized.clamp(-self.clip_max, self.clip_max)
-        # Before the first row, also rows beyond the bound are unchanged; `where` can be exported, `if` cannot.
+        # Before the first update, rows are not clipped either; `where` can be exported, `if` cannot.
         return torch.where(self.count > 0, normalized.to(dtype), rows.to(dtype))

@@ -1,4 +1,4 @@
-"""Trainer functions of Tianshou before version 1, for scripts that call them."""
+"""Trainer functions of Tianshou before version 1, for existing scripts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def onpolicy_trainer(
     episode_per_collect: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train an algorithm that learns on policy, with the arguments of Tianshou 0.2 to 0.5.
+    """Train an on-policy algorithm, with the arguments of Tianshou 0.2 to 0.5.
 
     Parameters
     ----------
@@ -51,11 +51,11 @@ def onpolicy_trainer(
     collect_per_step, episode_per_collect
         Episodes collected before each update; version 0.2 used the first name.
     step_per_collect
-        Environment steps collected before each update, in place of episodes.
+        Environment steps collected before each update, instead of episodes.
     **options
         `train_fn`, `test_fn`, `stop_fn`, `save_fn`, `save_checkpoint_fn`, `reward_metric`, `test_in_train`, `logger`,
-        `writer`, `resume_from_log`, `verbose`, `show_progress`. Each function has the arguments it has in
-        `TrainerParams`, except that `save_fn` gets the policy.
+        `writer`, `resume_from_log`, `verbose`, `show_progress`. Functions have the signatures in `TrainerParams`,
+        except that `save_fn` is called with the policy.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def onpolicy_trainer(
     Raises
     ------
     ArgumentError
-        If an argument is unknown, the algorithm learns off policy, or not exactly one amount to collect is given.
+        If an argument is unknown, the algorithm is off-policy, or not exactly one amount to collect is given.
     """
     if collect_per_step is not None:
         episode_per_collect = collect_per_step
@@ -95,7 +95,7 @@ def offpolicy_trainer(
     step_per_collect: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train an algorithm that learns off policy, with the arguments of Tianshou 0.2 to 0.5.
+    """Train an off-policy algorithm, with the arguments of Tianshou 0.2 to 0.5.
 
     Parameters
     ----------
@@ -106,14 +106,14 @@ def offpolicy_trainer(
     max_epoch, step_per_epoch
         Epochs, and environment steps per epoch.
     collect_per_step, step_per_collect
-        Environment steps collected before each update; version 0.2 used the first name, where an epoch had
+        Environment steps collected before each update; the first name is from version 0.2, in which an epoch had
         `step_per_epoch` updates.
     episode_per_test
         Episodes per test.
     batch_size
         Rows per gradient step.
     update_per_step
-        Gradient steps per environment step; with `collect_per_step`, gradient steps per collecting.
+        Gradient steps per environment step; with `collect_per_step`, per collection.
     **options
         See `onpolicy_trainer`.
 
@@ -145,7 +145,7 @@ def offpolicy_trainer(
     return _result(OffPolicyTrainer(_algorithm_of(policy), params).run())
 
 
-_OPTIONS = {
+_PARAM_NAMES = {
     "train_fn": "training_fn",
     "test_fn": "test_fn",
     "stop_fn": "stop_fn",
@@ -157,7 +157,7 @@ _OPTIONS = {
     "verbose": "verbose",
     "show_progress": "show_progress",
 }
-"""Arguments of the functions, with their names in `TrainerParams`."""
+"""Names of arguments in `TrainerParams`."""
 _IGNORED = ("log_interval",)
 
 
@@ -176,7 +176,7 @@ def _common(
     }
     if save is not None:
         params["save_best_fn"] = lambda algorithm: save(algorithm.policy)
-    return params | {_OPTIONS.get(name, name): value for name, value in options.items() if name not in _IGNORED}
+    return params | {_PARAM_NAMES.get(name, name): value for name, value in options.items() if name not in _IGNORED}
 
 
 def _algorithm_of(policy: Any) -> Any:
@@ -189,7 +189,7 @@ def _algorithm_of(policy: Any) -> Any:
 
 
 def _result(info: InfoStats) -> dict[str, Any]:
-    """Return a report with the names of early versions."""
+    """Return the result with the names of early versions."""
     timing = info.timing
     return {
         "best_reward": info.best_reward,

@@ -19,21 +19,21 @@ from samplebatch.learn.policy import ProbabilisticActorPolicy, log_probability
 from samplebatch.learn.reinforce import summarize
 from samplebatch.rollout.statistics import SequenceSummaryStats
 
-_FIGURES = ("loss", "actor_loss", "vf_loss", "ent_loss", "approx_kl")
+_METRICS = ("loss", "actor_loss", "vf_loss", "ent_loss", "approx_kl")
 
 
 @dataclass(kw_only=True)
 class ActorCriticTrainingStats(TrainingStats):
-    """Figures of an update of an actor and a critic, over its gradient steps.
+    """Statistics of an update of an actor and a critic, over its gradient steps.
 
     Attributes
     ----------
     loss, actor_loss, vf_loss, ent_loss
-        The loss, and its parts: the actor's, the critic's, and the entropy.
+        Total loss, actor loss, critic loss and entropy.
     approx_kl
         Estimated KL divergence from the behaviour policy.
     gradient_steps
-        How many there were.
+        Number of gradient steps.
     """
 
     loss: SequenceSummaryStats | None
@@ -45,26 +45,26 @@ class ActorCriticTrainingStats(TrainingStats):
 
 
 class PPO(ActorCriticOnPolicyAlgorithm):
-    """Proximal policy optimization: many small steps on a batch, none far from the policy that collected it.
+    """Proximal policy optimization: policy gradient with clipped probability ratios.
 
     Parameters
     ----------
     policy, critic, optim, **options
         See `ActorCriticOnPolicyAlgorithm`.
     eps_clip
-        How far the ratio of new to old probability of an action may be from 1 and still count.
+        Clipping range: ratios of new to old action probabilities are clipped to [1 - eps_clip, 1 + eps_clip].
     dual_clip
-        The most that such a ratio counts where the advantage is negative (arXiv:1912.09729); None for no bound.
+        Upper bound of the ratio for negative advantages (arXiv:1912.09729); None for no bound.
     value_clip
-        Whether the critic's estimates may change by `eps_clip` at the most (arXiv:1811.02553, section 4.1).
+        Whether changes of the critic's values are clipped to `eps_clip` (arXiv:1811.02553, section 4.1).
     advantage_normalization
         Whether advantages are standardized in each minibatch.
     recompute_advantage
-        Whether advantages are estimated again before each pass (arXiv:2006.05990, section 3.5).
+        Whether advantages are recomputed before each pass (arXiv:2006.05990, section 3.5).
     vf_coef, ent_coef
-        What the critic's loss and the entropy count in the loss.
+        Weights of the critic's loss and of the entropy in the loss.
     target_kl
-        The KL divergence at 1.5 times which an update ends early; None for no such end.
+        An update stops early if the KL divergence exceeds 1.5 times this value; None for no early stopping.
 
     Raises
     ------
@@ -103,9 +103,9 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         return self._add_log_probabilities(self._add_returns_and_advantages(batch, buffer, indices))
 
     def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> ActorCriticTrainingStats:
-        figures: list[torch.Tensor] = []
-        for number in range(repeat):
-            if number and self.recompute_adv:
+        metrics: list[torch.Tensor] = []
+        for pass_index in range(repeat):
+            if pass_index and self.recompute_adv:
                 batch = self._add_returns_and_advantages(batch, *self._source)
             for rows, dist, values in self._evaluate_minibatches(batch, batch_size):
                 log_ratio = log_probability(dist, rows.act) - rows.logp_old
@@ -114,13 +114,13 @@ class PPO(ActorCriticOnPolicyAlgorithm):
                     # The estimator k3 of http://joschu.net/blog/kl-approx.html
                     kl = (ratio - 1.0 - log_ratio).mean()
                 if self.target_kl is not None and kl > 1.5 * self.target_kl:
-                    return summarize_steps(figures)
+                    return summarize_steps(metrics)
                 actor_loss, vf_loss = self._actor_loss(ratio, rows.adv), self._critic_loss(values, rows)
                 entropy = dist.entropy().mean()
                 loss = actor_loss + self.vf_coef * vf_loss - self.ent_coef * entropy
                 self.optim.step(loss)
-                figures.append(torch.stack([loss, actor_loss, vf_loss, entropy, kl]).detach())
-        return summarize_steps(figures)
+                metrics.append(torch.stack([loss, actor_loss, vf_loss, entropy, kl]).detach())
+        return summarize_steps(metrics)
 
     def _actor_loss(self, ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
         """Return the clipped loss (arXiv:1707.06347, equation 7)."""
@@ -134,7 +134,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         return -gain.mean()
 
     def _critic_loss(self, values: torch.Tensor, rows: Batch) -> torch.Tensor:
-        """Return the squared errors of the critic, of the worse of its estimate and the clipped one."""
+        """Return the mean squared error of the critic; with `value_clip`, of the worse of value and clipped value."""
         errors = (rows.returns - values).square()
         if self.value_clip:
             clipped = rows.v_s + (values - rows.v_s).clamp(-self.eps_clip, self.eps_clip)
@@ -143,7 +143,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         return loss
 
 
-def summarize_steps(figures: list[torch.Tensor]) -> ActorCriticTrainingStats:
-    """Sum up the figures of each gradient step, shape (5,), in the order of the attributes of the report."""
-    summaries: Any = dict(zip(_FIGURES, summarize(figures, len(_FIGURES)), strict=True))
-    return ActorCriticTrainingStats(**summaries, gradient_steps=len(figures))
+def summarize_steps(metrics: list[torch.Tensor]) -> ActorCriticTrainingStats:
+    """Summarize the metrics of gradient steps, each a tensor of shape (5,) in the order of the statistics."""
+    summaries: Any = dict(zip(_METRICS, summarize(metrics, len(_METRICS)), strict=True))
+    return ActorCriticTrainingStats(**summaries, gradient_steps=len(metrics))

@@ -21,28 +21,22 @@ from samplebatch.rollout.statistics import SequenceSummaryStats
 
 @dataclass(kw_only=True)
 class LossSequenceTrainingStats(TrainingStats):
-    """Figures of an update of many gradient steps.
-
-    Attributes
-    ----------
-    loss
-        The losses.
-    """
+    """Statistics of an update with several gradient steps and one loss per step."""
 
     loss: SequenceSummaryStats | None
 
 
 class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
-    """The plain policy gradient: actions become likelier by the return that followed them.
+    """Policy gradient with returns as weights of actions.
 
     Parameters
     ----------
     policy
         The trained policy.
     gamma
-        The discount of a step.
+        Discount per step.
     return_standardization
-        Whether returns are standardized by the mean and standard deviation of all so far.
+        Whether returns are standardized by the running mean and standard deviation of returns.
     optim
         Optimizer factory.
     max_grad_norm
@@ -53,7 +47,7 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
     Raises
     ------
     ArgumentError
-        If an argument is out of its range, or the policy is recurrent.
+        If an argument is out of range, or the policy is recurrent.
     """
 
     def __init__(
@@ -68,16 +62,16 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
     ) -> None:
         super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
         if recurrent_parts(policy):
-            raise ArgumentError("policy must not be recurrent for Reinforce, which learns from single steps; take PPO")
+            raise ArgumentError("policy must not be recurrent, because Reinforce learns from single steps; use PPO")
         self.gamma = fraction("gamma", gamma)
         self.ret_rms = RunningMeanStd() if return_standardization else None
         self.optim = self._create_optimizer(policy, optim, max_grad_norm)
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
         moments = self.ret_rms
-        # An episode that goes on unseen is worth the mean of all returns.
-        after = torch.full((len(indices),), 0.0 if moments is None else moments.mean.item(), dtype=torch.float64)
-        returns, _ = self.compute_episodic_return(batch, buffer, indices, after, gamma=self.gamma, gae_lambda=1.0)
+        # The bootstrap value of incomplete episodes is the mean of all returns.
+        bootstrap = torch.full((len(indices),), 0.0 if moments is None else moments.mean.item(), dtype=torch.float64)
+        returns, _ = self.compute_episodic_return(batch, buffer, indices, bootstrap, gamma=self.gamma, gae_lambda=1.0)
         if moments is not None:
             standardized = (returns - moments.mean.item()) / moments.std.item()
             moments.update(returns[np.isfinite(returns)])
@@ -97,7 +91,7 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
         return LossSequenceTrainingStats(loss=loss)
 
 
-def summarize(figures: list[torch.Tensor], count: int) -> list[SequenceSummaryStats | None]:
-    """Sum up `count` figures of each gradient step, with one copy from their device; None where there was no step."""
-    steps = torch.stack(figures).cpu().numpy().reshape(-1, count) if figures else np.empty((0, count))
-    return [SequenceSummaryStats.from_sequence(figure) for figure in steps.T]
+def summarize(metrics: list[torch.Tensor], count: int) -> list[SequenceSummaryStats | None]:
+    """Summarize `count` metrics per gradient step, with a single copy from the device; None without steps."""
+    steps = torch.stack(metrics).cpu().numpy().reshape(-1, count) if metrics else np.empty((0, count))
+    return [SequenceSummaryStats.from_sequence(values) for values in steps.T]

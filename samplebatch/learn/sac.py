@@ -1,4 +1,4 @@
-"""SAC: soft actor-critic, a maximum-entropy policy (Haarnoja et al., arXiv:1812.05905), for both kinds of actions."""
+"""SAC: soft actor-critic (Haarnoja et al., arXiv:1812.05905), for continuous and discrete actions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from samplebatch.learn.optimizer import OptimizerFactory, descend
 from samplebatch.learn.policy import ProbabilisticActorPolicy
 
 _TINY = torch.finfo(torch.float32).eps
-"""Keeps the logarithm of tanh's slope finite where an action is at its bound."""
+"""Keeps the logarithm of the slope of tanh finite for actions at a bound."""
 _HALF_LOG_TAU = math.log(2 * math.pi) / 2
-"""The logarithm of the standard normal distribution's constant, less its sign."""
+"""Logarithm of the normalization constant of the standard normal distribution."""
 
 
 class SACPolicy(ContinuousPolicyWithExplorationNoise):
@@ -34,11 +34,11 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
     Parameters
     ----------
     actor
-        From observations to a pair of means and standard deviations, and the state: `((loc, scale), state)`.
+        Network from observations to means and standard deviations, and the state: `((loc, scale), state)`.
     action_space, **options
-        See `ContinuousPolicyWithExplorationNoise`. The policy explores without noise, too.
+        See `ContinuousPolicyWithExplorationNoise`. The policy also explores without exploration noise.
     deterministic_eval
-        Whether the most likely action before squashing is taken outside of training steps, where others are drawn.
+        Whether the mode before squashing is chosen outside training steps, instead of a sample.
 
     Raises
     ------
@@ -60,29 +60,29 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
     def forward(self, batch: Batch, state: Any = None) -> Batch:
         """Return actions in [-1, 1] as `act`, their log-densities as `log_prob`, shape (n, 1), and the state.
 
-        A log-density is that of the normal distribution less the logarithm of tanh's slope (arXiv:1801.01290, equation
+        The log-density is the normal log-density minus the logarithm of the slope of tanh (arXiv:1801.01290, equation
         21).
         """
         obs, _ = self.observations(batch)
         (loc, scale), state = call_network(self.actor, obs, state)
-        # Parameters that are not finite show in the loss, whose error names the columns with such values.
+        # Non-finite parameters are reported with the loss, whose error names the non-finite columns.
         dist = Independent(Normal(loc, scale, validate_args=False), 1, validate_args=False)
-        is_drawn = self.is_within_training_step or not self.deterministic_eval
-        noise = torch.randn_like(loc) if is_drawn else torch.zeros_like(loc)
+        is_sampled = self.is_within_training_step or not self.deterministic_eval
+        noise = torch.randn_like(loc) if is_sampled else torch.zeros_like(loc)
         act = torch.tanh(torch.addcmul(loc, scale, noise))
-        # The density at loc + scale * noise, told by the noise: its derivatives by loc and scale need no action.
+        # The density at loc + scale * noise as a function of noise: its gradients do not depend on the action.
         density = noise.square() / 2 + scale.log() + _HALF_LOG_TAU
         log_prob = -(density + torch.log(1 - act.square() + _TINY)).sum(-1, keepdim=True)
         return Batch(act=act, log_prob=log_prob, logits=(loc, scale), dist=dist, state=state)
 
 
 class Alpha(nn.Module, ABC):
-    """The temperature of a soft actor-critic: the weight of its policy's entropy beside the rewards.
+    """Base class of temperatures of soft actor-critics: the weight of entropy relative to rewards.
 
     Attributes
     ----------
     optim
-        The factory of the optimizer that learns it; None for a fixed one.
+        Optimizer factory of a learned temperature; None for a fixed temperature.
     """
 
     optim: OptimizerFactory | None = None
@@ -90,31 +90,31 @@ class Alpha(nn.Module, ABC):
     @property
     @abstractmethod
     def value(self) -> float:
-        """The weight."""
+        """The temperature."""
 
     def loss(self, entropy: torch.Tensor) -> torch.Tensor:
-        """Return the loss of the weight where the policy has such entropies.
+        """Return the loss of a learned temperature for entropies of the policy, shape ().
 
         Raises
         ------
         NotImplementedError
-            If it is fixed.
+            If the temperature is fixed.
         """
         raise NotImplementedError
 
 
 class FixedAlpha(Alpha):
-    """A temperature that stays as it is.
+    """Fixed temperature.
 
     Parameters
     ----------
     alpha
-        The weight, from 0 on.
+        The temperature, at least 0.
 
     Raises
     ------
     ArgumentError
-        If it is none.
+        If `alpha` is not a number from 0.
 
     Examples
     --------
@@ -130,23 +130,23 @@ class FixedAlpha(Alpha):
 
     @property
     def value(self) -> float:
-        """The weight."""
+        """The temperature."""
         return self._value
 
 
 class AutoAlpha(Alpha):
-    """A temperature that is learned, so that the policy has a given entropy (Haarnoja et al. 2018, arXiv:1812.05905).
+    """Temperature learned for a target entropy of the policy (Haarnoja et al. 2018, arXiv:1812.05905).
 
-    Its loss is J = E[log(alpha) (entropy - target)]: equation 18, with log(alpha) in place of alpha as a factor.
+    The loss is J = E[log(alpha) (entropy - target)]: equation 18, with the factor log(alpha) instead of alpha.
 
     Parameters
     ----------
     target_entropy
-        The entropy that the policy is to have; minus the number of the actions' dimensions for most tasks.
+        Target entropy of the policy; usually minus the number of action dimensions.
     log_alpha
-        The logarithm of the first weight.
+        Logarithm of the initial temperature.
     optim
-        The factory of its optimizer. The algorithm makes it, and its state is part of the algorithm's.
+        Optimizer factory; the state of the optimizer is part of the algorithm's state.
 
     Examples
     --------
@@ -163,17 +163,17 @@ class AutoAlpha(Alpha):
 
     @property
     def value(self) -> float:
-        """The weight."""
+        """The temperature."""
         return self.log_alpha.detach().exp().item()
 
     def loss(self, entropy: torch.Tensor) -> torch.Tensor:
-        """Return the loss of the weight where the policy has such entropies, shape ()."""
+        """Return the loss of the temperature for entropies of the policy, shape ()."""
         return (self.log_alpha * (entropy.detach() - self.target_entropy)).mean()
 
 
 @dataclass(kw_only=True)
 class SACTrainingStats(TrainingStats):
-    """Losses of an update of SAC, and the temperature after it; None for the loss of a fixed one."""
+    """Losses of an update of SAC, and the temperature after it; `alpha_loss` is None for a fixed temperature."""
 
     actor_loss: float
     critic1_loss: float
@@ -183,21 +183,21 @@ class SACTrainingStats(TrainingStats):
 
 
 class SoftActorCritic(TwinCritics[PolicyT], ABC):
-    """Base of actor-critics that count entropy as a reward, for SAC, discrete SAC and CQL.
+    """Base class of maximum-entropy actor-critic algorithms: SAC, discrete SAC and CQL.
 
     Parameters
     ----------
     policy, policy_optim, **options
         See `TwinCritics`.
     alpha
-        The temperature: the weight of entropy beside rewards, fixed or an `AutoAlpha` that learns it.
+        Temperature: the weight of entropy relative to rewards, a number or an `AutoAlpha`.
 
     Raises
     ------
     ArgumentError
         If a number is out of range.
     PolicySpecError
-        If the algorithm does not learn actions of the policy's action space.
+        If the algorithm does not support the policy's action space.
     """
 
     def __init__(
@@ -209,24 +209,21 @@ class SoftActorCritic(TwinCritics[PolicyT], ABC):
 
     def _update_with_batch(self, batch: Batch) -> SACTrainingStats:
         critic1_loss, critic2_loss = self._update_critics(batch)
-        figures = self._update_actor(batch)
+        metrics = self._update_actor(batch)
         self._update_lagged_network_weights(self.tau)
-        return SACTrainingStats(critic1_loss=critic1_loss, critic2_loss=critic2_loss, **figures)
+        return SACTrainingStats(critic1_loss=critic1_loss, critic2_loss=critic2_loss, **metrics)
 
     def _update_actor(self, batch: Batch) -> dict[str, Any]:
-        """Move the policy to actions of high value and entropy, and a learned temperature to its target.
-
-        The loss of the temperature is that of equation 18.
-        """
+        """Perform a gradient step of the policy, and of a learned temperature (equation 18); return their metrics."""
         loss, entropy = self._policy_loss(batch)
         steps = [(self.policy_optim, loss)]
-        figures = {"actor_loss": loss.item()}
+        metrics = {"actor_loss": loss.item()}
         if self.alpha_optim is not None:
             alpha_loss = self.alpha.loss(entropy.detach())
             steps.append((self.alpha_optim, alpha_loss))
-            figures["alpha_loss"] = alpha_loss.item()
+            metrics["alpha_loss"] = alpha_loss.item()
         descend(steps)
-        return figures | {"alpha": self.alpha.value}
+        return metrics | {"alpha": self.alpha.value}
 
     @abstractmethod
     def _policy_loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -234,37 +231,37 @@ class SoftActorCritic(TwinCritics[PolicyT], ABC):
 
 
 class ContinuousSoftActorCritic(SoftActorCritic[SACPolicy]):
-    """Soft actor-critic of continuous actions, for SAC and CQL; its parameters are those of `SoftActorCritic`."""
+    """Soft actor-critic for continuous actions, base class of SAC and CQL; see `SoftActorCritic` for parameters."""
 
     def _target_q(self, batch: Batch) -> torch.Tensor:
-        # Equation 3, for one action of the policy.
-        drawn = self.policy(Batch(obs=batch.obs_next))
-        entropy: torch.Tensor = -drawn.log_prob.flatten()
-        return self._min_target_value(batch.obs_next, drawn.act) + self.alpha.value * entropy
+        # Equation 3, with one sampled action.
+        output = self.policy(Batch(obs=batch.obs_next))
+        entropy: torch.Tensor = -output.log_prob.flatten()
+        return self._min_target_value(batch.obs_next, output.act) + self.alpha.value * entropy
 
     def _policy_loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        # Equation 9, with the smaller of both critics.
-        drawn = self.policy(batch)
-        log_prob = drawn.log_prob.flatten()
-        values = torch.min(self.critic(batch.obs, drawn.act), self.critic2(batch.obs, drawn.act)).flatten()
+        # Equation 9, with the minimum of both critics.
+        output = self.policy(batch)
+        log_prob = output.log_prob.flatten()
+        values = torch.min(self.critic(batch.obs, output.act), self.critic2(batch.obs, output.act)).flatten()
         return (self.alpha.value * log_prob - values).mean(), -log_prob
 
 
 class SAC(ContinuousSoftActorCritic, OffPolicyAlgorithm[SACPolicy]):
-    """Soft actor-critic, for continuous actions; its parameters are those of `SoftActorCritic`."""
+    """Soft actor-critic, for continuous actions; see `SoftActorCritic` for parameters."""
 
 
 class DiscreteSAC(SoftActorCritic[ProbabilisticActorPolicy], OffPolicyAlgorithm[ProbabilisticActorPolicy]):
     """Soft actor-critic, for discrete actions (Christodoulou, arXiv:1910.07207).
 
-    Expectations over the policy's actions are sums over all actions by their probabilities (equations 10 to 12), so
-    that no action is drawn for an update. Actions that a mask forbids have probability 0.
+    Expectations over actions are computed from all action probabilities (equations 10 to 12), without sampling. Masked
+    actions have probability 0.
 
     Parameters
     ----------
     policy, policy_optim, alpha, **options
-        See `SoftActorCritic`. The policy draws Discrete actions, such as a `DiscreteActorPolicy`; critics return the
-        value of each action, shape (n, actions), such as a `DiscreteCritic`.
+        See `SoftActorCritic`. The policy samples Discrete actions, for example `DiscreteActorPolicy`; critics return
+        the value of each action, shape (n, actions), for example `DiscreteCritic`.
 
     Raises
     ------
@@ -278,7 +275,7 @@ class DiscreteSAC(SoftActorCritic[ProbabilisticActorPolicy], OffPolicyAlgorithm[
     _action_words = "a Discrete space"
 
     def _expected(self, obs: Any, critics: Sequence[nn.Module]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the expected value of the smaller critic's estimates, and the policy's entropies, shape (n,) each."""
+        """Return the expected minimum of the critics' values, and the policy's entropies, shape (n,) each."""
         dist: Any = self.policy.distribution(Batch(obs=obs))[0]
         with torch.no_grad():
             values = torch.min(*(self._all_action_values(critic, obs) for critic in critics))

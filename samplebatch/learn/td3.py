@@ -17,7 +17,7 @@ from samplebatch.learn.optimizer import OptimizerFactory
 
 @dataclass(kw_only=True)
 class TD3TrainingStats(TrainingStats):
-    """Losses of an update of TD3; None for the actor's where the policy was left as it was."""
+    """Losses of an update of TD3; `actor_loss` is None if the policy was not updated."""
 
     actor_loss: float | None
     critic1_loss: float
@@ -25,20 +25,20 @@ class TD3TrainingStats(TrainingStats):
 
 
 class TD3(TwinCritics[ContinuousDeterministicPolicy], OffPolicyAlgorithm[ContinuousDeterministicPolicy]):
-    """Twin delayed deterministic policy gradients, for continuous actions.
+    """Twin delayed deterministic policy gradient, for continuous actions.
 
-    Targets are of the lagged policy's action with clipped noise on it, which makes the critics smooth around it
-    (section 5.3). Once in `update_actor_freq` updates the policy climbs the gradient of the first critic, and all
-    lagged networks follow (section 5.2).
+    Targets use actions of the target policy with clipped noise, which smooths the critics (section 5.3). The policy is
+    updated with the gradient of the first critic every `update_actor_freq` updates, followed by all target networks
+    (section 5.2).
 
     Parameters
     ----------
     policy, policy_optim, **options
         See `TwinCritics`.
     policy_noise, noise_clip
-        The standard deviation of the noise on the actions of targets, and its largest value; 0 for no bound.
+        Standard deviation of the noise in target actions, and bound of its absolute value; 0 for no bound.
     update_actor_freq
-        Updates of the critics for one of the policy.
+        Number of critic updates per policy update.
 
     Raises
     ------

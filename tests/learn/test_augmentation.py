@@ -43,7 +43,7 @@ def test_every_image_is_a_window_of_its_padded_self(is_last: bool, dtype: torch.
 
 @pytest.mark.parametrize("images", [torch.zeros(4, 3), torch.zeros(4, 84, 84), np.zeros((4, 3, 8, 8)), Batch(x=1)])
 def test_other_observations_are_rejected(images: Any) -> None:
-    with pytest.raises(ArgumentError, match="observations must be images of three axes to be shifted, got"):
+    with pytest.raises(ArgumentError, match="observations must be images with three axes to be shifted, got"):
         RandomShift()(images)
 
 

@@ -264,7 +264,7 @@ def test_a_checkpoint_of_another_kind_of_trainer_is_refused(tmp_path: Path) -> N
     algorithm = Counting()
     collector = Collector(algorithm.policy, "CartPole-v1", VectorReplayBuffer(100, 2), num_envs=2)
     other = OnPolicyTrainer(algorithm, OnPolicyTrainerParams(training_collector=collector))
-    with pytest.raises(ArgumentError, match="must be of a OnPolicyTrainer, got one of a OffPolicyTrainer"):
+    with pytest.raises(ArgumentError, match="state must be from a OnPolicyTrainer, got one from a OffPolicyTrainer"):
         load_checkpoint(other, tmp_path, allow_pickle=True)
 
 

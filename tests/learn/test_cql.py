@@ -82,10 +82,10 @@ def test_the_soft_maximum_is_over_all_actions_of_a_row() -> None:
     algorithm = make(num_repeat_actions=4, temperature=0.5, calibrated=False, min_action=-2.0, max_action=1.0)
     batch, _ = algorithm._sample_batch(filled(actions=MEASURES), 6)
     with torch.no_grad(), policy_within_training_step(algorithm.policy):
-        contrasts = algorithm._draw_contrasts(batch)
-        found = algorithm._soft_maximum(algorithm.critic, batch, contrasts)
+        penalty_actions = algorithm._sample_penalty_actions(batch)
+        found = algorithm._soft_maximum(algorithm.critic, batch, penalty_actions)
         scores = []
-        for actions, log_density, _ in contrasts:
+        for actions, log_density, _ in penalty_actions:
             assert actions.shape == (24, 2)
             for row in range(6):
                 for one in range(4):
@@ -93,7 +93,7 @@ def test_the_soft_maximum_is_over_all_actions_of_a_row() -> None:
                     scores.append((value - log_density[row, one].item()) / 0.5)
     by_row = np.array(scores).reshape(3, 6, 4).transpose(1, 0, 2).reshape(6, 12)
     np.testing.assert_allclose(found.numpy(), 0.5 * logsumexp(by_row, 1), rtol=1e-5)
-    uniform, density, of_policy = contrasts[0]
+    uniform, density, of_policy = penalty_actions[0]
     assert not of_policy
     assert ((uniform >= -2.0) & (uniform <= 1.0)).all()
     torch.testing.assert_close(density, torch.full((6, 4), -2 * np.log(3.0), dtype=torch.float32))
@@ -105,9 +105,9 @@ def test_values_of_the_policys_actions_are_bounded_by_the_returns_of_the_data() 
     batch, _ = algorithm._sample_batch(buffer, 5)
     batch.calibration_returns = torch.full((5,), 100.0)
     with torch.no_grad(), policy_within_training_step(algorithm.policy):
-        contrasts = algorithm._draw_contrasts(batch)
-        found = algorithm._soft_maximum(algorithm.critic, batch, contrasts)
-    densities = torch.cat([density for _, density, _ in contrasts[1:]], 1)
+        penalty_actions = algorithm._sample_penalty_actions(batch)
+        found = algorithm._soft_maximum(algorithm.critic, batch, penalty_actions)
+    densities = torch.cat([density for _, density, _ in penalty_actions[1:]], 1)
     torch.testing.assert_close(found, 100.0 + torch.logsumexp(-densities, 1), rtol=1e-5, atol=1e-4)
 
 

@@ -201,7 +201,7 @@ def test_steps_must_be_there_and_say_whose_they_are() -> None:
 def test_recurrent_policies_are_refused() -> None:
     (obs, *_), (act, *_) = spaces_of(SPREAD)
     policy = DiscreteActorPolicy(actor=DiscreteActor.for_space(RecurrentBody(obs), act), action_space=act)
-    with pytest.raises(ArgumentError, match="policy 'agent' must not be recurrent for MAPPO"):
+    with pytest.raises(ArgumentError, match="policy 'agent' must not be recurrent, because MAPPO"):
         MAPPO(policies={"agent": policy}, critic=joint_critic(SPREAD), optim=adam())
 
 

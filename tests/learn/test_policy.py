@@ -117,8 +117,11 @@ def test_actions_for_one_environment_need_no_gradients() -> None:
     ("arguments", "message"),
     [
         ((spaces.Text(3),), "must be a Discrete, MultiDiscrete, MultiBinary or Box, got a Text"),
-        ((spaces.Discrete(2), None, True), "no Box with bounds"),
-        ((spaces.Box(0, np.inf, (1,)), None, True), "no Box with bounds"),
+        ((spaces.Discrete(2), None, True), "action_space must be a Box with finite bounds for action_scaling, got"),
+        (
+            (spaces.Box(0, np.inf, (1,)), None, True),
+            "action_space must be a Box with finite bounds for action_scaling, got",
+        ),
         ((BOX, None, False, "squash"), "'clip', 'tanh' or None, got 'squash'"),
     ],
 )

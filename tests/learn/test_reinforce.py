@@ -81,5 +81,5 @@ def test_it_learns() -> None:
 
 
 def test_recurrent_policies_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="policy must not be recurrent for Reinforce"):
+    with pytest.raises(ArgumentError, match="policy must not be recurrent, because Reinforce"):
         make(DiscreteActor.for_space(RecurrentBody(OBS), CHOICES))

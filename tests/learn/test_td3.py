@@ -107,7 +107,7 @@ def test_noise_of_targets_is_clipped() -> None:
     """With a wide spread all noise lies at the bounds, so targets are of the four corners about the action."""
     algorithm = make(policy_noise=1e6, noise_clip=0.25)
     asked: list[torch.Tensor] = []
-    algorithm._smaller_target = lambda obs, act: asked.append(act) or torch.zeros(len(act))  # type: ignore[method-assign, func-returns-value]
+    algorithm._min_target_value = lambda obs, act: asked.append(act) or torch.zeros(len(act))  # type: ignore[method-assign, func-returns-value]
     batch, _ = algorithm._sample_batch(filled(actions=MEASURES), 0)
     algorithm._target_q(batch)
     plain = algorithm.policy(Batch(obs=batch.obs_next)).act

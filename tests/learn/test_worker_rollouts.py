@@ -144,7 +144,9 @@ def test_a_training_with_workers_is_resumed_exactly(overlap: bool, tmp_path: Pat
 
 def test_an_algorithm_of_the_newest_policy_alone_is_not_given_older_steps() -> None:
     algorithm = Counting()
-    with pytest.raises(ArgumentError, match="overlap must be False for Counting, whose allows_stale_steps is False"):
+    with pytest.raises(
+        ArgumentError, match="overlap must be False for Counting, which treats all steps as collected by"
+    ):
         on_policy(algorithm, workers(algorithm), overlap=True)  # type: ignore[arg-type]
 
 
