@@ -152,7 +152,7 @@ class StubUnpickler(pickle.Unpickler):
         stub = self._stubs.get((module, name))
         if stub is None:
             if len(self._stubs) >= _MAX_NAMES:
-                raise FormatError(f"a pickle must name at most {_MAX_NAMES} classes and functions, this one has more")
+                raise FormatError(f"a pickle must name at most {_MAX_NAMES} classes and functions, got more")
             namespace = {"name": f"{module}.{name}", "__slots__": ()}
             stub = self._stubs[module, name] = Named("Foreign", (Foreign,), namespace)
         return stub
@@ -201,7 +201,7 @@ def _check(data: bytes) -> None:
         number: Any = arg
         frames.follow(name, arg, start or 0)
         if name not in _ALLOWED:
-            raise FormatError(f"a pickle of values must have no {name}, this one has")
+            raise FormatError(f"a pickle of values must have only supported opcodes, got {name}")
         if name.endswith("GET"):
             stack.append(memo[int(number)])
         elif name == "MEMOIZE" or name.endswith("PUT"):
@@ -239,7 +239,7 @@ class _Frames:
             self._end = None
         lasts = name == "STOP" and self._end not in (None, start + 1)
         if self._end is not None and (start > self._end or name == "FRAME" or lasts):
-            raise FormatError("a pickle must have frames that end where an operation does, this one has another")
+            raise FormatError("frames of a pickle must end at the end of an opcode, got one that ends elsewhere")
         if name == "FRAME":
             self._end = start + self._HEADER_NBYTES + int(arg)
 
@@ -262,7 +262,7 @@ def _take(stack: list[_Weight | None], op: Any) -> list[_Weight]:
     for _ in range(count):
         top = stack.pop()
         if top is None:
-            raise FormatError("a pickle must have its operations in order, this one has a mark in the way")
+            raise FormatError("operands of a pickle opcode must be values, got a mark")
         operands.append(top)
     return operands
 
@@ -408,21 +408,21 @@ class _Values:
     def _array(self, dtype: Any, shape: Any, fortran: bool, content: Any) -> npt.NDArray[Any]:
         dtype = self.resolve(dtype)
         if not isinstance(dtype, np.dtype):
-            raise FormatError("a pickle must have arrays of numbers, dates, strings or objects, this one has others")
+            raise FormatError("arrays in a pickle must contain numbers, dates, strings or objects, got others")
         shape = tuple(map(int, shape))
         if min(shape, default=0) < 0:
-            raise FormatError("a pickle must have arrays of extents from zero on, this one has others")
+            raise FormatError("shapes of arrays in a pickle must be non-negative, got a negative extent")
         order: Any = "F" if fortran else "C"
         if dtype.kind == "O":
             if type(content) is not list or len(content) != prod(shape):
-                raise FormatError(f"a pickle must have a list of {prod(shape)} objects for an array, it has not")
+                raise FormatError(f"an object array in a pickle must have {prod(shape)} objects, got another number")
             self._use(content)
             objects = np.empty(len(content), object)
             for at, item in enumerate(content):
                 objects[at] = self.resolve(item)
             return objects.reshape(shape, order=order)
         if not isinstance(content, bytes | bytearray) or len(content) != dtype.itemsize * prod(shape):
-            raise FormatError("a pickle must have the bytes of its arrays, this one has not as many as they need")
+            raise FormatError("a pickle must have the bytes of its arrays, got another number")
         self._use(content)
         array = np.frombuffer(content, dtype).reshape(shape, order=order)
         return array.astype(dtype.newbyteorder("="))

@@ -265,7 +265,7 @@ class RequestHandler:
         """Reject a request of more items than may hold a table's lock."""
         max_items = MAX_STEPS if table.unit == "steps" else MAX_FRAGMENTS
         if count > max_items:
-            raise CapacityError(f"{about} must have at most {max_items} {table.unit}, this one has {count}")
+            raise CapacityError(f"{about} must have at most {max_items} {table.unit}, got {count}")
 
     def check_nbytes(self, about: str, nbytes: int) -> None:
         """Reject a message that exceeds the maximum size.
@@ -276,7 +276,7 @@ class RequestHandler:
             If it is.
         """
         if nbytes > self.bounds.message_nbytes:
-            raise CapacityError(f"{about} must have at most {self.bounds.message_nbytes} bytes, this one has {nbytes}")
+            raise CapacityError(f"{about} must have at most {self.bounds.message_nbytes} bytes, got {nbytes}")
 
     # Actions
 

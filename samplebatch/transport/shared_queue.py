@@ -284,7 +284,7 @@ class _Hold:
     def __init__(self, region: Region, address: Address) -> None:
         words = SharedCounters(region.array, _WORDS)
         if words[_TOKEN] != address.token or words[_GENERATION] != address.generation or words[_STATE] != _SENT:
-            raise FormatError("a batch in shared memory can be received once, and this one has been before")
+            raise FormatError("a batch in shared memory must be received only once, got one received before")
         words[_RECEIVER], words[_RECEIVER_STARTED] = own = _own_identity()
         fence()
         words[_STATE] = _HELD

@@ -392,7 +392,7 @@ def test_units_are_not_mixed(scaled: SampleBatch[Any], drawn: SampleBatch[Any], 
     ]
     for mix in mixes:
         before = len(buffer), len(dataset), buffer.action_unit
-        with pytest.raises(ColumnMismatchError, match=r"must (be in|have) one unit"):
+        with pytest.raises(ColumnMismatchError, match="must be in one unit"):
             mix()
         assert (len(buffer), len(dataset), buffer.action_unit) == before
     several.add(MultiAgentBatch({"other": drawn}, len(drawn)))

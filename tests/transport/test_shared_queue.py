@@ -139,14 +139,14 @@ def test_a_message_is_received_once(memory) -> None:
     address, spans = memory.send([b"hello"])
     received = receive(address, spans)
     for _ in range(2):
-        with pytest.raises(FormatError, match="can be received once"):
+        with pytest.raises(FormatError, match="must be received only once"):
             receive(address, spans)
     assert bytes(received[0]) == b"hello"
     del received
-    with pytest.raises(FormatError, match="can be received once"):
+    with pytest.raises(FormatError, match="must be received only once"):
         receive(address, spans)
     memory.send([b"other"])
-    with pytest.raises(FormatError, match="can be received once"):
+    with pytest.raises(FormatError, match="must be received only once"):
         receive(address, spans)
 
 
@@ -154,7 +154,7 @@ def test_another_file_under_the_number_is_found_out(memory) -> None:
     address, spans = memory.send([b"hello"])
     with Region.create(address.nbytes) as other:
         forged = address._replace(way=f"/proc/self/fd/{other.fileno()}")
-        with pytest.raises(FormatError, match="can be received once"):
+        with pytest.raises(FormatError, match="must be received only once"):
             receive(forged, spans)
     with pytest.raises(FormatError, match="must be a file of 8192 bytes"):
         receive(address._replace(nbytes=8192), spans)

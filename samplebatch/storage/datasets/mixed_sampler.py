@@ -212,7 +212,7 @@ class MixedSampler:
         except ColumnMismatchError as error:
             labels = ", ".join(f"{name!r} has {unit}" for name, unit in units.items() if unit is not None)
             raise ColumnMismatchError(
-                f"column 'actions' must have one unit in all sources, got {labels}; convert one with "
+                f"column 'actions' must be in one unit to be combined, got {labels}; convert one with "
                 "to_environment_actions(), or collect with the same map_action"
             ) from error
 
