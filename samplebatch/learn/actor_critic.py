@@ -38,14 +38,11 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
 
     Parameters
     ----------
-    policy
-        The trained policy.
-    critic
-        Network from observations to values. A recurrent critic must share the recurrent layers of the actor.
-    optim
-        Optimizer factory for policy and critic.
-    max_grad_norm
-        Maximum L2 norm of gradients; None for no clipping.
+    policy, critic
+        The trained policy, and a network from observations to values. A recurrent critic must share the recurrent
+        layers of the actor.
+    optim, max_grad_norm
+        Optimizer factory for policy and critic, and maximum L2 norm of gradients; None for no clipping.
     gae_lambda, gamma
         Decay of advantages, and discount per step.
     max_batchsize
@@ -213,10 +210,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
     def _mark_episode_starts(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
         """Add the column `starts_episode`: whether a row is the first of an episode in the buffer.
 
-        Raises
-        ------
-        ColumnNotFoundError
-            If the policy is recurrent and the rows have no states.
+        Raises ColumnNotFoundError if the policy is recurrent and the rows have no states.
         """
         if self._is_recurrent and state_of(batch) is None:
             raise ColumnNotFoundError(

@@ -73,10 +73,8 @@ class TrainingStats(PrintedAsDict):
 
     Attributes
     ----------
-    train_time
-        Duration of the update in seconds.
-    smoothed_loss
-        Moving averages of losses, set by trainers.
+    train_time, smoothed_loss
+        Duration of the update in seconds, and moving averages of losses, set by trainers.
     """
 
     train_time: float = 0.0
@@ -124,10 +122,8 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     n_step, gamma
         Maximum number of steps per sampled row, None for single steps, and the discount per step; see
         `ReplayBuffer.sample`. Set by algorithms with targets.
-    lr_schedulers
-        Learning-rate schedules, stepped after each update.
-    updates
-        Number of updates so far.
+    lr_schedulers, updates
+        Learning-rate schedules, stepped after each update; and number of updates so far.
     """
 
     n_step: int | None = None
@@ -207,12 +203,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
         """Add columns computed before any gradient step, such as targets; networks are in evaluation mode.
 
-        Parameters
-        ----------
-        batch
-            The rows; may be modified in place.
-        buffer, indices
-            The source buffer and the indices of the rows.
+        The batch may be modified in place; `indices` are the indices of its rows in `buffer`.
         """
         return batch
 
@@ -255,14 +246,9 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         return self._run_update(update)
 
     def _require_finite(self, update: Callable[[], StatsT], batch: Any) -> StatsT:
-        """Perform an update; unless `allow_nonfinite`, raise at the first non-finite loss.
+        """Perform an update; unless `allow_nonfinite`, raise NonFiniteLossError at the first non-finite loss.
 
         Losses on the host are checked before their gradient step, others with the statistics of the update.
-
-        Raises
-        ------
-        NonFiniteLossError
-            If a loss is not finite; names the update and the columns with non-finite values.
         """
         try:
             stats = update()
@@ -417,10 +403,8 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
         ----------
         buffer
             A replay buffer, or a `SampleBatch` or `Batch` of steps in time order, episode by episode.
-        batch_size
-            Steps per minibatch; None for all.
-        repeat
-            Passes over the steps.
+        batch_size, repeat
+            Steps per minibatch, None for all; and passes over the steps.
 
         Raises
         ------

@@ -70,12 +70,8 @@ class BehaviourCloning(OfflineAlgorithm[ImitationPolicy]):
 
     Parameters
     ----------
-    policy
-        The trained policy.
-    optim
-        Optimizer factory.
-    allow_nonfinite
-        See `Algorithm`.
+    policy, optim, allow_nonfinite
+        The trained policy, and its optimizer factory; see `Algorithm` for `allow_nonfinite`.
     """
 
     def __init__(self, *, policy: ImitationPolicy, optim: OptimizerFactory, allow_nonfinite: bool = False) -> None:

@@ -27,12 +27,7 @@ def save_checkpoint(trainer: Any, folder: str | os.PathLike[str]) -> Path:
 
     Atomically replaces the previous checkpoint: after a crash, the folder contains either the old or the new one.
 
-    Parameters
-    ----------
-    trainer
-        A trainer between two training steps.
-    folder
-        The folder; created if it does not exist.
+    The trainer must be between two training steps. The folder is created if it does not exist.
 
     Raises
     ------
@@ -88,10 +83,8 @@ def load_checkpoint(trainer: Any, folder: str | os.PathLike[str], *, allow_pickl
 
     Parameters
     ----------
-    trainer
-        A trainer with the same algorithm and parameters.
-    folder
-        The folder of the checkpoint.
+    trainer, folder
+        A trainer with the same algorithm and parameters, and the folder of the checkpoint.
     allow_pickle
         Whether objects in the file, such as environments, may be unpickled, which runs code chosen by its writer.
 

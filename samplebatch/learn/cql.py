@@ -63,22 +63,14 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
     ----------
     policy, policy_optim, **options
         See `SAC`.
-    cql_alpha_lr
-        Learning rate of the Lagrange multiplier.
-    cql_weight
-        Weight of the penalty.
-    temperature
-        T in the formula, above 0.
-    with_lagrange
-        Whether to use a Lagrange multiplier.
-    lagrange_threshold
-        Target of the penalty with a Lagrange multiplier.
-    min_action, max_action
-        Bounds of the uniform actions.
-    num_repeat_actions
-        Number of sampled actions per source and step.
-    alpha_min, alpha_max
-        Bounds of the Lagrange multiplier.
+    cql_weight, temperature
+        Weight of the penalty, and T in the formula, above 0.
+    with_lagrange, lagrange_threshold
+        Whether to use a Lagrange multiplier, and its target of the penalty.
+    cql_alpha_lr, alpha_min, alpha_max
+        Learning rate and bounds of the Lagrange multiplier.
+    min_action, max_action, num_repeat_actions
+        Bounds of the uniform actions, and number of sampled actions per source and step.
     max_grad_norm
         Maximum L2 norm of a critic's gradients.
     calibrated
@@ -183,10 +175,7 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
     def _sample_penalty_actions(self, batch: Batch) -> PenaltyActions:
         """Sample k actions per row and source: uniform actions, policy actions at s, policy actions at s'.
 
-        Returns
-        -------
-        Per source the actions, shape (n * k, ...), grouped by row; their log-densities, shape (n, k); and whether the
-        source is the policy.
+        Actions have shape (n * k, ...), grouped by row; log-densities have shape (n, k).
         """
         n, k = len(batch.act), self.num_repeat_actions
         low, high = self.action_bounds

@@ -43,15 +43,7 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
         self.actor = actor
 
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
-        """Return the actions as `act`, and the state.
-
-        Parameters
-        ----------
-        batch, state
-            See `Policy.forward`.
-        model
-            The evaluated network; None for `self.actor`.
-        """
+        """Return the actions as `act`, and the state; `model` is evaluated instead of `self.actor`."""
         obs, _ = self.observations(batch)
         act, state = call_network(self.actor if model is None else model, obs, state)
         return Batch(act=act, state=state)

@@ -53,12 +53,7 @@ class DiscreteBCQPolicy(DiscreteQLearningPolicy):
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
         """Return the actions as `act`, an array, values as `q_value`, and the imitator's output as `imitation_logits`.
 
-        Parameters
-        ----------
-        batch, state
-            See `Policy.forward`.
-        model
-            The evaluated network of values; None for `self.model`.
+        `model` is evaluated instead of `self.model`.
         """
         values, state = self.action_values(batch, state, model)
         obs, mask = self.observations(batch)
@@ -87,18 +82,14 @@ class DiscreteBCQ(OfflineAlgorithm[DiscreteBCQPolicy]):
 
     Parameters
     ----------
-    policy
-        The trained policy.
-    optim
-        Optimizer factory for both networks.
+    policy, optim, allow_nonfinite
+        The trained policy, and an optimizer factory for both networks; see `Algorithm` for `allow_nonfinite`.
     gamma, n_step_return_horizon
         Discount per step, and maximum number of rewards summed before the bootstrap value.
     target_update_freq
         Updates between copies to the target network.
     imitation_logits_penalty
         Weight of the mean square of the imitator's logits in the loss.
-    allow_nonfinite
-        See `Algorithm`.
 
     Raises
     ------

@@ -83,12 +83,7 @@ class DiscreteQLearningPolicy(Policy):
     def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
         """Return the best actions as `act`, an array, the values of all actions as `logits`, and the state.
 
-        Parameters
-        ----------
-        batch, state
-            See `Policy.forward`.
-        model
-            The evaluated network; None for `self.model`.
+        `model` is evaluated instead of `self.model`.
         """
         output, mask, state = self.network_output(batch, state, model)
         values = self.compute_q_value(output, mask)
@@ -114,12 +109,7 @@ class DiscreteQLearningPolicy(Policy):
     def compute_q_value(self, logits: torch.Tensor, mask: Any) -> torch.Tensor:
         """Compute action values from the output of the network; overridden by distributional policies.
 
-        Parameters
-        ----------
-        logits
-            Output of the network; here the values.
-        mask
-            Boolean mask of allowed actions, shape (n, actions), or None. Masked actions get a value below all others.
+        Actions that the boolean mask, shape (n, actions), forbids get a value below all others.
         """
         if mask is None:
             return logits
@@ -151,10 +141,8 @@ class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
 
     Parameters
     ----------
-    policy
-        The trained policy.
-    optim
-        Optimizer factory.
+    policy, optim, allow_nonfinite
+        The trained policy, and its optimizer factory; see `Algorithm` for `allow_nonfinite`.
     gamma, n_step_return_horizon
         Discount per step, and maximum number of rewards summed before the bootstrap value.
     target_update_freq
@@ -164,8 +152,6 @@ class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
         arXiv:1509.06461, equation 4).
     max_grad_norm
         Maximum L2 norm of gradients; None for no clipping.
-    allow_nonfinite
-        See `Algorithm`.
 
     Raises
     ------
@@ -211,15 +197,7 @@ class QLearningOffPolicyAlgorithm(OffPolicyAlgorithm[QPolicyT], ABC):
         return batch
 
     def _target(self, returns: torch.Tensor, discount: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """Return the targets, shape (n, ...).
-
-        Parameters
-        ----------
-        returns, discount
-            n-step sums of rewards and discounts of the bootstrap values, with as many axes as the output.
-        output
-            Result of `_next_output`.
-        """
+        """Return the targets, shape (n, ...), from n-step returns, discounts, and the result of `_next_output`."""
         return returns + discount * output
 
     @abstractmethod

@@ -241,14 +241,7 @@ class DiscreteCritic(VectorOutput):
     ) -> Self:
         """Create a critic Q(s, a) of a Discrete space from the features of a body.
 
-        Parameters
-        ----------
-        body, action_space
-            The network of the features, and the space.
-        num_atoms
-            Outputs per action, for `C51Policy` and `QRDQNPolicy`.
-        linear_layer
-            See `MLP`.
+        `num_atoms` is the number of outputs per action, for `C51Policy` and `QRDQNPolicy`.
         """
         size = _action_count(action_space) * whole("num_atoms", num_atoms, 1)
         return cls(body, last_size=size, linear_layer=linear_layer)
@@ -387,15 +380,7 @@ class ContinuousCritic(VectorOutput):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Activation = nn.ReLU,
     ) -> Self:
-        """Create a critic Q(s, a) for observations of any space and actions of a Box of one axis.
-
-        Parameters
-        ----------
-        observation_space, action_space
-            The spaces.
-        hidden_sizes, activation
-            See `MLP`.
-        """
+        """Create a critic Q(s, a) for observations of any space and actions of a Box of one axis; see `MLP`."""
         flatten, actions = Flatten(observation_space), _action_width(action_space)
         critic = cls(Net(flatten.output_dim, actions, hidden_sizes, activation=activation, concat=True))
         critic.flatten = flatten

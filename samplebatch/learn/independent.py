@@ -160,12 +160,8 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     Parameters
     ----------
     algorithms
-        Algorithms by policy id; agents that share a policy share its algorithm.
-
-    Attributes
-    ----------
-    policy
-        The policies as a `MultiAgentPolicy`, for collectors, workers and trainers.
+        Algorithms by policy id; agents that share a policy share its algorithm. The attribute `policy` contains the
+        policies as a `MultiAgentPolicy`, for collectors, workers and trainers.
 
     Examples
     --------
@@ -196,10 +192,8 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
 
         Parameters
         ----------
-        buffer
-            The buffer or batch.
-        sample_size
-            Rows per policy, see `ReplayBuffer.sample`; None for a batch.
+        buffer, sample_size
+            The buffer or batch, and rows per policy, see `ReplayBuffer.sample`; None for a batch.
 
         Raises
         ------
@@ -220,12 +214,8 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
     Parameters
     ----------
     algorithms
-        Algorithms by policy id; agents that share a policy share its algorithm.
-
-    Attributes
-    ----------
-    policy
-        The policies as a `MultiAgentPolicy`, for collectors, workers and trainers.
+        Algorithms by policy id; agents that share a policy share its algorithm. The attribute `policy` contains the
+        policies as a `MultiAgentPolicy`, for collectors, workers and trainers.
     """
 
     def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:

@@ -48,23 +48,15 @@ class MAPPO(OnPolicyAlgorithm[Any]):
     ----------
     policies
         Policies by id. Agents that share a policy train it together; different policies may have different spaces.
-    critic
-        The centralized critic.
-    optim
-        Factory of two optimizers, for the policies and the critic.
-    eps_clip, ent_coef, gae_lambda, gamma
+        The attribute `policy` contains them as a `MultiAgentPolicy`, for collectors, workers and trainers.
+    critic, optim
+        The centralized critic, and the factory of two optimizers, for the policies and the critic.
+    eps_clip, ent_coef, gae_lambda, gamma, allow_nonfinite
         See `PPO`.
     huber_loss_delta
         Threshold between quadratic and linear loss of the critic.
     max_grad_norm
         Maximum L2 norm of the gradients of the policies and of the critic; None for no clipping.
-    allow_nonfinite
-        See `Algorithm`.
-
-    Attributes
-    ----------
-    policy
-        The policies as a `MultiAgentPolicy`, for collectors, workers and trainers.
 
     Raises
     ------
@@ -110,10 +102,8 @@ class MAPPO(OnPolicyAlgorithm[Any]):
         ----------
         buffer
             The steps, with columns `eps_id`, `agent_index` and `t`.
-        batch_size
-            Environment steps per minibatch; None for all.
-        repeat
-            Passes over the steps.
+        batch_size, repeat
+            Environment steps per minibatch, None for all; and passes over the steps.
 
         Raises
         ------

@@ -275,10 +275,8 @@ class MLP(VectorOutput):
 
     Attributes
     ----------
-    output_dim
-        Width of the output.
-    model
-        The layers.
+    output_dim, model
+        Width of the output, and the layers.
 
     Raises
     ------
@@ -364,10 +362,8 @@ class Net(VectorOutput):
 
     Attributes
     ----------
-    output_dim
-        Width of the output.
-    model
-        The shared layers, an `MLP`.
+    output_dim, model
+        Width of the output, and the shared layers, an `MLP`.
     Q, V
         The heads of a dueling network, None otherwise.
 
@@ -431,15 +427,7 @@ class Net(VectorOutput):
         *,
         linear_layer: LinearLayer = nn.Linear,
     ) -> Self:
-        """Create a network from observations of any space, flattened by `Flatten`, to features.
-
-        Parameters
-        ----------
-        observation_space
-            The observation space.
-        hidden_sizes, activation, linear_layer
-            See `MLP`.
-        """
+        """Create a network from observations of any space, flattened by `Flatten`, to features; see `MLP`."""
         flatten = Flatten(observation_space)
         network = cls(flatten.output_dim, hidden_sizes=hidden_sizes, activation=activation, linear_layer=linear_layer)
         network.flatten = flatten
@@ -470,14 +458,9 @@ class Convolutional(VectorOutput):
     observation_space
         A Box of images; the shorter of the first and the last axis is the channels. uint8 images are divided by 255.
     features
-        Width of the output.
+        Width of the output; also the attribute `output_dim`.
     linear_layer
         Factory of the last layer, called with input and output width.
-
-    Attributes
-    ----------
-    output_dim
-        Width of the output.
 
     Raises
     ------
@@ -532,14 +515,9 @@ class RecurrentBody(VectorOutput):
     observation_space
         The observation space; observations are flattened.
     hidden_size
-        Width of the state and the features.
+        Width of the state and the features; also the attribute `output_dim`.
     kind
         `"gru"` or `"lstm"`.
-
-    Attributes
-    ----------
-    output_dim
-        Width of the features.
 
     Raises
     ------
@@ -590,17 +568,10 @@ class Recurrent(VectorOutput):
 
     Parameters
     ----------
-    layer_num
-        Number of LSTM layers.
+    layer_num, hidden_layer_size
+        Number and width of the LSTM layers.
     state_shape, action_shape
-        Shape or width of an observation, and of the output.
-    hidden_layer_size
-        Width of the LSTM.
-
-    Attributes
-    ----------
-    output_dim
-        Width of the output.
+        Shape or width of an observation, and of the output; the width of the output is the attribute `output_dim`.
 
     Raises
     ------
@@ -683,19 +654,9 @@ def _flatten(space: Space, obs: Any) -> torch.Tensor:
 
 
 class LaggedNetwork(nn.Module):
-    """Target network: a copy that is updated from its source network, and never trained.
+    """Target network: a copy (`module`) that is updated from a source network, and never trained.
 
     Always in evaluation mode; its parameters require no gradients.
-
-    Parameters
-    ----------
-    source
-        The source network.
-
-    Attributes
-    ----------
-    module
-        The copy.
 
     Examples
     --------
@@ -731,12 +692,8 @@ class LaggedNetwork(nn.Module):
     def follow(self, tau: float = 1.0) -> None:
         """Update the parameters from the source: `tau * source + (1 - tau) * target`.
 
-        Buffers, such as the running means of batch normalization, are copied.
-
-        Parameters
-        ----------
-        tau
-            Weight of the source: 1 for a copy, less for Polyak averaging.
+        A `tau` of 1 copies, less computes Polyak averages. Buffers, such as the running means of batch normalization,
+        are copied.
 
         Raises
         ------
@@ -784,12 +741,9 @@ def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2.0), he
 
     Parameters
     ----------
-    network
-        The network.
-    gain
-        Gain of the layers (Engstrom et al., arXiv:2005.12729, section 3).
-    head_gain
-        Gain of the layers outside `preprocess` and `body`; None for `gain`.
+    gain, head_gain
+        Gain of the layers (Engstrom et al., arXiv:2005.12729, section 3), and of the layers outside `preprocess` and
+        `body`; None for `gain`.
 
     Examples
     --------

@@ -74,12 +74,7 @@ class RunningMeanStd(nn.Module):
 
     @torch.no_grad()
     def update(self, data_array: Any) -> None:
-        """Add rows.
-
-        Parameters
-        ----------
-        data_array
-            Numbers of shape (n, *shape), an array or a tensor.
+        """Add rows: an array or tensor of shape (n, *shape).
 
         Raises
         ------
@@ -138,14 +133,8 @@ class RunningMeanStd(nn.Module):
     def norm(self, data_array: ArrayT) -> ArrayT:
         """Subtract the mean, divide by the standard deviation and clip; returns rows unchanged before the first update.
 
-        Parameters
-        ----------
-        data_array
-            Numbers of shape (..., *shape), an array or a tensor.
-
-        Returns
-        -------
-        An array or a tensor of the same shape and dtype; integers become float64 arrays and float32 tensors.
+        Arrays and tensors have shape (..., *shape). Results have the same shape and dtype; integers become float64
+        arrays and float32 tensors.
         """
         if isinstance(data_array, torch.Tensor):
             tensor: torch.Tensor = self(data_array)

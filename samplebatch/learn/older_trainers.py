@@ -40,14 +40,10 @@ def onpolicy_trainer(
         The algorithm, such as a `PPO`; early versions called it a policy.
     train_collector, test_collector
         The collectors.
-    max_epoch, step_per_epoch
-        Epochs, and environment steps per epoch.
-    repeat_per_collect
-        Passes of an update over the collected steps.
-    episode_per_test
-        Episodes per test.
-    batch_size
-        Rows per gradient step.
+    max_epoch, step_per_epoch, episode_per_test
+        Epochs, environment steps per epoch, and episodes per test.
+    repeat_per_collect, batch_size
+        Passes of an update over the collected steps, and rows per gradient step.
     collect_per_step, episode_per_collect
         Episodes collected before each update; version 0.2 used the first name.
     step_per_collect
@@ -103,13 +99,11 @@ def offpolicy_trainer(
         The algorithm, such as a `DQN`; early versions called it a policy.
     train_collector, test_collector
         The collectors.
-    max_epoch, step_per_epoch
-        Epochs, and environment steps per epoch.
+    max_epoch, step_per_epoch, episode_per_test
+        Epochs, environment steps per epoch, and episodes per test.
     collect_per_step, step_per_collect
         Environment steps collected before each update; the first name is from version 0.2, in which an epoch had
         `step_per_epoch` updates.
-    episode_per_test
-        Episodes per test.
     batch_size
         Rows per gradient step.
     update_per_step

@@ -107,10 +107,8 @@ class TorchOptimizerFactory(OptimizerFactory):
 
     Parameters
     ----------
-    optim_class
-        The class, or a function from parameters to an optimizer.
-    **kwargs
-        Further arguments of `optim_class`.
+    optim_class, **kwargs
+        The class, or a function from parameters to an optimizer, and its further arguments.
 
     Examples
     --------
@@ -181,10 +179,8 @@ class Optimizer:
 
     Parameters
     ----------
-    optim
-        The torch optimizer.
-    module
-        The module with the optimized parameters.
+    optim, module
+        The torch optimizer, and the module with the optimized parameters.
     max_grad_norm
         Maximum L2 norm of all gradients; None for no clipping.
 
@@ -218,12 +214,7 @@ class Optimizer:
 
         A policy's loss also depends on its critic. Omitting the critic's gradients saves a third of the backward pass.
 
-        Parameters
-        ----------
-        loss
-            Tensor with one element.
-        retain_graph, create_graph
-            See `torch.Tensor.backward`.
+        See `torch.Tensor.backward` for arguments.
 
         Raises
         ------

@@ -340,11 +340,6 @@ class Policy(nn.Module, ABC):
         Actions of a Box are bounded by `action_bound_method`, then scaled to the space with `action_scaling`. Discrete
         actions are shifted by the `start` of the space. Box leaves of Dict and Tuple spaces are clipped to bounds.
 
-        Parameters
-        ----------
-        act
-            An array or a tensor of actions.
-
         Raises
         ------
         PolicySpecError
@@ -395,11 +390,6 @@ class Policy(nn.Module, ABC):
         a policy with different scaling. Leaves actions of unknown unit unchanged, and actions mapped by a collector's
         `map_action` instead of the policy's.
 
-        Parameters
-        ----------
-        batch
-            Rows with `act`, arrays or tensors, and their `action_unit`.
-
         Raises
         ------
         ColumnMismatchError
@@ -445,10 +435,8 @@ class Policy(nn.Module, ABC):
 
         Parameters
         ----------
-        act
-            The actions that `forward` returned for the batch, an array; may be modified in place.
-        batch
-            The input of `forward`.
+        act, batch
+            Output of `forward`, an array that may be modified in place, and its input.
         """
         return act
 

@@ -31,18 +31,12 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
 
     Parameters
     ----------
-    policy
-        The trained policy.
-    gamma
-        Discount per step.
+    policy, optim, allow_nonfinite
+        The trained policy, and its optimizer factory; see `Algorithm` for `allow_nonfinite`.
+    gamma, max_grad_norm
+        Discount per step, and maximum L2 norm of gradients; None for no clipping.
     return_standardization
         Whether returns are standardized by the running mean and standard deviation of returns.
-    optim
-        Optimizer factory.
-    max_grad_norm
-        Maximum L2 norm of gradients; None for no clipping.
-    allow_nonfinite
-        See `Algorithm`.
 
     Raises
     ------

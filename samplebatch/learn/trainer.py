@@ -66,14 +66,10 @@ class TrainerParams:
         Number of epochs. An epoch consists of `epoch_num_steps` steps and a test.
     epoch_num_steps
         Minimum number of environment steps per epoch; of updates for an `OfflineTrainer`.
-    test_collector
-        Collector for test episodes, not `RolloutWorkers`; None for no tests.
-    test_step_num_episodes
-        Episodes per test.
-    training_fn
-        Called with epoch and environment steps before each collection, for example to set an exploration rate.
-    test_fn
-        Called with epoch and environment steps before each test.
+    test_collector, test_step_num_episodes
+        Collector for test episodes, not `RolloutWorkers`, None for no tests; and episodes per test.
+    training_fn, test_fn
+        Called with epoch and environment steps before each collection and each test, for example to set exploration.
     stop_fn
         Called with the best test score; training stops when it returns True.
     compute_score_fn
@@ -86,21 +82,17 @@ class TrainerParams:
     resume_from_log
         Whether epochs, environment steps and update steps continue from the values that the first logger recorded at
         the last `save_checkpoint_fn`. The caller restores the rest; `checkpoint_dir` restores all state.
-    checkpoint_dir
-        Folder for checkpoints of the trainer, from which a killed run resumes exactly (see `save_checkpoint`); None for
-        no checkpoints.
-    checkpoint_interval
-        Epochs between checkpoints.
+    checkpoint_dir, checkpoint_interval
+        Folder for checkpoints of the trainer, from which a killed run resumes exactly (see `save_checkpoint`), None for
+        no checkpoints; and epochs between checkpoints.
     multi_agent_return_reduction
         Reduces the array of returns to one return per episode, for rewards with several components or agents.
     logger
         One logger or several; Tianshou's loggers are accepted.
     allow_nonfinite
         Whether to continue if a loss is NaN or infinite. By default training stops, unless the algorithm allows it.
-    verbose
-        Whether to print a line per epoch and test.
-    show_progress
-        Whether to show a progress bar; requires a terminal and the extra `cli`.
+    verbose, show_progress
+        Whether to print a line per epoch and test, and a progress bar, which requires a terminal and the extra `cli`.
 
     Raises
     ------
@@ -166,10 +158,8 @@ class OnlineTrainerParams(TrainerParams):
     ----------
     training_collector
         Collector or `RolloutWorkers` with a buffer; workers receive the newest weights before each collection.
-    collection_step_num_env_steps
-        Environment steps to collect before each update, counted as `collect(n_step=...)` does.
-    collection_step_num_episodes
-        Episodes to collect instead of steps.
+    collection_step_num_env_steps, collection_step_num_episodes
+        Environment steps to collect before each update, counted as in `collect(n_step=...)`; or episodes.
     test_in_training
         Whether to test immediately if the collected episodes satisfy `stop_fn`, and to stop training if the test
         satisfies it too.
@@ -229,10 +219,8 @@ class OnPolicyTrainerParams(OnlineTrainerParams):
 
     Attributes
     ----------
-    batch_size
-        Rows per gradient step; None for all collected rows.
-    update_step_num_repetitions
-        Passes of an update over the collected rows.
+    batch_size, update_step_num_repetitions
+        Rows per gradient step, None for all collected rows; and passes over the collected rows.
 
     Examples
     --------
@@ -273,10 +261,8 @@ class OfflineTrainerParams(TrainerParams):
 
     Attributes
     ----------
-    buffer
-        Source of the rows, prepared by the algorithm's `process_buffer`.
-    batch_size
-        Rows sampled per update.
+    buffer, batch_size
+        Source of the rows, passed to the algorithm's `process_buffer`; and rows sampled per update.
     """
 
     buffer: Any
@@ -309,10 +295,8 @@ class TimingStats(PrintedAsDict):
 
     Attributes
     ----------
-    total_time
-        Time since the start, without pauses between the processes of a resumed run.
-    train_time
-        `total_time` without `test_time`.
+    total_time, train_time
+        Time since the start, without pauses between the processes of a resumed run; and without `test_time`.
     train_time_collect, train_time_update, test_time
         Time in collections, updates and tests.
     update_speed
@@ -360,14 +344,10 @@ class EpochStats(PrintedAsDict):
 
     Attributes
     ----------
-    epoch
-        Number of the epoch, from 1.
-    train_collect_stat, training_stat
-        Statistics of the last collection and the last update, or None.
-    test_collect_stat
-        Statistics of the test after the epoch, or None.
-    info_stat
-        Summary of the training run so far.
+    epoch, info_stat
+        Number of the epoch, from 1, and summary of the training run so far.
+    train_collect_stat, training_stat, test_collect_stat
+        Statistics of the last collection, the last update, and the test after the epoch, or None.
     """
 
     epoch: int
@@ -383,14 +363,10 @@ class TrainingCounters:
 
     Attributes
     ----------
-    epoch
-        Epochs started.
-    epoch_steps
-        Steps of the current epoch; None between epochs.
-    env_step, env_episode
-        Environment steps and episodes; offline, sampled rows.
-    update_step
-        Training steps.
+    epoch, epoch_steps
+        Epochs started, and steps of the current epoch; None between epochs.
+    env_step, env_episode, update_step
+        Environment steps (offline: sampled rows), episodes and training steps.
     best_score, best_reward, best_reward_std, best_epoch
         Results of the best test.
     test_step, test_episode
@@ -468,15 +444,11 @@ class Trainer(ABC, Generic[ParamsT]):
 
     Parameters
     ----------
-    algorithm
-        The algorithm, whose `update` a trainer calls.
-    params
-        Parameters of the training run.
+    algorithm, params
+        The algorithm, and the parameters of the training run; also attributes.
 
     Attributes
     ----------
-    algorithm, params
-        The arguments.
     counters
         Epochs, steps and seconds so far, and the best test.
 
@@ -558,10 +530,8 @@ class Trainer(ABC, Generic[ParamsT]):
 
         Parameters
         ----------
-        reset_collectors
-            Whether the collectors' environments start new episodes.
-        reset_collector_buffers
-            Whether the collectors' buffers are cleared too.
+        reset_collectors, reset_collector_buffers
+            Whether the collectors' environments start new episodes, and their buffers are cleared.
         """
         self.counters = TrainingCounters()
         self._losses, self._returns = RecentMeans(), RecentMeans()
@@ -698,13 +668,7 @@ class Trainer(ABC, Generic[ParamsT]):
                 getattr(logger, method)(metrics, step)
 
     def _record_update(self, stats: Any) -> None:
-        """Add an update's duration, smooth its losses, and log its statistics.
-
-        Raises
-        ------
-        NonFiniteLossError
-            If a loss is not finite, and neither the parameters nor the algorithm allow that.
-        """
+        """Check losses unless `allow_nonfinite`, smooth them, and log the statistics and duration of an update."""
         metrics = stats.get_loss_stats_dict()
         if not (self.params.allow_nonfinite or getattr(self.algorithm, "allow_nonfinite", False)):
             require_finite_losses(metrics)
@@ -756,11 +720,7 @@ class Trainer(ABC, Generic[ParamsT]):
         Contains the algorithm with its optimizers, the counters, the collectors with their environments, the buffer,
         and the generators of `random`, `numpy.random` and torch.
 
-        Returns
-        -------
-        dict
-            Plain values, arrays and tensors, and `why_reset`: why environments will be reset, None if episodes
-            continue.
+        The entry `why_reset` is the reason why environments will be reset; None if episodes continue.
         """
         collectors = {name: rollouts.state_dict() for name, rollouts in self._collectors().items()}
         self.info()
@@ -868,12 +828,7 @@ class OnlineTrainer(Trainer[OnlineParamsT]):
 class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
     """Trainer for on-policy algorithms; clears the buffer after each update.
 
-    Parameters
-    ----------
-    algorithm
-        An algorithm with `policy` and `update(buffer=, batch_size=, repeat=)`.
-    params
-        Parameters of the training run.
+    Algorithms need `policy` and `update(buffer=, batch_size=, repeat=)`.
 
     Raises
     ------
@@ -905,12 +860,7 @@ class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
 class OffPolicyTrainer(OnlineTrainer[OffPolicyTrainerParams]):
     """Trainer for algorithms that learn from samples of a replay buffer while collecting.
 
-    Parameters
-    ----------
-    algorithm
-        An algorithm with `policy` and `update(buffer=, sample_size=)`, which performs one gradient step.
-    params
-        Parameters of the training run.
+    Algorithms need `policy` and `update(buffer=, sample_size=)`, which performs one gradient step.
     """
 
     _params_type = OffPolicyTrainerParams
@@ -933,13 +883,8 @@ class OffPolicyTrainer(OnlineTrainer[OffPolicyTrainerParams]):
 class OfflineTrainer(Trainer[OfflineTrainerParams]):
     """Trainer for algorithms that learn from existing data, without collecting.
 
-    Parameters
-    ----------
-    algorithm
-        An algorithm with `policy`, `process_buffer(buffer)` and `update(buffer=, sample_size=)`, which performs one
-        gradient step.
-    params
-        Parameters of the training run.
+    Algorithms need `policy`, `process_buffer(buffer)` and `update(buffer=, sample_size=)`, which performs one gradient
+    step.
 
     Raises
     ------
