@@ -59,7 +59,7 @@ LIMITS = {
     "column": Limits(1.5, 1.5, 0.3),
     "convert": Limits(1.5, 2.0, 0.3),
     "env": Limits(1.5, 2.0, 0.3),
-    "learn": Limits(12.0, 13.0, 6),
+    "learn": Limits(1.5, 1.5, 0.3),
     "loggers": Limits(1.5, 2.0, 0.3),
     "policy": Limits(1.0, 1.0, 0.3),
     "returns": Limits(2.0, 7.0, 0.3),
