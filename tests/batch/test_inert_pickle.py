@@ -257,7 +257,7 @@ def test_arrays_that_share_their_bytes_are_refused() -> None:
 
 @pytest.mark.parametrize("data", [b"\x82\x01.", b"\x80\x04\x8c\x01aQ.", b"Pa\n.", b"\x80\x05\x97.", b"N2\x86."])
 def test_extension_codes_persistent_ids_and_duplicates_are_refused(data: bytes) -> None:
-    with pytest.raises(FormatError, match="must have no"):
+    with pytest.raises(FormatError, match="must have only supported opcodes, got"):
         read_pickle(data)
 
 
@@ -282,5 +282,5 @@ def framed(size: int, *operations: bytes) -> bytes:
     ids=["within a length", "within a string", "in another", "after all"],
 )
 def test_frames_that_end_within_an_operation_are_refused(pickled: bytes) -> None:
-    with pytest.raises(FormatError, match="frames that end where an operation does"):
+    with pytest.raises(FormatError, match="must end at the end of an opcode, got"):
         read_pickle(pickled)
