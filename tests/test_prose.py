@@ -68,7 +68,7 @@ LIMITS = {
     "storage": Limits(1.5, 1.5, 0.3),
     "testing": Limits(1.5, 2.0, 0.6),
     "tokens": Limits(1.5, 1.5, 0.5),
-    "transport": Limits(2.5, 16.0, 3.5),
+    "transport": Limits(1.5, 1.0, 0.3),
     "workers": Limits(1.5, 2.0, 0.3),
 }
 

@@ -1,4 +1,4 @@
-"""Between processes: batches handed over in shared memory.
+"""Channels and broadcasts of batches between processes, in shared memory.
 
 The classes of channels and broadcasts, loaded when they are first used. `samplebatch.channel`, `samplebatch.gather` and
 `samplebatch.broadcast` make them.

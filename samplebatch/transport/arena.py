@@ -170,7 +170,7 @@ class Arena:
     ----------
     start, stop
         Start and end of the arena, both aligned.
-    taken
+    allocated
         Allocated ranges: start and size of each.
 
     Examples
@@ -184,13 +184,13 @@ class Arena:
     True
     """
 
-    def __init__(self, start: int, stop: int, taken: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, start: int, stop: int, allocated: Iterable[tuple[int, int]] = ()) -> None:
         self.nbytes = stop - start
         self.free_nbytes = 0
         self._starts: list[int] = []
         self._stops: list[int] = []
         self._kept: dict[int, list[int]] = {}
-        for at, nbytes in (*sorted(taken), (stop, 0)):
+        for at, nbytes in (*sorted(allocated), (stop, 0)):
             if start < at:
                 self._starts.append(start)
                 self._stops.append(at)

@@ -198,8 +198,8 @@ class Publisher(Transferable):
             nbytes = plan.nbytes + sum(sizes)
             if nbytes + len(head) > board.block_nbytes:
                 raise CapacityError(
-                    f"a publication must fit in the broadcast's {board.block_nbytes} bytes, and this one takes "
-                    f"{nbytes + len(head)}; make the broadcast larger"
+                    f"a publication must fit in the broadcast's {board.block_nbytes} bytes, got {nbytes + len(head)} "
+                    "bytes; create a larger broadcast"
                 )
             block = board.begin()
             targets = plan.arrays(block, 0)
@@ -251,8 +251,8 @@ class Publisher(Transferable):
             writer = board.claim()
             if writer.pid != _getpid():
                 raise OwnershipError(
-                    f"a publisher belongs to the first process that publishes, which is process {writer.pid}, and "
-                    f"cannot be used by process {_getpid()} too; make a broadcast for each"
+                    f"a publisher must be used by process {writer.pid}, which published first, got process {_getpid()}"
+                    "; create one broadcast per process"
                 )
             self._owner = writer.pid
             self._recipients.clear()
@@ -287,7 +287,7 @@ class Publisher(Transferable):
 
     def _open(self) -> Board:
         if self._board is None:
-            raise ChannelClosedError("a publisher must be open to be used, and it is closed")
+            raise ChannelClosedError("a publisher must be open to be used, got a closed one")
         return self._board
 
     def _hand_over(self) -> Region:
@@ -295,7 +295,8 @@ class Publisher(Transferable):
         board = self._open()
         if not self._give(Recipient.find_spawning()):
             raise OwnershipError(
-                "a publisher must be sent to another process before it has published, and it has; make another one"
+                "a publisher must be sent to another process before its first publication, got one that has published; "
+                "create another broadcast"
             )
         return board.region
 
@@ -312,7 +313,7 @@ class Publisher(Transferable):
             self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Publisher goes to other processes by multiprocessing only, and cannot be pickled otherwise")
+        raise TypeError("a Publisher must be pickled by multiprocessing, got another pickler")
 
 
 def _close(reference: weakref.ref[Publisher]) -> None:
@@ -448,8 +449,8 @@ class Subscription:
             tries += 1
             if deadline is not None and tries >= _MIN_TRIES and _monotonic() > deadline:
                 raise ChannelTimeoutError(
-                    f"a publication must stay for as long as it takes to copy it, and {tries} did not; publish less "
-                    "often, or make the broadcast with more blocks"
+                    f"a publication must remain until it is copied, got {tries} that were overwritten; publish less "
+                    "often, or create the broadcast with more blocks"
                 )
 
     def close(self) -> None:
@@ -467,14 +468,14 @@ class Subscription:
             status = board.status
             if status.newest >= version:
                 return status.newest
-            missing = f"publication {version} must come to be read, and the newest is {status.newest}"
+            missing = f"publication {version} must be published to be read, the newest is {status.newest}"
             if status.closed:
                 raise EndOfStreamError(f"{missing}: the publisher has closed its end")
             if self._publisher_has_died(board) and board.status == status:
                 raise PeerDiedError(f"{missing}: the publisher's process {board.writer.pid} has died")
             left_s = _LOOK_S if deadline is None else min(_LOOK_S, deadline - _monotonic())
             if left_s <= 0:
-                raise ChannelTimeoutError(f"{missing} after the time given")
+                raise ChannelTimeoutError(f"{missing} at the end of the timeout")
             board.wait(status, left_s)
 
     def _publisher_has_died(self, board: Board) -> bool:
@@ -492,7 +493,7 @@ class Subscription:
         if into is not None:
             if not described.is_weights:
                 raise ColumnMismatchError(
-                    f"weights must be published to be copied into others, and publication {version} is a "
+                    f"publication {version} must be a dict of weights to be copied with into, got a "
                     f"{described.schema.kind}; read it without into"
                 )
             write_weights(into, described.schema.parts[0], described.plan.parts[0], content.values)
@@ -508,7 +509,7 @@ class Subscription:
         except (FormatError, UntrustedPickleError):
             raise
         except DAMAGE as error:
-            raise FormatError(f"a publication must say what fits its schema, it does not: {error}") from error
+            raise FormatError(f"a publication must match its schema: {error}") from error
         return Publication(
             version, batch_to_weights(value) if isinstance(value, Batch) and described.is_weights else value
         )
@@ -521,24 +522,22 @@ class Subscription:
             rows = read_rows(metadata.pop(ROWS, None))
             is_weights = bool(metadata.pop(WEIGHTS, 0))
             if is_weights and schema.kind != NESTED_BATCH:
-                raise FormatError(f"weights must be published as a nested batch, these are a {schema.kind}")
+                raise FormatError(f"weights must be published as a nested batch, got a {schema.kind}")
             try:
                 plan = schema.plan(rows, rows)
             except ValueError as error:
-                raise FormatError(
-                    f"a publication must have rows that fit its schema, it has others: {error}"
-                ) from error
+                raise FormatError(f"a publication must have the rows of its schema: {error}") from error
             self._last = content.head, _Description(schema, plan, metadata, is_weights)
         described = self._last[1]
         if described.plan.nbytes > len(content.values):
             raise FormatError(
-                f"a publication's values must fit in its {len(content.values)} bytes, they take {described.plan.nbytes}"
+                f"a publication's values must fit in its {len(content.values)} bytes, got {described.plan.nbytes} bytes"
             )
         return described
 
     def _open(self) -> Board:
         if self._board is None:
-            raise ChannelClosedError("a subscription must be open to be used, and it is closed")
+            raise ChannelClosedError("a subscription must be open to be used, got a closed one")
         return self._board
 
     def _hand_over(self) -> Region:
@@ -551,9 +550,7 @@ class Subscription:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a Subscription goes to other processes by multiprocessing only, and cannot be pickled otherwise"
-        )
+        raise TypeError("a Subscription must be pickled by multiprocessing, got another pickler")
 
 
 def _cutter(root: npt.NDArray[np.uint8], start: int) -> Callable[[int], npt.NDArray[np.uint8]]:
@@ -564,7 +561,7 @@ def _cutter(root: npt.NDArray[np.uint8], start: int) -> Callable[[int], npt.NDAr
         nonlocal at
         begin, at = at, at + align(nbytes)
         if begin + nbytes > len(root):
-            raise FormatError(f"a publication must have the {nbytes} bytes of a buffer, it ends before")
+            raise FormatError(f"a publication must contain the {nbytes} bytes of a buffer, got fewer")
         return root[begin : begin + nbytes]
 
     return cut
@@ -629,7 +626,7 @@ class Board:
         # Read once: the other processes may write to it.
         blocks = 0 if words is None else words[_BLOCKS]
         if words is None or words[_MAGIC_WORD] != _MAGIC or not MIN_BLOCKS <= blocks <= MAX_BLOCKS:
-            raise FormatError(f"a broadcast's memory must be laid out as one, and these {region.nbytes} bytes are not")
+            raise FormatError(f"a broadcast's memory must have its layout, got {region.nbytes} bytes of another layout")
         self.region = region
         self.blocks = blocks
         self.block_nbytes = (region.nbytes - _PAGE) // self.blocks
@@ -759,7 +756,7 @@ class Board:
             if not self.still_holds(version):
                 return None
             raise FormatError(
-                f"a publication must lie within its block of {self.block_nbytes} bytes, got {start + head_nbytes}"
+                f"a publication must fit in its block of {self.block_nbytes} bytes, got {start + head_nbytes} bytes"
             )
         block = self._block(version)
         head = block[start : start + head_nbytes].tobytes()
@@ -875,11 +872,13 @@ def weights_to_batch(weights: Mapping[str, Any], path: str = "", depth: int = 1)
     for name, value in weights.items():
         if not isinstance(name, str):
             raise ColumnTypeError(
-                f"weights must have strings for names, got a {type(name).__name__} in {path or 'them'}"
+                f"weights must have strings as names, got a {type(name).__name__} in {path or 'the dict'}"
             )
         if isinstance(value, Mapping):
             if depth == MAX_DEPTH:
-                raise ColumnTypeError(f"weights must be at most {MAX_DEPTH} dicts deep, {path + name!r} has another")
+                raise ColumnTypeError(
+                    f"weights must be at most {MAX_DEPTH} dicts deep, got another dict in {path + name!r}"
+                )
             value = weights_to_batch(value, f"{path}{name}.", depth + 1)
         elif KINDS[type(value)] == TENSOR:
             value = value.detach()
@@ -926,22 +925,26 @@ def write_weights(target: Mapping[str, Any], part: Part, places: Sequence[Place]
 def _match_targets(target: Any, structure: Any, columns: Any, fixed: Any, path: str) -> Any:
     names = [name for name, _ in structure]
     if not isinstance(target, Mapping):
-        raise ColumnMismatchError(f"{path[:-1]!r} must be a dict to be written to, got a {type(target).__name__}")
+        raise ColumnMismatchError(
+            f"{path[:-1]!r} must be a dict, as in the published weights, got a {type(target).__name__}"
+        )
     for name in target:
         if name not in names:
             raise ColumnMismatchError(
-                f"weights must have {path + str(name)!r} to be written; {near_names(name, names)}"
+                f"the published weights must have {path + str(name)!r}, as into has; {near_names(name, names)}"
             )
     for name, under in structure:
         where = path + name
         if name not in target:
-            raise ColumnMismatchError(f"{where!r} must be there to be written to; {near_names(name, target)}")
+            raise ColumnMismatchError(
+                f"into must have {where!r}, as the published weights have; {near_names(name, target)}"
+            )
         if under is not None:
             yield from _match_targets(target[name], under, columns, fixed, where + ".")
             continue
         column = next(columns)
         if not isinstance(column, Fixed):
-            raise ColumnMismatchError(f"{where!r} must be an array or tensor to be written, it is not")
+            raise ColumnMismatchError(f"{where!r} must be published as an array or tensor to be copied with into")
         destination = next(fixed)
         _check_target(target[name], destination, where)
         yield target[name], destination

@@ -178,9 +178,8 @@ class ChannelEnd(Transferable):
             raise self._closed_error()
         if not self._hold():
             raise OwnershipError(
-                f"a {name} belongs to the first process that uses it, which is process "
-                f"{self._words[self._side + _PID]}, and cannot be used by process {this_process[0]} too; "
-                "give each process a channel of its own"
+                f"a {name} must be used by process {self._words[self._side + _PID]}, which used it first, got process "
+                f"{this_process[0]}; create one channel per process"
             )
         self._begin()
         self._owner = this_process[0]
@@ -189,7 +188,7 @@ class ChannelEnd(Transferable):
         """Prepare the end for its first use in this process, again if that was interrupted."""
 
     def _closed_error(self) -> ChannelClosedError:
-        return ChannelClosedError(f"the {_NAMES[self._side]} must be open to be used, and it is closed")
+        return ChannelClosedError(f"the {_NAMES[self._side]} must be open to be used, got a closed one")
 
     def _was_closed_meanwhile(self, error: Exception) -> bool:
         """Return whether an operation failed because another thread has closed this end."""
@@ -200,7 +199,7 @@ class ChannelEnd(Transferable):
         if any(value is self for value in arguments_of(multiprocessing.current_process())):
             self._hold()
         if self._is_held():
-            # The child has just forgotten what was to be done at its end.
+            # The fork has cleared the exit handlers of the child.
             self._at_exit = self._register_at_exit()
 
     def _register_at_exit(self) -> util.Finalize:
@@ -210,11 +209,11 @@ class ChannelEnd(Transferable):
         """Return the memory and the pipes for another process, unless a process has used the end."""
         name = _NAMES[self._side]
         if self._region is None:
-            raise ChannelClosedError(f"the {name} must be open to be sent to a process, and it is closed")
+            raise ChannelClosedError(f"the {name} must be open to be sent to a process, got a closed one")
         if not self._give(Recipient.find_spawning()):
             raise OwnershipError(
-                f"the {name} must be sent to another process before it is used, and process "
-                f"{self._words[self._side + _PID]} has it already; make another channel"
+                f"the {name} must be sent to another process before its first use, got one of process "
+                f"{self._words[self._side + _PID]}; create another channel"
             )
         return self._region, self._pipe, self._back
 
@@ -330,7 +329,7 @@ class ChannelEnd(Transferable):
             self._leave()
         self._at_exit.cancel()
         self._region = None
-        self._shut(told=is_holder)
+        self._shut(notify=is_holder)
         self._peer_fd = None
         if self._watch is not None:
             self._watch.close()
@@ -351,8 +350,8 @@ class ChannelEnd(Transferable):
                 if words[side + STATE] == FREE:
                     words[side + STATE] = _LEFT
 
-    def _shut(self, *, told: bool) -> None:
-        """Close the pipes, after notifying the other end if `told`."""
+    def _shut(self, *, notify: bool) -> None:
+        """Close the pipes, after notifying the other end if `notify`."""
         raise NotImplementedError
 
     def _fail(self, error: BaseException) -> None:
@@ -377,9 +376,7 @@ class ChannelEnd(Transferable):
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            f"a {type(self).__name__} goes to other processes by multiprocessing only, and cannot be pickled otherwise"
-        )
+        raise TypeError(f"a {type(self).__name__} must be pickled by multiprocessing, got another pickler")
 
 
 def _close_at_exit(reference: weakref.ref[ChannelEnd]) -> None:

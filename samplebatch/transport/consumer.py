@@ -248,8 +248,8 @@ class Consumer(ChannelEnd):
         _clear(batch)
         if reference is not None and reference() is not None:
             raise LeaseError(
-                "a leased batch must have no arrays, slices or tensors that outlive the with statement, and there are "
-                "some left; copy() what is needed for longer"
+                "a leased batch must have no arrays, slices or tensors that outlive the with statement; copy() those "
+                "that are needed longer"
             )
 
     def __iter__(self) -> Self:
@@ -280,7 +280,7 @@ class Consumer(ChannelEnd):
                 return _read_into(self._pipe, self._into)
             except BlockingIOError:
                 if not ready:
-                    raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, and none did") from None
+                    raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, got none") from None
             if self._is_over():
                 # What it had sent before is in the pipe by now.
                 with contextlib.suppress(BlockingIOError):
@@ -376,7 +376,9 @@ class Consumer(ChannelEnd):
     def _failure(self, message: Message) -> WorkerError:
         start, nbytes = message.metadata_start, message.metadata_nbytes
         if start != FAILURE_START or nbytes > FAILURE_NBYTES:
-            raise FormatError("a message of failure must have its metadata in the header, it has it elsewhere")
+            raise FormatError(
+                f"a failure message must have its metadata at offset {FAILURE_START}, got {nbytes} bytes at {start}"
+            )
         metadata = unpack_metadata(self._memory[start : start + nbytes].tobytes(), message.metadata_sum)
         error = WorkerError(str(metadata.get("reason")))
         error.add_note(str(metadata.get("details")))
@@ -410,11 +412,11 @@ class Consumer(ChannelEnd):
             return self._peer_died()
         return FormatError("a channel must not have been damaged to be received from, and a message was")
 
-    def _shut(self, *, told: bool) -> None:
+    def _shut(self, *, notify: bool) -> None:
         pipe, self._pipe = self._pipe, -1
         back, self._back = self._back, -1
         if self._return_pipe.descriptor >= 0:
-            if told:
+            if notify:
                 self._return_pipe.give(GOODBYE_IDENT)
             self._poller.close()
             # Arrays that are still held keep the pipe that they go back through.
@@ -423,7 +425,7 @@ class Consumer(ChannelEnd):
             self._lent = self._return_pipe.lent
             del self._decoder
         else:
-            if told:
+            if notify:
                 with contextlib.suppress(OSError):
                     os.write(back, pack_ident(GOODBYE_IDENT))
             os.close(back)

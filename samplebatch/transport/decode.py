@@ -74,7 +74,9 @@ DAMAGE = (
 Root = npt.NDArray[np.uint8]
 """The bytes of a block, which is held as long as there is an array over them."""
 
-_TOO_MANY = "column {!r} must have objects for which its message has bytes; send fewer rows at a time"
+_TOO_MANY = (
+    "column {!r} must have objects that are proportionate to the bytes of its message; send fewer rows at a time"
+)
 _ndarray = np.ndarray
 _new = object.__new__
 
@@ -142,7 +144,7 @@ class VariableColumns:
         self._allow_pickle = allow_pickle
 
     def fixed(self, place: Place, root: Root) -> Column:
-        """Make a column over its place in a block, or one of empty dicts; raises as `decode` does."""
+        """Create a column over its part of a block, or a column of empty dicts; raises as `decode` does."""
         if place.column.form != BARE:
             return fixed_column(place, root)
         column = ObjectColumn.empty_dicts(place.shape[0])
@@ -157,7 +159,7 @@ class VariableColumns:
         return next(self._entries)
 
     def column(self, name: str, entry: Any) -> Column:
-        """Put a column together; raises as `decode` does."""
+        """Load a column from its entry and its buffers; raises as `decode` does."""
         header, sizes = entry
         buffers = [self._cut(count_of(nbytes)) for nbytes in sizes]
         if header[0] == ObjectColumn.kind:
@@ -171,8 +173,8 @@ class VariableColumns:
             return load_columns([(name, len(buffers), header)], buffers, allow_pickle=self._allow_pickle)[name]
         except UntrustedPickleError as error:
             raise UntrustedPickleError(
-                f"column {name!r} holds pickled objects, and unpickling runs code that its sender chose; "
-                "make the channel with allow_pickle=True if you trust it"
+                f"column {name!r} holds pickled objects, which may execute code of the sender; create the channel "
+                "with allow_pickle=True if you trust it"
             ) from error
 
 
@@ -207,7 +209,7 @@ def fixed_column(place: Place, root: Root) -> TensorColumn | TorchColumn:
 
 
 def build_tree(part: Part, places: list[Place], root: npt.NDArray[np.uint8], variable: VariableColumns) -> Batch:
-    """Put a nested batch together over the bytes of its block; raises as `decode` does."""
+    """Build a nested batch over the bytes of its block; raises as `decode` does."""
     columns, fixed = iter(part.columns), iter(places)
 
     def leaf(path: str) -> Any:
@@ -218,7 +220,7 @@ def build_tree(part: Part, places: list[Place], root: npt.NDArray[np.uint8], var
 
     batch = _build(part.structure, leaf, "")
     if next(columns, None) is not None:
-        raise FormatError("a nested batch must have a name for every value, it has too few")
+        raise FormatError("a nested batch must have one name per value, got fewer names")
     return batch
 
 
@@ -226,7 +228,7 @@ def _build(structure: Any, leaf: Callable[[str], Any], prefix: str) -> Batch:
     values: dict[str, Any] = {}
     for name, under in structure:
         if not isinstance(name, str):
-            raise FormatError("a nested batch must have strings for names, it has others")
+            raise FormatError(f"a nested batch must have strings as names, got a {type(name).__name__}")
         path = prefix + name
         values[name] = leaf(path) if under is None else _build(under, leaf, f"{path}.")
     return node(Batch, values)
@@ -245,19 +247,19 @@ def _variable_leaf(variable: VariableColumns, path: str) -> Any:
     if what == VALUE:
         (value,) = entry
         if type(value) not in PLAIN:
-            raise FormatError("a message must have plain values in its metadata, it has others")
+            raise FormatError(f"a message must have plain values in its metadata, got a {type(value).__name__}")
         return value
     shape, *described = entry
     column = variable.column(path, described)
     if what == COLUMN:
         return column
     if what != OBJECTS or not isinstance(column, ObjectColumn):
-        raise FormatError("a message must describe each value, it does not")
+        raise FormatError("a message must describe each value as a plain value, a column or objects")
     if shape is None:
         (only,) = column.values.tolist()
         return only
     if prod(shape) != len(column):
-        raise FormatError(f"an array of objects of shape {shape} cannot have {len(column)}")
+        raise FormatError(f"an array of objects must have as many as its shape {shape} requires, got {len(column)}")
     return column.values.reshape(shape)
 
 
@@ -376,11 +378,12 @@ class Decoder:
         memory = self._memory
         try:
             if version != VERSION:
-                raise FormatError(f"a message must be of version {VERSION}, got {version}; both ends need one release")
+                raise FormatError(
+                    f"a message must have version {VERSION}, got {version}; both ends must use the same release"
+                )
             if start & _UP or start < HEADER_NBYTES or start + nbytes > memory.nbytes:
                 raise FormatError(
-                    f"a message's block must lie within the {memory.nbytes - HEADER_NBYTES} bytes of the arena, "
-                    "it does not"
+                    f"a message's block must be within {memory.nbytes} bytes of memory, got {nbytes} bytes at {start}"
                 )
             lease = self.unfinished
             if lease is None:
@@ -398,10 +401,10 @@ class Decoder:
             else:
                 schema = self._schemas.get(number)
                 if schema is None or flags:
-                    raise FormatError(f"a message must have a schema that is known, and number {number} is not")
+                    raise FormatError(f"a message must have a known schema, got schema number {number}")
                 plan = schema.simple_plan(rows)
                 if plan.nbytes > nbytes:
-                    raise FormatError(f"a message's columns must fit in its {nbytes} bytes, they take {plan.nbytes}")
+                    raise FormatError(f"a message's columns must fit in its {nbytes} bytes, got {plan.nbytes} bytes")
                 if plan.by_name is not None:
                     batch = BlockColumns.batch(lease, plan.by_name, rows, schema.parts[0])
                 else:
@@ -409,14 +412,16 @@ class Decoder:
         except (FormatError, UntrustedPickleError):
             raise
         except DAMAGE as error:
-            raise FormatError(f"a message must say what fits its schema, it does not: {error}") from error
+            raise FormatError(f"a message must match its schema: {error}") from error
         return batch
 
     def _open_with_metadata(self, fields: tuple[Any, ...], lease: Lease) -> AnyBatch:
         _, _, _, flags, number, _, start, nbytes, metadata_start, metadata_nbytes, metadata_sum, rows, _ = fields
         memory = self._memory
         if metadata_start & _UP or metadata_start < HEADER_NBYTES or metadata_start + metadata_nbytes > memory.nbytes:
-            raise FormatError("a message's metadata must lie in the arena, it does not")
+            raise FormatError(
+                f"a message's metadata must be in the arena, got {metadata_nbytes} bytes at {metadata_start}"
+            )
         metadata = unpack_metadata(memory[metadata_start : metadata_start + metadata_nbytes].tobytes(), metadata_sum)
         if flags & DEFINES:
             if number >= _MAX_SCHEMAS:
@@ -424,18 +429,18 @@ class Decoder:
             self._schemas[number] = Schema.read(metadata.get(SCHEMA))
         schema = self._schemas.get(number)
         if schema is None:
-            raise FormatError(f"a message must have a schema that is known, and number {number} is not")
+            raise FormatError(f"a message must have a known schema, got schema number {number}")
         plan = schema.plan(*rows_in(metadata, rows))
         if plan.nbytes > nbytes:
-            raise FormatError(f"a message's columns must fit in its {nbytes} bytes, they take {plan.nbytes}")
+            raise FormatError(f"a message's columns must fit in its {nbytes} bytes, got {plan.nbytes} bytes")
         cut = _Cut(lease, memory, start, nbytes, metadata_start + align(metadata_nbytes)).cut
         return decode(schema, plan, metadata, lease, cut, allow_pickle=self._allow_pickle)
 
 
 class _Cut:
-    """Cuts the buffers of variable columns, each behind the other at an aligned place.
+    """Views of the consecutive buffers of variable columns, each at an aligned offset.
 
-    They lie behind the metadata, which lies in the message's block, or in another block of the same message.
+    The buffers follow the metadata, which is in the message's block or in another block of the same message.
     """
 
     def __init__(self, lease: Lease, memory: npt.NDArray[np.uint8], start: int, nbytes: int, at: int) -> None:
@@ -452,4 +457,4 @@ class _Cut:
 
 
 def _no_buffers(nbytes: int) -> npt.NDArray[np.uint8]:
-    raise FormatError(f"a message with a buffer of {nbytes} bytes must have metadata, it has none")
+    raise FormatError(f"a message with a buffer of {nbytes} bytes must have metadata, got none")

@@ -151,8 +151,8 @@ class PartEncoder:
             raise ColumnTypeError(f"column {name!r} cannot be sent: {error}") from error
         if not self.allow_pickle and is_pickled(header):
             raise UntrustedPickleError(
-                f"column {name!r} holds objects that must be pickled to be sent; give it numbers, strings, lists and "
-                "dicts of one form, drop it, or make the channel with allow_pickle=True"
+                f"column {name!r} contains objects that must be pickled to be sent; use numbers, strings, lists and "
+                "dicts of one structure, drop the column, or create the channel with allow_pickle=True"
             )
         flat = [bytes_of(buffer) for buffer in buffers]
         self.buffers += flat
@@ -205,13 +205,13 @@ class Encoder:
         if isinstance(batch, MultiAgentBatch):
             return self._of_multi_agent(batch)
         if isinstance(batch, Batch):
-            taken = PartEncoder(allow_pickle=self._allow_pickle)
-            structure = take_tree(batch, taken)
-            schema = self.intern(NESTED_BATCH, (("", tuple(taken.key), structure, unit_of(batch)),))
-            metadata: dict[str, Any] = {VARIABLE: [taken.variable]} if taken.variable else {}
-            return Frame(schema, (taken.rows,), taken.arrays, metadata, taken.buffers)
+            part = PartEncoder(allow_pickle=self._allow_pickle)
+            structure = encode_tree(batch, part)
+            schema = self.intern(NESTED_BATCH, (("", tuple(part.key), structure, unit_of(batch)),))
+            metadata: dict[str, Any] = {VARIABLE: [part.variable]} if part.variable else {}
+            return Frame(schema, (part.rows,), part.arrays, metadata, part.buffers)
         raise ColumnTypeError(
-            f"a channel accepts SampleBatch, MultiAgentBatch and Batch, got a {type(batch).__name__}; convert it first"
+            f"a channel sends SampleBatch, MultiAgentBatch and Batch, got a {type(batch).__name__}; convert it first"
         )
 
     def _plain(self, batch: SampleBatch, columns: dict[str, Column]) -> Frame | None:
@@ -225,8 +225,8 @@ class Encoder:
         if schema is not None and len(columns) == len(checks) and flags is schema.parts[0].flags:
             # The same columns as last time: nothing is looked up.
             arrays = []
-            for (name, column), (own, dtype, row_shape) in zip(columns.items(), checks, strict=True):
-                if name != own:
+            for (name, column), (recent_name, dtype, row_shape) in zip(columns.items(), checks, strict=True):
+                if name != recent_name:
                     break
                 if type(column) is not TensorColumn:
                     if dtype is not None or type(column) is not ObjectColumn or not column.is_bare:
@@ -252,42 +252,45 @@ class Encoder:
             arrays.append(values)
             key.append((name, values.dtype, values.shape[1:], None, ""))
         schema = self.intern(SAMPLE_BATCH, (("", tuple(key), "", flags.action_unit),))
-        self._recent = schema, [(own[0], None, ()) if own[4] == BARE else own[:3] for own in key]
+        self._recent = (
+            schema,
+            [(column_key[0], None, ()) if column_key[4] == BARE else column_key[:3] for column_key in key],
+        )
         return Frame(schema, (batch.count,), arrays, {}, [])
 
     def _of_sample_batch(self, batch: SampleBatch, columns: Mapping[str, Column]) -> Frame:
-        taken = self._take(columns)
+        part = self._encode_part(columns)
         flags, unit = batch._flags, batch._flags.action_unit
-        schema = self.intern(SAMPLE_BATCH, (("", tuple(taken.key), freeze(batch._nested), unit),))
+        schema = self.intern(SAMPLE_BATCH, (("", tuple(part.key), freeze(batch._nested), unit),))
         metadata: dict[str, Any] = {} if flags == flags_of_unit(unit) else {FLAGS: [plain_flags(flags)]}
-        if taken.variable:
-            metadata[VARIABLE] = [taken.variable]
-        return Frame(schema, (taken.rows,), taken.arrays, metadata, taken.buffers)
+        if part.variable:
+            metadata[VARIABLE] = [part.variable]
+        return Frame(schema, (part.rows,), part.arrays, metadata, part.buffers)
 
     def _of_multi_agent(self, batch: MultiAgentBatch) -> Frame:
         parts, rows, flags, variable = [], [], [], []
         arrays: list[npt.NDArray[Any]] = []
         buffers: list[npt.NDArray[np.uint8]] = []
         for policy_id, steps in batch.policy_batches.items():
-            taken = self._take(steps._all())
-            parts.append((policy_id, tuple(taken.key), freeze(steps._nested), steps._flags.action_unit))
-            rows.append(taken.rows)
+            part = self._encode_part(steps._all())
+            parts.append((policy_id, tuple(part.key), freeze(steps._nested), steps._flags.action_unit))
+            rows.append(part.rows)
             flags.append(steps._flags)
-            variable.append(taken.variable)
-            arrays += taken.arrays
-            buffers += taken.buffers
+            variable.append(part.variable)
+            arrays += part.arrays
+            buffers += part.buffers
         metadata: dict[str, Any] = {ENV_STEPS: int(batch.count)}
-        if any(own != flags_of_unit(own.action_unit) for own in flags):
+        if any(part_flags != flags_of_unit(part_flags.action_unit) for part_flags in flags):
             metadata[FLAGS] = [*map(plain_flags, flags)]
         if any(variable):
             metadata[VARIABLE] = variable
         return Frame(self.intern(MULTI_AGENT_BATCH, tuple(parts)), tuple(rows), arrays, metadata, buffers)
 
-    def _take(self, columns: Mapping[str, Column]) -> PartEncoder:
-        taken = PartEncoder(allow_pickle=self._allow_pickle)
+    def _encode_part(self, columns: Mapping[str, Column]) -> PartEncoder:
+        part = PartEncoder(allow_pickle=self._allow_pickle)
         for name, column in columns.items():
-            taken.add(name, column)
-        return taken
+            part.add(name, column)
+        return part
 
     def intern(self, kind: str, parts: Any) -> Schema:
         """Find the schema of parts, or make it: a label, columns, a structure and a unit of actions for each."""
@@ -302,7 +305,7 @@ class Encoder:
                 self._recent = (None, [])
                 self._schemas.clear()
             schema = Schema(
-                kind, [Part.of(label, tuple(map(_column, columns)), *own) for label, columns, *own in parts]
+                kind, [Part.of(label, tuple(map(_column, columns)), *details) for label, columns, *details in parts]
             )
             self._schemas[key] = schema
         return schema
@@ -322,7 +325,7 @@ def _column(key: tuple[Any, ...]) -> Fixed | Variable:
     return Variable(*key) if len(key) == 1 else Fixed(*key)
 
 
-def take_tree(source: Node, taken: PartEncoder, prefix: str = "") -> tuple[Any, ...]:
+def encode_tree(source: Node, part: PartEncoder, prefix: str = "") -> tuple[Any, ...]:
     """Encode a tree; return its structure: pairs of a name and the structure below it, None for a leaf.
 
     Raises
@@ -338,57 +341,57 @@ def take_tree(source: Node, taken: PartEncoder, prefix: str = "") -> tuple[Any, 
     for name, value in source.__dict__.items():
         kind = KINDS[type(value)]
         if kind == NODE:
-            structure.append((name, take_tree(value, taken, f"{prefix}{name}.")))
+            structure.append((name, encode_tree(value, part, f"{prefix}{name}.")))
             continue
         if type(value) is _ndarray and value.dtype.kind in _FIXED_KINDS:
-            _take_array(value, taken, "")
+            _add_array(value, part, "")
         elif kind == TENSOR:
-            _take_tensor(value, taken, prefix + name)
+            _add_tensor(value, part, prefix + name)
         elif isinstance(value, np.generic) and value.dtype.kind in _FIXED_KINDS and not isinstance(value, (str, bytes)):
-            _take_array(np.asarray(value), taken, SCALAR)
+            _add_array(np.asarray(value), part, SCALAR)
         else:
-            taken.key.append(("",))
-            taken.variable.append(_dump_variable_leaf(value, taken, prefix + name))
+            part.key.append(("",))
+            part.variable.append(_dump_variable_leaf(value, part, prefix + name))
         structure.append((name, None))
     return tuple(structure)
 
 
-def _take_array(values: npt.NDArray[Any], taken: PartEncoder, form: str, torch: str | None = None) -> None:
-    taken.arrays.append(values)
+def _add_array(values: npt.NDArray[Any], part: PartEncoder, form: str, torch: str | None = None) -> None:
+    part.arrays.append(values)
     if values.ndim:
-        taken.counts.append(len(values))
+        part.counts.append(len(values))
     elif form != SCALAR:
         form = WHOLE + form
-    taken.key.append(("", values.dtype.newbyteorder("="), values.shape[1:], torch, form))
+    part.key.append(("", values.dtype.newbyteorder("="), values.shape[1:], torch, form))
 
 
-def _take_tensor(tensor: Any, taken: PartEncoder, path: str) -> None:
+def _add_tensor(tensor: Any, part: PartEncoder, path: str) -> None:
     import torch
 
     if tensor.device.type != "cpu":
-        raise DeviceError(f"column {path!r} must be in host memory to be sent, it is on {tensor.device}; move it first")
+        raise DeviceError(f"column {path!r} must be in host memory to be sent, got a tensor on {tensor.device}")
     if tensor.grad_fn is not None:
-        raise ColumnTypeError(f"column {path!r} is the result of a computation with gradients; detach() it first")
+        raise ColumnTypeError(f"column {path!r} must not require gradients of a computation to be sent; detach() it")
     if not has_bytes(tensor.dtype):
         raise ColumnTypeError(
-            f"column {path!r} must have a dtype that can be built from bytes to be sent, got {tensor.dtype}"
+            f"column {path!r} must have a dtype with a byte representation to be sent, got {tensor.dtype}"
         )
     if tensor.layout is not torch.strided:
         raise ColumnTypeError(f"column {path!r} must be a dense tensor to be sent, got one of layout {tensor.layout}")
     dense = tensor.detach().contiguous().resolve_conj().resolve_neg()
     (_, dtype_name, _), (values,) = TorchColumn(dense).dump()
-    _take_array(values, taken, GRADIENT if tensor.requires_grad else "", dtype_name)
+    _add_array(values, part, GRADIENT if tensor.requires_grad else "", dtype_name)
 
 
-def _dump_variable_leaf(value: Any, taken: PartEncoder, path: str) -> list[Any]:
+def _dump_variable_leaf(value: Any, part: PartEncoder, path: str) -> list[Any]:
     if type(value) in PLAIN:
         return [VALUE, value]
     if isinstance(value, Column):
-        return [COLUMN, None, *taken.dump(path, value)]
+        return [COLUMN, None, *part.dump(path, value)]
     if type(value) is _ndarray and value.dtype.kind in "OT":
         column = ObjectColumn(value.reshape(-1).astype(object, copy=False))
-        return [OBJECTS, value.shape, *taken.dump(path, column)]
-    return [OBJECTS, None, *taken.dump(path, ObjectColumn(_alone(value)))]
+        return [OBJECTS, value.shape, *part.dump(path, column)]
+    return [OBJECTS, None, *part.dump(path, ObjectColumn(_alone(value)))]
 
 
 def _alone(value: Any) -> npt.NDArray[Any]:

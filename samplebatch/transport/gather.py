@@ -42,7 +42,7 @@ class Gathering:
         self._ready: deque[Consumer] = deque()
         self._closed = False
         self._raise_lost = raise_lost
-        self._places: dict[Consumer, int] = {}
+        self._positions: dict[Consumer, int] = {}
         self.source: Consumer | None = None
         self.lost: dict[Consumer, SampleBatchError] = {}
         for consumer in consumers:
@@ -61,15 +61,15 @@ class Gathering:
         self._require_open()
         consumer._own()
         if any(consumer is other for other in self._open.values()):
-            raise OwnershipError("a consumer must be gathered from once, and it is among those gathered from already")
+            raise OwnershipError("a consumer must be added once, got one that is already added")
         descriptor = consumer._poller.fileno()
         self._poller.register(descriptor)
         self._open[descriptor] = consumer
-        self._places[consumer] = len(self._places)
+        self._positions[consumer] = len(self._positions)
 
     def _require_open(self) -> None:
         if self._closed:
-            raise ChannelClosedError("a gathering must be open to be received from, and it is closed")
+            raise ChannelClosedError("a gathering must be open to receive from it, got a closed one")
 
     def __len__(self) -> int:
         """Return the number of consumers that may still receive."""
@@ -122,7 +122,7 @@ class Gathering:
                 raise self._end_error()
             self._wait(deadline)
             if not self._ready and deadline is not None and _monotonic() >= deadline:
-                raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, and none did")
+                raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, got none")
 
     def _take(self, consumer: Consumer) -> AnyBatch | None:
         """Receive an available batch; None if there is none, or the stream has ended."""
@@ -173,11 +173,11 @@ class Gathering:
     def _end_error(self) -> SampleBatchError:
         if not self.lost or not self._raise_lost:
             return EndOfStreamError("a producer must be open to send more, got closed ends from all")
-        places = sorted(self._places[consumer] for consumer in self.lost)
+        positions = sorted(self._positions[consumer] for consumer in self.lost)
         first = next(iter(self.lost.values()))
         error = WorkerError(
-            f"every producer must close its end when it is done, and of {len(self._places)} these did not: "
-            f"{', '.join(map(str, places))}; the first because {first}"
+            f"all {len(self._positions)} producers must close their ends when they have finished, these did not: "
+            f"{', '.join(map(str, positions))}; reason of the first: {first}"
         )
         for note in getattr(first, "__notes__", ()):
             error.add_note(note)

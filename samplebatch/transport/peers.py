@@ -138,10 +138,10 @@ def _is_there(identity: ProcessIdentity) -> bool:
     except PermissionError:
         # The process belongs to another user, so it exists.
         pass
-    found = _state_of(identity.pid)
-    if found is None:
+    process_state = _state_of(identity.pid)
+    if process_state is None:
         return not _PROC.joinpath("self/stat").exists()
-    state, started = found
+    state, started = process_state
     return state not in "ZX" and identity.started in (0, started)
 
 
@@ -194,8 +194,8 @@ def find_forking() -> BaseProcess | None:
         if frame.f_back is None:
             return None
         frame = frame.f_back
-    found: BaseProcess = frame.f_locals["self"]
-    return found
+    process: BaseProcess = frame.f_locals["self"]
+    return process
 
 
 def arguments_of(started: BaseProcess) -> Iterator[Any]:
@@ -265,19 +265,19 @@ class Poller:
             self._first = other
 
     def unregister(self, descriptor: int) -> None:
-        """Wait on one less."""
+        """Stop waiting for a descriptor."""
         self._poll.unregister(descriptor)
 
     def poll(self, timeout_s: float | None) -> list[int]:
         """Wait until descriptors are readable, for `timeout_s` seconds at most, and return them."""
         if timeout_s is None:
-            found = self._poll.poll()
+            events = self._poll.poll()
         else:
-            found = self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
-        return [descriptor for descriptor, _ in found]
+            events = self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
+        return [descriptor for descriptor, _ in events]
 
     def wait(self, timeout_s: float) -> None:
-        """Wait as `poll` does, whichever it is."""
+        """Wait as `poll` does, without returning the descriptors."""
         self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
 
     def fileno(self) -> int:

@@ -128,7 +128,9 @@ class Reservation:
 
     def _places(self) -> dict[str, Place]:
         if not self._is_open:
-            raise ReleasedError("a reservation must be neither sent nor cancelled to be used, and it was; make another")
+            raise ReleasedError(
+                "a reservation must be open to be used, got one that was committed or cancelled; reserve again"
+            )
         return self._plan.names[0]
 
     def _bytes(self) -> ReservedBytes:
@@ -141,12 +143,12 @@ class Reservation:
         return root
 
     def __getitem__(self, name: str) -> Any:
-        places = self._places()
+        block_columns = self._places()
         array = self._arrays.get(name)
         if array is None:
-            if name not in places:
-                raise no_such_column(name, places)
-            array = self._arrays[name] = fixed_column(places[name], self._bytes()).values
+            if name not in block_columns:
+                raise no_such_column(name, block_columns)
+            array = self._arrays[name] = fixed_column(block_columns[name], self._bytes()).values
         return array
 
     def __iter__(self) -> Iterator[str]:
@@ -197,7 +199,7 @@ class Reservation:
         self._producer._own()
         rows = self.rows if rows_used is None else row_count(rows_used)
         if rows > self.rows:
-            raise RowIndexError(f"a reservation of {self.rows} rows must be sent with at most as many, got {rows}")
+            raise RowIndexError(f"rows_used must be at most the {self.rows} reserved rows, got {rows}")
         schema = self._schema
         metadata: dict[str, Any] = {}
         buffers: list[npt.NDArray[np.uint8]] = []
@@ -223,21 +225,23 @@ class Reservation:
         self, rows: int, extra: Mapping[str, Any]
     ) -> tuple[Schema, dict[str, Any], list[npt.NDArray[np.uint8]]]:
         """Return the schema, the metadata and the further buffers of the filled rows with extra columns."""
-        places, root = self._places(), self._bytes()
+        block_columns, root = self._places(), self._bytes()
         added = SampleBatch(extra)
-        columns: dict[str, Column] = {name: fixed_column(place, root).slice(0, rows) for name, place in places.items()}
+        columns: dict[str, Column] = {
+            name: fixed_column(place, root).slice(0, rows) for name, place in block_columns.items()
+        }
         encoder = PartEncoder(allow_pickle=self._producer._allow_pickle)
         for name, column in added._all().items():
-            if name in places:
+            if name in block_columns:
                 raise ColumnMismatchError(
-                    f"column {name!r} lies in the block, and must be filled there, not given as well"
+                    f"column {name!r} must be written in the reservation, got it as an extra column"
                 )
             encoder.key.append((name,))
             encoder.variable.append(encoder.dump(name, column))
             columns[name] = column
         # Reject incompatible columns here, not where they arrive.
         batch = SampleBatch._of(columns, added._nested, added._flags)
-        key = (*(tuple(place.column) for place in places.values()), *encoder.key)
+        key = (*(tuple(place.column) for place in block_columns.values()), *encoder.key)
         schema = self._producer._encoder.intern(SAMPLE_BATCH, (("", key, freeze(added._nested)),))
         metadata: dict[str, Any] = {VARIABLE: [encoder.variable]}
         if batch._flags != DEFAULT:
@@ -284,7 +288,7 @@ def schema_key(columns: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
     """
     if isinstance(columns, SampleBatch) or not isinstance(columns, Mapping):
         raise ColumnTypeError(
-            "columns must be a mapping of each name to a dtype or a pair of dtype and row shape, "
+            "columns must be a mapping from names to dtypes or pairs of dtype and row shape, "
             f"got a {type(columns).__name__}"
         )
     return tuple((name, *_key_of(name, value)) for name, value in columns.items())
@@ -315,7 +319,7 @@ def _wrong_column(name: Any, value: Any) -> ColumnTypeError:
     kind = "a mapping" if isinstance(value, Mapping) else repr(value)
     return ColumnTypeError(
         f"column {name!r} must have a dtype of fixed size, or a pair of dtype and row shape, to be filled in place, "
-        f"got {kind}; give columns of objects, text or varying shape to commit(extra=...)"
+        f"got {kind}; pass columns of objects, text or varying shape to commit(extra=...)"
     )
 
 
@@ -473,7 +477,7 @@ class Producer(ChannelEnd):
                 return
             if nbytes > self._blocks.arena.nbytes:
                 hint = "send it with split=True, in smaller parts or through a larger channel"
-                raise self._too_large(nbytes, "make the channel larger" if split else hint)
+                raise self._too_large(nbytes, "create a larger channel" if split else hint)
         block = self._take(nbytes, deadline)
         copy_all(plan.targets(self._memory, block[0]), frame.arrays, plan.nbytes)
         metadata_start = block[0] + plan.nbytes
@@ -521,7 +525,7 @@ class Producer(ChannelEnd):
         room = row_count(rows)
         plan = schema.plan((room,), (room,))
         if plan.nbytes > self._blocks.arena.nbytes:
-            raise self._too_large(plan.nbytes, "reserve fewer rows or make the channel larger")
+            raise self._too_large(plan.nbytes, "reserve fewer rows or create a larger channel")
         block = self._take(plan.roomy_nbytes, deadline)
         reservation = Reservation(self, schema, room, plan, block)
         self._blocks.reserved[block[0]] = block, ref(reservation)
@@ -549,7 +553,7 @@ class Producer(ChannelEnd):
             nbytes = size_of(text, buffers)
             if nbytes > block[1] - plan.nbytes:
                 if nbytes > self._blocks.arena.nbytes:
-                    raise self._too_large(nbytes, "give fewer extra columns or make the channel larger")
+                    raise self._too_large(nbytes, "pass fewer extra columns or create a larger channel")
                 further = (self._take(nbytes, deadline),)
                 metadata_start = further[0][0]
             put(self._memory, metadata_start, text, buffers)
@@ -610,7 +614,9 @@ class Producer(ChannelEnd):
                 return
             except BlockingIOError:
                 blocks.is_sent = False
-                self._wait_until(deadline, select.POLLOUT, "the consumer has more messages waiting than a pipe holds")
+                self._wait_until(
+                    deadline, select.POLLOUT, "the pipe is full of messages that the consumer has not received"
+                )
             except BrokenPipeError:
                 blocks.is_sent = False
                 raise self._consumer_gone() from None
@@ -626,7 +632,7 @@ class Producer(ChannelEnd):
             if has_starved and not self._has_asked:
                 self._has_asked = True
                 self._ask_for_collection()
-            why = f"the consumer holds {len(blocks.lent)} messages, and no {nbytes} bytes are free"
+            why = f"the consumer retains {len(blocks.lent)} messages, and no block of {nbytes} bytes is free"
             self._wait_until(deadline, 0, why, LONG_S if has_starved else _STARVED_S)
             block = blocks.take(nbytes)
         blocks.starved_since = None
@@ -647,7 +653,7 @@ class Producer(ChannelEnd):
         """
         left = None if deadline is None else deadline - _monotonic()
         if left is not None and left <= 0:
-            raise ChannelTimeoutError(f"a batch must find room in the time given, and there was none: {why}")
+            raise ChannelTimeoutError(f"a batch must be sent within the timeout: {why}")
         max_s = min(max_s, LOOK_S if self._peer_fd is None else LONG_S)
         left = max_s if left is None else min(left, max_s)
         self._poll.modify(self._pipe, events)
@@ -678,12 +684,12 @@ class Producer(ChannelEnd):
         return self._consumer_closed() if self._peer_was_left() else self._peer_died()
 
     def _consumer_closed(self) -> ChannelClosedError:
-        return ChannelClosedError("the consumer must be open to be sent anything, and it has closed its end")
+        return ChannelClosedError("the consumer must be open to receive batches, got a closed end")
 
     def _too_large(self, nbytes: int, hint: str) -> CapacityError:
         max_nbytes = self._blocks.arena.nbytes
         return CapacityError(
-            f"a batch must fit in the channel's arena of {max_nbytes} bytes, and it takes {nbytes}; {hint}"
+            f"a batch must fit in the channel's arena of {max_nbytes} bytes, got {nbytes} bytes; {hint}"
         )
 
     # -- the end of it -------------------------------------------------------------------------------------------------
@@ -722,10 +728,10 @@ class Producer(ChannelEnd):
         with contextlib.suppress(OSError, SampleBatchError):
             self.fail(*describe_error(error))
 
-    def _shut(self, *, told: bool) -> None:
+    def _shut(self, *, notify: bool) -> None:
         pipe, self._pipe = self._pipe, -1
         back, self._back = self._back, -1
-        if told:
+        if notify:
             with contextlib.suppress(OSError):
                 # A pipe that is full is no harm: who has read it looks at the header before it waits for more.
                 os.write(pipe, pack(END))

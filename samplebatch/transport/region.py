@@ -170,11 +170,11 @@ class Region:
             If it cannot be mapped.
         """
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or not 0 < nbytes == found.st_size:
-                raise FormatError(f"a region must be a file of {nbytes} bytes, got one of {found.st_size}")
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or not 0 < nbytes == status.st_size:
+                raise FormatError(f"a region must be a file of {nbytes} bytes, got one of {status.st_size}")
             if sealed and not _is_sealed(descriptor):
-                raise FormatError(f"a region of {nbytes} bytes must be sealed against shrinking, and is not")
+                raise FormatError(f"a region of {nbytes} bytes must be sealed against shrinking")
             mapping = _Mapping(descriptor, nbytes, writable=writable)
         except BaseException:
             os.close(descriptor)
@@ -284,7 +284,7 @@ class Region:
             self.close_descriptor()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Region goes to other processes by multiprocessing only, and cannot be pickled otherwise")
+        raise TypeError("a Region must be pickled by multiprocessing, got another pickler")
 
     def __repr__(self) -> str:
         return f"<Region of {self.nbytes} bytes{', closed' if self.closed else ''}>"
@@ -336,15 +336,15 @@ def _reserve(descriptor: int, nbytes: int, *, named: bool) -> None:
 
 
 def _obtainable_nbytes(*, named: bool) -> int | None:
-    found = [free_nbytes(), free_in_folder(_NAMED_FOLDER) if named else None]
-    return min((nbytes for nbytes in found if nbytes is not None), default=None)
+    candidates = [free_nbytes(), free_in_folder(_NAMED_FOLDER) if named else None]
+    return min((nbytes for nbytes in candidates if nbytes is not None), default=None)
 
 
 def _no_memory(nbytes: int, number: int | None, free: int | None) -> SharedMemoryError:
-    left = "how much is free is not known" if free is None else f"{free} are free"
+    left = "an unknown number" if free is None else f"{free} free bytes"
     why = f" ({os.strerror(number)})" if number else ""
     return SharedMemoryError(
-        f"{nbytes} bytes of shared memory must be free, and {left}{why}; ask for less, or raise the limit"
+        f"{nbytes} bytes of shared memory must be free, got {left}{why}; request fewer, or raise the limit"
     )
 
 
@@ -361,8 +361,8 @@ def free_nbytes() -> int | None:
     >>> free is None or free > 0
     True
     """
-    found = [nbytes for nbytes in (_machine(), *_control_groups()) if nbytes is not None]
-    return max(0, min(found)) if found else None
+    estimates = [nbytes for nbytes in (_machine(), *_control_groups()) if nbytes is not None]
+    return max(0, min(estimates)) if estimates else None
 
 
 def _machine() -> int | None:
@@ -398,13 +398,13 @@ def _levels(mount: str, path: str, limit: str, usage: str, prefix: str) -> Itera
 
 def _left(limit: str, usage: str, statistics: str, prefix: str) -> int | None:
     try:
-        most = _text(limit).strip()
-        if most == "max":
+        limit_text = _text(limit).strip()
+        if limit_text == "max":
             return None
-        taken = int(_text(usage))
+        used = int(_text(usage))
         fields = dict(line.split(" ", 1) for line in _text(statistics).splitlines())
         files = sum(int(fields[f"{prefix}{which}_file"]) for which in ("active", "inactive"))
-        return int(most) - taken + files
+        return int(limit_text) - used + files
     except (OSError, KeyError, ValueError):
         return None
 
@@ -424,10 +424,10 @@ def free_in_folder(folder: str) -> int | None:
     >>> free_in_folder("/no/such/folder")
     """
     try:
-        found = os.statvfs(folder)
+        statistics = os.statvfs(folder)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
+    return statistics.f_bavail * statistics.f_frsize
 
 
 NBYTES = 8

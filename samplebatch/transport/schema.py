@@ -184,12 +184,12 @@ class Plan:
 
     def targets(self, memory: npt.NDArray[np.uint8], start: int) -> list[npt.NDArray[Any]]:
         """Give the same arrays as `arrays`, remembered: blocks are used over and over."""
-        found = self._targets.get(start)
-        if found is None:
+        targets = self._targets.get(start)
+        if targets is None:
             if len(self._targets) >= _MAX_TARGETS:
                 self._targets.clear()
-            found = self._targets[start] = self.arrays(memory, start)
-        return found
+            targets = self._targets[start] = self.arrays(memory, start)
+        return targets
 
     def forget_targets(self) -> None:
         """Let go of the arrays that `targets` remembers."""
@@ -257,17 +257,26 @@ class Schema:
         parts = []
         at = 0
         for part, room, used in zip(self.parts, rooms, rows, strict=True):
-            places = []
+            part_columns = []
             columns = [column for column in part.columns if isinstance(column, Fixed)]
-            for column, most, count in zip(columns, _counts(columns, room), _counts(columns, used), strict=True):
+            for column, max_count, count in zip(columns, _counts(columns, room), _counts(columns, used), strict=True):
                 shape = (count, *column.row_shape) if column.counted else column.row_shape
-                if count > most or prod([max(1, extent) for extent in shape]) * column.dtype.itemsize > _MAX_NBYTES:
-                    raise ValueError(f"{count} rows where there is room for {most}")
-                places.append(Place(column, shape, at))
-                at += align(most * prod(column.row_shape) * column.dtype.itemsize)
-            parts.append(places)
+                if (
+                    count > max_count
+                    or prod([max(1, extent) for extent in shape]) * column.dtype.itemsize > _MAX_NBYTES
+                ):
+                    raise ValueError(f"rows must be at most {max_count}, got {count}")
+                part_columns.append(Place(column, shape, at))
+                at += align(max_count * prod(column.row_shape) * column.dtype.itemsize)
+            parts.append(part_columns)
         nested = self.kind == NESTED_BATCH
-        names = [{str(i) if nested else own.column.name: own for i, own in enumerate(places)} for places in parts]
+        names = [
+            {
+                str(i) if nested else column_place.column.name: column_place
+                for i, column_place in enumerate(part_columns)
+            }
+            for part_columns in parts
+        ]
         return Plan(parts, at, names, is_plain=self.is_plain and type(rows[0]) is int)
 
     def forget_targets(self) -> None:
@@ -305,15 +314,13 @@ class Schema:
                 for part in parts:
                     _check_tree(part.structure, len(part.columns))
         except (SampleBatchError, TypeError, ValueError, LookupError, RecursionError) as error:
-            raise FormatError(
-                f"a message must have a schema that describes its columns, it has not: {error}"
-            ) from error
+            raise FormatError(f"a message's schema must describe its columns: {error}") from error
         if kind not in (SAMPLE_BATCH, MULTI_AGENT_BATCH, NESTED_BATCH) or (
             kind != MULTI_AGENT_BATCH and len(parts) != 1
         ):
-            raise FormatError(f"a message must hold a batch of a known kind, got {len(parts)} parts of {kind!r}")
+            raise FormatError(f"a message must contain a batch of a known kind, got {len(parts)} parts of {kind!r}")
         if len({part.label for part in parts}) < len(parts):
-            raise FormatError("a message must have one part for each policy, it has two for one")
+            raise FormatError("a message must have one part per policy, got several for one policy")
         return cls(kind, parts)
 
 
@@ -330,11 +337,11 @@ def _read_unit(described: Any) -> ActionUnit:
 def _counts(columns: Sequence[Fixed], rows: Any) -> list[int]:
     counted = [column.counted for column in columns]
     if isinstance(rows, int):
-        return [rows if own else 1 for own in counted]
+        return [rows if is_counted else 1 for is_counted in counted]
     if len(rows) != sum(counted):
-        raise ValueError(f"{len(rows)} numbers of rows for {sum(counted)} columns")
+        raise ValueError(f"there must be {sum(counted)} row counts, one per column, got {len(rows)}")
     counts = iter(rows)
-    return [next(counts) if own else 1 for own in counted]
+    return [next(counts) if is_counted else 1 for is_counted in counted]
 
 
 def _plain(column: Fixed | Variable) -> list[Any]:
@@ -348,10 +355,10 @@ def _column(plain: Any) -> Fixed | Variable:
         return Variable(_string(plain[0]))
     name, dtype, row_shape, torch, form = plain
     if not all(type(extent) is int and extent >= 0 for extent in row_shape):
-        raise ValueError("a row's shape has other extents than counts")
+        raise ValueError("row shapes must consist of integers >= 0")
     elements = named_dtype(_string(dtype))
     if torch is not None and check_torch_name(torch) != elements.itemsize:
-        raise ValueError(f"elements of torch dtype {torch!r} have other than {elements.itemsize} bytes")
+        raise ValueError(f"torch dtype {torch!r} must not have elements of {elements.itemsize} bytes")
     return Fixed(_string(name), elements, tuple(row_shape), torch, _string(form))
 
 
@@ -366,17 +373,17 @@ def _policy(value: Any) -> PolicyID:
 
 def _string(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"a {type(value).__name__} where a string must be")
+        raise TypeError(f"names, labels and dtypes must be strings, got a {type(value).__name__}")
     return value
 
 
 def _nested(structure: str, columns: Sequence[Fixed | Variable]) -> dict[str, Structure]:
     nested = json.loads(structure)
     if not isinstance(nested, dict):
-        raise TypeError("nested columns that have no names")
-    leaves = [leaf for top, own in nested.items() for leaf in leaf_names(top, own)]
+        raise TypeError(f"nested columns must be a mapping from names, got a {type(nested).__name__}")
+    leaves = [leaf for top, substructure in nested.items() for leaf in leaf_names(top, substructure)]
     if not set(leaves) <= {column.name for column in columns} or len(set(leaves)) < len(leaves):
-        raise ValueError("nested columns of which not all are there")
+        raise ValueError("nested columns must be different columns of the batch")
     return nested
 
 
@@ -386,7 +393,7 @@ def _check_tree(structure: Any, count: int) -> None:
     while inner:
         pairs = inner.pop()
         if not isinstance(pairs, list):
-            raise TypeError("a structure of other things than lists")
+            raise TypeError(f"the structure of a nested batch must consist of lists, got a {type(pairs).__name__}")
         for name, under in pairs:
             _string(name)
             if under is None:
@@ -394,7 +401,7 @@ def _check_tree(structure: Any, count: int) -> None:
             else:
                 inner.append(under)
     if leaves != count:
-        raise ValueError(f"{leaves} names for {count} columns")
+        raise ValueError(f"there must be {count} names, one per column, got {leaves}")
 
 
 def freeze(nested: Mapping[str, Any]) -> str:

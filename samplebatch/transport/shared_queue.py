@@ -173,12 +173,12 @@ class SharedQueueMemory:
     def _fill(self, nbytes: int, write: Callable[[npt.NDArray[np.uint8]], object]) -> Address | None:
         """Find a parcel, let a function write to its memory, and mark it as sent."""
         with self._lock:
-            found = self._find(nbytes)
-            if found is None:
+            provide_parcel = self._find(nbytes)
+            if provide_parcel is None:
                 return None
             self._filling.add(threading.get_ident())
         try:
-            parcel = found()
+            parcel = provide_parcel()
             write(parcel.region.array)
             address = parcel.seal(by_path=self._by_path)
         except (SharedMemoryError, OSError):
@@ -237,7 +237,7 @@ class SharedQueueMemory:
         size = _round_up(nbytes)
         fitting = [parcel for parcel in self._kept if size <= parcel.nbytes <= 2 * size]
         if fitting:
-            parcel = min(fitting, key=lambda one: one.nbytes)
+            parcel = min(fitting, key=lambda candidate: candidate.nbytes)
             self._kept.remove(parcel)
             return lambda: parcel
         if len(self._sent) + len(self._filling) >= MAX_PARCELS:
@@ -285,10 +285,10 @@ class _Hold:
         words = SharedCounters(region.array, _WORDS)
         if words[_TOKEN] != address.token or words[_GENERATION] != address.generation or words[_STATE] != _SENT:
             raise FormatError("a batch in shared memory must be received only once, got one received before")
-        words[_RECEIVER], words[_RECEIVER_STARTED] = own = _own_identity()
+        words[_RECEIVER], words[_RECEIVER_STARTED] = identity = _own_identity()
         fence()
         words[_STATE] = _HELD
-        self._words, self._region, self._kept, self._process = words, region, address.kept, own.pid
+        self._words, self._region, self._kept, self._process = words, region, address.kept, identity.pid
         self.__array_interface__ = region.array.__array_interface__
 
     def __del__(self) -> None:
@@ -328,7 +328,9 @@ def receive(address: Address, spans: Sequence[Span]) -> list[npt.NDArray[np.uint
     region.close_descriptor()
     for start, nbytes in spans:
         if not (start >= _HEAD_NBYTES and nbytes >= 0 and start + nbytes <= region.nbytes):
-            raise FormatError(f"a buffer must lie within {region.nbytes} bytes, got {nbytes} bytes from {start} on")
+            raise FormatError(
+                f"a buffer must be within {region.nbytes} bytes of shared memory, got {nbytes} bytes at {start}"
+            )
     array = np.asarray(_Hold(region, address))
     return [array[start : start + nbytes] for start, nbytes in spans]
 
@@ -341,13 +343,13 @@ def _open(way: Any) -> int:
         return os.open(way, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError) as error:
         raise PeerDiedError(
-            f"a batch in shared memory must be received while its sender runs, and {way} is gone; let the process that "
-            "sends it live until then"
+            f"a batch in shared memory must be received while its sender runs, {way} no longer exists; keep the "
+            "sending process running until then"
         ) from error
     except OSError as error:
         error.add_note(
             "To receive a batch in shared memory, a process must have the right to open its sender's descriptors; "
-            "batches that are pickled whole do not need it."
+            "batches that are pickled completely do not need it."
         )
         raise
 

@@ -114,11 +114,11 @@ def unpack(raw: bytes | bytearray) -> Message:
         raise FormatError(f"a message must have {MESSAGE_NBYTES} bytes, got {len(raw)}")
     magic, version, *fields, checksum = unpack_fields(raw)
     if magic != MAGIC:
-        raise FormatError(f"a message must begin with {MAGIC!r}, it does not; something else writes to the channel")
+        raise FormatError(f"a message must start with {MAGIC!r}, got {magic!r}; another program writes to the channel")
     if version != VERSION:
-        raise FormatError(f"a message must be of version {VERSION}, got {version}; both ends must be of one release")
+        raise FormatError(f"a message must have version {VERSION}, got {version}; both ends must use the same release")
     if crc32(raw[:CHECKED_NBYTES]) != checksum:
-        raise FormatError("a message must have the checksum that it says, it has another; it is damaged")
+        raise FormatError("a message must match its checksum; it is damaged")
     return Message(*fields)
 
 
@@ -144,14 +144,14 @@ def write_metadata(schema: Schema, rows: Rows, rooms: Rows, metadata: dict[str, 
     simple = len(rows) == 1 and type(rows[0]) is int and rows == rooms
     if schema.number is not None and simple:
         return pack_metadata(metadata) if metadata else b""
-    whole = dict(metadata)
+    entries = dict(metadata)
     if schema.number is None:
-        whole[SCHEMA] = schema.describe()
+        entries[SCHEMA] = schema.describe()
     if not simple:
-        whole[ROWS] = rows
+        entries[ROWS] = rows
         if rooms != rows:
-            whole[ROOMS] = rooms
-    return pack_metadata(whole)
+            entries[ROOMS] = rooms
+    return pack_metadata(entries)
 
 
 def size_of(metadata: bytes, buffers: list[npt.NDArray[np.uint8]]) -> int:
@@ -182,13 +182,13 @@ def unpack_metadata(raw: bytes, checksum: int) -> dict[str, Any]:
         If its bytes have another checksum, or are no JSON.
     """
     if crc32(raw) != checksum:
-        raise FormatError("a message's metadata must have the checksum that the message says; it is damaged")
+        raise FormatError("a message's metadata must match its checksum; it is damaged")
     try:
         metadata = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"a message's metadata must be JSON, it is not: {error}") from error
+        raise FormatError(f"a message's metadata must be valid JSON: {error}") from error
     if not isinstance(metadata, dict):
-        raise FormatError("a message's metadata must be a mapping, it is not")
+        raise FormatError(f"a message's metadata must be a mapping, got a {type(metadata).__name__}")
     return metadata
 
 
@@ -215,7 +215,7 @@ def flags_of(plain: Any) -> Flags:
     time_major, zero_padded, max_seq_len, updates, is_training, *units = plain
     kinds_fit = isinstance(zero_padded, bool) and isinstance(is_training, bool)
     if not (kinds_fit and isinstance(time_major, bool | None) and isinstance(updates, int | float | None)):
-        raise FormatError("a message must have flags of their own kinds, it has others")
+        raise FormatError("a message's flags must have the types of a batch's flags")
     if len(units) > 1:
         raise FormatError(f"a message must have 5 or 6 flags of a batch, got {len(plain)}")
     unit = _units.get(repr(units[0]), lambda: ActionUnit.from_description(units[0])) if units else None
@@ -234,7 +234,7 @@ def count_of(value: Any) -> int:
         If it is none.
     """
     if type(value) is not int or value < 0:
-        raise FormatError("a message must have numbers that count something, it has others")
+        raise FormatError("a message's counts must be integers from 0")
     return value
 
 
@@ -259,5 +259,5 @@ def read_rows(plain: Any) -> Rows:
         If they are no list of counts, and of lists of counts.
     """
     if not isinstance(plain, list):
-        raise FormatError("rows must be given as a list of counts, and are not")
+        raise FormatError(f"a message's rows must be a list of counts, got a {type(plain).__name__}")
     return tuple([tuple(map(count_of, rows)) if isinstance(rows, list) else count_of(rows) for rows in plain])

@@ -188,11 +188,13 @@ def test_nothing_in_time(ends) -> None:
     for call in (subscription.latest, lambda timeout_s: subscription.wait_for(1, timeout_s)):
         for timeout_s in (0, 0.03):
             begun = time.monotonic()
-            with pytest.raises(ChannelTimeoutError, match="publication 1 must come to be read, and the newest is 0"):
+            with pytest.raises(
+                ChannelTimeoutError, match="publication 1 must be published to be read, the newest is 0"
+            ):
                 call(timeout_s=timeout_s)
             assert timeout_s <= time.monotonic() - begun < 5
     publisher.publish({})
-    with pytest.raises(ChannelTimeoutError, match="publication 2 must come to be read, and the newest is 1"):
+    with pytest.raises(ChannelTimeoutError, match="publication 2 must be published to be read, the newest is 1"):
         subscription.wait_for(2, 0.01)
     assert subscription.latest().version == 1
 
@@ -216,7 +218,9 @@ def test_an_end_that_is_closed(ends) -> None:
     publisher.close()
     assert publisher.closed
     assert subscription.latest().version == 1
-    with pytest.raises(EndOfStreamError, match=r"publication 2 must come .* newest is 1: the publisher has closed"):
+    with pytest.raises(
+        EndOfStreamError, match=r"publication 2 must be published .* newest is 1: the publisher has closed"
+    ):
         subscription.wait_for(2)
     subscription.close()
     subscription.close()
@@ -259,14 +263,18 @@ def test_a_publisher_that_is_dropped_is_closed() -> None:
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        ({"a": np.zeros(MIB)}, CapacityError, r"must fit in the broadcast's 4194304 bytes, and this one takes 83\d+"),
+        ({"a": np.zeros(MIB)}, CapacityError, r"must fit in the broadcast's 4194304 bytes, got 83\d+"),
         (7, ColumnTypeError, "must be a batch, or a dict of arrays and tensors, got a int$"),
         (torch.nn.Linear(1, 1), ColumnTypeError, r"and tensors, got a Linear; pass its state_dict\(\)"),
         ([np.zeros(3)], ColumnTypeError, "got a list"),
-        ({"a": {1: np.zeros(3)}}, ColumnTypeError, "weights must have strings for names, got a int in a"),
+        ({"a": {1: np.zeros(3)}}, ColumnTypeError, "weights must have strings as names, got a int in a"),
         ({"a": torch.zeros(2, dtype=torch.uint8).view(torch.qint8)}, ColumnTypeError, r"got torch\.qint8"),
         ({"a": torch.zeros(2, dtype=torch.uint8).view(torch.uint4)}, ColumnTypeError, r"got torch\.uint4"),
-        (reduce(lambda inner, _: {"a": inner}, range(32), {"a": np.zeros(1)}), ColumnTypeError, "32 dicts deep, 'a.a"),
+        (
+            reduce(lambda inner, _: {"a": inner}, range(32), {"a": np.zeros(1)}),
+            ColumnTypeError,
+            "32 dicts deep, got another dict in 'a.a",
+        ),
         ({"a": object()}, UntrustedPickleError, "'a'"),
         (SampleBatch(o=np.array([{1}, {2}], object)), UntrustedPickleError, "'o'"),
     ],
@@ -318,7 +326,7 @@ def test_capacity_and_blocks() -> None:
 
 def test_plain_pickle_refuses_the_ends(ends) -> None:
     for end in ends:
-        with pytest.raises(TypeError, match="by multiprocessing only"):
+        with pytest.raises(TypeError, match="must be pickled by multiprocessing"):
             pickle.dumps(end)
 
 
@@ -326,7 +334,7 @@ def test_a_publisher_that_has_published_stays(ends) -> None:
     publisher, _ = ends
     ForkingPickler.loads(bytes(ForkingPickler.dumps(publisher))).close()
     publisher.publish({})
-    with pytest.raises(OwnershipError, match="must be sent to another process before it has published"):
+    with pytest.raises(OwnershipError, match="must be sent to another process before its first publication"):
         ForkingPickler.dumps(publisher)
 
 
@@ -371,10 +379,13 @@ def test_arrays_of_every_layout_are_copied_into(ends) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda own: own.pop("t"), "'t' must be there to be written to"),
-        (lambda own: own.update(extra=np.zeros(2)), "weights must have 'extra' to be written; there are 'a', 't', 'n'"),
+        (lambda own: own.pop("t"), "into must have 't', as the published weights have"),
+        (
+            lambda own: own.update(extra=np.zeros(2)),
+            "the published weights must have 'extra', as into has; there are 'a', 't', 'n'",
+        ),
         (lambda own: own["a"].update(y=np.zeros(2)), "weights must have 'a.y'"),
-        (lambda own: own.update(a=np.zeros(3)), "'a' must be a dict to be written to, got a ndarray"),
+        (lambda own: own.update(a=np.zeros(3)), "'a' must be a dict, as in the published weights, got a ndarray"),
         (
             lambda own: own["a"].update(x=np.zeros(4)),
             r"'a.x' must be float64 of shape \(3,\), got float64 of shape \(4,\)",
@@ -383,7 +394,7 @@ def test_arrays_of_every_layout_are_copied_into(ends) -> None:
         (lambda own: own["a"].update(x=torch.zeros(3)), "'a.x' must be an array of float64 of shape .* got Tensor"),
         (lambda own: own.update(t=np.zeros(3)), "'t' must be a tensor of float32 of shape .* got ndarray"),
         (lambda own: own.update(t=torch.zeros(3).double()), "'t' must be float32 of shape .* got float64"),
-        (lambda own: own.update(n={"y": 3}), "'n.y' must be an array or tensor to be written, it is not"),
+        (lambda own: own.update(n={"y": 3}), "'n.y' must be published as an array or tensor"),
     ],
 )
 def test_weights_that_do_not_fit_are_not_written(ends, change, message) -> None:
@@ -400,7 +411,9 @@ def test_weights_that_do_not_fit_are_not_written(ends, change, message) -> None:
 def test_batches_are_not_copied_into(ends) -> None:
     publisher, subscription = ends
     publisher.publish(SampleBatch(a=[1.0]))
-    with pytest.raises(ColumnMismatchError, match="publication 1 is a SampleBatch; read it without into"):
+    with pytest.raises(
+        ColumnMismatchError, match=r"publication 1 must be a dict .* got a SampleBatch; read it without into"
+    ):
         subscription.latest(into={"a": np.zeros(1)})
 
 
@@ -450,7 +463,7 @@ def test_a_reader_that_is_too_slow_takes_the_newest(ends, overtaking) -> None:
 def test_a_reader_that_is_always_too_slow_says_so_in_time(ends, overtaking) -> None:
     _, subscription = ends
     overtaking.left = [3] * 100
-    with pytest.raises(ChannelTimeoutError, match="stay for as long as it takes to copy it, and 3 did not"):
+    with pytest.raises(ChannelTimeoutError, match="remain until it is copied, got 3 that were overwritten"):
         subscription.latest(timeout_s=0)
 
 
@@ -493,11 +506,15 @@ def test_a_publishers_death_is_noticed_and_another_goes_on() -> None:
     here, there = FORK.Pipe()
     with child(FORK, broadcast_children.publish_and_stay, publisher, there) as process:
         subscription.latest(timeout_s=60)
-        with pytest.raises(OwnershipError, match=f"which is process {process.pid}, and cannot be used by process"):
+        with pytest.raises(
+            OwnershipError, match=f"must be used by process {process.pid}, which published first, got process"
+        ):
             publisher.publish({})
         threading.Timer(0.05, process.kill).start()
         begun = time.monotonic()
-        with pytest.raises(PeerDiedError, match=f"publication 2 must come .* newest is 1: .* {process.pid} has died"):
+        with pytest.raises(
+            PeerDiedError, match=f"publication 2 must be published .* newest is 1: .* {process.pid} has died"
+        ):
             subscription.wait_for(2)
         assert time.monotonic() - begun < 20
     assert subscription.latest().value["i"].tolist() == [0]
@@ -569,7 +586,7 @@ def test_one_process_publishes() -> None:
         told = answers.get()
         process.join(60)
     assert told.startswith(
-        f"OwnershipError: a publisher belongs to the first process that publishes, which is process {os.getpid()}"
+        f"OwnershipError: a publisher must be used by process {os.getpid()}, which published first, got process"
     )
     assert publisher.publish({}) == 2
     for end in (publisher, subscription, answers):
@@ -660,7 +677,10 @@ def test_a_program_that_ends_with_open_ends_is_silent() -> None:
 
 def test_memory_that_is_no_broadcast_is_refused() -> None:
     for nbytes in (1, 4096, 4097, 3 * 4096):
-        with Region.create(nbytes) as region, pytest.raises(FormatError, match=f"these {nbytes} bytes are not"):
+        with (
+            Region.create(nbytes) as region,
+            pytest.raises(FormatError, match=f"must have its layout, got {nbytes} bytes"),
+        ):
             Board(region)
 
 

@@ -353,7 +353,7 @@ class TestBackPressure:
             batch = SampleBatch(a=np.zeros(6000))
             producer.send(batch)
             began = time.monotonic()
-            with pytest.raises(ChannelTimeoutError, match="holds 1 "):
+            with pytest.raises(ChannelTimeoutError, match="retains 1 messages"):
                 producer.send(batch, timeout_s=0.1)
             assert 0.09 < time.monotonic() - began < 5
             held = consumer.recv()
@@ -448,9 +448,9 @@ class TestWhatDoesNotFit:
 
     def test_is_refused_with_both_sizes(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
-        with pytest.raises(CapacityError, match=r"1048576 bytes.*takes 1600\d\d\d"):
+        with pytest.raises(CapacityError, match=r"1048576 bytes, got 1600\d\d\d"):
             producer.send(SampleBatch(a=np.zeros(200_000)))
-        with pytest.raises(CapacityError, match=r"1048576 bytes.*takes 1600\d\d\d"):
+        with pytest.raises(CapacityError, match=r"1048576 bytes, got 1600\d\d\d"):
             producer.reserve({"a": "f8"}, 200_000)
         with pytest.raises(ChannelTimeoutError):
             consumer.recv(timeout_s=0)
@@ -536,7 +536,7 @@ class TestOwnership:
     def test_a_used_end_is_not_sent(self, ends: tuple[Producer, Consumer]) -> None:
         producer, _ = ends
         producer.send(steps(1))
-        with pytest.raises(OwnershipError, match="before it is used"):
+        with pytest.raises(OwnershipError, match="before its first use"):
             multiprocessing.get_context("spawn").Process(target=produce, args=(producer,)).start()
 
     def test_an_end_is_not_pickled_otherwise(self, ends: tuple[Producer, Consumer]) -> None:

@@ -34,7 +34,7 @@ def test_numbers_that_no_process_has_are_of_dead_ones(pid: int) -> None:
     "structure", [None, 3, "ab", {"ab": None}, [["a"]], [["a", None, None]], [[3, None]], [["a", 3]], [["a", []]], []]
 )
 def test_nested_batches_have_a_name_for_each_value(structure: object) -> None:
-    with pytest.raises(FormatError, match="must have a schema that describes its columns"):
+    with pytest.raises(FormatError, match="a message's schema must describe its columns"):
         Schema.read({"kind": "Batch", "parts": [["", [["", "<f8", [], None, ""]], structure]]})
 
 

@@ -193,7 +193,7 @@ class TestMistakes:
 
     @pytest.mark.parametrize("columns", [3, None, [1, 2], SampleBatch(x=[1])])
     def test_no_mapping(self, ends: tuple[Producer, Consumer], columns: Any) -> None:
-        with pytest.raises(ColumnTypeError, match="columns must be a mapping of each name to a dtype"):
+        with pytest.raises(ColumnTypeError, match="columns must be a mapping from names to dtypes"):
             ends[0].reserve(columns, 3)
 
     @pytest.mark.parametrize("value", [{"camera": "f4"}, "O", "f5", 3, ("f4", "wide"), ("f4", (-1,)), None.__class__])
@@ -248,7 +248,7 @@ class TestTheLifeOfASlot:
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 2
         for use in (block.commit, lambda: block["x"], lambda: list(block), lambda: len(block)):
-            with pytest.raises(ReleasedError, match="sent"):
+            with pytest.raises(ReleasedError, match="committed"):
                 use()
         block.cancel()
         assert consumer.recv(timeout_s=1)["x"].sum() == 5
