@@ -88,8 +88,8 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
 
     Parameters
     ----------
-    policy, policy_optim
-        The policy, and its optimizer factory.
+    policy, policy_optim, allow_nonfinite
+        The policy, and its optimizer factory; see `Algorithm` for `allow_nonfinite`.
     critic, critic_optim
         Network from observations and actions to values, shape (n, 1), and its optimizer factory. For discrete
         actions, a network from observations to the value of each action, shape (n, actions).
@@ -99,8 +99,6 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         Discount per step, and maximum number of rewards summed before the bootstrap value.
     max_grad_norm
         Maximum L2 norm of a critic's gradients; None for no clipping.
-    allow_nonfinite
-        See `Algorithm`.
 
     Raises
     ------
@@ -195,19 +193,15 @@ class TwinCritics(ActionValueLearner[PolicyT], ABC):
 
     Parameters
     ----------
-    critic, critic_optim, **options
+    critic, critic_optim, max_grad_norm, **options
         See `ActionValueLearner`.
     critic2, critic2_optim
         The second critic, and its optimizer factory; None for a copy of the first critic, and the same factory.
-    max_grad_norm
-        Maximum L2 norm of a critic's gradients; None for no clipping.
 
     Raises
     ------
-    ArgumentError
-        If a number is out of range.
-    PolicySpecError
-        If the algorithm does not support the policy's action space.
+    ArgumentError, PolicySpecError
+        As `ActionValueLearner` does.
     """
 
     def __init__(

@@ -43,8 +43,8 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         layers of the actor.
     optim, max_grad_norm
         Optimizer factory for policy and critic, and maximum L2 norm of gradients; None for no clipping.
-    gae_lambda, gamma
-        Decay of advantages, and discount per step.
+    gae_lambda, gamma, allow_nonfinite
+        Decay of advantages, and discount per step; see `Algorithm` for `allow_nonfinite`.
     max_batchsize
         Maximum number of rows per evaluation of the networks before gradient steps.
     return_scaling
@@ -55,8 +55,6 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         environment, starts at 0 in each episode: `R = gamma * R + reward`. Buffers store unnormalized rewards.
     sequence_length
         Maximum number of steps per sequence, for recurrent policies.
-    allow_nonfinite
-        See `Algorithm`.
 
     Raises
     ------
@@ -100,13 +98,7 @@ class ActorCriticOnPolicyAlgorithm(OnPolicyAlgorithm[ProbabilisticActorPolicy], 
         return {**super().get_extra_state(), "discounted_returns": list(self._discounted_returns)}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_extra_state`.
-
-        Raises
-        ------
-        ArgumentError
-            If the state has a different number of optimizers or schedules.
-        """
+        """Restore a state from `get_extra_state`; raises as `Algorithm.set_extra_state` does."""
         super().set_extra_state(state)
         self._discounted_returns = list(state.get("discounted_returns", ()))
 

@@ -26,7 +26,6 @@ def save_checkpoint(trainer: Any, folder: str | os.PathLike[str]) -> Path:
     """Write the state of a trainer to a folder, and return the path of the file.
 
     Atomically replaces the previous checkpoint: after a crash, the folder contains either the old or the new one.
-
     The trainer must be between two training steps. The folder is created if it does not exist.
 
     Raises

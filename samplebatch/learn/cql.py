@@ -61,7 +61,7 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
 
     Parameters
     ----------
-    policy, policy_optim, **options
+    policy, policy_optim, max_grad_norm, **options
         See `SAC`.
     cql_weight, temperature
         Weight of the penalty, and T in the formula, above 0.
@@ -71,8 +71,6 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
         Learning rate and bounds of the Lagrange multiplier.
     min_action, max_action, num_repeat_actions
         Bounds of the uniform actions, and number of sampled actions per source and step.
-    max_grad_norm
-        Maximum L2 norm of a critic's gradients.
     calibrated
         Whether the return of the data is a lower bound of the values of policy actions in the penalty (Cal-QL, Nakamoto
         et al. 2023, arXiv:2303.05479, section 5). Requires the column `calibration_returns`: `process_buffer` adds it

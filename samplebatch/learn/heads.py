@@ -95,10 +95,8 @@ class ContinuousActorProbabilistic(VectorOutput):
     ----------
     preprocess_net, action_shape, hidden_sizes
         See `DiscreteActor`; `action_shape` is the shape of an action.
-    max_action
-        Bound of the absolute mean, by tanh.
-    unbounded
-        Whether means are unbounded.
+    max_action, unbounded
+        Bound of the absolute mean, by tanh; and whether means are unbounded instead.
     conditioned_sigma
         Whether standard deviations depend on the observation, as in SAC, or are parameters.
 

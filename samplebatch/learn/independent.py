@@ -229,10 +229,8 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
 
         Parameters
         ----------
-        buffer
-            The steps, in a buffer or in a batch of a collector or workers.
-        batch_size, repeat
-            Steps per minibatch, None for all, and passes over the steps.
+        buffer, batch_size, repeat
+            The steps, steps per minibatch, None for all, and passes over the steps.
 
         Raises
         ------

@@ -35,12 +35,9 @@ class JointActions:
 
     Attributes
     ----------
-    space
-        The argument.
-    output_dim
-        Number of outputs of the network.
-    mask_dim
-        Length of a mask: a flag per logit, in the order of the outputs. False forbids a choice, or a bit of 1.
+    output_dim, mask_dim
+        Number of outputs of the network, and length of a mask: a flag per logit, in the order of the outputs. False
+        forbids a choice, or a bit of 1.
 
     Raises
     ------

@@ -128,15 +128,7 @@ def recurrent_parts(network: nn.Module) -> list[nn.Module]:
 class Flatten(nn.Module):
     """Layer that flattens observations to vectors: parts of dicts and tuples concatenated, choices one-hot encoded.
 
-    Parameters
-    ----------
-    space
-        The observation space.
-
-    Attributes
-    ----------
-    output_dim
-        Width of the vectors.
+    The attribute `output_dim` is the width of the vectors.
 
     Examples
     --------
@@ -258,12 +250,9 @@ class MLP(VectorOutput):
 
     Parameters
     ----------
-    input_dim
-        Width of the input.
-    output_dim
-        Width of a last linear layer without activation; 0 for no such layer.
-    hidden_sizes
-        Widths of the hidden layers, each followed by an activation.
+    input_dim, hidden_sizes, output_dim
+        Widths of the input, of the hidden layers, each followed by an activation, and of a last linear layer without
+        activation; 0 for no such layer.
     norm_layer, norm_args
         Class of a normalization layer before each activation, and its further arguments; one, or one per hidden layer.
     activation, act_args
@@ -342,10 +331,8 @@ class Net(VectorOutput):
 
     Parameters
     ----------
-    state_shape
-        Shape of an observation, or its width.
-    action_shape
-        Shape of the output, or its width; 0 for the features of the last hidden layer.
+    state_shape, action_shape
+        Shape or width of an observation, and of the output; 0 for the features of the last hidden layer.
     hidden_sizes, norm_layer, norm_args, activation, act_args, linear_layer
         See `MLP`.
     softmax
@@ -544,12 +531,7 @@ class RecurrentBody(VectorOutput):
     def forward(self, obs: Any, state: Any = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the features of each step, and the state after the last step as a dict of tensors.
 
-        Parameters
-        ----------
-        obs
-            n observations, or n sequences with an additional time axis.
-        state
-            Initial state, n rows; None for zeros.
+        `obs` contains n observations, or n sequences with an additional time axis; `state` n rows, or None for zeros.
         """
         rows = self.flatten(obs)
         steps = rows[:, None] if rows.ndim == 2 else rows
@@ -615,8 +597,6 @@ class Recurrent(VectorOutput):
             Observations of shape (n, width), or sequences of shape (n, steps, width).
         state
             State before the first step: `hidden` and `cell`, each of shape (n, layers, width); None for zeros.
-        info
-            Ignored.
         """
         rows = as_floats(obs, self)
         steps = rows[:, None] if rows.ndim == 2 else rows

@@ -312,14 +312,7 @@ class Policy(nn.Module, ABC):
     def compute_action(self, obs: Any, info: Mapping[str, Any] | None = None, state: Any = None) -> Any:
         """Return the mapped action for one environment, without exploration noise.
 
-        Parameters
-        ----------
-        obs
-            An observation, without an axis for rows.
-        info
-            Info dict of the environment.
-        state
-            The `state` of the previous call of `forward` for one row.
+        The observation has no axis for rows; `state` is the state of the previous call of `forward` for one row.
 
         Returns
         -------

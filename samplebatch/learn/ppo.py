@@ -30,10 +30,8 @@ class ActorCriticTrainingStats(TrainingStats):
     ----------
     loss, actor_loss, vf_loss, ent_loss
         Total loss, actor loss, critic loss and entropy.
-    approx_kl
-        Estimated KL divergence from the behaviour policy.
-    gradient_steps
-        Number of gradient steps.
+    approx_kl, gradient_steps
+        Estimated KL divergence from the behaviour policy, and number of gradient steps.
     """
 
     loss: SequenceSummaryStats | None

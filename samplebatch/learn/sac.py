@@ -194,10 +194,8 @@ class SoftActorCritic(TwinCritics[PolicyT], ABC):
 
     Raises
     ------
-    ArgumentError
-        If a number is out of range.
-    PolicySpecError
-        If the algorithm does not support the policy's action space.
+    ArgumentError, PolicySpecError
+        As `TwinCritics` does.
     """
 
     def __init__(

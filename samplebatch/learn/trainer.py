@@ -321,10 +321,8 @@ class InfoStats(PrintedAsDict):
         Training steps: a collection and its update, or an update of an `OfflineTrainer`.
     best_score, best_reward, best_reward_std
         Best test score, and the mean and standard deviation of the returns in that test.
-    train_step, train_episode, test_step, test_episode
-        Environment steps and episodes of training and tests.
-    timing
-        Durations.
+    train_step, train_episode, test_step, test_episode, timing
+        Environment steps and episodes of training and tests, and durations.
     """
 
     update_step: int
@@ -480,12 +478,7 @@ class Trainer(ABC, Generic[ParamsT]):
     def run(self, reset_collectors: bool = True, reset_collector_buffers: bool = False) -> InfoStats:
         """Train for `max_epochs`, or until `stop_fn` returns True or a stop is requested; return a summary.
 
-        Continues from a loaded state; without one, starts with `reset`.
-
-        Parameters
-        ----------
-        reset_collectors, reset_collector_buffers
-            See `reset`.
+        Continues from a loaded state; without one, calls `reset` with the arguments first.
 
         Raises
         ------
@@ -528,10 +521,7 @@ class Trainer(ABC, Generic[ParamsT]):
     def reset(self, reset_collectors: bool = True, reset_collector_buffers: bool = False) -> None:
         """Start a training run: reset counters and collectors, and test the initial policy.
 
-        Parameters
-        ----------
-        reset_collectors, reset_collector_buffers
-            Whether the collectors' environments start new episodes, and their buffers are cleared.
+        `reset_collectors` starts new episodes; `reset_collector_buffers` also clears the collectors' buffers.
         """
         self.counters = TrainingCounters()
         self._losses, self._returns = RecentMeans(), RecentMeans()
