@@ -774,13 +774,13 @@ def _build(layer: Any, arguments: Any, *first: Any) -> nn.Module:
     return cast(nn.Module, layer(*first, *(arguments or ())))
 
 
-def shape_size(name: str, shape: int | Sequence[int], least: int = 0) -> int:
+def shape_size(name: str, shape: int | Sequence[int], minimum: int = 0) -> int:
     """Return the number of elements of a shape, which may be a width."""
     if isinstance(shape, gymnasium.Space):
         raise ArgumentError(f"{name} must be a shape or a width, got a {type_name(shape)}; {FOR_SPACE}")
     if isinstance(shape, Sequence | np.ndarray):
         return math.prod(whole(name, size, 1) for size in shape)
-    return whole(name, shape, least)
+    return whole(name, shape, minimum)
 
 
 def type_name(value: object) -> str:

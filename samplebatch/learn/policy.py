@@ -353,7 +353,10 @@ class Policy(nn.Module, ABC):
         if not self.action_scaling:
             return array
         if self.action_bound_method is None and not (np.abs(array) <= 1.0).all():
-            raise PolicySpecError("actions must be in [-1, 1] to be scaled; pass an action_bound_method")
+            raise PolicySpecError(
+                f"actions must be in [-1, 1] to be scaled, got {array.min()} to {array.max()}; "
+                "pass an action_bound_method"
+            )
         scaled: Array = space.low + (space.high - space.low) * (array + 1.0) / 2.0
         return scaled
 
