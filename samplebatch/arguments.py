@@ -12,7 +12,7 @@ import numpy as np
 from samplebatch.errors import ArgumentError, near_names
 
 
-def whole(name: str, value: object, least: int | None = 0) -> int:
+def whole(name: str, value: object, minimum: int | None = 0) -> int:
     """Return an integer argument as an int.
 
     Parameters
@@ -21,7 +21,7 @@ def whole(name: str, value: object, least: int | None = 0) -> int:
         The argument's name.
     value
         A Python or NumPy integer.
-    least
+    minimum
         Minimum; None for any integer.
 
     Raises
@@ -38,10 +38,10 @@ def whole(name: str, value: object, least: int | None = 0) -> int:
     samplebatch.errors.ArgumentError: batch_size must be a whole number from 1, got 2.5
     """
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
-        raise ArgumentError(f"{name} must be {_wanted(least)}, got {_shown(value)}")
+        raise ArgumentError(f"{name} must be {_describe_integer(minimum)}, got {_show(value)}")
     number = int(value)
-    if least is not None and number < least:
-        raise ArgumentError(f"{name} must be {_wanted(least)}, got {number}")
+    if minimum is not None and number < minimum:
+        raise ArgumentError(f"{name} must be {_describe_integer(minimum)}, got {number}")
     return number
 
 
@@ -80,7 +80,7 @@ def finite(name: str, value: object) -> float:
     samplebatch.errors.ArgumentError: priority must be a finite number from 0, got nan
     """
     if not _is_number(value) or not 0.0 <= float(value) < float("inf"):
-        raise ArgumentError(f"{name} must be a finite number from 0, got {_shown(value)}")
+        raise ArgumentError(f"{name} must be a finite number from 0, got {_show(value)}")
     return float(value)
 
 
@@ -101,7 +101,7 @@ def fraction(name: str, value: object) -> float:
     samplebatch.errors.ArgumentError: gamma must be a number from 0 to 1, got nan
     """
     if not _is_number(value) or not 0.0 <= float(value) <= 1.0:
-        raise ArgumentError(f"{name} must be a number from 0 to 1, got {_shown(value)}")
+        raise ArgumentError(f"{name} must be a number from 0 to 1, got {_show(value)}")
     return float(value)
 
 
@@ -120,7 +120,7 @@ def positive(name: str, value: object) -> float:
     samplebatch.errors.ArgumentError: stall_timeout_s must be a number above 0, got 0
     """
     if not _is_number(value) or not float(value) > 0.0:
-        raise ArgumentError(f"{name} must be a number above 0, got {_shown(value)}")
+        raise ArgumentError(f"{name} must be a number above 0, got {_show(value)}")
     return float(value)
 
 
@@ -143,7 +143,7 @@ def choice(name: str, value: object, known: Iterable[str]) -> str:
         listed = ("one of " if len(words) > 1 else "") + ", ".join(map(repr, words))
         near = near_names(value, words) if isinstance(value, str) else ""
         hint = f"; {near}" if near.startswith("did") else ""
-        raise ArgumentError(f"{name} must be {listed}, got {_shown(value)}{hint}")
+        raise ArgumentError(f"{name} must be {listed}, got {_show(value)}{hint}")
     return value
 
 
@@ -179,7 +179,7 @@ def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], rename
     parameters, positional = _parameters_of(cls)
     if values and not positional:
         expected = ", ".join(f"{name}=..." for name in list(parameters)[:3])
-        raise ArgumentError(f"{cls.__name__} must get its arguments by name, {expected}, got {len(values)} without one")
+        raise ArgumentError(f"{cls.__name__} must get its arguments by name, {expected}, got {len(values)} positional")
     named = list(names)
     for name in named:
         if parameters and name not in parameters:
@@ -267,7 +267,7 @@ def suggest_names(
                 if len(args) > len(positional) and not takes_values:
                     others = ", ".join(f"{name}=..." for name in names[len(positional) - is_method :][:3])
                     raise ArgumentError(
-                        f"{subject} accepts at most {len(positional) - is_method} arguments without a name, got "
+                        f"{subject} accepts at most {len(positional) - is_method} positional arguments, got "
                         f"{len(args) - is_method}" + (f"; pass others by name: {others}" if others else "")
                     )
                 _check_required(subject, [name for name in required if name not in positional[: len(args)]], kwargs)
@@ -282,10 +282,10 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-def _wanted(least: int | None) -> str:
-    return "a whole number" if least is None else f"a whole number from {least}"
+def _describe_integer(minimum: int | None) -> str:
+    return "a whole number" if minimum is None else f"a whole number from {minimum}"
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     """Format a value for an error: a number or string itself, otherwise its type."""
     return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"

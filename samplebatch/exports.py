@@ -48,11 +48,11 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
             is_of_learning = (
                 package == "samplebatch" and not name.startswith("_") and name in import_module(_LEARN).__all__
             )
-            sentence = f"has no attribute {name!r}; {hint if is_of_learning else near_names(name, homes)}"
+            problem = f"has no attribute {name!r}; {hint if is_of_learning else near_names(name, homes)}"
             if _is_from_import(sys._getframe(1)):
                 # `from package import name` would replace the text of an AttributeError.
-                raise ImportError(f"module {package!r} {sentence}", name=package)
-            raise AttributeError(f"module {package!r} {sentence}")
+                raise ImportError(f"module {package!r} {problem}", name=package)
+            raise AttributeError(f"module {package!r} {problem}")
         try:
             value = getattr(import_module(home), name)
         except ModuleNotFoundError as error:
@@ -61,7 +61,7 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
             from samplebatch.errors import MissingExtraError
 
             raise MissingExtraError(
-                f"'torch' is not installed, which {package}.{name} needs; "
+                f"'torch' is not installed, but {package}.{name} requires it; "
                 "install it with: pip install 'samplebatch[torch]'"
             ) from error
         vars(import_module(package))[name] = value

@@ -102,7 +102,7 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
 
 
 @_compiled(types.void, _FLOATS, _INDEX, _FLOATS, _INDICES_OUT)
-def tree_find(tree: Floats, leaves: int, values: Floats, found: Indices) -> None:
+def tree_find(tree: Floats, leaves: int, values: Floats, slots: Indices) -> None:
     """Find the first slot of positive weight whose prefix sum reaches each value; the total must be positive.
 
     Parameters
@@ -111,25 +111,25 @@ def tree_find(tree: Floats, leaves: int, values: Floats, found: Indices) -> None
         See `tree_set`.
     values
         Shape (n,), from 0 to the total.
-    found
-        Output: slots, shape (n,).
+    slots
+        Output, shape (n,).
     """
     n = len(values)
     left_over = values.copy()
-    found[:] = 1
+    slots[:] = 1
     width = 1
     # All values descend together: the reads of one level are independent, so their cache misses overlap.
     while width < leaves:
         for k in range(n):
-            child = 2 * found[k]
+            child = 2 * slots[k]
             left = tree[child]
             value = left_over[k]
             right = value > left
             left_over[k] = value - left * right
-            found[k] = child + right
+            slots[k] = child + right
         width *= 2
     for k in range(n):
-        if tree[found[k]] == 0.0:
+        if tree[slots[k]] == 0.0:
             # The value is 0, or rounding moved its remainder past the last positive leaf.
             value = values[k]
             node = 1
@@ -139,8 +139,8 @@ def tree_find(tree: Floats, leaves: int, values: Floats, found: Indices) -> None
                 if left == 0.0 or (value > left and right > 0.0):
                     value -= left
                     node += 1
-            found[k] = node
-        found[k] -= leaves
+            slots[k] = node
+        slots[k] -= leaves
 
 
 @_compiled(types.void, _FLOATS, _FLAGS, _FLAGS, _FLOATS, _FLOATS, _FLOAT, _FLOAT, _FLOATS_OUT, _FLOATS_OUT)
@@ -378,20 +378,20 @@ def gae_rows(
 
 
 @_compiled(types.void, _INDICES, _INDICES_OUT)
-def count_places(offsets: Indices, places: Indices) -> None:
+def count_positions(offsets: Indices, positions: Indices) -> None:
     """Count the elements of each row from 0.
 
     Parameters
     ----------
     offsets
         Offsets of rows, shape (n + 1,), from 0 to m.
-    places
+    positions
         Output: position of each element in its row, shape (m,).
     """
     for row in range(len(offsets) - 1):
         start = offsets[row]
         for k in range(start, offsets[row + 1]):
-            places[k] = k - start
+            positions[k] = k - start
 
 
 @_compiled(_INDEX, _INDICES, _INDEX, _INDICES_OUT, _INDICES_OUT)
@@ -482,15 +482,15 @@ def balance(weights: Floats, order: Indices, largest: int, is_equal_size: bool, 
         if heavies * lights > 1 << 20:
             return
         # Moving half of the gap evens the two parts; more than the whole gap would reverse it.
-        least, first, second = gap * (1.0 - 1e-9), -1, -1
+        min_distance, first, second = gap * (1.0 - 1e-9), -1, -1
         for a in range(heavies):
             weight = weights[heavy[a]]
-            if not is_equal_size and abs(gap - 2.0 * weight) < least:
-                least, first, second = abs(gap - 2.0 * weight), heavy[a], -1
+            if not is_equal_size and abs(gap - 2.0 * weight) < min_distance:
+                min_distance, first, second = abs(gap - 2.0 * weight), heavy[a], -1
             for b in range(lights):
                 distance = abs(gap - 2.0 * (weight - weights[light[b]]))
-                if distance < least:
-                    least, first, second = distance, heavy[a], light[b]
+                if distance < min_distance:
+                    min_distance, first, second = distance, heavy[a], light[b]
         if first < 0:
             return
         moved = weights[first]

@@ -236,7 +236,7 @@ def covers(names: Iterable[str], name: str) -> bool:
     >>> [covers(("obs", "info.path"), name) for name in ("obs", "obs.camera", "observed", "info.path", "info")]
     [True, True, False, True, False]
     """
-    return any(name == one or name.startswith(f"{one}.") for one in names)
+    return any(name == parent or name.startswith(f"{parent}.") for parent in names)
 
 
 def is_policy_id(value: object) -> bool:

@@ -93,7 +93,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "list for columns": (lambda: SampleBatch([1, 2]), "columns must be a mapping"),
     "number for a column": (lambda: SampleBatch(obs=1.0), "wrap it in a list for a batch of one row"),
     "list of batches for concat": (lambda: lib.SampleBatch.concat(steps(), [steps()]), "only SampleBatch and"),
-    "batches one by one": (lambda: lib.concat_samples(steps(), steps()), "accepts at most 1 arguments without a name"),
+    "batches one by one": (lambda: lib.concat_samples(steps(), steps()), "accepts at most 1 positional arguments"),
     "number among batches": (lambda: lib.concat_samples([steps(), 3]), "only SampleBatch and MultiAgentBatch"),
     "minibatch_size": (lambda: lib.SampleBatch.minibatches(steps(), minibatch_size=2), "did you mean 'size'"),
     "batch_size": (lambda: lib.SampleBatch.minibatches(steps(), batch_size=2), "did you mean 'size'"),

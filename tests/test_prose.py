@@ -52,7 +52,7 @@ class Limits(NamedTuple):
 
 
 LIMITS = {
-    "": Limits(1.5, 2.0, 0.3),
+    "": Limits(1.0, 1.0, 0.3),
     "batch": Limits(2.0, 2.0, 0.3),
     "buffer": Limits(1.5, 1.5, 0.3),
     "cli": Limits(1.5, 2.0, 0.6),
@@ -62,7 +62,7 @@ LIMITS = {
     "learn": Limits(1.5, 1.5, 0.3),
     "loggers": Limits(1.5, 2.0, 0.3),
     "policy": Limits(1.0, 1.0, 0.3),
-    "returns": Limits(2.0, 7.0, 0.3),
+    "returns": Limits(1.0, 1.0, 0.3),
     "rollout": Limits(1.5, 2.0, 0.3),
     "service": Limits(2.5, 2.0, 0.7),
     "storage": Limits(1.5, 1.5, 0.3),

@@ -192,7 +192,7 @@ def test_what_is_given_is_not_changed_and_may_be_read_only() -> None:
         (lambda: nstep([1], [0], n_step=0), ValueError, "n_step must be a whole number from 1, got 0"),
         (lambda: compute_episodic_return({"rew": [1.0]}), ColumnNotFoundError, "no column 'terminated'"),
         (lambda: compute_episodic_return({"terminated": [1]}), ColumnNotFoundError, "no column 'rew'"),
-        (lambda: compute_episodic_return({"rew": [1.0], "terminated": [0]}), ValueError, "got 0.95; give v_s_"),
+        (lambda: compute_episodic_return({"rew": [1.0], "terminated": [0]}), ValueError, "got 0.95; pass v_s_"),
     ],
 )
 def test_refusals(call: Callable[[], Any], error: type[Exception], message: str) -> None:

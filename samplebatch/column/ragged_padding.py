@@ -160,7 +160,7 @@ def places_of(rows: VaryingRows) -> Any:
 
     offsets = np.ascontiguousarray(rows.layout[0], np.intp)
     positions = memory.empty((int(offsets[-1]),), np.dtype(np.intp))
-    kernels.count_places(offsets, positions)
+    kernels.count_positions(offsets, positions)
     if isinstance(rows.elements, np.ndarray):
         return positions
     import torch

@@ -398,7 +398,7 @@ def nstep_of_rings(
     flat = reward.reshape(len(reward), prod(reward.shape[1:])) if is_ready else np.empty((len(reward), 0))
     n = len(slots)
     returns, discount, last = np.empty((n, flat.shape[1])), np.empty(n), np.empty(n, np.intp)
-    refused = kernels.windows(
+    invalid = kernels.windows(
         flat,
         np.ascontiguousarray(terminated, np.bool_),
         np.ascontiguousarray(ended, np.bool_),
@@ -411,8 +411,8 @@ def nstep_of_rings(
         discount,
         last,
     )
-    if refused >= 0:
-        raise RowIndexError(f"slot {slots[refused]} must be in [0, {len(reward)})")
+    if invalid >= 0:
+        raise RowIndexError(f"slot {slots[invalid]} must be in [0, {len(reward)})")
     if not is_ready:
         return NStep(_sum_windows(reward, ends, slots, last, gamma), discount, last)
     return NStep(returns.reshape(n, *reward.shape[1:]), discount, last)
@@ -468,7 +468,7 @@ def estimate_vtrace(
     c_clip: float | None,
     advantage_rho_clip: float | None,
 ) -> VTrace:
-    """Estimate V-trace targets and advantages by the compiled kernel, for each column of rewards."""
+    """Estimate V-trace targets and advantages with the compiled kernel, for each reward of a step."""
     from samplebatch import kernels
 
     gamma, decay = fraction("gamma", gamma), fraction("vtrace_lambda", vtrace_lambda)
@@ -503,14 +503,14 @@ def as_floats(name: str, value: Any, shape: tuple[int, ...] | None = None) -> Fl
 
 def as_episode_flags(terminated: Any, truncated: Any, n: int) -> tuple[Flags, Flags]:
     """Return terminated flags, and a new array of flags of steps that end an episode."""
-    read = []
+    episode_flags = []
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if value is not None:
             flags = np.ascontiguousarray(as_flags(_numbers(name, value), name)).reshape(-1)
             if len(flags) != n:
                 raise ColumnLengthError(f"{name!r} must have {n} rows, one per reward, got {len(flags)}")
-            read.append(flags)
-    return read[0], read[0] | read[-1]
+            episode_flags.append(flags)
+    return episode_flags[0], episode_flags[0] | episode_flags[-1]
 
 
 # -- ragged rewards ----------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def compute_episodic_return(
     reward, over, ended = _mark_ends(batch, buffer, indices)
     if v_s_ is None:
         if abs(gae_lambda - 1.0) > 1e-8:
-            raise ValueError(f"gae_lambda must be 1 where v_s_ is None, got {gae_lambda}; give v_s_")
+            raise ValueError(f"gae_lambda must be 1 if v_s_ is None, got {gae_lambda}; pass v_s_")
         following = np.zeros(reward.shape)
     else:
         following = as_floats("v_s_", v_s_, reward.shape)
@@ -116,13 +116,13 @@ def compute_vtrace_return(
     Parameters
     ----------
     batch, buffer, indices
-        As `compute_episodic_return` takes them.
+        As for `compute_episodic_return`.
     v_s_, v_s
         Estimates for the next observations and for the observations, n elements each.
     log_ratios
         Log-probability of each action under the target policy minus that under the behaviour policy, n elements.
     gamma, **options
-        As `samplebatch.returns.vtrace` takes them: `vtrace_lambda`, `rho_clip`, `c_clip`, `advantage_rho_clip`.
+        As for `samplebatch.returns.vtrace`: `vtrace_lambda`, `rho_clip`, `c_clip`, `advantage_rho_clip`.
 
     Returns
     -------
@@ -132,9 +132,9 @@ def compute_vtrace_return(
     Raises
     ------
     ColumnNotFoundError, SequenceError
-        As `compute_episodic_return` does.
+        As for `compute_episodic_return`.
     ColumnLengthError, ColumnTypeError, ArgumentError
-        As `samplebatch.returns.vtrace` does.
+        As for `samplebatch.returns.vtrace`.
 
     Examples
     --------
@@ -208,8 +208,8 @@ def compute_nstep_return(
         windows = nstep_of_rings(reward, buffer.terminated, buffer.done, edges, newest, slots, n_step, gamma)
     returns, discount, last = windows
     estimates = target_q_fn(batch if buffer is None else buffer, last)
-    tensor = KINDS[type(estimates)] == TENSOR
-    array = array_of(estimates) if tensor else np.asarray(estimates)
+    is_tensor = KINDS[type(estimates)] == TENSOR
+    array = array_of(estimates) if is_tensor else np.asarray(estimates)
     n = len(last)
     if not array.ndim or len(array) != n:
         raise ColumnLengthError(f"estimates must have {n} rows, one per window, got shape {array.shape}")
@@ -219,7 +219,7 @@ def compute_nstep_return(
             f"estimates must have {summed.shape[1]} values per row like the rewards, got {following.shape[1]}"
         )
     targets = summed + discount[:, None] * following
-    if tensor:
+    if is_tensor:
         batch["returns"] = to_torch_as(targets, estimates)
         if "weight" in batch:
             batch["weight"] = to_torch_as(batch["weight"], estimates)

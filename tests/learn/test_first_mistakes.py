@@ -60,7 +60,7 @@ def optimizer(kind: Any) -> Any:
         (lambda: ppo(clip_param=0.2), "PPO has no argument 'clip_param'; did you mean 'eps_clip'"),
         (lambda: ppo(gae_lamda=0.9), "PPO has no argument 'gae_lamda'; did you mean 'gae_lambda'"),
         (lambda: ppo(critic=q_policy()), "got a DiscreteQLearningPolicy; policy and critic may be swapped"),
-        (lambda: DQN(q_policy(), AdamOptimizerFactory()), "by name, policy=..., optim=..., .*, got 2 without"),  # type: ignore[misc, call-arg]
+        (lambda: DQN(q_policy(), AdamOptimizerFactory()), "by name, policy=..., optim=..., .*, got 2 positional"),  # type: ignore[misc, call-arg]
         (lambda: DiscreteQLearningPolicy(network=Net(3, 4), action_space=CHOICES), "did you mean 'model'"),  # type: ignore[call-arg]
         (lambda: dqn().update(64, filled()), r"buffer must be .*, got 64; the order is update\(buffer, 64\)"),
         (lambda: ppo().update(64, filled(), 2), r"got 64; the order is update\(buffer, 64\)"),  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ def test_the_learning_side_without_torch_says_what_to_install() -> None:
     code = "import sys; sys.modules['torch'] = None\ntry:\n    from samplebatch.learn import PPO\n"
     code += "except ImportError as error:\n    print(type(error).__name__, error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "MissingExtraError 'torch' is not installed, which samplebatch.learn.PPO needs" in done.stdout
+    assert "MissingExtraError 'torch' is not installed, but samplebatch.learn.PPO requires it" in done.stdout
 
 
 def test_a_user_s_algorithm_takes_its_own_arguments() -> None:
