@@ -1,4 +1,4 @@
-"""Arrays of every dtype that a tensor column holds, and that elements have, for the tests of all column classes."""
+"""Sample arrays of every supported dtype."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROW_SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 3), (1,), (0,), (2, 0)]
 
 
 def rows(dtype: Any, n: int, row_shape: tuple[int, ...] = (), seed: int = 0) -> np.ndarray:
-    """Make n rows that use the whole range of the dtype, NaN and NaT included."""
+    """Return n rows that cover the range of the dtype, including NaN and NaT."""
     dtype = np.dtype(dtype)
     shape = (n, *row_shape)
     size = int(np.prod(shape))

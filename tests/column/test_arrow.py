@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_the_class_that_wrote_an_array_reads_it(name):
+def test_arrays_are_read_by_the_class_that_wrote_them(name):
     column = COLUMNS[name]
     field, array = arrow_field_and_array(column, "obs.x")
     assert field.name == "obs.x"
@@ -41,7 +41,7 @@ def test_the_class_that_wrote_an_array_reads_it(name):
         assert back.equals(column)
 
 
-def test_a_compressed_column_is_read_as_the_tensor_column_it_was():
+def test_a_compressed_column_is_read_as_a_tensor_column():
     tensor = COLUMNS["tensor"]
     field, array = arrow_field_and_array(CompressedColumn.compress(tensor), "x")
     assert column_from_arrow(array, field, allow_pickle=False).equals(tensor)
@@ -66,7 +66,7 @@ def test_a_compressed_column_is_read_as_the_tensor_column_it_was():
     ],
     ids=lambda part: str(part.type) if isinstance(part, pa.Array) else part,
 )
-def test_arrays_made_elsewhere_go_to_the_class_that_fits(array, kind):
+def test_foreign_arrow_arrays_become_the_matching_column_class(array, kind):
     column = column_from_arrow(array, pa.field("x", array.type), allow_pickle=False)
     assert column.kind == kind
     assert len(column) == len(array)
@@ -83,7 +83,7 @@ def test_arrays_made_elsewhere_go_to_the_class_that_fits(array, kind):
     ],
     ids=lambda array: str(array.type),
 )
-def test_arrays_that_no_column_holds_are_refused_by_name(array):
+def test_unsupported_arrow_arrays_are_rejected_by_name(array):
     with pytest.raises(ColumnTypeError, match=r"'obs\.x'"):
         column_from_arrow(array, pa.field("obs.x", array.type), allow_pickle=False)
 
@@ -91,7 +91,7 @@ def test_arrays_that_no_column_holds_are_refused_by_name(array):
 @pytest.mark.parametrize("key", [DTYPE_KEY, TORCH_KEY])
 @pytest.mark.parametrize("value", [b"", b"nonsense", b"O", b"|V8", b"\xff\xfe", b"float16", b"<U9"])
 @pytest.mark.parametrize("array", [pa.array([1.5]), pa.array([[1.5]])], ids=["tensor", "ragged"])
-def test_metadata_from_outside_is_not_believed(key, value, array):
+def test_foreign_metadata_is_validated(key, value, array):
     if key == TORCH_KEY and array.type != pa.float64():
         return
     with pytest.raises(SampleBatchError, match="column 'x'" if key == DTYPE_KEY else None):

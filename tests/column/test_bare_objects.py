@@ -1,4 +1,4 @@
-"""Columns of empty dicts, such as infos that say nothing, are not made before somebody looks."""
+"""Columns of empty dicts, such as empty infos, create their objects on first access."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_bare(batch: SampleBatch) -> bool:
     return column.is_bare
 
 
-def test_they_are_counted_copied_joined_and_pickled_without_being_made() -> None:
+def test_counting_copying_joining_and_pickling_create_no_objects() -> None:
     batch = bare(3)
     assert batch.size_bytes() == 3 * 8 + 3 * 64
     for other in (batch.copy(), concat_samples([batch] * 2), pickle.loads(pickle.dumps(batch))):
@@ -32,7 +32,7 @@ def test_they_are_counted_copied_joined_and_pickled_without_being_made() -> None
     assert concat_samples([batch, batch])["infos"].tolist() == [{}] * 6
 
 
-def test_they_are_as_any_other_once_somebody_looks() -> None:
+def test_objects_are_created_on_first_access() -> None:
     batch = bare(3)
     batch["infos"][0]["lives"] = 2
     assert not is_bare(batch)
@@ -48,7 +48,7 @@ def test_they_are_as_any_other_once_somebody_looks() -> None:
 
 
 @pytest.mark.parametrize("allow_pickle", [True, False])
-def test_they_go_through_channels_without_a_byte(allow_pickle: bool) -> None:
+def test_channels_send_empty_dicts_without_bytes(allow_pickle: bool) -> None:
     producer, consumer = channel(1 << 16, allow_pickle=allow_pickle)
     with producer, consumer:
         said = bare(2)
@@ -64,7 +64,7 @@ def test_they_go_through_channels_without_a_byte(allow_pickle: bool) -> None:
         assert consumer.recv().infos.tolist() == [{}, {}]
 
 
-def test_more_rows_than_a_message_can_have_are_refused() -> None:
+def test_more_rows_than_a_message_allows_are_rejected() -> None:
     producer, consumer = channel(1 << 16)
     with producer, consumer:
         producer.send(SampleBatch._of({"infos": ObjectColumn.empty_dicts(1 << 40)}, {}))
@@ -72,7 +72,7 @@ def test_more_rows_than_a_message_can_have_are_refused() -> None:
             consumer.recv()
 
 
-def test_every_collector_makes_them_for_environments_that_say_nothing() -> None:
+def test_collectors_use_them_for_environments_with_empty_infos() -> None:
     with AsyncCollector("random", "CartPole-v1", start_method="fork") as asynchronous:
         assert is_bare(asynchronous.collect(n_step=5).batch)
     with Collector("random", "CartPole-v1") as collector:

@@ -1,4 +1,4 @@
-"""Checksums of memory change with its bytes, and with nothing else."""
+"""Checksums depend on the bytes in memory only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def random_bytes(nbytes: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("nbytes", [1, 100, 4095, 4096, 4097, 50_000])
-def test_any_byte_counts(nbytes: int) -> None:
+def test_every_byte_changes_the_checksum(nbytes: int) -> None:
     data = random_bytes(nbytes)
     before = checksum(data)
     rng = np.random.default_rng(0)
@@ -29,7 +29,7 @@ def test_any_byte_counts(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [8, 512, 4096, 8192])
-def test_places_count(nbytes: int) -> None:
+def test_the_order_of_bytes_changes_the_checksum(nbytes: int) -> None:
     data = random_bytes(16 * 8192)
     moved = data.copy()
     moved[:nbytes], moved[-nbytes:] = data[-nbytes:], data[:nbytes]
@@ -38,11 +38,11 @@ def test_places_count(nbytes: int) -> None:
     assert len({checksum(data), checksum(moved), checksum(neighbours)}) == 3
 
 
-def test_lengths_count_also_among_zeros() -> None:
+def test_the_length_of_zeros_changes_the_checksum() -> None:
     assert len({checksum(bytes(n)) for n in range(0, 20_000, 7)}) == len(range(0, 20_000, 7))
 
 
-def test_where_memory_lies_does_not_count() -> None:
+def test_the_address_does_not_change_the_checksum() -> None:
     data = random_bytes(30_001)
     shifted = np.empty(30_004, np.uint8)[3:]
     shifted[:] = data
@@ -57,7 +57,7 @@ def test_short_memory_has_its_crc() -> None:
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 9])
-def test_blocks_are_checked_one_by_one_on_whatever_core(blocks: int) -> None:
+def test_blocks_are_checked_separately_on_any_core(blocks: int) -> None:
     data = random_bytes(blocks * BLOCK_NBYTES + 5)
     expected = [checksum(data[start : start + BLOCK_NBYTES]) for start in range(0, len(data), BLOCK_NBYTES)]
     assert block_checksums(data) == expected

@@ -37,7 +37,7 @@ def reloaded(column):
 @by_dtype
 @pytest.mark.parametrize("row_shape", ROW_SHAPES, ids=str)
 @pytest.mark.parametrize("n", [0, 1, 10])
-def test_rows_come_back(dtype, row_shape, n):
+def test_rows_round_trip(dtype, row_shape, n):
     values = rows(dtype, n, row_shape)
     tensor = TensorColumn(values)
     for column in (
@@ -91,7 +91,7 @@ def test_every_operation_agrees_with_an_array(made, data):
         agree(column, values)
 
 
-def test_blocks_are_of_about_64_kib_and_whole_rows():
+def test_blocks_have_about_64_kib_and_complete_rows():
     for row_nbytes, n in ((68, 1000), (68, 100_000), (28_224, 128), (100_000, 4), (1, 200_000)):
         column = CompressedColumn.compress(TensorColumn(np.zeros((n, row_nbytes), "u1")))
         assert sum(column.rows) == n
@@ -151,7 +151,7 @@ def test_concat_of_other_dtypes_and_shapes():
         CompressedColumn.concat([wide, CompressedColumn.compress(TensorColumn(rows("i4", 3, (2,))))], "obs")
 
 
-def test_equality_is_of_rows_not_of_blocks():
+def test_equality_compares_rows_not_blocks():
     tensor = TensorColumn(rows("f4", 10, (3,)))
     column = CompressedColumn.compress(tensor, 4)
     assert column.equals(CompressedColumn.compress(tensor, bulk=True))
@@ -173,7 +173,7 @@ def test_arrow_and_torch_get_the_decompressed_rows(dtype):
         assert same(column.to_torch().numpy(), values)
 
 
-def test_copies_of_foreign_blocks_are_our_own():
+def test_foreign_blocks_are_copied():
     column = CompressedColumn.compress(TensorColumn(np.arange(100)), 50)
     header, buffers = column.dump()
     shared = [bytearray(buffer) for buffer in buffers]
@@ -235,7 +235,7 @@ def header_of(column, **changes):
         {"kind": "compressed", "extra": 1},
     ],
 )
-def test_a_header_that_does_not_fit_its_blocks_is_refused(changes):
+def test_a_header_that_contradicts_its_blocks_is_rejected(changes):
     column = CompressedColumn.compress(TensorColumn(np.arange(10)), 4)
     header = header_of(column, **changes)
     with pytest.raises(FormatError):
@@ -274,7 +274,7 @@ def block_of(nbytes):
     ],
     ids=["short", "long", "empty", "cut", "more", "garbage", "zeros"],
 )
-def test_a_damaged_block_is_refused_when_it_is_read(damaged):
+def test_a_damaged_block_is_rejected_when_it_is_read(damaged):
     header = ("compressed", "<i8", (), (10,), (0,), (0, 10))
     whole = CompressedColumn.load(header, [block_of(80)], allow_pickle=False)
     agree(whole, np.zeros(10, np.int64))
@@ -285,7 +285,7 @@ def test_a_damaged_block_is_refused_when_it_is_read(damaged):
 
 
 @given(st.binary(min_size=8, max_size=60))
-def test_no_bytes_crash_the_reader_or_pass_unnoticed(block):
+def test_corrupted_bytes_neither_crash_the_reader_nor_go_undetected(block):
     header = ("compressed", "<u2", (4,), (3,), (1,), (0, 2))
     column = CompressedColumn.load(header, [block], allow_pickle=False)
     try:
@@ -299,13 +299,13 @@ def test_no_bytes_crash_the_reader_or_pass_unnoticed(block):
             column.decompress()
 
 
-def test_a_bomb_is_refused_before_memory_is_taken():
+def test_a_decompression_bomb_is_rejected_before_allocation():
     header = ("compressed", "<i8", (), (1 << 40,), (0,), (0, 1 << 40))
     with pytest.raises(FormatError):
         CompressedColumn.load(header, [bytes(1000)], allow_pickle=False)
 
 
-def test_bulk_is_cut_where_a_block_would_be_too_large(monkeypatch):
+def test_large_data_is_split_before_a_block_is_too_large(monkeypatch):
     monkeypatch.setattr(compressed, "_MAX_BLOCK_NBYTES", 1000)
     values = rows("u1", 50, (100,))
     column = CompressedColumn.compress(TensorColumn(values), bulk=True)

@@ -18,7 +18,7 @@ from tests.optional import torch
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("row_shape", ROW_SHAPES, ids=str)
 @pytest.mark.parametrize("n", [0, 4])
-def test_an_array_in_our_layout_is_kept(dtype, row_shape, n):
+def test_an_array_in_column_layout_is_not_copied(dtype, row_shape, n):
     values = rows(dtype, n, row_shape)
     column = as_column(values, "x")
     assert column.kind == "tensor"
@@ -50,20 +50,20 @@ def test_an_array_in_another_layout_is_copied_once(dtype):
             assert made.ctypes.data % memory.ALIGNMENT == 0
 
 
-def test_read_only_arrays_are_kept_read_only():
+def test_read_only_arrays_stay_read_only():
     values = np.zeros(3)
     values.flags.writeable = False
     assert as_column(values, "x").values is values
 
 
 @pytest.mark.parametrize("value", [3, 2.5, "abc", b"abc", None, np.float32(1), {"a": 1}, object()], ids=plain_repr)
-def test_single_values_are_refused_by_name(value):
+def test_single_values_are_rejected_by_name(value):
     with pytest.raises(ColumnTypeError, match=r"column 'obs\.x' must be an array.*wrap it in a list"):
         as_column(value, "obs.x")
 
 
 @pytest.mark.parametrize("value", [np.array(3), torch.tensor(3)], ids=["numpy", "torch"])
-def test_arrays_without_rows_are_refused_by_name(value):
+def test_arrays_without_rows_are_rejected_by_name(value):
     with pytest.raises(ColumnTypeError, match=r"column 'obs' must have rows, got a 0-d .*reshape\(1\)"):
         as_column(value, "obs")
 
@@ -80,7 +80,7 @@ def test_arrays_without_rows_are_refused_by_name(value):
     ],
     ids=["record", "void", "longdouble", "masked", "objects", "sparse"],
 )
-def test_what_no_column_holds_is_refused_by_name(value, says):
+def test_unsupported_values_are_rejected_by_name(value, says):
     with pytest.raises(ColumnTypeError, match=f"column 'obs.*{says}"):
         as_column(value, "obs")
 
@@ -159,7 +159,7 @@ def test_rows_of_unequal_shape_are_ragged():
         assert [row.shape for row in column] == [np.shape(row) for row in value]
 
 
-def test_unequal_rows_that_no_column_holds_are_refused_by_name():
+def test_unsupported_ragged_rows_are_rejected_by_name():
     with pytest.raises(ColumnTypeError, match="column 'obs' must have rows"):
         as_column([np.zeros(2), np.zeros((2, 2))], "obs")
 
@@ -221,12 +221,12 @@ def test_strings_that_utf_8_cannot_encode_stay_objects():
     assert column.values.tolist() == ["a", "\ud800"]
 
 
-def test_strings_with_another_marker_for_missing_ones_are_refused():
+def test_strings_with_another_missing_value_are_rejected():
     with pytest.raises(ColumnTypeError, match=r"'tag' must have None or NaN for missing strings, got .* object"):
         as_column(np.array(["a"], np.dtypes.StringDType(na_object=object())), "tag")
 
 
-def test_characters_that_are_none_are_refused():
+def test_invalid_characters_are_rejected():
     with pytest.raises(ColumnTypeError, match="'tag' must have Unicode characters"):
         as_column(np.frombuffer(b"\xff" * 8, "<U1"), "tag")
 
@@ -245,7 +245,7 @@ def test_arrow_arrays_are_viewed():
         as_column(pa.array([1, None]), "x")
 
 
-def test_whatever_has_an_array_is_read_through_it():
+def test_objects_with_an_array_interface_are_read_through_it():
     class Frames:
         def __array__(self, dtype=None, copy=None):
             return np.arange(3)

@@ -55,7 +55,7 @@ assert addresses == {first}, (first, addresses)
 
 
 @pytest.mark.parametrize("nbytes", [16 << 20, 64 << 20])
-def test_a_freed_block_is_handed_out_again(nbytes):
+def test_a_freed_block_is_reused(nbytes):
     if nbytes >= 32 << 20 and int(pa.__version__.partition(".")[0]) < 21:
         pytest.skip("the mimalloc of pyarrow before 21 gives such blocks back to the system")
     # Its own process: blocks and threads that other tests left behind compete for the same addresses.
@@ -85,7 +85,7 @@ def test_copy_of_any_layout_is_contiguous_and_equal(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_bytes_and_buffers_share_memory_and_come_back(dtype, shape):
+def test_bytes_and_buffers_share_memory_and_round_trip(dtype, shape):
     array = memory.zeros(shape, dtype)
     view = memory.as_bytes(array)
     assert view.nbytes == array.nbytes
@@ -115,12 +115,12 @@ def test_an_unaligned_buffer_is_copied_into_aligned_memory():
 
 
 @pytest.mark.parametrize(("have", "need"), [(0, 1), (79, 10), (8, 2)])
-def test_a_buffer_that_is_too_short_is_refused(have, need):
+def test_a_buffer_that_is_too_short_is_rejected(have, need):
     with pytest.raises((ValueError, TypeError)):
         memory.as_array(bytes(have), np.dtype("f8"), (need,))
 
 
-def test_the_pool_is_mimallocs_where_pyarrow_has_it():
+def test_the_pool_is_mimalloc_if_pyarrow_has_it():
     backend = "mimalloc" if "mimalloc" in pa.supported_memory_backends() else pa.default_memory_pool().backend_name
     pool = {"mimalloc": pa.mimalloc_memory_pool}.get(backend, pa.default_memory_pool)()
     before = pool.bytes_allocated()

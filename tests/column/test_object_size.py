@@ -1,4 +1,4 @@
-"""What Python objects of an Arrow array would take is estimated within a small factor, and never far too low."""
+"""Estimates of the memory of Python objects from an Arrow array."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def size_of(value: Any) -> int:
 
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("part", [slice(None), slice(300, 500), slice(0, 0)], ids=str)
-def test_estimates_are_near_what_objects_take(name: str, part: slice) -> None:
+def test_estimates_are_close_to_the_size_of_the_objects(name: str, part: slice) -> None:
     array = ARRAYS[name][part]
     taken = sum(map(size_of, array.to_pylist()))
     assert taken / 3 <= object_nbytes(array) <= 3 * taken + 200

@@ -49,7 +49,7 @@ def identical(a, b):
 
 
 def round_trips(given_rows, pickled=None):
-    """Send rows through Arrow, an Arrow stream, and dump and load; tell whether they were pickled."""
+    """Send rows through Arrow, an Arrow stream, and dump and load; return whether they were pickled."""
     column = ObjectColumn.from_rows(given_rows)
     field, array = arrow_field_and_array(column, "infos")
     assert len(array) == len(given_rows)
@@ -168,12 +168,12 @@ PICKLED = {
 
 
 @pytest.mark.parametrize("name", UNIFORM)
-def test_uniform_objects_come_back_exactly_without_a_pickle(name):
+def test_uniform_objects_round_trip_exactly_without_pickle(name):
     round_trips(UNIFORM[name], pickled=False)
 
 
 @pytest.mark.parametrize("name", PICKLED)
-def test_objects_without_one_form_come_back_exactly_as_pickles(name):
+def test_objects_of_different_structure_round_trip_as_pickles(name):
     round_trips(PICKLED[name], pickled=True)
 
 
@@ -225,7 +225,7 @@ def infos_like(inner):
 
 
 @given(st.lists(anything, max_size=5) | anything.flatmap(lambda value: st.just([value] * 3)))
-def test_any_objects_come_back_exactly(made):
+def test_any_objects_round_trip_exactly(made):
     round_trips(made)
 
 
@@ -234,7 +234,7 @@ def test_any_objects_come_back_exactly(made):
         [infos_like(kind) for kind in (st.integers(-9, 9), st.text(max_size=2), st.booleans(), st.tuples(st.floats()))]
     )
 )
-def test_infos_of_one_form_are_never_pickled(made):
+def test_infos_of_one_structure_are_never_pickled(made):
     round_trips(made, pickled=False)
 
 
@@ -304,7 +304,7 @@ def test_equality_of_columns():
     assert not column.equals(TensorColumn(np.zeros(3)))
 
 
-def test_copy_is_deep_and_the_rest_shallow():
+def test_only_copy_is_deep():
     inner = {"episode": {"r": [1.0]}, "mask": np.zeros(2)}
     column = ObjectColumn.from_rows([inner, {}, None])
     copied = column.copy()
@@ -332,7 +332,7 @@ def test_slices_are_views():
     assert column.nbytes == sum(row.__sizeof__() for row in [{}, {"a": 1}]) + 16 * 2 + (None).__sizeof__()
 
 
-def test_the_form_is_looked_for_once_and_never_stale(monkeypatch):
+def test_the_structure_is_inferred_once_and_never_stale(monkeypatch):
     calls = []
     encode = objects.encode
     monkeypatch.setattr(objects, "encode", lambda values: calls.append(1) or encode(values))
@@ -346,7 +346,7 @@ def test_the_form_is_looked_for_once_and_never_stale(monkeypatch):
     assert b"pickle" in column.encode()[1][FORM_KEY]
 
 
-def test_a_dump_ships_the_rows_of_a_slice():
+def test_a_dump_contains_only_the_rows_of_a_slice():
     column = ObjectColumn.from_rows([{"x": np.zeros(1000)} for _ in range(10)])
     whole, part = (
         sum(memoryview(buffer).nbytes for buffer in piece.dump()[1]) for piece in (column, column.slice(2, 3))
@@ -356,7 +356,7 @@ def test_a_dump_ships_the_rows_of_a_slice():
     assert ObjectColumn.from_rows([None] * 1000).dump()[1] == []
 
 
-def test_pickles_are_refused_unless_allowed():
+def test_pickles_are_rejected_unless_allowed():
     column = ObjectColumn.from_rows([{1: 2}])
     field, array = arrow_field_and_array(column, "infos.extra")
     with pytest.raises(UntrustedPickleError, match=r"column 'infos\.extra'.*allow_pickle=True"):
@@ -366,7 +366,7 @@ def test_pickles_are_refused_unless_allowed():
         ObjectColumn.load(header, buffers, allow_pickle=False)
 
 
-def test_objects_that_cannot_be_pickled_are_refused():
+def test_objects_that_cannot_be_pickled_are_rejected():
     with pytest.raises(ColumnTypeError, match="got a function in row 1"):
         ObjectColumn.from_rows([1, lambda: None]).to_arrow()
 
@@ -411,7 +411,7 @@ def test_what_polars_writes_back_is_read(name):
     ],
     ids=lambda array: str(array.type),
 )
-def test_arrow_made_elsewhere_is_read(array):
+def test_foreign_arrow_is_read(array):
     column = column_from_arrow(array, pa.field("x", array.type), allow_pickle=False)
     assert column.kind == "object"
     assert identical(list(column.values), array.to_pylist())
@@ -455,13 +455,13 @@ ONE_INT = '{"kind":"dict","names":["a"],"optional":[false],"children":[{"kind":"
         (pa.array(["a"]), '{"kind":"string","nullable":true,"dtype":"x"}'),
     ],
 )
-def test_a_form_that_does_not_fit_is_refused_by_name(array, form):
+def test_a_structure_that_does_not_match_is_rejected_by_name(array, form):
     field = pa.field("infos", array.type, metadata={FORM_KEY: form.encode()})
     with pytest.raises(FormatError, match="column 'infos' must"):
         column_from_arrow(array, field, allow_pickle=True)
 
 
-def test_damaged_arrow_is_refused():
+def test_damaged_arrow_is_rejected():
     text = pa.Array.from_buffers(
         pa.large_string(), 1, [None, pa.py_buffer(np.array([0, 2])), pa.py_buffer(b"\xff\xfe")]
     )
@@ -475,7 +475,7 @@ def test_damaged_arrow_is_refused():
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, 200])
-def test_a_damaged_dump_is_refused(cut):
+def test_a_damaged_dump_is_rejected(cut):
     header, buffers = ObjectColumn.from_rows([{"a": i} for i in range(100)]).dump()
     whole = bytes(memoryview(buffers[0]))
     for damaged in (whole[:cut], b"\xff" * cut + whole[cut + 1 :] if cut else b""):
@@ -495,18 +495,18 @@ def test_a_damaged_dump_is_refused(cut):
         (("object", 5, '{"kind":"dict"}', False), [b"", b""]),
     ],
 )
-def test_a_damaged_header_is_refused(header, buffers):
+def test_a_damaged_header_is_rejected(header, buffers):
     with pytest.raises(FormatError):
         ObjectColumn.load(header, buffers, allow_pickle=True)
 
 
-def test_a_dump_of_another_length_is_refused():
+def test_a_dump_of_another_length_is_rejected():
     header, buffers = ObjectColumn.from_rows([{"a": 1}] * 3).dump()
     with pytest.raises(FormatError, match="2 rows of its header, got 3"):
         ObjectColumn.load(("object", 2, *header[2:]), buffers, allow_pickle=True)
 
 
-def test_from_array_keeps_the_array_and_refuses_by_name():
+def test_from_array_does_not_copy_and_rejects_by_name():
     array = np.array([{}, None], object)
     assert ObjectColumn.from_array(array, "x").values is array
     with pytest.raises(ColumnTypeError, match=r"column 'infos' must have one object per row.*\(2, 1\)"):

@@ -49,7 +49,7 @@ def test_protocol_5_carries_every_buffer_out_of_band(name):
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_copies_by_the_copy_module_are_apart(name):
+def test_copies_by_the_copy_module_share_no_memory(name):
     column = COLUMNS[name]
     made = copy.deepcopy(column)
     assert made.equals(column)

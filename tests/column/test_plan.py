@@ -1,4 +1,4 @@
-"""Record batches of a schema that has a plan hold the columns that they would by themselves, and are read as these."""
+"""Cached plans of schemas write and read the same columns as the general path."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plan_of(**columns: Any) -> tuple[Plan | None, pa.RecordBatch, dict[str, npt.
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_columns_of_every_dtype_go_there_and_back(kind: str) -> None:
+def test_columns_of_every_dtype_round_trip(kind: str) -> None:
     plan, rows, arrays = plan_of(a=VALUES[kind], b=np.zeros(ROWS))
     assert plan is not None
     assert plan.fits(arrays)
@@ -49,7 +49,7 @@ def test_columns_of_every_dtype_go_there_and_back(kind: str) -> None:
     assert np.array_equal(back["a"], arrays["a"])
 
 
-def test_how_many_rows_there_are_does_not_matter() -> None:
+def test_a_plan_works_for_any_number_of_rows() -> None:
     plan, _, _ = plan_of(a=np.zeros((2, 3)), b=np.arange(2))
     assert plan is not None
     columns = {"a": np.ones((7, 3)), "b": np.arange(7)}
@@ -71,7 +71,7 @@ def test_how_many_rows_there_are_does_not_matter() -> None:
         {"a": np.zeros((0, 3)), "b": np.arange(0)},
     ],
 )
-def test_other_columns_do_not_fit(columns: dict[str, npt.NDArray[Any]]) -> None:
+def test_other_columns_do_not_match(columns: dict[str, npt.NDArray[Any]]) -> None:
     plan, _, _ = plan_of(a=np.zeros((2, 3)), b=np.arange(2))
     assert plan is not None
     assert not plan.fits(columns)
@@ -82,7 +82,7 @@ def test_objects_and_rows_of_varying_length_have_no_plan() -> None:
     assert plan_of(a=[np.zeros(2), np.zeros(3)])[0] is None
 
 
-def test_what_is_not_of_the_plan_is_not_read() -> None:
+def test_arrow_data_of_another_layout_is_not_read() -> None:
     plan, rows, arrays = plan_of(a=np.arange(321))
     assert plan is not None
     assert plan.read(rows.slice(1)) is None

@@ -1,4 +1,4 @@
-"""Plans of random schemas read and write what Arrow and the general column readers do."""
+"""Plans of random schemas agree with Arrow and the general column readers."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def test_a_plan_reads_and_writes_what_the_general_path_does(columns: dict[str, n
 
 
 @given(columns_of_numbers(min_rows=2), st.data())
-def test_a_plan_declines_what_is_not_laid_out_like_its_schema(
-    columns: dict[str, npt.NDArray[Any]], data: st.DataObject
-) -> None:
+def test_a_plan_declines_data_in_another_layout(columns: dict[str, npt.NDArray[Any]], data: st.DataObject) -> None:
     rows = encoded(columns)
     plan = Plan.of(rows.schema)
     assert plan is not None

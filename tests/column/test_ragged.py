@@ -21,7 +21,7 @@ by_dtype = pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 
 
 def ragged(dtype="f4", lengths=(2, 0, 5, 1, 0, 3), trailing=(), seed=0):
-    """Make rows of the given lengths, and a column of them."""
+    """Return rows of the given lengths, and their column."""
     made = [rows(dtype, n, trailing, seed + i) for i, n in enumerate(lengths)]
     return made, RaggedColumn.from_rows(made, "x")
 
@@ -121,7 +121,7 @@ def test_rows_survive_an_arrow_stream(dtype, trailing):
 
 
 @by_dtype
-def test_dump_ships_exactly_the_slice(dtype):
+def test_dump_contains_exactly_the_slice(dtype):
     expected, column = ragged(dtype, trailing=(2,))
     header, buffers = column.slice(2, 4).dump()
     elements, offsets, shapes = (memoryview(buffer).nbytes for buffer in buffers)
@@ -132,7 +132,7 @@ def test_dump_ships_exactly_the_slice(dtype):
     agree(back, expected[2:4])
 
 
-def test_what_is_copied_is_aligned_and_apart():
+def test_copies_are_aligned_and_share_no_memory():
     _, column = ragged()
     for made in (
         column.take(np.array([5, 2])),
@@ -164,7 +164,7 @@ def test_keys():
             column[key]
 
 
-def test_from_rows_takes_lists_and_keeps_what_they_hold():
+def test_from_rows_accepts_lists_and_keeps_their_values():
     column = RaggedColumn.from_rows([[1, 2], [], [2**53 + 1]], "x")
     assert column.dtype == np.int64
     assert [row.tolist() for row in column] == [[1, 2], [], [2**53 + 1]]
@@ -188,7 +188,7 @@ def test_from_rows_takes_lists_and_keeps_what_they_hold():
         ([["a"], [1]], "one dtype"),
     ],
 )
-def test_from_rows_refuses_by_name(given_rows, says):
+def test_from_rows_rejects_by_name(given_rows, says):
     with pytest.raises(ColumnTypeError, match=rf"column 'obs\.lidar' must have rows.*{says}"):
         RaggedColumn.from_rows(given_rows, "obs.lidar")
 
@@ -238,7 +238,7 @@ def test_torch_nests_and_shares_memory(trailing):
     assert all(same(part.numpy(), row) for part, row in zip(parts, expected[1:], strict=True))
 
 
-def test_torch_refuses_what_it_cannot_nest():
+def test_torch_rejects_unsupported_nested_tensors():
     varying = RaggedColumn.from_rows([np.zeros((2, 3)), np.zeros((2, 4))], "x")
     with pytest.raises(ColumnTypeError, match="only in the first extent"):
         varying.to_torch()
@@ -260,7 +260,7 @@ def test_polars_and_duckdb_read_lists():
     assert [{"data": list(row["data"]), "shape": list(row["shape"])} for row in read] == structs
 
 
-def test_lists_made_elsewhere_are_read():
+def test_foreign_arrow_lists_are_read():
     assert RaggedColumn.reads(pa.list_(pa.bool_()))
     column = RaggedColumn.from_arrow(pa.array([[9], [1, 2], [3]], pa.list_(pa.int32()))[1:], None, "x")
     agree(column, [np.array([1, 2], "i4"), np.array([3], "i4")])
@@ -272,7 +272,7 @@ def test_lists_made_elsewhere_are_read():
     assert not RaggedColumn.reads(pa.struct({"shape": pa.list_(pa.int64(), 2), "data": pa.list_(pa.int8())}))
 
 
-def test_arrow_with_nulls_is_refused_by_name():
+def test_arrow_with_nulls_is_rejected_by_name():
     for array in (
         pa.array([[1], None]),
         pa.array([[1], [None]]),
@@ -291,7 +291,7 @@ def lists_over(offsets, elements=4):
 
 
 @pytest.mark.parametrize("offsets", [[0, 5], [-1, 2], [0, 3, 2, 4], [0, 2**62, 4], [3, 2]])
-def test_damaged_offsets_are_refused(offsets):
+def test_damaged_offsets_are_rejected(offsets):
     if 0 <= offsets[0] <= offsets[-1] <= 4:
         # The others pyarrow refuses to make at all.
         with pytest.raises(FormatError, match="column 'obs' must have non-decreasing offsets"):
@@ -302,7 +302,7 @@ def test_damaged_offsets_are_refused(offsets):
 
 
 @pytest.mark.parametrize("shape", [[2, 3], [-2, -2], [2**32, 2**32], [4, 2], [2**62, 4]])
-def test_damaged_shapes_are_refused(shape):
+def test_damaged_shapes_are_rejected(shape):
     buffers = [np.arange(4), np.array([0, 4]), np.array(shape)]
     with pytest.raises(FormatError, match="shapes"):
         RaggedColumn.load(("ragged", "<i8", 1, 2), buffers, allow_pickle=False)
@@ -325,7 +325,7 @@ def test_damaged_shapes_are_refused(shape):
         ("ragged",),
     ],
 )
-def test_a_damaged_header_is_refused(header):
+def test_a_damaged_header_is_rejected(header):
     with pytest.raises(FormatError):
         RaggedColumn.load(header, [np.arange(4), np.array([0, 4])], allow_pickle=False)
 

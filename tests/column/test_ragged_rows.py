@@ -1,4 +1,4 @@
-"""Verbs of ragged columns, compared with a plain loop over rows, for arrays and for tensors."""
+"""Methods of ragged columns agree with a loop over rows, for arrays and tensors."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_rows_of_more_dimensions_are_padded_and_unpadded(kind, side):
 
 
 @by_kind
-def test_padding_writes_to_an_array_that_is_given(kind):
+def test_padding_writes_to_an_output_array(kind):
     column = column_of([[1, 2], [3]], kind)
     out = np.full((2, 4), 9)
     assert column.pad(-1, out=out) is out
@@ -197,7 +197,7 @@ def test_operators_agree_with_a_loop(kind, lengths):
     same_rows((column**2) // 1 % 2, [a**2 // 1 % 2 for a in rows])
 
 
-def test_numpy_functions_take_ragged_columns():
+def test_numpy_functions_accept_ragged_columns():
     rows = rows_of("f8", (2, 0, 3))
     column = column_of(rows)
     same_rows(np.exp(column), [np.exp(row) for row in rows])
@@ -233,7 +233,7 @@ def test_rows_of_more_dimensions_are_reduced_and_calculated_with(kind):
 
 
 @given(made(), st.integers(0, 99))
-def test_cuts_and_joins_agree_with_a_loop(case, seed):
+def test_slices_and_joins_agree_with_a_loop(case, seed):
     rows, column, _ = case
     rng = np.random.default_rng(seed)
     cuts = np.array([rng.integers(0, len(row) + 1) for row in rows], np.int64)
@@ -276,7 +276,7 @@ def test_rows_are_built_from_values_and_lengths(kind):
             cls.from_lengths(given_values, lengths)
 
 
-def test_lists_and_arrays_are_laid_end_to_end():
+def test_lists_and_arrays_are_concatenated():
     for rows in ([np.arange(3), np.arange(0)], [[1, 2], [], [3]], [[0.5], [1, 2.5]], [[2**63], [1, 2]], [[True], [1]]):
         column = SampleBatch(x=rows)["x"]
         assert column.dtype == np.concatenate([np.asarray(row) for row in rows if len(row)]).dtype
@@ -300,7 +300,7 @@ def test_messages_become_objects_in_arrow_lists():
 
 
 @pytest.mark.skipif(not HAS_TORCH, reason="needs torch")
-def test_nested_tensors_share_memory_and_know_their_extremes():
+def test_nested_tensors_share_memory_and_store_their_extremes():
     import torch
 
     column = column_of([[1, 2], [3], []])
@@ -375,7 +375,7 @@ ids = column_of([[1, 2, 3], [4]])
         (lambda: RaggedColumn.from_lengths(np.float64(1), [1]), ColumnTypeError, "values must have one dimension"),
     ],
 )
-def test_bad_input_is_refused(call, error, says):
+def test_invalid_input_is_rejected(call, error, says):
     with pytest.raises(error, match=says):
         call()
 
@@ -388,7 +388,7 @@ def test_arrays_and_tensors_do_not_mix():
         _ = ids + column_of([[1, 2, 3], [4]], "tensor")
 
 
-def test_a_row_of_equal_length_is_written_and_another_refused():
+def test_rows_are_written_only_with_equal_length():
     batch = SampleBatch(ids=[[1, 2], [3, 4]], ragged="ids")
     batch["ids"][1] = [5, 6]
     same_rows(batch["ids"], [[1, 2], [5, 6]])

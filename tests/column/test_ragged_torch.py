@@ -43,7 +43,7 @@ def rows_of(dtype, shapes):
 
 
 def ragged(dtype=torch.float32, shapes=SHAPES["flat"], device="cpu"):
-    """Make rows of the given shapes, and a column of them."""
+    """Return rows of the given shapes, and their column."""
     rows = rows_of(dtype, shapes)
     places = RaggedColumn.from_rows([np.zeros(shape) for shape in shapes], "x")
     elements = torch.cat([row.reshape(-1) for row in rows]).to(device)
@@ -102,7 +102,7 @@ def test_padded_rows_have_the_largest_extents(dtype, shapes):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint64], ids=str)
-def test_rows_without_negative_numbers_are_padded_with_none_as_arrays_are(dtype):
+def test_unsigned_rows_are_not_padded_with_negative_numbers(dtype):
     _, column = ragged(dtype, [(2,), (1,)])
     for either in (column, RaggedColumn(column.elements.numpy(), *column.layout)):
         with pytest.raises(OverflowError):
@@ -110,7 +110,7 @@ def test_rows_without_negative_numbers_are_padded_with_none_as_arrays_are(dtype)
         assert either.pad(255).tolist() == [[1, 2], [3, 255]]
 
 
-def test_slices_and_rows_are_views_and_the_rest_copies():
+def test_only_slices_and_rows_are_views():
     _, column = ragged()
     start = column.elements.data_ptr()
     assert column[1:].elements is column.elements
@@ -168,7 +168,7 @@ def test_keys():
     ],
     ids=["dtype", "device", "dimensions"],
 )
-def test_concat_refuses_by_name(other, says):
+def test_concat_rejects_by_name(other, says):
     with pytest.raises(ColumnMismatchError, match=rf"column 'obs\.x' must have {says}"):
         RaggedTorchColumn.concat([ragged()[1], other], "obs.x")
 
@@ -210,19 +210,19 @@ def test_sizes_and_words():
         ("ragged_torch",),
     ],
 )
-def test_a_damaged_header_is_refused(header):
+def test_a_damaged_header_is_rejected(header):
     _, buffers = ragged()[1].dump()
     with pytest.raises(FormatError):
         RaggedTorchColumn.load(header, buffers)
 
 
-def test_offsets_that_leave_the_elements_are_refused():
+def test_offsets_beyond_the_elements_are_rejected():
     header, (elements, offsets) = ragged()[1].dump()
     with pytest.raises(FormatError, match="non-decreasing offsets"):
         RaggedTorchColumn.load(header, [elements, offsets + 1])
 
 
-def test_a_field_that_names_another_dtype_is_refused():
+def test_a_field_with_another_dtype_is_rejected():
     field, array = arrow_field_and_array(ragged()[1], "x")
     (key,) = field.metadata
     with pytest.raises(FormatError, match="column 'x' must name the torch dtype"):

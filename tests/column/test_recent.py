@@ -1,4 +1,4 @@
-"""What was made last is remembered, and no more than asked for."""
+"""`Recent` caches the latest values, up to its limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from samplebatch.column.arrow import Recent
 
 
-def test_a_value_is_made_once_and_the_first_is_forgotten_first() -> None:
+def test_a_value_is_created_once_and_the_oldest_is_evicted() -> None:
     recent = Recent[str, int](limit=2)
     made: list[str] = []
 
@@ -19,14 +19,14 @@ def test_a_value_is_made_once_and_the_first_is_forgotten_first() -> None:
     assert len(recent) == 2
 
 
-def test_a_failure_is_not_remembered() -> None:
+def test_a_failure_is_not_cached() -> None:
     recent = Recent[str, int](limit=2)
     with pytest.raises(ZeroDivisionError):
         recent.get("a", lambda: 1 // 0)
     assert recent.get("a", lambda: 3) == 3
 
 
-def test_none_is_a_value() -> None:
+def test_none_is_cached() -> None:
     recent = Recent[str, int | None](limit=2)
     assert recent.get("a", lambda: None) is None
     assert recent.get("a", lambda: 3) is None

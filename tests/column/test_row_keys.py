@@ -38,7 +38,7 @@ def test_resolves_to_what_numpy_selects(made):
 
 
 @pytest.mark.parametrize("key", [5, -6, [0, 5], np.array([-6]), np.uint8(200), 2**70])
-def test_rows_outside_are_named(key):
+def test_rows_out_of_range_are_named(key):
     first = key if np.ndim(key) == 0 else key[-1]
     with pytest.raises(RowIndexError, match=rf"row {first} must be in \[-5, 5\)"):
         resolve(key, 5)
@@ -55,6 +55,6 @@ def test_the_indices_are_a_copy(key):
 
 
 @pytest.mark.parametrize("key", [None, "a", 1.0, [0.5], [[1]], True, {"a": 1}, [True] * 4, np.zeros((5, 1), bool)])
-def test_other_keys_are_refused(key):
+def test_unsupported_keys_are_rejected(key):
     with pytest.raises(RowIndexError):
         resolve(key, 5)

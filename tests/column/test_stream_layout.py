@@ -1,4 +1,4 @@
-"""A stream with the layout of one that was checked is viewed, and any other is left to Arrow."""
+"""Streams with a validated layout are viewed; Arrow reads all others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def layout() -> StreamLayout:
     return found_in(SampleBatch(COLUMNS).to_arrow())
 
 
-def test_a_stream_that_is_written_by_its_layout_is_the_one_that_arrow_writes(layout: StreamLayout) -> None:
+def test_a_layout_writes_the_same_stream_as_arrow(layout: StreamLayout) -> None:
     others = {name: values[::-1] for name, values in COLUMNS.items()}
     assert layout.fits(others)
     out = np.full(layout.nbytes, 0xFF, np.uint8)
@@ -51,7 +51,7 @@ def test_a_stream_that_is_written_by_its_layout_is_the_one_that_arrow_writes(lay
     assert out.tobytes() == stream_of(SampleBatch(others).to_arrow()).tobytes()
 
 
-def test_columns_are_viewed_where_they_lie(layout: StreamLayout) -> None:
+def test_columns_are_viewed_without_copies(layout: StreamLayout) -> None:
     others = {name: values[::-1] for name, values in COLUMNS.items()}
     stream = stream_of(SampleBatch(others).to_arrow())
     stream.flags.writeable = False
@@ -85,7 +85,7 @@ def test_columns_at_an_odd_address_are_copied(layout: StreamLayout) -> None:
     ],
     ids=["shape", "dtype", "rows", "one more", "one less", "name", "order"],
 )
-def test_other_columns_do_not_fit(layout: StreamLayout, other: dict[str, Any]) -> None:
+def test_other_columns_do_not_match(layout: StreamLayout, other: dict[str, Any]) -> None:
     assert not layout.fits(other)
     assert head_of(stream_of(SampleBatch(other).to_arrow())) != layout.head
 
@@ -119,7 +119,7 @@ def test_compressed_columns_have_no_layout() -> None:
     assert find(stream_of(pa.table({"a": np.zeros(1000)}), compression="zstd")) is None
 
 
-def test_a_stream_that_says_to_be_compressed_and_is_not_matches_those_alone_that_say_the_same() -> None:
+def test_declared_buffer_lengths_must_match_the_layout() -> None:
     # Eight bytes before each buffer say how long it is; -1 says that it lies there as it is.
     noise = np.frombuffer(np.random.default_rng(1).bytes(8000), np.int64)
     stream = stream_of(pa.table({"a": noise}), compression="zstd")
@@ -141,14 +141,14 @@ def test_a_stream_whose_other_bytes_differ_does_not_match(layout: StreamLayout) 
     assert not layout.matches(stream)
 
 
-def test_a_stream_that_was_cut_does_not_match(layout: StreamLayout) -> None:
+def test_a_truncated_stream_does_not_match(layout: StreamLayout) -> None:
     stream = np.empty(layout.nbytes, np.uint8)
     layout.write(COLUMNS, stream)
     assert not layout.matches(stream[:-1])
 
 
 @pytest.mark.parametrize("length", [0, 3, 8, 40, 200])
-def test_bytes_without_two_whole_messages_have_no_head(layout: StreamLayout, length: int) -> None:
+def test_bytes_without_two_complete_messages_have_no_head(layout: StreamLayout, length: int) -> None:
     assert head_of(np.frombuffer(layout.head, np.uint8)[:length]) is None
 
 

@@ -20,7 +20,7 @@ by_shape = pytest.mark.parametrize("row_shape", ROW_SHAPES, ids=str)
 @by_dtype
 @by_shape
 @pytest.mark.parametrize("n", [0, 1, 9])
-def test_arrow_shares_memory_both_ways_and_comes_back(dtype, row_shape, n):
+def test_arrow_shares_memory_both_ways_and_round_trips(dtype, row_shape, n):
     values = rows(dtype, n, row_shape)
     for column, expected in ((TensorColumn(values), values), (TensorColumn(values).slice(n // 3, n), values[n // 3 :])):
         field, array = arrow_field_and_array(column, "x")
@@ -55,7 +55,7 @@ def test_rows_survive_an_arrow_stream(dtype, row_shape, n):
 
 @by_dtype
 @by_shape
-def test_dump_ships_exactly_the_slice_and_load_copies_nothing(dtype, row_shape):
+def test_dump_contains_exactly_the_slice_and_load_copies_nothing(dtype, row_shape):
     values = rows(dtype, 9, row_shape)
     header, buffers = TensorColumn(values).slice(2, 5).dump()
     assert sum(memoryview(buffer).nbytes for buffer in buffers) == values[2:5].nbytes
@@ -92,7 +92,7 @@ def test_torch_never_aliases_read_only_memory():
 
 @by_dtype
 @by_shape
-def test_slices_view_and_the_rest_copies(dtype, row_shape):
+def test_only_slices_are_views(dtype, row_shape):
     values = rows(dtype, 8, row_shape)
     column = TensorColumn(values)
     assert column.values is values
@@ -128,7 +128,7 @@ def test_spread_leaves_zeros(dtype, row_shape):
 
 
 @by_dtype
-def test_equals_minds_dtype_shape_and_rows_and_lets_nan_equal_nan(dtype):
+def test_equals_compares_dtype_shape_and_rows_with_equal_nan(dtype):
     values = rows(dtype, 6, (2,))
     column = TensorColumn(values)
     assert column.equals(column.copy())
@@ -176,7 +176,7 @@ def test_concat_widens_only_without_loss(left, right, joined):
             assert np.array_equal(out, np.concatenate([part.astype(joined) for part in pair]), equal_nan=left != "U3")
 
 
-def test_concat_refuses_differing_rows():
+def test_concat_rejects_different_row_shapes():
     with pytest.raises(ColumnMismatchError, match=r"'obs' must have one row shape to be concatenated, got \(3,\) and"):
         TensorColumn.concat([TensorColumn(np.zeros((2, 3))), TensorColumn(np.zeros((2, 4)))], "obs")
 
@@ -196,7 +196,7 @@ def test_concat_refuses_differing_rows():
         (("tensor", "<f8", (1 << 62, 1 << 62)), [bytes(8)]),
     ],
 )
-def test_a_damaged_header_is_refused(header, buffers):
+def test_a_damaged_header_is_rejected(header, buffers):
     with pytest.raises(FormatError):
         TensorColumn.load(header, buffers, allow_pickle=False)
 
@@ -221,7 +221,7 @@ def test_polars_and_duckdb_read_rows_of_numbers(row_shape):
     assert np.array_equal([list(row[0]) for row in duckdb.from_arrow(table).fetchall()], values.reshape(5, -1))
 
 
-def test_arrow_made_elsewhere_is_read():
+def test_foreign_arrow_is_read():
     nested = pa.array([[[1, 2], [3, 4]]] * 3, pa.list_(pa.list_(pa.int16(), 2), 2))
     assert TensorColumn.from_arrow(nested, None, "x").values.shape == (3, 2, 2)
     assert TensorColumn.from_arrow(pa.array([True, False, True])[1:], None, "x").values.tolist() == [False, True]
@@ -244,13 +244,13 @@ def test_arrow_made_elsewhere_is_read():
     ],
     ids=lambda array: str(array.type),
 )
-def test_arrow_that_no_array_can_view_is_refused_by_name(array):
+def test_arrow_that_no_array_can_view_is_rejected_by_name(array):
     with pytest.raises(ColumnTypeError, match="'obs'"):
         TensorColumn.from_arrow(array, None, "obs")
 
 
 @pytest.mark.parametrize("dtype_name", ["<U2", "<c8", "<M8[D]", "|b1", "|S9", "<i4"])
-def test_a_dtype_that_does_not_fit_the_arrow_type_is_refused(dtype_name):
+def test_a_dtype_that_contradicts_the_arrow_type_is_rejected(dtype_name):
     with pytest.raises(ColumnTypeError):
         TensorColumn.from_arrow(
             pa.array([1.5, 2.5], pa.float32() if dtype_name != "<c8" else pa.float64()), dtype_name, "x"

@@ -1,4 +1,4 @@
-"""Text: rows of strings and bytes in Arrow's layout keep every character, and nothing crafted is read."""
+"""Text columns in Arrow's layout keep every character and reject invalid data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def through_everything(column: TextColumn) -> list[TextColumn]:
 
 
 @given(texts | byte_strings, st.data())
-def test_rows_are_those_of_a_list(rows: list[str | bytes | None], data: st.DataObject) -> None:
+def test_rows_agree_with_a_list(rows: list[str | bytes | None], data: st.DataObject) -> None:
     column = column_of(rows)
     assert column.values.tolist() == rows
     start = data.draw(st.integers(0, len(rows)))
@@ -94,21 +94,21 @@ def test_rows_of_several_strings_keep_their_shape(rows: list[list[str]]) -> None
     ],
     ids=str,
 )
-def test_numpy_sees_the_dtype_that_it_gave(dtype: np.dtype, values: list) -> None:
+def test_numpy_gets_the_original_dtype(dtype: np.dtype, values: list) -> None:
     column = as_column(np.array(values, dtype), "x")
     for back in (column, *through_everything(column)):
         assert back.values.dtype == dtype
         assert str(back.values.tolist()) == str(values)
 
 
-def test_two_strings_take_the_bytes_of_their_characters() -> None:
+def test_strings_need_only_the_bytes_of_their_characters() -> None:
     column = as_column(["a" * 10_000, "b"], "x")
     assert column.nbytes == 10_001 + 3 * 8
     assert sum(memoryview(buffer).nbytes for buffer in column.dump()[1]) == column.nbytes
     assert column.slice(1, 2).nbytes == 1 + 2 * 8
 
 
-def test_arrow_sees_the_same_memory() -> None:
+def test_arrow_shares_the_memory() -> None:
     column = as_column(["left", "right"], "x")
     array = column.to_arrow()
     assert array is column.array
@@ -134,14 +134,14 @@ def test_arrow_sees_the_same_memory() -> None:
     ],
     ids=lambda array: str(array.type),
 )
-def test_strings_made_elsewhere_are_text(array: pa.Array) -> None:
+def test_foreign_arrow_strings_become_text(array: pa.Array) -> None:
     for part in (array, array[1:], array[1:2]):
         column = column_from_arrow(part, pa.field("x", part.type))
         assert column.kind == "text"
         assert column.values.tolist() == part.to_pylist()
 
 
-def test_a_read_column_has_offsets_of_its_own() -> None:
+def test_a_column_that_is_read_has_its_own_offsets() -> None:
     offsets = np.array([0, 1, 2], np.int64)
     array = pa.Array.from_buffers(pa.large_string(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(b"ab")])
     loaded = TextColumn.load(("text", "text", 2, ()), [b"ab", offsets])
@@ -150,7 +150,7 @@ def test_a_read_column_has_offsets_of_its_own() -> None:
     assert column.values.tolist() == loaded.values.tolist() == ["a", "b"]
 
 
-def test_text_that_is_rewritten_after_the_check_is_refused() -> None:
+def test_text_that_changes_after_validation_is_rejected() -> None:
     data = np.frombuffer(bytearray(b"ab"), np.uint8)
     column = TextColumn.load(("text", "text", 2, ()), [data, np.array([0, 1, 2])])
     data[1] = 0xFF
@@ -170,7 +170,7 @@ def test_torch_has_no_text() -> None:
         as_column(["a"], "x").to_torch()
 
 
-def test_columns_that_cannot_be_joined_are_refused_by_name() -> None:
+def test_columns_that_cannot_be_joined_are_rejected_by_name() -> None:
     text, raw = as_column(["a"], "x"), as_column([b"a"], "x")
     with pytest.raises(ColumnMismatchError, match="'tag' must have one dtype to be joined, got text and bytes"):
         TextColumn.concat([text, raw], "tag")
@@ -212,14 +212,14 @@ def offsets_of(*offsets: int) -> bytes:
         (("text", ["text"], 1, ()), [b"a", offsets_of(0, 1)]),
     ],
 )
-def test_buffers_that_do_not_fit_are_refused(header: tuple, buffers: list[bytes]) -> None:
+def test_buffers_of_the_wrong_size_are_rejected(header: tuple, buffers: list[bytes]) -> None:
     with pytest.raises(FormatError, match="a text column's header"):
         TextColumn.load(header, buffers)
 
 
 @pytest.mark.parametrize("arrow", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()], ids=str)
 @pytest.mark.parametrize("offsets", [(0, 2, 1), (0, 1, 4), (-1, 1, 2), (0, 1 << 30, 3)], ids=str)
-def test_arrow_arrays_with_impossible_offsets_are_refused(arrow: pa.DataType, offsets: tuple[int, ...]) -> None:
+def test_arrow_arrays_with_invalid_offsets_are_rejected(arrow: pa.DataType, offsets: tuple[int, ...]) -> None:
     width = np.int64 if "large" in str(arrow) else np.int32
     try:
         array = pa.Array.from_buffers(arrow, 2, [None, pa.py_buffer(np.array(offsets, width)), pa.py_buffer(b"abc")])
@@ -229,7 +229,7 @@ def test_arrow_arrays_with_impossible_offsets_are_refused(arrow: pa.DataType, of
         column_from_arrow(array, pa.field("x", arrow))
 
 
-def test_text_that_is_not_utf_8_and_indices_outside_are_refused() -> None:
+def test_invalid_utf_8_and_indices_out_of_range_are_rejected() -> None:
     raw = pa.array([b"\xff"], pa.large_binary())
     for array in (
         pa.Array.from_buffers(pa.large_string(), 1, raw.buffers()),
@@ -240,7 +240,7 @@ def test_text_that_is_not_utf_8_and_indices_outside_are_refused() -> None:
             column_from_arrow(array, pa.field("x", array.type))
 
 
-def test_lists_of_text_with_nulls_are_refused() -> None:
+def test_lists_of_text_with_nulls_are_rejected() -> None:
     array = pa.array([["a", "b"], None], pa.list_(pa.large_string(), 2))
     with pytest.raises(ColumnTypeError, match="'x' must not have nulls except single strings"):
         column_from_arrow(array, pa.field("x", array.type, metadata={DTYPE_KEY: b"text"}))
@@ -259,7 +259,7 @@ def test_fixed_width_strings_of_earlier_versions_are_read(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("code", [0x110000, 0xFFFFFFFF, 0xD800])
-def test_fixed_width_strings_of_impossible_characters_are_refused(code: int) -> None:
+def test_fixed_width_strings_of_invalid_characters_are_rejected(code: int) -> None:
     values = np.array([code], np.uint32).view("<U1")
     array, metadata = TensorColumn(values).encode()
     with pytest.raises(FormatError, match="'x' must have"):
@@ -269,7 +269,7 @@ def test_fixed_width_strings_of_impossible_characters_are_refused(code: int) -> 
         load_columns([("x", 1, header)], buffers)
 
 
-def test_text_that_is_missing_throughout_is_text_where_it_is_declared():
+def test_declared_text_without_any_value_is_text():
     declared = SampleBatch(t=pa.array([None, None], pa.string()))
     assert declared.column("t").kind == "text"
     undeclared = SampleBatch(t=[None, None])

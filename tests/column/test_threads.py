@@ -1,4 +1,4 @@
-"""Sharing large copies between two threads: all done, in whatever order, and nothing hangs."""
+"""Two threads share large copies: all jobs are done in any order without deadlocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_job_runs_once() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one core has no helper")
-def test_the_helper_takes_its_share() -> None:
+def test_the_helper_thread_runs_part_of_the_jobs() -> None:
     seen = set()
     both = threading.Barrier(2, timeout=30)
 
@@ -53,7 +53,7 @@ def test_sharing_from_within_a_job_ends() -> None:
     assert len(seen) == 100
 
 
-def test_many_callers_at_a_time() -> None:
+def test_several_threads_share_the_helper() -> None:
     source = np.arange(ROWS)
     wrong: list[int] = []
 
@@ -71,7 +71,7 @@ def test_many_callers_at_a_time() -> None:
     assert wrong == []
 
 
-def test_nothing_of_a_job_is_kept_alive() -> None:
+def test_a_finished_job_keeps_nothing_alive() -> None:
     source = np.zeros(ROWS)
     copy = memory.copy_of(source)
     gone = weakref.ref(source)
@@ -82,7 +82,7 @@ def test_nothing_of_a_job_is_kept_alive() -> None:
 
 
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS // 7, 7), (3, ROWS), (1, ROWS)])
-def test_large_columns_are_copied_gathered_and_joined_right(shape: tuple[int, ...]) -> None:
+def test_large_columns_are_copied_gathered_and_joined_correctly(shape: tuple[int, ...]) -> None:
     values = np.random.default_rng(0).integers(0, 1000, shape)
     column = TensorColumn(values)
     assert np.array_equal(column.copy().values, values)
@@ -99,7 +99,7 @@ def _copy_in_child(ends: multiprocessing.Queue[bool]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_has_a_helper_of_its_own() -> None:
+def test_a_forked_child_has_its_own_helper_thread() -> None:
     memory.copy_of(np.zeros(ROWS))
     context = multiprocessing.get_context("fork")
     ends: multiprocessing.Queue[bool] = context.Queue()

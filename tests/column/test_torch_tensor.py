@@ -61,7 +61,7 @@ def shared(a, b):
 
 @by_dtype
 @pytest.mark.parametrize("row_shape", [(), (3,), (2, 2), (0,)], ids=str)
-def test_arrow_shares_memory_and_what_is_read_from_it_is_apart(dtype, row_shape):
+def test_arrow_shares_memory_and_columns_from_arrow_are_copies(dtype, row_shape):
     tensor = tensor_of(dtype, 9, row_shape)
     for column, expected in ((TorchColumn(tensor), tensor), (TorchColumn(tensor).slice(2, 5), tensor[2:5])):
         field, array = arrow_field_and_array(column, "x")
@@ -77,7 +77,7 @@ def test_arrow_shares_memory_and_what_is_read_from_it_is_apart(dtype, row_shape)
 
 
 @by_dtype
-def test_dump_ships_the_slice_and_load_copies_nothing(dtype):
+def test_dump_contains_the_slice_and_load_copies_nothing(dtype):
     tensor = tensor_of(dtype)
     header, buffers = TorchColumn(tensor).slice(2, 5).dump()
     assert sum(memoryview(buffer).nbytes for buffer in buffers) == tensor[2:5].nbytes
@@ -91,7 +91,7 @@ def test_dump_ships_the_slice_and_load_copies_nothing(dtype):
 
 
 @by_dtype
-def test_slices_view_and_the_rest_copies(dtype):
+def test_only_slices_are_views(dtype):
     tensor = tensor_of(dtype)
     column = TorchColumn(tensor)
     assert column.values is tensor
@@ -162,7 +162,7 @@ def test_polars_and_duckdb_read_the_bits_of_bfloat16():
     ],
     ids=["shape", "dtype", "device"],
 )
-def test_concat_refuses_by_name(other, says):
+def test_concat_rejects_by_name(other, says):
     with pytest.raises(ColumnMismatchError, match=rf"column 'obs\.x' must have one {says} to be joined"):
         TorchColumn.concat([TorchColumn(torch.zeros(2, 3)), TorchColumn(other)], "obs.x")
 
@@ -186,13 +186,13 @@ def test_a_device_has_no_host_memory():
         (("torch",), [bytes(40)]),
     ],
 )
-def test_a_damaged_header_is_refused(header, buffers):
+def test_a_damaged_header_is_rejected(header, buffers):
     with pytest.raises(FormatError):
         TorchColumn.load(header, buffers, allow_pickle=False)
 
 
 @pytest.mark.parametrize("dtype_name", ["int64", "bfloat16", "nonsense", "load"])
-def test_a_dtype_that_does_not_fit_the_bits_is_refused(dtype_name):
+def test_a_dtype_that_contradicts_the_bits_is_rejected(dtype_name):
     with pytest.raises(ColumnTypeError):
         TorchColumn.from_bits(np.zeros(3, "f4"), dtype_name)
 

@@ -76,7 +76,7 @@ def test_holds_itself(dtype):
     assert types.holds(dtype, dtype)
 
 
-def test_common_dtype_is_one_of_those_given():
+def test_common_dtype_is_one_of_its_arguments():
     for dtypes in itertools.permutations(ALL, 2):
         found = types.common_dtype(list(dtypes))
         assert found is None or (found in dtypes and all(types.holds(found, dtype) for dtype in dtypes))
@@ -98,7 +98,7 @@ def test_storage_has_the_bytes_of_the_dtype(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["O", "T", "V8", "f4,f4"])
-def test_dtypes_that_no_column_holds(dtype):
+def test_unsupported_dtypes_are_rejected(dtype):
     with pytest.raises(ColumnTypeError, match="that columns support"):
         types.storage_of(np.dtype(dtype))
 
@@ -109,12 +109,12 @@ def test_arrow_types_without_a_dtype_of_the_same_bytes(arrow):
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
-def test_names_come_back_as_dtypes(dtype):
+def test_dtype_names_round_trip(dtype):
     assert types.named_dtype(dtype.str) == dtype
 
 
 @pytest.mark.parametrize("name", [">f4", "O", "V4", "", "x", "f4,i4", "T", "f3"])
-def test_names_from_outside_are_not_believed(name):
+def test_foreign_dtype_names_are_validated(name):
     if name == "":
         name = "no such"
     with pytest.raises(ColumnTypeError):
@@ -133,7 +133,7 @@ def test_torch_and_numpy_agree_both_ways():
 
 
 @pytest.mark.parametrize("name", ["M8[s/0]", "M8[0s]", "m8[s/3]", "M8[s", "", "i4,i4", ">i4", "O", "V8", None, 3])
-def test_names_from_outside_are_dtypes_that_a_column_can_hold(name: object) -> None:
+def test_foreign_dtype_names_must_be_supported(name: object) -> None:
     with pytest.raises(ColumnTypeError):
         types.named_dtype(name)
     for dtype in ALL:
