@@ -1,4 +1,4 @@
-"""What tests of Arrow tables have in common."""
+"""Helpers for tests of Arrow tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tampered(table: pa.Table, change: Callable[[dict[str, Any]], Any]) -> pa.Tab
 
 
 def address(array: pa.Array) -> int:
-    """Return where an Arrow array's values lie."""
+    """Return the address of an Arrow array's values."""
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
     while not pa.types.is_primitive(array.type) and not pa.types.is_fixed_size_binary(array.type):

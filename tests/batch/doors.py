@@ -1,4 +1,4 @@
-"""The ways that a column comes into a batch."""
+"""Operations that add a column to a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A column of every kind that a batch can hold, and what tests ask of all of them."""
+"""Columns of every supported kind, and checks of all kinds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def float32(*shape: int) -> Any:
 
 
 def every_kind(n: int) -> dict[str, Any]:
-    """Return columns of n rows, one of every kind at least, by a name that says which; tensors if torch is there."""
+    """Return columns of n rows of every kind, by names of the kinds; tensors if torch is installed."""
     values: dict[str, Any] = {}
     for dtype in (*NUMBERS, *DATES, *STRINGS):
         values[f"flat {dtype}"] = numbers(dtype, n)
@@ -69,13 +69,13 @@ def every_kind(n: int) -> dict[str, Any]:
 
 
 def with_every_kind(n: int) -> SampleBatch:
-    """Return a batch of n steps with a column of every kind, one of them compressed."""
+    """Return a batch of n steps with columns of every kind, including a compressed one."""
     batch = SampleBatch(every_kind(n), squeezed=numbers("f4", n, 5), squeezed_rows=numbers("f4", n, 5))
     return batch.compress(bulk=True, columns={"squeezed"}).compress(columns={"squeezed_rows"})
 
 
 def in_sequences(*, padded: bool) -> SampleBatch:
-    """Return a batch of 4 sequences, one of them empty, with states and a column of every kind of row."""
+    """Return a batch of 4 sequences, including an empty one, with states and columns of every kind of row."""
     batch = SampleBatch(
         a=np.arange(6),
         b=numbers("f4", 6, 2),

@@ -1,4 +1,4 @@
-"""What tests of sequences ask of a batch."""
+"""Checks of batches with sequences."""
 
 from __future__ import annotations
 

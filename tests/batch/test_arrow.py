@@ -22,7 +22,7 @@ from tests.batch.every_kind import DATES, NUMBERS, STRINGS, TORCH, every_kind, i
 
 @pytest.mark.parametrize("rows", [slice(None), slice(2, 5), slice(3, 3), slice(6, 7)], ids=str)
 @pytest.mark.parametrize("through", [lambda table: table, through_ipc], ids=["table", "ipc"])
-def test_every_kind_comes_back_exactly(rows: slice, through: Callable[[pa.Table], pa.Table]) -> None:
+def test_every_kind_of_column_round_trips_exactly(rows: slice, through: Callable[[pa.Table], pa.Table]) -> None:
     batch = SampleBatch(every_kind(7))[rows]
     table = through(batch.to_arrow())
     table.validate(full=True)
@@ -91,7 +91,7 @@ def test_padded_states_are_lists_too() -> None:
     assert padded.to_arrow()["state_in_0"].to_pylist() == [[1.0, 0.0], [2.0, 0.0]]
 
 
-def test_flags_come_back() -> None:
+def test_flags_round_trip() -> None:
     batch = SampleBatch(a=[1], _num_grad_updates=2.5, _is_training=True, _time_major=False)
     made = SampleBatch.from_arrow(through_ipc(batch.to_arrow()))
     assert (made.num_grad_updates, made.is_training, made.time_major) == (2.5, True, False)
@@ -180,14 +180,14 @@ def test_no_sequence_is_copied(padded: bool) -> None:
     assert np.shares_memory(part["a"], batch["a"])
 
 
-def test_elements_of_ragged_columns_are_shared_and_where_rows_begin_is_copied() -> None:
+def test_elements_of_ragged_columns_are_shared_and_offsets_copied() -> None:
     batch = SampleBatch(r=[[1.0], [2.0, 3.0], []])
     made = SampleBatch.from_arrow(batch.to_arrow())
     assert np.shares_memory(made["r"].elements, batch["r"].elements)
     assert not np.shares_memory(made["r"].offsets, batch["r"].offsets)
 
 
-def test_what_is_read_from_elsewhere_is_read_only() -> None:
+def test_columns_from_foreign_tables_are_read_only() -> None:
     made = SampleBatch.from_arrow(pa.ipc.open_stream(pa.py_buffer(ipc_bytes(SampleBatch(a=np.arange(4))))).read_all())
     with pytest.raises(ValueError, match="read-only"):
         made["a"][0] = 1

@@ -56,7 +56,7 @@ def test_policies_with_equal_columns_share_them(alike: MultiAgentBatch) -> None:
 
 @pytest.mark.parametrize("through", [lambda table: table, through_ipc], ids=["table", "ipc"])
 @pytest.mark.parametrize("which", ["alike", "unlike"])
-def test_policies_come_back_exactly(
+def test_policies_round_trip_exactly(
     which: str, through: Callable[[pa.Table], pa.Table], request: pytest.FixtureRequest
 ) -> None:
     batch = request.getfixturevalue(which)
@@ -104,7 +104,7 @@ def test_no_policy_is_copied(alike: MultiAgentBatch, unlike: MultiAgentBatch) ->
     ],
     ids=["none", "empty", "no rows", "no name", "slashes", "clash", "policy_id", "policy_ids", "infos"],
 )
-def test_odd_policies_come_back(policies: dict[str, SampleBatch]) -> None:
+def test_unusual_policies_round_trip(policies: dict[str, SampleBatch]) -> None:
     batch = MultiAgentBatch(policies, 3)
     for table in (batch.to_arrow(), through_ipc(batch.to_arrow())):
         assert MultiAgentBatch.from_arrow(table) == batch
@@ -141,14 +141,14 @@ def test_other_tools_read_policies(alike: MultiAgentBatch) -> None:
         lambda about: about.update(version=2),
     ],
 )
-def test_tampered_metadata_of_policies_is_refused(
+def test_tampered_metadata_of_policies_is_rejected(
     alike: MultiAgentBatch, change: Callable[[dict[str, Any]], Any]
 ) -> None:
     with pytest.raises(FormatError):
         MultiAgentBatch.from_arrow(tampered(alike.to_arrow(), change))
 
 
-def test_tables_of_policies_must_be_whole(alike: MultiAgentBatch) -> None:
+def test_tables_of_policies_must_be_complete(alike: MultiAgentBatch) -> None:
     table = alike.to_arrow()
     for changed in (table.slice(1), table.slice(0, 2), pa.concat_tables([table, table]), table.drop_columns(["a"])):
         with pytest.raises(FormatError):

@@ -1,4 +1,4 @@
-"""Tables of a schema that was seen before are read as the first one was, and checked in all that may differ."""
+"""Tables with a cached schema are read like the first one, and everything that may differ is validated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_batch_does_not_share_its_description_with_the_next_one() -> None:
     assert SampleBatch.from_arrow(table)["rewards"].tolist() == [0.0, 1.0]
 
 
-def test_nulls_are_looked_for_in_each_table() -> None:
+def test_nulls_are_checked_in_each_table() -> None:
     schema = pa.schema([pa.field("a", pa.int64())])
     for _ in range(2):
         assert SampleBatch.from_arrow(pa.table([pa.array([1, 2])], schema))["a"].tolist() == [1, 2]
@@ -45,7 +45,7 @@ def test_nulls_are_looked_for_in_each_table() -> None:
             SampleBatch.from_arrow(pa.table([pa.array([1, None])], schema))
 
 
-def test_lengths_of_sequences_are_looked_at_in_each_table() -> None:
+def test_lengths_of_sequences_are_checked_in_each_table() -> None:
     batch = SampleBatch(obs=np.arange(5), seq_lens=[2, 3])
     table = batch.to_arrow()
     lists = pa.LargeListArray.from_arrays(pa.array([0, 3, 5], pa.int64()), pa.array(np.arange(5)))
@@ -73,7 +73,7 @@ def test_trust_in_pickles_is_not_remembered() -> None:
             SampleBatch.from_arrow(table)
 
 
-def test_a_schema_that_is_refused_is_refused_again() -> None:
+def test_a_rejected_schema_is_rejected_again() -> None:
     table: Any = pa.table({"a": [1]}).replace_schema_metadata({arrow.METADATA_KEY: b'{"version": 1}'})
     for _ in range(3):
         with pytest.raises(SampleBatchError):

@@ -1,4 +1,4 @@
-"""Other tools read batches as Arrow tables, and batches are made of tables that others wrote or changed."""
+"""Other tools read batches as Arrow tables, and batches read the tables of other tools."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_polars_reads_a_batch(batch: SampleBatch) -> None:
     assert pl.from_arrow(batch.to_arrow())["t"].to_list() == [0, 1, 2]
 
 
-def test_a_batch_comes_back_from_polars(batch: SampleBatch) -> None:
+def test_a_batch_round_trips_through_polars(batch: SampleBatch) -> None:
     plain = batch.select("rewards", "t", "when")
     made = SampleBatch.from_arrow(as_frame(plain))
     assert made == plain
@@ -111,7 +111,7 @@ def test_infos_of_one_form_are_structs(batch: SampleBatch) -> None:
 # -- foreign tables ----------------------------------------------------------------------------------------------------
 
 
-def test_a_foreign_table_is_taken_as_columns() -> None:
+def test_a_foreign_table_becomes_columns() -> None:
     table = pa.table({"a": pa.array([1, 2, 3], pa.int16()), "b": [1.5, 2.5, 3.5], "l": [[1], [2, 3], []]})
     batch = SampleBatch.from_arrow(table)
     assert batch["a"].dtype == np.int16
@@ -175,7 +175,7 @@ def test_foreign_layouts_are_converted() -> None:
     ],
     ids=lambda values: str(values.type),
 )
-def test_nulls_are_refused_by_name(values: pa.Array) -> None:
+def test_nulls_are_rejected_by_name(values: pa.Array) -> None:
     with pytest.raises(ColumnTypeError, match="column 'speed' must have no nulls, got 1"):
         SampleBatch.from_arrow(pa.table({"speed": values}))
     with pytest.raises(ColumnTypeError, match="column 'speed' must have no nulls, got 1"):
@@ -190,7 +190,7 @@ def test_nulls_are_refused_by_name(values: pa.Array) -> None:
     ],
     ids=lambda values: str(values.type),
 )
-def test_types_that_no_column_can_hold_are_refused_by_name(values: pa.Array) -> None:
+def test_unsupported_types_are_rejected_by_name(values: pa.Array) -> None:
     with pytest.raises(ColumnTypeError, match="column 'speed' must have an Arrow type"):
         SampleBatch.from_arrow(pa.table({"speed": values}))
 
@@ -255,7 +255,7 @@ def test_columns_of_sequences_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     "source", [{"a": [1]}, pa.record_batch({"a": [1]}), pa.RecordBatchReader.from_batches], ids=plain_repr
 )
-def test_what_else_is_taken_for_a_table(source: Any) -> None:
+def test_other_objects_are_accepted_as_tables(source: Any) -> None:
     if source is pa.RecordBatchReader.from_batches:
         record = pa.record_batch({"a": [1]})
         source = pa.RecordBatchReader.from_batches(record.schema, [record])
@@ -263,6 +263,6 @@ def test_what_else_is_taken_for_a_table(source: Any) -> None:
 
 
 @pytest.mark.parametrize("source", [3, None, "table", object()], ids=plain_repr)
-def test_what_is_no_table_is_refused(source: Any) -> None:
+def test_other_objects_than_tables_are_rejected(source: Any) -> None:
     with pytest.raises(TypeError):
         SampleBatch.from_arrow(source)

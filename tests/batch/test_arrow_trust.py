@@ -1,4 +1,4 @@
-"""Nothing that an Arrow table says of itself is believed, and nothing in it is unpickled unasked."""
+"""Metadata of Arrow tables is validated, and nothing is unpickled without permission."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from samplebatch.errors import (
 from tests.batch.arrow_tables import tampered, through_ipc
 
 
-def test_pickled_rows_are_refused_by_name_unless_allowed() -> None:
+def test_pickled_rows_are_rejected_by_name_unless_allowed() -> None:
     batch = SampleBatch(a=[1, 2], infos=[{"set": {1}}, None])
     table = batch.to_arrow()
     with pytest.raises(UntrustedPickleError, match=r"'infos'.*allow_pickle=True"):
@@ -46,7 +46,7 @@ class Bomb:
         return Path.touch, (Path(self.trace),)
 
 
-def test_nothing_is_unpickled_unasked(tmp_path: Path) -> None:
+def test_nothing_is_unpickled_without_permission(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     batch = SampleBatch(infos=[{"bomb": Bomb(str(trace))}])
     table = through_ipc(batch.to_arrow())
@@ -91,21 +91,21 @@ def test_nothing_is_unpickled_unasked(tmp_path: Path) -> None:
         lambda about: None if about.clear() else "text",
     ],
 )
-def test_tampered_metadata_is_refused(change: Callable[[dict[str, Any]], Any]) -> None:
+def test_tampered_metadata_is_rejected(change: Callable[[dict[str, Any]], Any]) -> None:
     batch = SampleBatch(obs={"x": np.arange(6)}, a=np.arange(6), state_in_0=np.zeros(3), seq_lens=[1, 2, 3])
     with pytest.raises(SampleBatchError):
         SampleBatch.from_arrow(tampered(batch.to_arrow(), change))["obs"]
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"null", b"3", b'"x"', b"[]", b"{}"])
-def test_metadata_that_is_no_description_is_refused(raw: bytes) -> None:
+def test_metadata_that_is_not_a_description_is_rejected(raw: bytes) -> None:
     table = SampleBatch(a=[1]).to_arrow().replace_schema_metadata({METADATA_KEY: raw})
     for kind in (SampleBatch, MultiAgentBatch):
         with pytest.raises(FormatError):
             kind.from_arrow(table)
 
 
-def test_lists_that_do_not_fit_the_lengths_are_refused() -> None:
+def test_lists_that_contradict_the_lengths_are_rejected() -> None:
     table = SampleBatch(a=np.arange(3), seq_lens=[1, 2]).to_arrow()
     for lengths in ([2, 1], [2, 2], [0, 3], [-1, 4]):
         changed = table.set_column(1, table.schema.field(1), pa.array(lengths, pa.int32()))
@@ -113,7 +113,7 @@ def test_lists_that_do_not_fit_the_lengths_are_refused() -> None:
             SampleBatch.from_arrow(changed)
 
 
-def test_field_metadata_that_does_not_fit_is_refused() -> None:
+def test_field_metadata_that_contradicts_the_data_is_rejected() -> None:
     from samplebatch.column.types import DTYPE_KEY, TORCH_KEY
 
     array = pa.array([1, 2, 3], pa.int64())
@@ -172,7 +172,7 @@ def test_files_name_dtypes_that_can_be_built_from_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [[0.5, 1.5], [[0.5], [1.5, 2.5]]], ids=["tensor", "ragged"])
-def test_memory_on_a_device_is_refused(values: Any) -> None:
+def test_memory_on_a_device_is_rejected(values: Any) -> None:
     batch = SampleBatch(a=values).to_device("meta")
     with pytest.raises(DeviceError, match="to_device"):
         batch.to_arrow()
@@ -181,7 +181,7 @@ def test_memory_on_a_device_is_refused(values: Any) -> None:
 
 
 def empty_lists(rows: int) -> pa.Array:
-    """Return rows of no values, which take no bytes."""
+    """Return rows without values, which need no bytes."""
     return pa.Array.from_buffers(pa.list_(pa.int64(), 0), rows, [None], children=[pa.array([], pa.int64())])
 
 
@@ -194,7 +194,7 @@ def empty_lists(rows: int) -> pa.Array:
         (pa.LargeListArray.from_arrays([0, 10**9], empty_lists(10**9)), "a row of column 'obs' must have at most"),
     ],
 )
-def test_rows_without_bytes_are_refused(column: pa.Array, subject: str, tmp_path: Path) -> None:
+def test_rows_without_bytes_are_rejected(column: pa.Array, subject: str, tmp_path: Path) -> None:
     table = pa.table({"obs": column})
     with pytest.raises(FormatError, match=subject):
         SampleBatch.from_arrow(table)

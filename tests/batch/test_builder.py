@@ -1,4 +1,4 @@
-"""Builders: what goes in comes out, and what is refused leaves no trace."""
+"""Builders return the rows that were added, and rejected rows change nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def built(*steps: dict[str, Any], **options: Any) -> SampleBatch:
         (np.array([None, {}], object), "object"),
     ],
 )
-def test_a_column_takes_the_dtype_of_its_first_value(value: Any, dtype: str) -> None:
+def test_a_column_has_the_dtype_of_its_first_value(value: Any, dtype: str) -> None:
     batch = built({"x": value}, {"x": value})
     assert batch["x"].dtype == np.dtype(dtype)
     assert len(batch) == 2
@@ -107,7 +107,7 @@ def test_a_later_value_widens_the_column_when_nothing_is_lost(values: list[Any],
         ([np.array(["a"]), np.array([1])], "<U1"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_by_name(values: list[Any], words: str) -> None:
+def test_a_value_of_another_shape_or_dtype_is_rejected_by_name(values: list[Any], words: str) -> None:
     builder = SampleBatchBuilder()
     for value in values[:-1]:
         builder.add_values(a=1.0, reward=value)
@@ -120,7 +120,7 @@ def test_a_value_that_does_not_fit_is_refused_by_name(values: list[Any], words: 
 
 
 @pytest.mark.parametrize("value", [object(), [[1], [1, 2]], {1, 2}])
-def test_a_value_that_no_column_holds_is_refused_by_name(value: Any) -> None:
+def test_an_unsupported_value_is_rejected_by_name(value: Any) -> None:
     builder = SampleBatchBuilder()
     with pytest.raises(ColumnTypeError, match="'obs'"):
         builder.add_values(t=1, obs=value)
@@ -194,7 +194,7 @@ def test_a_failed_step_leaves_the_builder_as_it_was(bad: dict[str, Any]) -> None
         assert batch[name].tolist() == list(range(6))
 
 
-def test_the_first_step_can_fail_and_be_made_again() -> None:
+def test_the_first_step_can_fail_and_be_repeated() -> None:
     builder = SampleBatchBuilder()
     with pytest.raises(ColumnTypeError):
         builder.add_values(a=1, b=object())
@@ -233,12 +233,12 @@ def test_a_failed_nested_step_narrows_its_leaves_again() -> None:
     assert builder.build_and_reset()["obs.x"].dtype == np.int64
 
 
-def test_infos_are_objects_whatever_they_hold() -> None:
+def test_infos_are_always_objects() -> None:
     batch = built({"infos": {"a": 1}}, {"infos": None}, {"infos": {}})
     assert list(batch["infos"]) == [{"a": 1}, None, {}]
 
 
-def test_declared_ragged_columns_take_rows_of_any_length() -> None:
+def test_declared_ragged_columns_accept_rows_of_any_length() -> None:
     rows = [np.arange(n, dtype=np.float32) for n in (3, 0, 5)]
     batch = built(*({"obs": row} for row in rows), ragged=["obs"])
     assert [batch["obs"][i].tolist() for i in range(3)] == [row.tolist() for row in rows]
@@ -306,7 +306,7 @@ def test_torch_rows_are_stored_as_arrays() -> None:
         built({"actions": torch.ones(2, requires_grad=True)})
 
 
-def test_building_hands_the_memory_over_and_starts_anew() -> None:
+def test_building_transfers_the_memory_and_resets_the_builder() -> None:
     builder = SampleBatchBuilder()
     for step in range(200):
         builder.add_values(obs=np.full(4, step, np.float32))
@@ -401,7 +401,7 @@ def test_steps_alone_and_in_groups_give_the_same_batch(groups: list[tuple[bool, 
 # -- several agents --------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_an_agent_lie_together_in_its_policys_batch() -> None:
+def test_rows_of_an_agent_are_contiguous_in_its_policys_batch() -> None:
     builder = MultiAgentBatchBuilder({"a": "left", "b": "right", "c": "right"})
     for t in range(3):
         for agent in "abc":
@@ -419,7 +419,7 @@ def test_rows_of_an_agent_lie_together_in_its_policys_batch() -> None:
     assert builder.build_and_reset().policy_batches == {}
 
 
-def test_all_agents_share_the_default_policy_unless_told() -> None:
+def test_all_agents_share_the_default_policy_by_default() -> None:
     builder = MultiAgentBatchBuilder()
     builder.add_steps(1, t=np.arange(3))
     builder.add_steps("x", t=np.arange(2))
@@ -435,7 +435,7 @@ def test_an_agent_without_a_policy_is_named() -> None:
         builder.add_values("walker_2", t=0)
 
 
-def test_agents_of_one_policy_that_differ_are_refused_and_kept() -> None:
+def test_agents_with_different_columns_are_rejected_and_kept() -> None:
     builder = MultiAgentBatchBuilder()
     builder.add_values("a", obs=np.zeros(3))
     builder.add_values("b", obs=np.zeros(4))
@@ -454,7 +454,7 @@ def test_an_agents_failed_step_is_undone() -> None:
     assert builder.build_and_reset()["default_policy"]["t"].tolist() == [0, 1]
 
 
-def test_the_dtype_of_ragged_rows_is_declared_or_that_of_the_first_with_elements() -> None:
+def test_ragged_dtypes_are_declared_or_from_the_first_elements() -> None:
     assert built({"ids": []}, {"ids": [1, 2]}, ragged=["ids"])["ids"].dtype == np.int64
     assert built({"ids": []}, {"ids": []}, ragged={"ids": np.int32})["ids"].dtype == np.int32
     assert built({"ids": [1]}, ragged=["ids"], dtypes={"ids": "i2"})["ids"].dtype == np.int16
@@ -466,7 +466,7 @@ def test_the_dtype_of_ragged_rows_is_declared_or_that_of_the_first_with_elements
     assert builder.build_and_reset().column("obs.ids").dtype == np.int32
 
 
-def test_a_refused_step_does_not_choose_the_dtype_of_ragged_rows() -> None:
+def test_a_rejected_step_does_not_set_the_dtype_of_ragged_rows() -> None:
     builder = SampleBatchBuilder(ragged=["ids"])
     builder.add_values(ids=[], t=0)
     with pytest.raises(ColumnMismatchError):

@@ -1,4 +1,4 @@
-"""Small batches: columns of one block are aligned, apart from each other, and equal to what separate ones hold."""
+"""Small batches: columns in one block are aligned, disjoint and equal to separate columns."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_joining_small_batches(sizes: tuple[int, ...]) -> None:
     _assert_lies_well(joined)
 
 
-def test_joining_takes_columns_by_name_whatever_their_order() -> None:
+def test_joining_matches_columns_by_name_in_any_order() -> None:
     parts = [SampleBatch(a=[1, 2], b=[1.0, 2.0]), SampleBatch(b=[3.0], a=[3])]
     joined = concat_samples(parts)
     assert (list(joined), joined["a"].tolist(), joined["b"].tolist()) == (["a", "b"], [1, 2, 3], [1.0, 2.0, 3.0])
@@ -90,7 +90,7 @@ def test_joining_small_batches_of_other_dtypes_and_shapes() -> None:
         concat_samples([SampleBatch(a=np.zeros((1, 2))), SampleBatch(a=np.zeros((1, 3)))])
 
 
-def test_columns_of_other_kinds_get_memory_of_their_own() -> None:
+def test_columns_of_other_kinds_get_separate_memory() -> None:
     batch = SampleBatch(COLUMNS, infos=[{}, None, {"a": 1}, {}, {}])
     assert bulk.copy_small(batch._all()) is None
     assert batch.copy() == batch
@@ -99,7 +99,7 @@ def test_columns_of_other_kinds_get_memory_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
-def test_large_columns_can_be_let_go_of_alone(parts: int) -> None:
+def test_large_columns_can_be_released_separately(parts: int) -> None:
     rows = bulk.BLOCK_NBYTES // 16 + 1
     batch = SampleBatch(a=np.arange(rows), b=np.zeros(rows))
     assert bulk.copy_small(batch._all()) is None
@@ -108,7 +108,7 @@ def test_large_columns_can_be_let_go_of_alone(parts: int) -> None:
         assert made["a"].tolist() == list(range(rows)) * (len(made) // rows)
 
 
-def test_batches_that_two_cores_join() -> None:
+def test_two_cores_join_large_batches() -> None:
     batch = SampleBatch(a=np.arange(200_000), b=np.ones((200_000, 2), np.float32))
     joined = concat_samples([batch, batch[:100_000]])
     np.testing.assert_array_equal(joined["a"], np.concatenate([np.arange(200_000), np.arange(100_000)]))

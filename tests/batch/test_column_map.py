@@ -1,4 +1,4 @@
-"""Choosing and naming columns: `select`, `drop`, `rename`, `columns`, `get`."""
+"""Selecting and renaming columns: `select`, `drop`, `rename`, `columns`, `get`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_select_and_drop_on_a_view() -> None:
 
 
 @pytest.mark.parametrize("method", ["select", "drop"])
-def test_a_misspelt_name_is_refused(batch: SampleBatch, method: str) -> None:
+def test_a_misspelt_name_is_rejected(batch: SampleBatch, method: str) -> None:
     with pytest.raises(ColumnNotFoundError, match=r"no column 'ob'; did you mean 'obs'"):
         getattr(batch, method)("a", "ob")
     with pytest.raises(ColumnNotFoundError, match="no column 'ob'"):
@@ -61,12 +61,12 @@ def test_a_misspelt_name_is_refused(batch: SampleBatch, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["select", "drop"])
-def test_half_of_a_nested_column_is_refused(batch: SampleBatch, method: str) -> None:
+def test_part_of_a_nested_column_is_rejected(batch: SampleBatch, method: str) -> None:
     with pytest.raises(ColumnTypeError, match="'obs' must be selected or dropped with all its leaves"):
         getattr(batch, method)("a", "obs.x")
 
 
-def test_all_leaves_of_a_nested_column_are_the_whole(batch: SampleBatch) -> None:
+def test_all_leaves_of_a_nested_column_are_the_column(batch: SampleBatch) -> None:
     part = batch.select("obs.x", "obs.y.0", "obs.y.1")
     assert list(part) == ["obs"]
     assert part["obs"]["y"][0].tolist() == [5, 6]
@@ -96,19 +96,19 @@ def test_rename_can_swap(batch: SampleBatch) -> None:
 
 
 @pytest.mark.parametrize("mapping", [{"a": "b"}, {"a": "c", "b": "c"}, {"a": "obs.x"}, {"a": "obs"}, {"a": "obs.new"}])
-def test_rename_refuses_names_that_clash(batch: SampleBatch, mapping: dict[str, str]) -> None:
+def test_rename_rejects_duplicate_names(batch: SampleBatch, mapping: dict[str, str]) -> None:
     before = batch.copy()
     with pytest.raises(SampleBatchError, match=r"name|leaf|nested"):
         batch.rename(mapping)
     assert batch == before
 
 
-def test_rename_refuses_one_leaf(batch: SampleBatch) -> None:
+def test_rename_rejects_one_leaf(batch: SampleBatch) -> None:
     with pytest.raises(SampleBatchError, match="'obs"):
         batch.rename({"obs.x": "x"})
 
 
-def test_rename_refuses_a_name_that_is_no_string(batch: SampleBatch) -> None:
+def test_rename_rejects_names_that_are_not_strings(batch: SampleBatch) -> None:
     for columns in (batch, batch.drop("obs")):
         with pytest.raises(ColumnTypeError, match="string"):
             columns.rename({"a": 3})  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""Compressing columns in place and back, whole or in blocks of rows."""
+"""In-place compression and decompression of columns, completely or in blocks of rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ both = pytest.mark.parametrize("bulk", [False, True], ids=["rows", "bulk"])
 @both
 @pytest.mark.parametrize("dtype", [*NUMBERS, *DATES])
 @pytest.mark.parametrize("shape", [(5,), (5, 2, 3), (0,), (0, 3), (3, 0), (1000, 40)], ids=str)
-def test_every_dtype_comes_back_exactly(bulk: bool, dtype: str, shape: tuple[int, ...]) -> None:
+def test_every_dtype_round_trips_exactly(bulk: bool, dtype: str, shape: tuple[int, ...]) -> None:
     values = numbers(dtype, *shape)
     batch = SampleBatch(obs=values.copy()).compress(bulk=bulk)
     held = batch["obs"]
@@ -92,7 +92,7 @@ def test_missing_columns_are_left_alone(bulk: bool) -> None:
     [[{}, {}], torch.zeros(2), [[1], [2, 3]], np.array([object(), None])],
     ids=["infos", "torch", "ragged", "objects"],
 )
-def test_what_is_no_array_of_numbers_is_refused_by_name(bulk: bool, values: object) -> None:
+def test_columns_that_are_not_numeric_are_rejected_by_name(bulk: bool, values: object) -> None:
     batch = SampleBatch(obs=values, new_obs=np.zeros(2))
     with pytest.raises(ColumnTypeError, match="'obs' must be an array to be compressed"):
         batch.compress(bulk=bulk)
@@ -100,7 +100,7 @@ def test_what_is_no_array_of_numbers_is_refused_by_name(bulk: bool, values: obje
 
 
 @both
-def test_a_refused_compression_leaves_every_column(bulk: bool) -> None:
+def test_a_rejected_compression_changes_no_column(bulk: bool) -> None:
     batch = SampleBatch({"obs": np.zeros(2), "new_obs": [{}, {}]})
     with pytest.raises(ColumnTypeError, match="'new_obs'"):
         batch.compress(bulk=bulk, columns=["obs", "new_obs"])

@@ -1,4 +1,4 @@
-"""Joining batches: which go together, what comes out, and what is refused by name."""
+"""Concatenation of batches: compatible batches, results, and errors that name the column."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_dtypes_widen_without_loss(dtypes: list[str], joined: str) -> None:
     ],
     ids=str,
 )
-def test_dtypes_that_would_lose_are_refused_by_name(dtypes: tuple[str, str]) -> None:
+def test_dtypes_that_would_lose_values_are_rejected_by_name(dtypes: tuple[str, str]) -> None:
     for order in (dtypes, dtypes[::-1]):
         with pytest.raises(ColumnMismatchError, match=r"'reward'.*dtype.*convert"):
             concat_samples([SampleBatch(reward=np.zeros(2, dtype)) for dtype in order])
@@ -102,7 +102,7 @@ def test_dtypes_that_would_lose_are_refused_by_name(dtypes: tuple[str, str]) -> 
     ],
     ids=["row shapes", "dimensions", "torch shapes", "torch dtypes", "torch and NumPy", "objects", "ragged"],
 )
-def test_columns_that_do_not_fit_are_refused_by_name(mine: Any, theirs: Any) -> None:
+def test_incompatible_columns_are_rejected_by_name(mine: Any, theirs: Any) -> None:
     for pair in ((mine, theirs), (theirs, mine)):
         with pytest.raises(ColumnMismatchError, match=r"'a' must (be|have)"):
             concat_samples([SampleBatch(a=values) for values in pair])
@@ -118,7 +118,7 @@ def test_missing_columns_are_all_named() -> None:
         concat_samples([SampleBatch(obs={"x": [1]}), SampleBatch(obs={"y": [1]})])
 
 
-def test_a_refused_join_leaves_the_batches() -> None:
+def test_a_rejected_join_changes_no_batch() -> None:
     batch = SampleBatch(a=[1])
     with pytest.raises(ColumnMismatchError):
         batch.concat(SampleBatch(b=[1]))
@@ -149,7 +149,7 @@ def test_padded_states_and_states_per_sequence_are_not_joined() -> None:
     assert concat_samples([padded(states=False)] * 2)["state_in_0"].tolist() == [1, 2] * 2
 
 
-def test_time_major_batches_of_unequal_time_are_refused() -> None:
+def test_time_major_batches_of_unequal_time_are_rejected() -> None:
     batches = [SampleBatch(a=np.zeros((t, 1)), seq_lens=[1], _time_major=True) for t in (2, 3)]
     with pytest.raises(ColumnMismatchError, match="'a' must have equal lengths T"):
         concat_samples(batches)
@@ -253,7 +253,7 @@ def test_rows_of_one_shape_are_joined_to_ragged_ones(names: tuple[str, ...]) -> 
     assert tensors["ids"].kind == "ragged_torch"
 
 
-def test_rows_without_elements_have_no_say_in_the_dtype() -> None:
+def test_rows_without_elements_do_not_affect_the_dtype() -> None:
     empty = SampleBatch(ids=[[], []], ragged="ids")
     assert empty["ids"].dtype == np.float64
     for parts in ([empty, PARTS["ragged"]], [PARTS["ragged"], empty]):

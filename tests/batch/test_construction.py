@@ -1,4 +1,4 @@
-"""What a batch takes in, at construction and at assignment."""
+"""Values that a batch accepts at construction and at assignment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.batch.every_kind import DATES, NUMBERS, TORCH, every_kind, numbers, t
 from tests.optional import HAS_TORCH, torch
 
 
-def test_a_batch_is_made_like_a_dict() -> None:
+def test_a_batch_is_created_like_a_dict() -> None:
     expected = SampleBatch({"a": [1, 2], "b": [3, 4]})
     assert SampleBatch([("a", [1, 2]), ("b", [3, 4])]) == expected
     assert SampleBatch(a=[1, 2], b=[3, 4]) == expected
@@ -167,7 +167,7 @@ def test_tensors_in_a_list_are_stacked(door: Assign) -> None:
 
 
 @every_door
-def test_arrow_arrays_and_columns_are_taken(door: Assign) -> None:
+def test_arrow_arrays_and_columns_are_accepted(door: Assign) -> None:
     array = pa.array([1.0, 2.0, 3.0])
     held = door("a", array)["a"]
     assert held.tolist() == [1, 2, 3]
@@ -289,12 +289,12 @@ def test_the_columns_given_are_not_changed() -> None:
 
 
 @pytest.mark.parametrize("given", [3, "abc", [1, 2], None, object()], ids=lambda given: type(given).__name__)
-def test_what_has_no_names_is_refused_by_its_type(given: Any) -> None:
+def test_values_without_names_are_rejected_by_type(given: Any) -> None:
     with pytest.raises(ColumnTypeError, match=f"must be a mapping, .* got a {type(given).__name__}"):
         SampleBatch(given)
 
 
-def test_two_mappings_are_refused() -> None:
+def test_two_mappings_are_rejected() -> None:
     with pytest.raises(ColumnTypeError, match="accepts at most one mapping of columns, got 2 values"):
         SampleBatch({}, {})
 
@@ -310,7 +310,7 @@ of_lengths = pytest.mark.parametrize("rows", LENGTHS.values(), ids=LENGTHS)
 
 
 @of_lengths
-def test_a_declared_column_is_ragged_whatever_its_lengths(rows: list[list[int]]) -> None:
+def test_a_declared_column_is_ragged_for_any_lengths(rows: list[list[int]]) -> None:
     arrays = [np.array(row, np.int64) for row in rows]
     for given in (rows, arrays, np.fromiter(arrays, object, len(rows))):
         batch = SampleBatch({"ids": given}, t=np.arange(len(rows)), ragged={"ids": "int64"})
@@ -322,7 +322,7 @@ def test_a_declared_column_is_ragged_whatever_its_lengths(rows: list[list[int]])
             assert part["ids"].dtype == np.int64
 
 
-def test_declared_names_stand_for_nested_columns_too() -> None:
+def test_declared_names_include_nested_columns() -> None:
     nested = {"path": [[1], [2]], "deep": {"ids": [[3], [4]]}}
     whole = SampleBatch(obs=nested, t=[0, 1], ragged="obs")
     assert {name: whole.column(name).kind for name in whole.column_names} == {
@@ -374,7 +374,7 @@ def test_a_declared_dtype_holds_every_row() -> None:
         ({"ids": [np.zeros(1), np.zeros((1, 1))]}, "ids", "column 'ids' must have rows of one number of dimensions"),
     ],
 )
-def test_what_cannot_be_ragged_is_refused_by_name(columns: dict[str, Any], ragged: Any, words: str) -> None:
+def test_values_that_cannot_be_ragged_are_rejected_by_name(columns: dict[str, Any], ragged: Any, words: str) -> None:
     with pytest.raises(SampleBatchError, match=words.replace("?", r"\?")):
         SampleBatch(columns, ragged=ragged)
 

@@ -123,7 +123,7 @@ def test_pinning_and_streams_do_nothing_on_the_host(pin_memory: bool, use_stream
     assert batch["a"].data_ptr() == values.ctypes.data
 
 
-def test_another_framework_is_refused() -> None:
+def test_another_framework_is_rejected() -> None:
     batch = SampleBatch(a=[1])
     with pytest.raises(ValueError, match="framework must be 'torch', got 'tf2'"):
         batch.to_device("cpu", framework="tf2")  # type: ignore[arg-type]

@@ -85,7 +85,7 @@ def test_batches_that_differ_are_unequal(mine: dict[str, Any], theirs: dict[str,
     assert SampleBatch(theirs) != SampleBatch(mine)
 
 
-def test_flags_that_say_how_rows_lie_matter() -> None:
+def test_flags_of_the_row_layout_affect_equality() -> None:
     batch = in_sequences(padded=False)
     assert batch != in_sequences(padded=True)
     flat = SampleBatch(a=np.zeros((2, 2)), seq_lens=[1, 1])

@@ -1,4 +1,4 @@
-"""Fast paths of batches and columns give what the general ways give, on random inputs."""
+"""Fast paths of batches and columns agree with the general paths on random inputs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def assert_equal(columns: Any, expected: dict[str, Column]) -> None:
 
 @pytest.fixture
 def shared_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let two threads move whatever there is."""
+    """Share copies of any size between two threads."""
     monkeypatch.setattr(threads, "PIECE_NBYTES", 64)
 
 
@@ -232,7 +232,7 @@ def test_outcomes_of_usual_types_are_converted_as_others(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_large_copies_are_those_of_numpy(seed: int, shared_always: None) -> None:
+def test_large_copies_agree_with_numpy(seed: int, shared_always: None) -> None:
     rng = np.random.default_rng(seed)
     array = rng.random((int(rng.integers(1, 40)), 3))[:: int(rng.integers(1, 3))]
     copy, jobs = memory.copying(array)

@@ -10,7 +10,7 @@ from samplebatch.errors import SampleBatchError, SequenceError
 from tests.batch.every_kind import in_sequences
 
 
-def test_zero_padded_can_be_set_where_the_rows_lie_so() -> None:
+def test_zero_padded_can_be_set_if_rows_are_padded() -> None:
     batch = SampleBatch(a=[1, 2, 3, 4], seq_lens=[2, 2])
     batch.zero_padded = True
     assert batch.zero_padded
@@ -19,7 +19,7 @@ def test_zero_padded_can_be_set_where_the_rows_lie_so() -> None:
     assert not batch.zero_padded
 
 
-def test_zero_padded_is_refused_where_the_rows_do_not_lie_so() -> None:
+def test_zero_padded_is_rejected_if_rows_are_not_padded() -> None:
     batch = SampleBatch(a=[1, 2, 3], seq_lens=[1, 2])
     with pytest.raises(SampleBatchError, match="'a' must have 4 rows"):
         batch.zero_padded = True

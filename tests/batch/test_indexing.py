@@ -1,4 +1,4 @@
-"""Picking rows: slices, masks, lists of integers, `take`; and which rows are refused."""
+"""Row selection with slices, masks, lists of integers and `take`; invalid keys."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MASKS = [
 
 
 def rows_of(key: Any) -> list[int]:
-    """Return the rows that a key picks out of 7, as NumPy says."""
+    """Return the rows that NumPy selects from 7 rows with a key."""
     if isinstance(key, slice):
         return list(range(7))[key]
     picked = np.asarray(key)
@@ -85,7 +85,7 @@ def test_every_key_picks_the_rows_that_numpy_would(key: Any) -> None:
 
 
 @pytest.mark.parametrize("key", [*INDICES, *MASKS], ids=str)
-def test_take_is_what_brackets_do(key: Any) -> None:
+def test_take_agrees_with_brackets(key: Any) -> None:
     batch = with_every_kind(7)
     assert batch.take(key) == batch[key]
 
@@ -127,7 +127,7 @@ def test_plain_slices_are_views(key: slice) -> None:
 
 
 @pytest.mark.parametrize("key", [7, -8, 100, np.int64(7)])
-def test_a_row_outside_is_refused(key: int) -> None:
+def test_a_row_out_of_range_is_rejected(key: int) -> None:
     batch = SampleBatch(a=np.arange(7))
     with pytest.raises(RowIndexError, match=rf"row {key} must be in \[-7, 7\)"):
         batch[[0, key]]
@@ -159,13 +159,13 @@ def test_a_single_row_is_no_batch(key: int) -> None:
     ],
     ids=plain_repr,
 )
-def test_keys_of_another_kind_are_refused(key: Any) -> None:
+def test_keys_of_another_kind_are_rejected(key: Any) -> None:
     batch = SampleBatch(a=np.arange(7))
     with pytest.raises((RowIndexError, KeyError)):
         batch[key]
 
 
-def test_a_mask_of_another_length_is_refused() -> None:
+def test_a_mask_of_another_length_is_rejected() -> None:
     with pytest.raises(RowIndexError, match="a mask must have 7 entries, one per row, got 6"):
         SampleBatch(a=np.arange(7))[np.ones(6, bool)]
 
@@ -175,7 +175,7 @@ def test_the_first_row_outside_is_named() -> None:
         SampleBatch(a=[1, 2, 3]).take([0, 9, 8])
 
 
-def test_an_integer_too_large_for_an_index_is_refused() -> None:
+def test_an_integer_too_large_for_an_index_is_rejected() -> None:
     with pytest.raises(RowIndexError):
         SampleBatch(a=[1, 2, 3]).take(np.array([2**63], np.uint64))
 
@@ -184,7 +184,7 @@ def test_an_integer_too_large_for_an_index_is_refused() -> None:
     ("start", "end", "rows"),
     [(0, 3, [0, 1, 2]), (2, 100, [2, 3, 4]), (3, 1, []), (1, -1, [1, 2, 3]), (7, 9, []), (0, 0, []), (4, 5, [4])],
 )
-def test_slice_takes_a_range(start: int, end: int, rows: list[int]) -> None:
+def test_slice_accepts_a_range(start: int, end: int, rows: list[int]) -> None:
     part = SampleBatch(a=np.arange(5)).slice(start, end)
     assert part["a"].tolist() == rows
     assert len(part) == len(rows)

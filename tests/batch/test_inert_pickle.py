@@ -1,4 +1,4 @@
-"""Pickles read as data: what plain values need, and nothing that runs."""
+"""Pickles of plain values are read as data, and nothing is executed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ VALUES = st.recursive(
 
 @given(VALUES, st.sampled_from([4, 5]))
 @settings(max_examples=150, deadline=None)
-def test_plain_values_come_back(value: Any, protocol: int) -> None:
+def test_plain_values_round_trip(value: Any, protocol: int) -> None:
     found = read_pickle(pickle.dumps(value, protocol))
     assert is_plain(found)
     assert found == value
@@ -69,7 +69,7 @@ ARRAYS = [
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: str(array.dtype))
-def test_arrays_come_back(array: np.ndarray[Any, Any], protocol: int) -> None:
+def test_arrays_round_trip(array: np.ndarray[Any, Any], protocol: int) -> None:
     found = read_pickle(pickle.dumps(array, protocol))
     assert is_plain(found)
     assert found.dtype == array.dtype.newbyteorder("=")
@@ -78,7 +78,7 @@ def test_arrays_come_back(array: np.ndarray[Any, Any], protocol: int) -> None:
     assert found.flags.writeable
 
 
-def test_numbers_and_dtypes_of_numpy_come_back() -> None:
+def test_numbers_and_dtypes_of_numpy_round_trip() -> None:
     values = [np.float32(1.5), np.int8(-3), np.bool_(True), np.datetime64("2020-01-01", "s"), np.dtype("f4")]
     found = read_pickle(pickle.dumps(values))
     assert found == values
@@ -163,13 +163,13 @@ def test_nothing_is_imported() -> None:
         b"]" * 20_000 + b"a" * 19_999 + b".",
     ],
 )
-def test_damaged_pickles_are_refused(data: bytes) -> None:
+def test_damaged_pickles_are_rejected(data: bytes) -> None:
     with pytest.raises(FormatError):
         read_pickle(data)
 
 
 @pytest.mark.parametrize("nest", [b"]" * 20_000 + b"a" * 19_999, b")" + b"\x85" * 300, b"}" + b"N}" * 300 + b"s" * 300])
-def test_deep_values_are_refused_whatever_the_limit_of_recursion(nest: bytes) -> None:
+def test_deep_values_are_rejected_at_any_recursion_limit(nest: bytes) -> None:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(1_000_000)
     try:
@@ -181,14 +181,14 @@ def test_deep_values_are_refused_whatever_the_limit_of_recursion(nest: bytes) ->
 
 @given(st.binary(max_size=60))
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_any_bytes_are_read_or_rejected(data: bytes) -> None:
     with contextlib.suppress(SampleBatchError):
         read_pickle(data)
 
 
 @given(st.data())
 @settings(max_examples=200, deadline=None)
-def test_changed_bytes_are_read_or_refused(data: st.DataObject) -> None:
+def test_changed_bytes_are_read_or_rejected(data: st.DataObject) -> None:
     pickled = bytearray(pickle.dumps({"a": np.arange(4), "b": [None, np.array(["x", None], object)], "c": Rebuilt()}))
     for _ in range(data.draw(st.integers(1, 3))):
         pickled[data.draw(st.integers(0, len(pickled) - 1))] = data.draw(st.integers(0, 255))
@@ -196,7 +196,7 @@ def test_changed_bytes_are_read_or_refused(data: st.DataObject) -> None:
         is_plain(read_pickle(pickled))
 
 
-def test_arrays_that_lie_about_their_size_are_refused() -> None:
+def test_arrays_with_a_false_size_are_rejected() -> None:
     pickled = pickle.dumps(np.arange(4))
     assert pickled.count(b"K\x04") == 1
     with pytest.raises(FormatError, match="must have the bytes of its arrays"):
@@ -209,30 +209,30 @@ def shared_tuples(depth: int) -> bytes:
 
 
 @pytest.mark.parametrize("use", [b"}h\x3cNs.", b"}(h\x3cNu.", b"(h\x3cNd.", b"\x8f(h\x3c\x90.", b"(h\x3c\x91."])
-def test_shared_tuples_that_would_take_for_ever_to_hash_are_refused(use: bytes) -> None:
+def test_shared_tuples_with_exponential_hash_time_are_rejected(use: bytes) -> None:
     data = b"\x80\x04" + shared_tuples(60) + use
     assert len(data) < 260
     with pytest.raises(FormatError, match="soon be hashed"):
         read_pickle(data)
 
 
-def test_many_keys_of_shared_tuples_are_refused() -> None:
+def test_many_keys_of_shared_tuples_are_rejected() -> None:
     with pytest.raises(FormatError, match="soon be hashed"):
         read_pickle(b"\x80\x04" + shared_tuples(15) + b"}" + b"h\x0fNs" * 10_000 + b".")
 
 
-def test_deep_tuples_are_refused() -> None:
+def test_deep_tuples_are_rejected() -> None:
     with pytest.raises(FormatError, match="deeper ones"):
         read_pickle(b")" + b"\x85" * 200_000 + b".")
 
 
-def test_long_integers_made_to_have_one_hash_are_refused() -> None:
+def test_long_integers_with_colliding_hashes_are_rejected() -> None:
     keys = [((2**61 - 1) * i).to_bytes(10, "little") for i in range(1, 30_000)]
     with pytest.raises(FormatError, match="soon be hashed"):
         read_pickle(b"\x80\x04}(" + b"".join(b"\x8a\x0a" + key + b"N" for key in keys) + b"u.")
 
 
-def test_places_far_beyond_those_before_are_refused() -> None:
+def test_memo_indices_far_beyond_the_previous_are_rejected() -> None:
     with pytest.raises(FormatError, match="consecutively"):
         read_pickle(b"\x80\x04Nr\xff\xff\xff\x7f.")
 
@@ -248,7 +248,7 @@ class FromBuffer:
         return function, (self.content, np.dtype("u1"), (len(self.content),), "C")
 
 
-def test_arrays_that_share_their_bytes_are_refused() -> None:
+def test_arrays_that_share_their_bytes_are_rejected() -> None:
     content = bytes(1000)
     assert len(read_pickle(pickle.dumps([FromBuffer(bytes([i]) * 1000) for i in range(10)]))) == 10
     with pytest.raises(FormatError, match="separate content"):
@@ -256,12 +256,12 @@ def test_arrays_that_share_their_bytes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x82\x01.", b"\x80\x04\x8c\x01aQ.", b"Pa\n.", b"\x80\x05\x97.", b"N2\x86."])
-def test_extension_codes_persistent_ids_and_duplicates_are_refused(data: bytes) -> None:
+def test_extension_codes_persistent_ids_and_duplicates_are_rejected(data: bytes) -> None:
     with pytest.raises(FormatError, match="must have only supported opcodes, got"):
         read_pickle(data)
 
 
-def test_many_names_are_refused() -> None:
+def test_many_names_are_rejected() -> None:
     with pytest.raises(FormatError, match="must name at most"):
         read_pickle(b"](" + b"".join(b"ca\n%d\n" % i for i in range(10_000)) + b"e.")
 
@@ -281,6 +281,6 @@ def framed(size: int, *operations: bytes) -> bytes:
     ],
     ids=["within a length", "within a string", "in another", "after all"],
 )
-def test_frames_that_end_within_an_operation_are_refused(pickled: bytes) -> None:
+def test_frames_that_end_within_an_operation_are_rejected(pickled: bytes) -> None:
     with pytest.raises(FormatError, match="must end at the end of an opcode, got"):
         read_pickle(pickled)

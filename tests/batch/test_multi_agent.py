@@ -47,7 +47,7 @@ def test_a_misspelt_policy_lists_the_near_ones() -> None:
 
 
 @pytest.mark.parametrize("value", [{"a": [1]}, None, [1]], ids=str)
-def test_only_batches_are_taken(value: Any) -> None:
+def test_only_batches_are_accepted(value: Any) -> None:
     with pytest.raises(ColumnTypeError, match=f"policy 'p' must have a SampleBatch, got a {type(value).__name__}"):
         MultiAgentBatch({"p": value}, 1)
 

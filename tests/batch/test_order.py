@@ -32,7 +32,7 @@ def rows(parts: Iterable[SampleBatch]) -> list[int]:
 # -- shuffle ----------------------------------------------------------------------------------------------------------
 
 
-def test_shuffle_moves_whole_rows_of_every_kind() -> None:
+def test_shuffle_moves_complete_rows_of_every_kind() -> None:
     batch, before = with_every_kind(30), with_every_kind(30)
     assert batch.shuffle(rng=0) is batch
     order = (batch["flat i8"] // 3 - 1).tolist()
@@ -113,7 +113,7 @@ for name, batch in batches.items():
 
 
 def test_shuffle_allocates_one_column_at_a_time() -> None:
-    """The peak of Arrow's pool, measured in a process of its own; all memory before the call counts as used."""
+    """Measures the peak of Arrow's pool in a separate process; all memory before the call counts as used."""
     printed = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True, timeout=120, check=True)
     peaks = {line.split()[0]: float(line.split()[-1]) for line in printed.stdout.splitlines()}
     assert list(peaks) == ["flat", "read-only", "sequences", "policies"]
@@ -125,7 +125,7 @@ class _FailsToMove(ObjectColumn):
         raise MemoryError("no memory for objects")
 
 
-def test_a_shuffle_that_fails_leaves_rows_whole() -> None:
+def test_a_failed_shuffle_leaves_rows_complete() -> None:
     batch, before = with_every_kind(30), with_every_kind(30)
     other = SampleBatch(a=np.arange(5), infos=[{"n": n} for n in range(5)])
     columns = other._own()
@@ -153,7 +153,7 @@ def test_minibatches_go_over_every_row_once_an_epoch(shuffle: bool, epochs: int)
     assert all(part["a"].tolist() == part["b"].tolist() for part in parts)
 
 
-def test_each_epoch_has_an_order_of_its_own() -> None:
+def test_each_epoch_has_its_own_order() -> None:
     first, second = values(list(SampleBatch(a=np.arange(50)).minibatches(50, epochs=2, rng=0)))
     assert first != second
 
@@ -177,7 +177,7 @@ def test_minibatches_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"size": 0}, {"size": -1}, {"size": 2, "epochs": -1}])
-def test_minibatches_refuse_at_once(arguments: dict[str, int]) -> None:
+def test_minibatches_reject_arguments_immediately(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"(size|epochs) must be a whole number"):
         SampleBatch(a=[1]).minibatches(**arguments)
 
@@ -366,7 +366,7 @@ def test_environment_steps_that_are_counted_are_those_that_are_sorted(rows: list
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from([3, -1, 7, 2**62]), min_size=1, max_size=30))
-def test_distinct_ids_are_those_of_numpy(ids: list[int]) -> None:
+def test_distinct_ids_agree_with_numpy(ids: list[int]) -> None:
     expected = np.unique(np.array(ids), return_index=True, return_inverse=True)
     for found, wanted in zip(distinct_ids(np.array(ids)), expected, strict=True):
         assert found.tolist() == wanted.tolist()

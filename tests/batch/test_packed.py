@@ -1,4 +1,4 @@
-"""Columns that RLlib packed: unpacked without running code, or refused."""
+"""Packed columns of RLlib are unpacked without executing code, or rejected."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_code_runs_with_permission_only(tmp_path: Path) -> None:
     ],
     ids=["cut", "no base64", "plain", "no pickle"],
 )
-def test_damaged_rows_are_refused(damage: Any) -> None:
+def test_damaged_rows_are_rejected(damage: Any) -> None:
     packed = pack(ROWS[0])
     with pytest.raises(FormatError, match="column 'obs' must have rows"):
         SampleBatch(obs=[packed, damage(packed)]).decompress_if_needed()

@@ -137,7 +137,7 @@ def test_buffers_at_any_address_will_do() -> None:
     assert all(made.column(name).values.flags.aligned for name in batch if name != "t")
 
 
-def test_buffers_that_do_not_fit_are_refused() -> None:
+def test_buffers_that_do_not_fit_are_rejected() -> None:
     data, buffers = out_of_band(SampleBatch(a=np.arange(4.0), r=[[1], [2, 3], [4], []]))
     raw = [bytes(buffer.raw()) for buffer in buffers]
     with pytest.raises(FormatError):
@@ -205,7 +205,7 @@ def test_objects(infos: list[Any]) -> None:
         assert [type(info) for info in made["infos"]] == [type(info) for info in infos]
 
 
-def test_objects_that_cannot_be_pickled_are_refused_by_name() -> None:
+def test_objects_that_cannot_be_pickled_are_rejected_by_name() -> None:
     batch = SampleBatch(infos=[{"stream": io.StringIO()}, {"function": lambda: 0}])
     with pytest.raises(TypeError):
         pickle.dumps(batch, 5)
@@ -283,7 +283,7 @@ def test_a_frame_is_not_unpickled_unless_that_is_allowed() -> None:
     assert loaded["infos"].values.tolist() == [{"set": {1}}]
 
 
-def test_frames_that_are_not_what_they_claim_are_refused() -> None:
+def test_frames_that_are_not_what_they_claim_are_rejected() -> None:
     header, buffers = frame.dump_columns(SampleBatch(a=np.arange(3.0), b=np.arange(3))._all())
     with pytest.raises(FormatError, match="buffers"):
         frame.load_columns(header, [*buffers, b""], allow_pickle=False)

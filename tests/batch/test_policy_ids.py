@@ -112,7 +112,7 @@ def test_integers_of_numpy_are_found_by_those_of_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", [None, True, 1.5, ("a", 1), b"a"], ids=repr)
-def test_other_ids_are_refused(policy: Any) -> None:
+def test_other_ids_are_rejected(policy: Any) -> None:
     with pytest.raises(ColumnTypeError, match="a policy id must be a string or an integer, got a"):
         MultiAgentBatch({policy: SampleBatch(a=[1])}, 1)
 
@@ -130,7 +130,7 @@ def test_tables_show_integers_as_strings_of_their_own(batch: MultiAgentBatch) ->
 
 
 @pytest.mark.parametrize("number", ["1", True, 1.0, None, [1]], ids=repr)
-def test_an_id_that_is_no_other_policys_integer_is_refused(batch: MultiAgentBatch, number: Any) -> None:
+def test_an_id_that_is_no_other_policys_integer_is_rejected(batch: MultiAgentBatch, number: Any) -> None:
     table = tampered(batch.to_arrow(), lambda about: about["policies"]["walker"].update(id=number))
     with pytest.raises(FormatError, match=r"'walker' must have a unique id|must be complete"):
         MultiAgentBatch.from_arrow(table)

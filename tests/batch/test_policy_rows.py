@@ -134,7 +134,7 @@ def test_minibatches_come_to_the_learner(batch: MultiAgentBatch) -> None:
         assert part[0]["t"].dtype == torch.int64
 
 
-def test_minibatches_refuse_other_sizes(batch: MultiAgentBatch) -> None:
+def test_minibatches_reject_other_sizes(batch: MultiAgentBatch) -> None:
     for arguments in ({"size": 0}, {"size": 2, "epochs": -1}, {"size": 2, "prefetch": 1}):
         with pytest.raises(ArgumentError):
             batch.minibatches(**arguments)
@@ -183,7 +183,7 @@ def test_episodes_have_the_rows_of_all_policies(batch: MultiAgentBatch) -> None:
     assert batch[0]["obs"][0] == -1
 
 
-def test_episodes_whose_rows_lie_apart_are_brought_together() -> None:
+def test_rows_of_interleaved_episodes_become_contiguous() -> None:
     batch = MultiAgentBatch(
         {"p": SampleBatch(eps_id=[9, 5, 9], obs=[0, 1, 2]), "q": SampleBatch(eps_id=[1, 5], obs=[3, 4])}, 3
     )

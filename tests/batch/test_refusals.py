@@ -1,4 +1,4 @@
-"""What a batch refuses to take in, by name and without a trace."""
+"""Values that a batch rejects, with the name in the error and without side effects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.optional import torch
 
 @every_door
 @pytest.mark.parametrize("length", [0, 1, 2, 4])
-def test_another_length_is_refused_by_name(door: Assign, length: int) -> None:
+def test_columns_of_another_length_are_rejected_by_name(door: Assign, length: int) -> None:
     for values in (
         np.zeros(length),
         np.zeros((length, 2)),
@@ -57,7 +57,7 @@ def test_another_length_is_refused_by_name(door: Assign, length: int) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_values_without_rows_of_a_kind_are_refused_by_name(door: Assign, values: Any, message: str) -> None:
+def test_values_without_rows_are_rejected_by_name(door: Assign, values: Any, message: str) -> None:
     with pytest.raises(ColumnTypeError, match=rf"'strange(\.x)?'.*{message}"):
         door("strange", values)
 
@@ -74,7 +74,7 @@ def test_a_name_must_be_a_string(door: Assign) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("name", ["a", "b", "obs", "obs.x", "new"])
-def test_a_refused_assignment_leaves_no_trace(name: str, values: Any) -> None:
+def test_a_rejected_assignment_changes_nothing(name: str, values: Any) -> None:
     batch = SampleBatch({"a": np.arange(3), "b": [{}, {}, {}], "obs": {"x": np.arange(3.0)}, "n": [7, 8, 9]})
     before = batch.copy(shallow=True)
     held = dict(batch.items())
@@ -86,7 +86,7 @@ def test_a_refused_assignment_leaves_no_trace(name: str, values: Any) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[1, 1], [4], [-1, 4], [1.5, 1.5], np.array(["1", "2"]), 3], ids=str)
-def test_refused_seq_lens_leave_no_trace(lengths: Any) -> None:
+def test_rejected_seq_lens_change_nothing(lengths: Any) -> None:
     for batch in (
         SampleBatch(a=np.arange(3)),
         SampleBatch(a=np.arange(3), seq_lens=[1, 2]),
@@ -141,12 +141,12 @@ def test_a_misspelt_column_lists_the_near_ones() -> None:
         {"obs.leg": [3, 4], "obs": {"arm": [1, 2], "leg": [5, 6]}},
     ],
 )
-def test_two_columns_of_one_dotted_name_are_refused_at_construction(columns: dict[str, Any]) -> None:
+def test_duplicate_dotted_names_are_rejected_at_construction(columns: dict[str, Any]) -> None:
     with pytest.raises((ColumnMismatchError, ColumnTypeError), match="'obs"):
         SampleBatch(columns)
 
 
-def test_a_stranger_among_the_leaves_of_a_nested_column_is_refused() -> None:
+def test_an_unknown_leaf_of_a_nested_column_is_rejected() -> None:
     batch = SampleBatch(obs={"arm": [1, 2]})
     with pytest.raises(ColumnTypeError, match=r"'obs.leg' must be a leaf of the nested column 'obs'"):
         batch["obs.leg"] = [3, 4]
@@ -156,7 +156,7 @@ def test_a_stranger_among_the_leaves_of_a_nested_column_is_refused() -> None:
     assert flat["obs.arm"].tolist() == [1, 2]
 
 
-def test_a_named_tuple_is_refused() -> None:
+def test_a_named_tuple_is_rejected() -> None:
     from typing import NamedTuple
 
     class Observation(NamedTuple):
@@ -174,7 +174,7 @@ def test_dots_in_flat_names_are_allowed() -> None:
 
 
 @every_door
-def test_a_tensor_that_requires_a_gradient_is_refused_by_name(door: Assign) -> None:
+def test_a_tensor_that_requires_a_gradient_is_rejected_by_name(door: Assign) -> None:
     values = torch.ones(2, requires_grad=True)
     for tensor in (values, values * 2):
         with pytest.raises(ColumnTypeError, match=r"column 'x' must be a tensor without a gradient.*detach\(\)"):

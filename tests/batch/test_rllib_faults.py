@@ -1,4 +1,4 @@
-"""RLlib's faults that we do not inherit, one test for each."""
+"""Regressions of faults in RLlib's SampleBatch, one test per fault."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_timeslices_end_when_the_size_does_not_divide_the_rows(rows: int, size: 
     assert [value for part in parts for value in part["a"].tolist()] == list(range(rows))
 
 
-def test_more_timeslices_than_rows_are_empty_rather_than_whole() -> None:
+def test_superfluous_timeslices_are_empty() -> None:
     parts = SampleBatch(a=np.arange(2)).timeslices(num_slices=5)
     assert len(parts) == 5
     assert [value for part in parts for value in part["a"].tolist()] == [0, 1]
@@ -63,7 +63,7 @@ def test_concat_does_not_promote_to_a_dtype_that_loses_integers() -> None:
             concat_samples(pair)
 
 
-def test_right_zero_pad_refuses_to_lose_rows() -> None:
+def test_right_zero_pad_rejects_lengths_that_lose_rows() -> None:
     batch = SampleBatch(a=[1, 2, 3, 4, 5], seq_lens=[3, 2])
     with pytest.raises(SequenceError, match="3 steps, got 2"):
         batch.right_zero_pad(2)
@@ -118,7 +118,7 @@ def test_multi_agent_timeslices_of_forty_thousand_rows_are_quick() -> None:
     assert all(part.count == 20 and part.agent_steps() == 80 for part in parts)
 
 
-def test_columns_of_unequal_length_are_refused() -> None:
+def test_columns_of_unequal_length_are_rejected() -> None:
     with pytest.raises(ColumnLengthError, match=r"'b' must have 3 rows.*'a'.*got 2"):
         SampleBatch(a=[1, 2, 3], b=[1, 2])
     batch = SampleBatch(a=[1, 2, 3])

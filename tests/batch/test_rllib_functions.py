@@ -97,7 +97,7 @@ def test_filling_up_gives_states_a_row_for_each_sequence() -> None:
     assert padded["b"].tolist() == [0, 0, 0, 0, 4, 5]
 
 
-def test_policies_are_joined_likewise() -> None:
+def test_policies_are_joined_with_filled_or_dropped_columns() -> None:
     some = [MultiAgentBatch({0: SampleBatch(a=[1], b=[2])}, 1), MultiAgentBatch({0: SampleBatch(a=[3])}, 1)]
     assert concat_samples(some, missing="zero")[0]["b"].tolist() == [2, 0]
     assert list(concat_samples_into_ma_batch(some, missing="drop")[0]) == ["a"]

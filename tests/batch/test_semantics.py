@@ -1,4 +1,4 @@
-"""What users of RLlib's SampleBatch rely on and we keep, and where we differ on purpose."""
+"""Behaviour of RLlib's SampleBatch that is kept, and intended differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.optional import torch
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_hands_out_the_very_array_it_was_given() -> None:
+def test_a_batch_returns_the_same_array_that_was_assigned() -> None:
     obs, reward = np.zeros((3, 2), np.float32), np.array([1, 2, 3])
     batch = SampleBatch({"obs": obs}, reward=reward)
     assert batch["obs"] is obs
@@ -62,7 +62,7 @@ def test_writes_through_a_shallow_copy_reach_the_original() -> None:
     assert batch["a"].tolist() == [100, 1, 2]
 
 
-def test_values_and_items_hand_out_the_same_objects() -> None:
+def test_values_and_items_return_the_same_objects() -> None:
     batch = SampleBatch(a=np.arange(3), b=torch.zeros(3), infos=[{}, {}, {}])
     assert all(values is batch[name] for name, values in batch.items())
     assert all(values is batch[name] for name, values in zip(batch, batch.values(), strict=True))
@@ -84,7 +84,7 @@ def test_the_length_is_the_sum_of_seq_lens(lengths: object) -> None:
     assert len(padded) == 6
 
 
-def test_the_length_comes_from_the_first_countable_column() -> None:
+def test_the_length_is_of_the_first_countable_column() -> None:
     with pytest.raises(ColumnLengthError, match="'infos' must have 2 rows as 'a' has, got 3"):
         SampleBatch(infos=[{}, {}, {}], a=[1, 2])
     with pytest.raises(ColumnLengthError, match="'state_in_0' must have 2 rows as 'a' has, got 3"):
@@ -106,14 +106,14 @@ def test_infos_and_states_alone_count_no_steps() -> None:
     assert len(batch) == len(SampleBatch(obs=[1, 2], infos=[{}, {}]).drop("obs")) == 0
 
 
-def test_columns_that_count_no_steps_are_joined_whole() -> None:
+def test_columns_that_count_no_steps_are_joined_completely() -> None:
     joined = concat_samples([SampleBatch(), SampleBatch(infos=[{"i": 0}]), SampleBatch(infos=[{"i": 1}, {"i": 2}])])
     assert (len(joined), joined["infos"].tolist()) == (0, [{"i": 0}, {"i": 1}, {"i": 2}])
     # Beside batches that have steps they are empty.
     assert list(concat_samples([SampleBatch(infos=[{}]), SampleBatch(a=[1])])) == ["a"]
 
 
-def test_columns_that_count_no_steps_travel_whole() -> None:
+def test_columns_that_count_no_steps_are_sent_completely() -> None:
     state = SampleBatch(state_in_0=np.arange(6.0).reshape(2, 3))
     producer, consumer = channel(1 << 16)
     with producer, consumer:
@@ -290,7 +290,7 @@ def test_one_multi_agent_batch_makes_the_result_one() -> None:
     ],
     ids=["without seq_lens", "zero_padded", "time_major"],
 )
-def test_batches_whose_sequences_lie_differently_are_not_joined(other: object) -> None:
+def test_batches_with_different_sequence_layout_are_not_joined(other: object) -> None:
     batch = SampleBatch(a=np.arange(4), seq_lens=[1, 3])
     for pair in ([batch, other()], [other(), batch]):
         with pytest.raises(ValueError, match="concatenated") as caught:

@@ -1,4 +1,4 @@
-"""Sequence-aware batches stay right through every operation, states and padding included."""
+"""Operations on batches with sequences, including states and padding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_batch_itself(padded: bool) -> None:
     assert_sound(batch)
 
 
-def test_the_mask_tells_steps_from_padding() -> None:
+def test_the_mask_marks_steps_but_not_padding() -> None:
     assert in_sequences(padded=True).mask().tolist() == [
         *(True, True, False, False),
         *(True, True, True, False),
@@ -54,7 +54,7 @@ def test_slice_cuts_inside_sequences(padded: bool, start: int, stop: int) -> Non
 @both
 @pytest.mark.parametrize("start", range(7))
 @pytest.mark.parametrize("stop", range(7))
-def test_brackets_take_whole_sequences(padded: bool, start: int, stop: int) -> None:
+def test_brackets_select_complete_sequences(padded: bool, start: int, stop: int) -> None:
     batch = in_sequences(padded=padded)
     part = batch[start:stop]
     snapped = {0: 0, 1: 0, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6}
@@ -109,7 +109,7 @@ def test_slice_with_given_states() -> None:
     "states",
     [{"state_start": 1}, {"state_end": 1}, {"state_start": 2, "state_end": 3}, {"state_start": 0, "state_end": 0}],
 )
-def test_states_that_do_not_fit_the_range_are_refused(states: dict[str, int]) -> None:
+def test_states_that_do_not_fit_the_range_are_rejected(states: dict[str, int]) -> None:
     batch = SampleBatch(a=np.arange(6), seq_lens=[2, 3, 1])
     with pytest.raises(SequenceError, match=r"sequences|together"):
         batch.slice(2, 5, **states)
@@ -155,7 +155,7 @@ def test_stepped_slices_gather_steps(padded: bool) -> None:
 
 # -- gathers -----------------------------------------------------------------------------------------------------------
 @both
-def test_take_forms_a_sequence_of_each_run(padded: bool) -> None:
+def test_take_creates_one_sequence_per_run(padded: bool) -> None:
     part = in_sequences(padded=padded).take([0, 3, 4, 1, -1])
     assert by_sequence(part) == [(1, [0]), (2, [3, 4]), (1, [1]), (4, [5])]
     assert not part.zero_padded
@@ -186,14 +186,14 @@ def test_take_sequences(padded: bool, order: list[Any]) -> None:
     assert_sound(part)
 
 
-def test_take_sequences_refuses_what_is_not_there() -> None:
+def test_take_sequences_rejects_missing_sequences() -> None:
     with pytest.raises(RowIndexError, match="row 4 must be in"):
         in_sequences(padded=False).take_sequences([0, 4])
     with pytest.raises(SequenceError, match="take_sequences requires a column 'seq_lens'"):
         SampleBatch(a=[1]).take_sequences([0])
 
 
-def test_shuffle_moves_whole_padded_sequences() -> None:
+def test_shuffle_moves_complete_padded_sequences() -> None:
     orders = set()
     for seed in range(20):
         batch = in_sequences(padded=True)
@@ -204,7 +204,7 @@ def test_shuffle_moves_whole_padded_sequences() -> None:
     assert len(orders) > 5
 
 
-def test_shuffle_refuses_sequences_that_are_not_padded() -> None:
+def test_shuffle_rejects_sequences_without_padding() -> None:
     batch = in_sequences(padded=False)
     with pytest.raises(SequenceError, match="padded"):
         batch.shuffle()
@@ -238,7 +238,7 @@ def test_concat_keeps_the_longest_sequence() -> None:
     assert concat_samples([short, long]).max_seq_len == concat_samples([long, short]).max_seq_len == 5
 
 
-def test_concat_refuses_padding_of_different_width() -> None:
+def test_concat_rejects_padding_of_different_width() -> None:
     batch = in_sequences(padded=False)
     with pytest.raises(SequenceError, match="max_seq_len, got 3 and 4"):
         concat_samples([batch.copy().right_zero_pad(3), batch.copy().right_zero_pad(4)])
@@ -292,7 +292,7 @@ def test_rows_carry_the_state_of_their_sequence(padded: bool) -> None:
 @both
 @pytest.mark.parametrize("size", [1, 3, 4, 100])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_minibatches_are_made_of_whole_sequences(padded: bool, size: int, shuffle: bool) -> None:
+def test_minibatches_contain_complete_sequences(padded: bool, size: int, shuffle: bool) -> None:
     batch = in_sequences(padded=padded)
     for seed in range(5):
         parts = list(batch.minibatches(size, epochs=2, shuffle=shuffle, rng=seed))
@@ -306,7 +306,7 @@ def test_minibatches_are_made_of_whole_sequences(padded: bool, size: int, shuffl
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------
-def test_seq_lens_in_a_column_of_their_own_shape() -> None:
+def test_seq_lens_may_have_shape_n_1() -> None:
     batch = SampleBatch(a=np.arange(6), state_in_0=np.arange(3.0), seq_lens=np.array([[2], [3], [1]]))
     assert len(batch) == 6
     assert batch.max_seq_len == 3

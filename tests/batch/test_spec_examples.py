@@ -92,7 +92,7 @@ def test_shuffle_is_in_place_and_returns_the_batch() -> None:
     assert len(orders) > 1
 
 
-def test_shuffle_refuses_sequences() -> None:
+def test_shuffle_rejects_sequences() -> None:
     with pytest.raises(ValueError, match="padded"):
         SampleBatch({"a": [1, 2, 3], "seq_lens": [1, 2]}).shuffle()
 

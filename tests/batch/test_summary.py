@@ -1,4 +1,4 @@
-"""What a batch shows of itself: one line, a table, an HTML table; and how many bytes it has."""
+"""Representations of a batch (line, table, HTML table) and its size in bytes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_summary_is_a_table() -> None:
     assert len({line.index("int64") for line in text.splitlines() if " int64" in line}) <= 1
 
 
-def test_the_summary_of_sequences_says_so() -> None:
+def test_the_summary_mentions_sequences() -> None:
     assert str(in_sequences(padded=False)).splitlines()[0] == "SampleBatch(6 steps in 4 sequences)"
 
 

@@ -45,7 +45,7 @@ def test_a_time_major_batch_counts_steps(time_major: SampleBatch) -> None:
     ],
     ids=["brackets", "slice", "take", "steps", "sequences", "pad", "arrow", "timeslices", "rows", "minibatches"],
 )
-def test_operations_on_rows_refuse_a_time_major_batch(time_major: SampleBatch, operation: Any) -> None:
+def test_operations_on_rows_reject_a_time_major_batch(time_major: SampleBatch, operation: Any) -> None:
     before = time_major.copy()
     with pytest.raises(SequenceError, match="time-major"):
         operation(time_major)

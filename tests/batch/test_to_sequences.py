@@ -1,4 +1,4 @@
-"""Steps that become sequences: where these begin, and the state that each of them has."""
+"""Conversion of steps to sequences: boundaries and initial states."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lengths(max_seq_len: int, **columns: Any) -> list[int]:
     ],
     ids=str,
 )
-def test_sequences_end_where_steps_do_not_go_on(columns: dict[str, Any], expected: list[int]) -> None:
+def test_sequences_end_where_steps_are_not_consecutive(columns: dict[str, Any], expected: list[int]) -> None:
     assert lengths(2, **columns) == expected
 
 
@@ -58,7 +58,7 @@ def test_each_sequence_has_its_first_state() -> None:
     assert steps[1:4].to_sequences(9)["state_in_1"].tolist() == [1, 3]
 
 
-def test_nested_states_are_taken_likewise() -> None:
+def test_each_sequence_has_its_first_nested_state() -> None:
     made = SampleBatch(a=[1, 2, 3], state_in={"h": [1.0, 2.0, 3.0], "c": [4.0, 5.0, 6.0]}).to_sequences(2)
     assert made["state_in"]["h"].tolist() == [1, 3]
     assert made["state_in"]["c"].tolist() == [4, 6]

@@ -1,4 +1,4 @@
-"""In and out of torch: tensors of a batch, arrays again, and minibatches on a device.
+"""Conversion of batches to torch and back, and minibatches on a device.
 
 One rule for all: a dtype is meant for floating-point numbers; integers, flags and images are left alone.
 """
@@ -101,7 +101,7 @@ def test_policies_are_converted_one_by_one() -> None:
 
 @each_batch
 @pytest.mark.parametrize("floats", ["int64", "f32", np.int64, torch.int8, object(), 3], ids=plain_repr)
-def test_other_dtypes_are_refused(make: Callable[[], Any], floats: Any) -> None:
+def test_other_dtypes_are_rejected(make: Callable[[], Any], floats: Any) -> None:
     for convert in (make().to_torch, make().to_numpy):
         with pytest.raises(ArgumentError, match="floats must be one of 'float16', 'float32', 'float64', 'bfloat16'"):
             convert(floats=floats)
@@ -125,7 +125,7 @@ def test_memory_is_shared_where_nothing_changes(make: Callable[[], Any]) -> None
     assert tensors.to_numpy(floats="float64")["rewards"].ctypes.data == batch["rewards"].ctypes.data
 
 
-def test_every_kind_of_column_goes_there_and_back() -> None:
+def test_every_kind_of_column_round_trips() -> None:
     batch = SampleBatch(every_kind(4), squeezed=np.zeros((4, 2))).compress(columns={"squeezed"})
     there = batch.to_torch()
     assert list(there) == list(batch)
@@ -159,7 +159,7 @@ def test_a_dict_has_nested_columns_nested() -> None:
 
 @each_batch
 @pytest.mark.parametrize("prefetch", [0, 2, 9])
-def test_minibatches_come_as_tensors(make: Callable[[], Any], prefetch: int) -> None:
+def test_minibatches_are_tensors(make: Callable[[], Any], prefetch: int) -> None:
     plain = list(make().minibatches(2, epochs=2, rng=0))
     parts = list(make().minibatches(2, epochs=2, rng=0, device="cpu", floats="float32", prefetch=prefetch))
     assert [len(part) for part in parts] == [2, 1, 2, 1]
@@ -174,7 +174,7 @@ def test_minibatches_of_arrays_are_cast_too(make: Callable[[], Any]) -> None:
     assert isinstance(part["rewards"], np.ndarray)
 
 
-def test_minibatches_of_a_nested_batch_deal_out_every_row_once_an_epoch() -> None:
+def test_minibatches_of_a_nested_batch_have_every_row_once_per_epoch() -> None:
     parts = list(Batch(a=np.arange(5)).minibatches(2, epochs=3, rng=1))
     assert [len(part) for part in parts] == [2, 2, 1] * 3
     for epoch in range(3):
@@ -186,7 +186,7 @@ def test_minibatches_of_a_nested_batch_deal_out_every_row_once_an_epoch() -> Non
 
 
 @each_batch
-def test_wrong_arguments_of_minibatches_are_refused_at_once(make: Callable[[], Any]) -> None:
+def test_wrong_arguments_of_minibatches_are_rejected_immediately(make: Callable[[], Any]) -> None:
     for wrong, words in (
         ({"prefetch": 2}, "prefetch must be 0 without a device"),
         ({"prefetch": -1, "device": "cpu"}, "prefetch must be a whole number from 0"),
@@ -204,7 +204,7 @@ def test_objects_stay_in_minibatches() -> None:
     assert part["infos"].tolist() == [{}, {"x": 1}]
 
 
-def test_parts_are_made_ahead_and_no_further() -> None:
+def test_parts_are_prefetched_up_to_the_limit() -> None:
     made = []
 
     def parts() -> Iterator[Batch]:
@@ -258,9 +258,7 @@ ASKED_FOR_A_DEVICE: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
 @pytest.mark.parametrize("ask", ASKED_FOR_A_DEVICE.values(), ids=ASKED_FOR_A_DEVICE)
-def test_a_device_that_is_not_there_is_refused_at_once_and_no_column_blamed(
-    ask: Callable[[Any], object], device: str
-) -> None:
+def test_an_unavailable_device_is_rejected_without_a_column_name(ask: Callable[[Any], object], device: str) -> None:
     with pytest.raises(DeviceError, match=f"^device must be one that torch can use here, got '{device}': .+") as raised:
         ask(device)
     assert "\n" not in str(raised.value)
@@ -337,7 +335,7 @@ def test_minibatches_and_policies_bring_ragged_columns_to_the_device() -> None:
     assert policies.to_device("meta")["walker"]["rays"].elements.is_meta
 
 
-def test_ragged_tensors_are_taken_and_joined_with_their_batch() -> None:
+def test_ragged_tensors_are_selected_and_joined_with_their_batch() -> None:
     tensors = lidar().select("rays", "maps").to_device("cpu")
     joined = tensors.concat(tensors).take([4, 0, 2])
     assert [row.tolist() for row in joined["rays"]] == [[2.5], [0.5, 1.5], []]

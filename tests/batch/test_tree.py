@@ -1,4 +1,4 @@
-"""Nested and tuple observations: stored flat, handed out as they came, through every operation."""
+"""Nested and tuple observations are stored flat and restored by every operation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def observations(n: int, start: int = 0) -> dict[str, Tree]:
 
 
 def same(mine: Tree, theirs: Tree) -> bool:
-    """Tell whether two nested values are put together alike and have equal leaves."""
+    """Return whether two nested values have the same structure and equal leaves."""
     if isinstance(mine, dict):
         return isinstance(theirs, dict) and list(mine) == list(theirs) and all(same(mine[k], theirs[k]) for k in mine)
     if isinstance(mine, tuple):
@@ -56,7 +56,7 @@ def assert_holds(batch: SampleBatch, columns: dict[str, Tree]) -> None:
         assert same(batch[name], expected), name
 
 
-def test_nested_columns_are_stored_flat_and_come_back_as_they_were() -> None:
+def test_nested_columns_are_stored_flat_and_restored() -> None:
     columns = observations(4)
     batch = SampleBatch(columns)
     assert batch.column_names == (
@@ -81,7 +81,7 @@ def test_nested_columns_are_stored_flat_and_come_back_as_they_were() -> None:
     assert len(batch) == 4
 
 
-def test_changing_the_dict_that_is_handed_out_changes_the_batch() -> None:
+def test_changing_the_returned_dict_changes_the_batch() -> None:
     batch = SampleBatch(observations(4))
     batch["obs"]["extra"] = [0, 1, 2, 3]
     del batch["obs"]["pose"]
@@ -315,14 +315,14 @@ def test_single_step_input_is_nested_like_the_columns() -> None:
     assert same(last["obs"], each(batch["new_obs"], lambda leaf: leaf[-1:]))
 
 
-def test_equality_minds_how_columns_are_put_together() -> None:
+def test_equality_compares_the_structure_of_columns() -> None:
     rows = np.arange(2)
     assert SampleBatch(o={"0": rows}) != SampleBatch(o=(rows,))
     assert SampleBatch(o={"x": rows}) != SampleBatch({"o.x": rows})
     assert SampleBatch(o={"x": rows, "y": rows}) == SampleBatch(o={"y": rows, "x": rows})
 
 
-def test_batches_put_together_differently_are_not_joined() -> None:
+def test_batches_with_different_structure_are_not_joined() -> None:
     rows = np.arange(2)
     with pytest.raises(ValueError, match="nested"):
         concat_samples([SampleBatch(o={"0": rows}), SampleBatch(o=(rows,))])

@@ -1,4 +1,4 @@
-"""What a model sees at one step: views of columns, shifted, and windows of steps."""
+"""Model inputs at a step: columns, shifted columns and windows of steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_observation_at_a_step(batch: SampleBatch, index: Any, expected: lis
     assert seen(batch, ViewRequirement(), index, name="obs") == expected
 
 
-def test_what_came_before_the_last_step(batch: SampleBatch) -> None:
+def test_views_of_columns_before_the_last_step(batch: SampleBatch) -> None:
     views = {
         "prev_actions": ViewRequirement("actions", shift=-1),
         "prev_rewards": ViewRequirement("rewards", shift=-1),
@@ -100,7 +100,7 @@ def test_windows_longer_than_the_batch_are_padded(batch: SampleBatch) -> None:
     assert seen(batch[:1], ViewRequirement("obs", shift="-2:0"), "last") == [[0, 0, 2]]
 
 
-def test_windows_have_an_axis_of_their_own() -> None:
+def test_windows_have_a_separate_axis() -> None:
     batch = SampleBatch(obs=np.arange(24).reshape(4, 2, 3))
     made = batch.get_single_step_input_dict(
         {"one": ViewRequirement("obs"), "stack": ViewRequirement("obs", shift="-1:0")}, index=2
@@ -110,7 +110,7 @@ def test_windows_have_an_axis_of_their_own() -> None:
     assert made["stack"][0].tolist() == batch["obs"][1:3].tolist()
 
 
-def test_beyond_the_last_step_is_refused(batch: SampleBatch) -> None:
+def test_steps_after_the_last_are_rejected(batch: SampleBatch) -> None:
     with pytest.raises(RowIndexError, match="view 'view' looks at step 4 of column 'obs', which has 4"):
         seen(batch, ViewRequirement("obs", shift=1), 3)
     for index in (4, -5):
@@ -209,7 +209,7 @@ def test_the_ends_of_a_range_are_kept() -> None:
 
 
 @pytest.mark.parametrize("shift", ["", "a:b", "1", "1:2:3:4", "-1", "-3:", "-3:0:0"])
-def test_a_string_that_is_no_range_is_refused(shift: str) -> None:
+def test_a_string_that_is_not_a_range_is_rejected(shift: str) -> None:
     with pytest.raises(ValueError, match="shift must be"):
         ViewRequirement(shift=shift)
 
@@ -244,7 +244,7 @@ def space_of_every_kind() -> Any:
     )
 
 
-def test_requirements_come_back_from_json() -> None:
+def test_requirements_round_trip_through_json() -> None:
     requirement = ViewRequirement("obs", space_of_every_kind(), "-4:0:2", used_for_training=False, batch_repeat_value=4)
     found = ViewRequirement.from_dict(json.loads(json.dumps(requirement.to_dict())))
     assert found.space == requirement.space
@@ -253,7 +253,7 @@ def test_requirements_come_back_from_json() -> None:
     assert ViewRequirement.from_dict(ViewRequirement().to_dict()) == ViewRequirement()
 
 
-def test_a_space_that_cannot_be_described_is_refused() -> None:
+def test_a_space_that_cannot_be_described_is_rejected() -> None:
     with pytest.raises(ArgumentError, match=r"a space must be one of Gymnasium's Box, .*, got a str"):
         ViewRequirement("obs", "box").to_dict()
     good = ViewRequirement("obs", space_of_every_kind()).to_dict()

@@ -1,4 +1,4 @@
-"""Views, copies and what they share: columns are cut when asked for, and a view keeps the columns it was made of."""
+"""Views and copies: columns are sliced on access, and a view keeps the columns of its creation."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_operators_in_place() -> None:
     assert floats.tolist() == tensor.tolist() == [2.0, 0.0]
 
 
-def test_operands_that_are_refused() -> None:
+def test_unsupported_operands_are_rejected() -> None:
     batch = Batch(a=[1, 2], o=Batch(b=[1.0, 2.0]))
     for operand in ([1], np.array([1, 2]), "x", None, {"a": 1}):
         with pytest.raises(TypeError, match="must be a number or a Batch"):

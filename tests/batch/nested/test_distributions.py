@@ -49,7 +49,7 @@ def test_distributions_are_sliced(dist: Any) -> None:
     assert Batch(dist=dist).isnull().dist == np.False_
 
 
-def test_derived_parameters_do_not_stand_in_the_way() -> None:
+def test_derived_parameters_do_not_prevent_slicing() -> None:
     dist = td.Categorical(logits=torch.randn(4, 3))
     _ = dist.probs
     torch.testing.assert_close(get_sliced_dist(dist, slice(2)).logits, dist.logits[:2])

@@ -1,4 +1,4 @@
-"""Faults of Tianshou's Batch that ours does not have."""
+"""Regressions of faults in Tianshou's Batch. Docstrings describe Tianshou's behaviour."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.optional import torch
 
 
 @pytest.mark.parametrize("value", [np.arange(3), [1, 2], 3, "x", np.zeros((2, 2)), np.array(1)])
-def test_values_without_a_name_are_refused(value: object) -> None:
-    """There, the result is silently empty."""
+def test_values_without_a_name_are_rejected(value: object) -> None:
+    """Tianshou: the result is silently empty."""
     with pytest.raises(TypeError, match="a Batch must be built from a dict") as caught:
         Batch(value)
     assert isinstance(caught.value, SampleBatchError)
 
 
 def test_arithmetic_matches_by_name() -> None:
-    """There, values are paired in the order of insertion."""
+    """Tianshou: values are paired in the order of insertion."""
     total = Batch(a=[1, 2], b=[3, 4]) + Batch(b=[10, 20], a=[1, 1])
     assert total == Batch(a=[2, 3], b=[13, 24])
     target = Batch(a=[1.0], b=Batch(c=[2.0], d=[3.0]))
@@ -29,8 +29,8 @@ def test_arithmetic_matches_by_name() -> None:
     assert target == Batch(a=[11.0], b=Batch(c=[22.0], d=[33.0]))
 
 
-def test_transform_in_place_reaches_nested_references() -> None:
-    """There, whoever holds a nested batch goes on seeing the old values."""
+def test_in_place_transform_changes_nested_references() -> None:
+    """Tianshou: references to a nested batch keep the old values."""
     batch = Batch(a=[1, 2], b=Batch(c=[1, 2], d=Batch(e=[3])))
     nested, deeper = batch.b, batch.b.d
     assert batch.apply_values_transform(lambda value: value + 1, inplace=True) is None
@@ -44,7 +44,7 @@ def test_transform_in_place_reaches_nested_references() -> None:
     "name", ["keys", "values", "items", "get", "pop", "update", "split", "is_empty", "copy", "shape"]
 )
 def test_any_name_may_be_a_column(name: str) -> None:
-    """There, a column called like a method of dict takes the library's own calls with it."""
+    """Tianshou: a column named like a method of dict breaks the library's calls of that method."""
     batch = Batch({name: [1, 2], "n": Batch({name: [3, 4]})})
     assert getattr(batch, name).tolist() == [1, 2]
     assert len(batch) == 2
@@ -64,7 +64,7 @@ def test_any_name_may_be_a_column(name: str) -> None:
 
 
 def test_nan_in_tensors_is_missing() -> None:
-    """There, a tensor never misses anything."""
+    """Tianshou: tensors never have missing values."""
     batch = Batch(a=torch.tensor([1.0, float("nan")]))
     assert batch.isnull().a.tolist() == [False, True]
     assert batch.hasnull()
@@ -72,13 +72,13 @@ def test_nan_in_tensors_is_missing() -> None:
 
 
 def test_dropnull_keeps_dimensions_and_names() -> None:
-    """There, one row left loses its dimension, and none left loses the names."""
+    """Tianshou: one remaining row loses its dimension, and no remaining row loses the names."""
     assert Batch(a=[[1.0, np.nan], [2.0, 3.0]]).dropnull().a.tolist() == [[2.0, 3.0]]
     assert Batch(a=[[np.nan, 1.0]], b=["x"]).dropnull().to_dict()["a"].shape == (0, 2)
 
 
 def test_floats_out_of_place() -> None:
-    """There, an integer column refuses to become one of floats out of place as in place."""
+    """Tianshou: an integer column cannot become a float column, not even out of place."""
     batch = Batch(a=[1, 2])
     assert (batch / 2).a.tolist() == [0.5, 1.0]
     assert (batch * 0.5 + 1.5).a.tolist() == [2.0, 2.5]
@@ -88,7 +88,7 @@ def test_floats_out_of_place() -> None:
 
 
 def test_to_torch_converts_on_the_first_call() -> None:
-    """There, the dtype is ignored for arrays."""
+    """Tianshou: the dtype is ignored for arrays."""
     batch = Batch(a=np.zeros(2), n=Batch(b=[1, 2]))
     assert batch.to_torch(dtype=torch.float32).n.b.dtype == torch.float32
     batch.to_torch_(dtype=torch.float16)
@@ -96,7 +96,7 @@ def test_to_torch_converts_on_the_first_call() -> None:
 
 
 def test_strings_are_scalars() -> None:
-    """There, indexing a batch takes characters out of its strings."""
+    """Tianshou: indexing a batch selects characters of its strings."""
     with pytest.raises(IndexError, match=r"column 'n\.s'"):
         Batch(a=[1, 2], n=Batch(s="xyz"))[0]
     with pytest.raises(TypeError, match="column 's' is a scalar"):
@@ -105,7 +105,7 @@ def test_strings_are_scalars() -> None:
 
 
 def test_descending_slices_of_tensors() -> None:
-    """There, torch refuses them."""
+    """Tianshou: torch rejects them."""
     batch = Batch(a=torch.arange(6).reshape(3, 2), b=np.arange(6).reshape(3, 2))
     for index in (
         np.s_[::-1],
@@ -122,12 +122,12 @@ def test_descending_slices_of_tensors() -> None:
 
 
 def test_rows_without_values_keep_their_place() -> None:
-    """There, empty dicts in a list vanish, and the other rows move up."""
+    """Tianshou: empty dicts in a list are dropped, which shifts the other rows."""
     assert Batch(info=[{}, {"x": 1}, {}]).info.x.tolist() == [0, 1, 0]
 
 
 def test_equal_distributions() -> None:
-    """There, comparing them raises."""
+    """Tianshou: comparing them raises."""
     normal = torch.distributions.Normal
     a, b = Batch(d=normal(torch.zeros(2), torch.ones(2))), Batch(d=normal(torch.zeros(2), torch.ones(2)))
     assert a == b

@@ -1,4 +1,4 @@
-"""Functions that make nested batches: of flat batches, for NumPy and torch, for data loaders."""
+"""Functions that create nested batches from flat batches, and for NumPy, torch and data loaders."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ def test_names_are_mapped_on_request() -> None:
 
 
 @pytest.mark.parametrize("convention", [None, "rllib", "tianshou"])
-def test_both_ways_take_the_same_convention(convention: Convention | None) -> None:
+def test_both_directions_accept_the_same_convention(convention: Convention | None) -> None:
     for source in (flat(), flat().as_batch(convention="tianshou").as_sample_batch()):
         assert list(source.as_batch(convention=convention).keys()) == list(
             source.as_batch().as_sample_batch(convention=convention)
         )
 
 
-def test_two_columns_of_one_name_are_refused() -> None:
+def test_two_columns_with_one_name_are_rejected() -> None:
     with pytest.raises(ColumnMismatchError, match="'rewards' and 'rew' would both be named 'rew'; drop one"):
         SampleBatch(rewards=[1.0], rew=[2.0]).as_batch(convention="tianshou")
     with pytest.raises(ColumnMismatchError, match="'rewards' and 'rew' would both be named 'rewards'; drop one"):
         Batch(rewards=[1.0], rew=[2.0]).as_sample_batch(convention="rllib")
 
 
-def test_columns_that_are_no_arrays_are_refused() -> None:
+def test_columns_that_are_not_arrays_are_rejected() -> None:
     compressed = SampleBatch(obs=np.zeros((4, 3)), rewards=np.zeros(4)).compress(columns={"obs"})
     with pytest.raises(ColumnTypeError, match=r"column 'obs' must be an array.*compressed"):
         as_batch(compressed)

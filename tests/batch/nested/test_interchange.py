@@ -44,7 +44,7 @@ def test_a_slice_ships_its_rows_alone(protocol: int) -> None:
     assert pickle.loads(pickle.dumps(batch[5:10], protocol=protocol)) == batch[5:10]
 
 
-def test_pickled_tensors_come_back_as_they_were() -> None:
+def test_pickled_tensors_round_trip() -> None:
     batch = Batch(
         g=torch.ones(2, requires_grad=True),
         b=torch.ones(2, dtype=torch.bfloat16),
@@ -117,7 +117,7 @@ except TypeError as error:
 
 
 def test_jax() -> None:
-    """In a process of its own: JAX's threads and the forks of other tests do not go together."""
+    """Runs in a separate process, because JAX's threads are incompatible with the forks of other tests."""
     if find_spec("jax") is None:
         pytest.skip("JAX is not installed")
     assert run_python(JAX).startswith("column 'b' cannot be assigned to")
@@ -153,7 +153,7 @@ _USES = {
         pytest.param("sample first", marks=pytest.mark.long),
     ],
 )
-def test_samples_are_registered_whatever_is_imported_first(order: str) -> None:
+def test_samples_are_registered_in_any_import_order(order: str) -> None:
     libraries = [library for library in _USES if find_spec(library.partition(".")[0]) is not None]
     imported = "\n".join(f"import {library}" for library in libraries)
     steps = {
@@ -182,7 +182,7 @@ print(optree.tree_map(lambda leaf: leaf + 1, batch).n.b.tolist())
     assert run_python(code).strip() == "[4]"
 
 
-def test_a_library_that_cannot_be_registered_with_is_imported_all_the_same(tmp_path: Path) -> None:
+def test_a_library_whose_registration_fails_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "optree.py").write_text("imported = True")
     (tmp_path / "jax.py").write_text("raise ImportError('damaged')")
     code = f"""

@@ -1,4 +1,4 @@
-"""Copies and texts of nested batches."""
+"""Copies and string representations of nested batches."""
 
 from __future__ import annotations
 

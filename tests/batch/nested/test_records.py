@@ -80,7 +80,7 @@ def test_names_of_a_record_must_be_strings() -> None:
         Batch(type("Odd", (Shelf,), {"items": lambda self: [(1, 2)]})())
 
 
-def test_steps_of_tianshous_batches_are_taken() -> None:
+def test_tianshou_batches_are_accepted_as_steps() -> None:
     theirs = pytest.importorskip("tianshou.data").Batch
     obs = {"camera": np.zeros((2, 3)), "keys": np.arange(2)}
     rows = theirs(

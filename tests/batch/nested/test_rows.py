@@ -105,7 +105,7 @@ def test_assigning_rows() -> None:
         ({"a": 1, "c": {"x": [1, 2, 3]}}, ValueError, r"column 'c\.x'"),
     ],
 )
-def test_assignments_that_are_refused(value: Any, error: type[Exception], message: str) -> None:
+def test_unsupported_assignments_are_rejected(value: Any, error: type[Exception], message: str) -> None:
     batch = Batch(a=[1, 2], c={"x": [3.0, 4.0]}, r=Batch(), none=None)
     with pytest.raises(error, match=message) as caught:
         batch[0] = value
@@ -181,7 +181,7 @@ LEAVES = {
     st.integers(0, 2),
     st.one_of(st.integers(-7, 7), st.slices(6)),
 )
-def test_one_row_and_slices_are_taken_as_by_any_index(kinds: list[str], depth: int, index: Any) -> None:
+def test_single_rows_and_slices_agree_with_index_arrays(kinds: list[str], depth: int, index: Any) -> None:
     batch = Batch({kind: LEAVES[kind]() for kind in kinds})
     for _ in range(depth):
         batch = Batch(inner=batch, own=np.arange(6))

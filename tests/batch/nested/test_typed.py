@@ -1,4 +1,4 @@
-"""The protocols of nested batches do their work under mypy's strict mode, without casts."""
+"""The protocols of nested batches type-check under mypy's strict mode without casts."""
 
 from __future__ import annotations
 

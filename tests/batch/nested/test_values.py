@@ -43,7 +43,7 @@ from tests.optional import torch
         (np.float16([1, 2]), "float16", (2,)),
     ],
 )
-def test_what_becomes_of_a_value(given: Any, dtype: str, shape: tuple[int, ...]) -> None:
+def test_values_are_converted_on_assignment(given: Any, dtype: str, shape: tuple[int, ...]) -> None:
     kept = Batch(a=given).a
     assert isinstance(kept, np.ndarray)
     assert (str(kept.dtype), kept.shape) == (dtype, shape)
@@ -86,7 +86,7 @@ def test_lists_of_dicts_batches_and_tensors() -> None:
         [np.zeros((2, 2)), np.zeros((2, 3))],
     ],
 )
-def test_what_does_not_stack_is_refused(given: Any) -> None:
+def test_values_that_do_not_stack_are_rejected(given: Any) -> None:
     with pytest.raises(ColumnTypeError, match=r"column 'o\.a'"):
         Batch(o={"a": given})
 
@@ -125,7 +125,7 @@ def test_equality_minds_type_and_dtype() -> None:
         hash(Batch())
 
 
-def test_one_number_equals_an_array_of_it_alone() -> None:
+def test_a_number_equals_an_array_with_only_that_number() -> None:
     assert Batch(a=1) == Batch(a=[1]) == Batch(a=np.int64(1)) == Batch([{"a": 1}])[0]
     assert Batch(a=torch.tensor(1.0)) == Batch(a=torch.tensor([1.0]))
     assert Batch(a=[1]) != Batch(a=[[1]])
