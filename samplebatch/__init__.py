@@ -64,13 +64,13 @@ if TYPE_CHECKING:
     from samplebatch.storage.datasets.mixed_sampler import MixedSampler as MixedSampler
     from samplebatch.storage.hdf5 import from_hdf5 as from_hdf5
     from samplebatch.storage.hdf5 import to_hdf5 as to_hdf5
+    from samplebatch.storage.saving import FileReport as FileReport
     from samplebatch.storage.saving import load as load
+    from samplebatch.storage.saving import verify as verify
     from samplebatch.storage.tables.arrow import read_arrow as read_arrow
     from samplebatch.storage.tables.arrow import write_arrow as write_arrow
     from samplebatch.storage.tables.parquet import read_parquet as read_parquet
     from samplebatch.storage.tables.parquet import write_parquet as write_parquet
-    from samplebatch.storage.verifying import FileReport as FileReport
-    from samplebatch.storage.verifying import verify as verify
     from samplebatch.transport.broadcast import Publisher as Publisher
     from samplebatch.transport.broadcast import Subscription as Subscription
     from samplebatch.transport.broadcast import broadcast as broadcast

@@ -115,12 +115,8 @@ ONE_IMPORTER = {
         "samplebatch.column.growing",
         "samplebatch.storage.datasets.parts",
     },
-    "is an algorithm that is tested by itself": {
-        "samplebatch.storage.buffers.folder",
-    },
     "is a layer's door to the only layer above that needs it, or one of several behind such a door": {
         "samplebatch.service.fragment_items",
-        "samplebatch.service.row_session",
         "samplebatch.service.step_items",
         "samplebatch.workers.process_backend",
         "samplebatch.workers.rollouts",

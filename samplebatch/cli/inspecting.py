@@ -14,7 +14,7 @@ from samplebatch.cli.terminal import FAILED, complain, megabytes, say, show_colu
 from samplebatch.loggers.training_log import is_log
 from samplebatch.names import for_terminal
 from samplebatch.rollout.statistics import episode_statistics
-from samplebatch.storage import verifying
+from samplebatch.storage import saving
 
 
 def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, allow_pickle: bool = False) -> int:
@@ -85,7 +85,7 @@ def _cells(name: str, batch: SampleBatch) -> tuple[str, str, str]:
 
 def verify(path: Path) -> int:
     """Print for each file whether it is intact; return the exit status, 1 if a file is damaged."""
-    reports = verifying.verify(path)
+    reports = saving.verify(path)
     rows = []
     for report in reports:
         name = report.path.relative_to(path) if report.path != path else path.name
