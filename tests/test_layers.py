@@ -97,11 +97,11 @@ HAND_OVERS = {
 
 LOADED_INSIDE = {
     ("samplebatch.cli.application", "application.collect_command"): {"samplebatch.cli.collecting"},
-    ("samplebatch.cli.application", "application.inspect_command"): {"samplebatch.cli.inspecting"},
+    ("samplebatch.cli.application", "application.inspect_command"): {"samplebatch.cli.collecting"},
     ("samplebatch.cli.application", "application.serve_command"): {"samplebatch.cli.serving"},
-    ("samplebatch.cli.application", "application.top_command"): {"samplebatch.cli.top"},
+    ("samplebatch.cli.application", "application.top_command"): {"samplebatch.cli.serving"},
     ("samplebatch.cli.application", "application.train_command"): {"samplebatch.cli.training"},
-    ("samplebatch.cli.application", "application.verify_command"): {"samplebatch.cli.inspecting"},
+    ("samplebatch.cli.application", "application.verify_command"): {"samplebatch.cli.collecting"},
     ("samplebatch.service.connection", "new_link"): {"samplebatch.service.link"},
     ("samplebatch.service.server", "_listen"): {"samplebatch.service.flight_server"},
 }
@@ -125,9 +125,9 @@ ONE_IMPORTER = {
         "samplebatch.env.async_vector",
     },
     "is loaded on demand, as it loads an optional library or much of the package": {
-        "samplebatch.cli.inspecting",
+        "samplebatch.cli.collecting",
         "samplebatch.cli.recipes",
-        "samplebatch.cli.top",
+        "samplebatch.cli.serving",
         "samplebatch.cli.training",
         "samplebatch.service.flight_server",
     },

@@ -260,7 +260,7 @@ def application() -> Typer:
         html: Path | None = typer.Option(None, "--html", metavar="PAGE", help="Write an HTML page with the report."),
         allow_pickle: bool = pickle_option,
     ) -> None:
-        from samplebatch.cli.inspecting import compare, inspect
+        from samplebatch.cli.collecting import compare, inspect
 
         if other is not None:
             if plot is not None or html is not None:
@@ -335,7 +335,7 @@ def application() -> Typer:
     def verify_command(
         path: Path = typer.Argument(..., metavar="PATH", help="File or folder written by samplebatch."),
     ) -> None:
-        from samplebatch.cli.inspecting import verify
+        from samplebatch.cli.collecting import verify
 
         raise typer.Exit(_guard(lambda: verify(path)))
 
@@ -399,7 +399,7 @@ def application() -> Typer:
             None, "--tls-roots", metavar="FILE", help="Root certificates that verify the service's certificate, in PEM."
         ),
     ) -> None:
-        from samplebatch.cli.top import Top, top
+        from samplebatch.cli.serving import Top, top
 
         raise typer.Exit(_guard(lambda: top(Top(uri, interval, once, token_file, tls_roots))))
 

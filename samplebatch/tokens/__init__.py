@@ -11,11 +11,11 @@ from samplebatch.exports import exports
 
 if TYPE_CHECKING:
     from samplebatch.tokens.packing import PackedBatch as PackedBatch
+    from samplebatch.tokens.packing import Parts as Parts
+    from samplebatch.tokens.packing import balance as balance
+    from samplebatch.tokens.packing import chunk as chunk
     from samplebatch.tokens.packing import pack as pack
     from samplebatch.tokens.packing import token_minibatches as token_minibatches
-    from samplebatch.tokens.parts import Parts as Parts
-    from samplebatch.tokens.parts import balance as balance
-    from samplebatch.tokens.parts import chunk as chunk
     from samplebatch.tokens.rows import Groups as Groups
     from samplebatch.tokens.rows import assign as assign
     from samplebatch.tokens.rows import group_by as group_by

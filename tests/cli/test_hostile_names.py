@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from samplebatch import Batch, MultiAgentBatch, MultiAgentReplayBuffer, ReplayBuffer, SampleBatch
 from samplebatch.batch.summary import describe
 from samplebatch.cli import application
+from samplebatch.cli.serving import draw_tables
 from samplebatch.cli.terminal import complain, say
-from samplebatch.cli.top import draw_tables
 from samplebatch.loggers.logger import Bar, Display, TensorboardLogger
 from samplebatch.loggers.training_log import TrainingLog
 from samplebatch.names import for_html, for_matplotlib, for_rich, for_terminal

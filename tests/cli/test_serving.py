@@ -21,8 +21,8 @@ import pytest
 
 from samplebatch import SampleBatch
 from samplebatch.cli.serving import _write as write_checkpoint
+from samplebatch.cli.serving import draw_tables
 from samplebatch.cli.terminal import Interruption
-from samplebatch.cli.top import draw_tables
 from samplebatch.errors import ArgumentError, ColumnMismatchError, LimitTimeoutError, SampleBatchError
 from samplebatch.service import (
     Checkpoints,
