@@ -1,4 +1,4 @@
-"""Whatever can be asked for actions is asked in the way that suits it."""
+"""`as_policy` calls functions, modules, spaces and policies of other libraries with their arguments."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_functions_of_batches_and_of_observations(policy: Any) -> None:
         (lambda batch, info, *, epsilon: batch, "parameter 'epsilon' of a policy must be called 'info' or 'state'"),
     ],
 )
-def test_parameters_that_do_not_say_what_they_stand_for_are_refused(policy: Any, message: str) -> None:
+def test_parameters_with_unknown_names_are_rejected(policy: Any, message: str) -> None:
     with pytest.raises(PolicySpecError, match=message):
         as_policy(policy)
     with pytest.raises(PolicySpecError, match=message), Collector(policy, "CartPole-v1") as collector:
@@ -79,14 +79,14 @@ def test_parameters_that_do_not_say_what_they_stand_for_are_refused(policy: Any,
 
 
 @pytest.mark.parametrize("takes", ["state", "obss", (), ("obs", "batch"), ("obs", "state", "state"), 7])
-def test_other_arguments_are_refused(takes: Any) -> None:
+def test_unsupported_values_of_takes_are_rejected(takes: Any) -> None:
     with pytest.raises(PolicySpecError, match="`takes` must be 'obs', 'tensor' or 'batch', or a sequence"):
         as_policy(lambda obs: obs, takes=takes)
     with pytest.raises(PolicySpecError, match="`takes` must be None for a policy that is a space, got 'obs'"):
         as_policy(spaces.Discrete(2), takes="obs")
 
 
-def test_annotations_say_what_a_function_takes() -> None:
+def test_annotations_select_the_first_argument() -> None:
     def of_tensors(whatever: torch.Tensor) -> torch.Tensor:
         assert isinstance(whatever, torch.Tensor)
         return whatever[:, 0].long()
@@ -102,7 +102,7 @@ def test_annotations_say_what_a_function_takes() -> None:
 
 
 @pytest.mark.parametrize("state", ["kept", None])
-def test_the_state_goes_in_under_its_name_or_where_the_user_says(state: Any) -> None:
+def test_the_state_is_passed_by_name_or_as_takes_specifies(state: Any) -> None:
     def by_name(obs: Any, *, state: Any) -> Any:
         return obs[:, 0], state
 
@@ -122,7 +122,7 @@ def test_the_state_goes_in_under_its_name_or_where_the_user_says(state: Any) -> 
     assert as_policy(with_an_option)(batch(), state)["act"].tolist() == [0.5, 4.5, 8.5]
 
 
-def test_infos_go_in_under_their_name_or_where_the_user_says() -> None:
+def test_infos_are_passed_by_name_or_as_takes_specifies() -> None:
     given = Batch(obs=OBS, info=Batch(level=np.arange(3)))
     seen: list[Any] = []
 
@@ -180,7 +180,7 @@ class Net(torch.nn.Module):
         return x @ self.weight
 
 
-def test_a_module_gets_tensors_of_its_own_dtype_and_its_best_scores_count() -> None:
+def test_a_module_gets_its_dtype_and_scores_become_actions() -> None:
     policy = as_policy(Net(), spaces.Discrete(2, start=5))
     assert policy(batch(np.array([[1, 0, 0, 0], [0, 1, 0, 0]], np.float32)))["act"].tolist() == [6, 5]
 
@@ -190,7 +190,7 @@ def test_integers_reach_a_module_as_integers() -> None:
     assert as_policy(module, spaces.Discrete(2))(batch(np.array([0, 5])))["act"].shape == (2,)
 
 
-def test_a_module_may_take_batches_and_states() -> None:
+def test_a_module_may_accept_batches_and_states() -> None:
     class Recurrent(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -278,12 +278,12 @@ def test_actions_of_many_parts() -> None:
     ("policy", "words"),
     [(lambda obs: None, "got None"), (lambda obs: {"action": obs}, "got 'action'"), (lambda obs: {}, "got nothing")],
 )
-def test_a_policy_without_actions_is_refused(policy: Any, words: str) -> None:
+def test_a_policy_without_actions_is_rejected(policy: Any, words: str) -> None:
     with pytest.raises(PolicySpecError, match=words):
         as_policy(policy)(batch())
 
 
-def test_what_is_no_policy_is_refused() -> None:
+def test_objects_that_are_not_policies_are_rejected() -> None:
     with pytest.raises(PolicySpecError, match="a space or 'random', got 'randon'"):
         as_policy("randon")
     with pytest.raises(PolicySpecError, match="got the class Box"):
@@ -297,7 +297,7 @@ def test_random_draws_from_the_action_space() -> None:
         as_policy("random")
 
 
-def test_an_error_inside_a_policy_says_what_it_was_called_on() -> None:
+def test_an_error_of_a_policy_notes_its_argument() -> None:
     with pytest.raises(AttributeError) as caught:
         as_policy(lambda obs: obs.obs)(batch())
     assert "called with observations; `as_policy(policy, takes=...)`" in caught.value.__notes__[0]
@@ -327,7 +327,7 @@ def unbatched(actions: Any, row: int) -> Any:
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_random_actions_lie_in_the_space_and_depend_on_the_seed_alone(space: Any) -> None:
+def test_random_actions_are_in_the_space_and_depend_only_on_the_seed(space: Any) -> None:
     before = space.np_random.bit_generator.state
     drawn = RandomPolicy(space, seed=1)(batch(np.zeros((200, 2)))).act
     for row in range(200):

@@ -1,4 +1,4 @@
-"""Tianshou's own Batch, which policies return and carry as state, and environments may give as observation."""
+"""Tianshou's Batch as policy output, recurrent state and observation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STATES = {"tianshou": tianshou.Batch, "ours": Batch, "dataclass": lambda parts: 
 
 
 class Counting:
-    """Counts the steps of each episode in a state of a kind, and says in which it was asked."""
+    """Counts the steps of each episode in a state of one kind, and records the states that it receives."""
 
     def __init__(self, make: Any) -> None:
         self.make = make
@@ -53,7 +53,7 @@ def _get(state: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", [*STATES])
-def test_states_come_back_as_what_they_were(kind: str) -> None:
+def test_states_keep_their_types(kind: str) -> None:
     policy = Counting(STATES[kind])
     with Collector(policy, "CartPole-v1", num_envs=3, seed=1) as collector:
         batch = collector.collect(n_step=120).batch
@@ -80,7 +80,7 @@ def test_states_of_tianshou_are_kept_in_buffers_and_for_agents() -> None:
             assert all(after in (0, before + 1) for before, after in itertools.pairwise(hidden))
 
 
-def test_a_recurrent_network_of_tianshou_goes_on_from_its_state() -> None:
+def test_a_recurrent_network_of_tianshou_continues_from_its_state() -> None:
     networks = pytest.importorskip("tianshou.utils.net.common")
     torch.manual_seed(0)
     network = networks.Recurrent(layer_num=1, state_shape=4, action_shape=2, hidden_layer_size=8)

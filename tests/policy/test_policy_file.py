@@ -1,4 +1,4 @@
-"""Policies out of files, and what is said of files that hold none."""
+"""Policies from files, and errors for files without a policy."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def test_an_exported_program_is_loaded_only_if_that_is_allowed(tmp_path: Path) -
     assert torch.equal(load_policy(path, allow_pickle=True)(obs), linear(obs))
 
 
-def test_releases_of_torch_that_run_code_for_weights_alone_are_not_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_releases_with_unsafe_weights_only_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     torch.save({}, tmp_path / "policy.pt")
@@ -43,7 +41,7 @@ def test_a_pickled_module_is_loaded_only_if_that_is_allowed(tmp_path: Path) -> N
     assert torch.equal(load_policy(path, allow_pickle=True).weight, linear.weight)
 
 
-def test_files_that_hold_no_policy_are_refused(tmp_path: Path) -> None:
+def test_files_without_a_policy_are_rejected(tmp_path: Path) -> None:
     import torch
 
     weights, text, program = (tmp_path / name for name in ("weights.pt", "text.pt", "text.pt2"))

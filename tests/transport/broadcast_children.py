@@ -1,4 +1,4 @@
-"""What the child processes of the broadcast's tests run."""
+"""Child processes of the tests of broadcasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the children of the tests of channels do: a module that is quick to import."""
+"""Child processes of the tests of channels; the module is quick to import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process holds on to: descriptors, and names in the folder of shared memory."""
+"""Checks for leaked descriptors and names in the folder of shared memory."""
 
 from __future__ import annotations
 

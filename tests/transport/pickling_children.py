@@ -1,4 +1,4 @@
-"""What the child processes of the tests of shared pickling run."""
+"""Child processes of the tests of shared pickling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the child processes of the region's tests run."""
+"""Child processes of the tests of regions."""
 
 from __future__ import annotations
 

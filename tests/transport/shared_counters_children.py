@@ -1,4 +1,4 @@
-"""What the child processes of the words' tests run."""
+"""Child processes of the tests of shared counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to processes that die while they start: a module that is quick to import."""
+"""Child processes that die while they start; the module is quick to import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arena: blocks never overlap, come back through a pipe, and no more of them are cut than are under way."""
+"""The arena: blocks never overlap and are returned through a pipe, and are limited to the messages in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The latest from one to many: never torn, never waited for, whoever comes, goes or dies."""
+"""Broadcasts: readers get complete publications without blocking, while processes start, end or die."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_what_is_read_is_the_readers_own(ends) -> None:
     assert second["a"].ctypes.data % 64 == 0
 
 
-def test_a_publication_that_is_larger_than_the_last_is_described_anew(ends) -> None:
+def test_a_larger_publication_gets_a_new_description(ends) -> None:
     publisher, subscription = ends
     for rows in (5, 7, 5, 5, 100_000, 1):
         publisher.publish(SampleBatch(a=np.arange(rows), words=np.full(rows, "word" * (rows % 3))))
@@ -324,7 +324,7 @@ def test_capacity_and_blocks() -> None:
             assert int(subscription.latest().value["i"]) == i
 
 
-def test_plain_pickle_refuses_the_ends(ends) -> None:
+def test_plain_pickle_rejects_the_ends(ends) -> None:
     for end in ends:
         with pytest.raises(TypeError, match="must be pickled by multiprocessing"):
             pickle.dumps(end)
@@ -452,7 +452,7 @@ def test_a_reader_has_the_time_of_all_blocks_but_one(ends, overtaking) -> None:
     assert is_whole(found.value)
 
 
-def test_a_reader_that_is_too_slow_takes_the_newest(ends, overtaking) -> None:
+def test_a_slow_reader_gets_the_newest_publication(ends, overtaking) -> None:
     _, subscription = ends
     overtaking.left = [3, 5, 2]
     found = subscription.latest()
@@ -460,7 +460,7 @@ def test_a_reader_that_is_too_slow_takes_the_newest(ends, overtaking) -> None:
     assert is_whole(found.value)
 
 
-def test_a_reader_that_is_always_too_slow_says_so_in_time(ends, overtaking) -> None:
+def test_a_reader_that_is_always_too_slow_times_out(ends, overtaking) -> None:
     _, subscription = ends
     overtaking.left = [3] * 100
     with pytest.raises(ChannelTimeoutError, match="remain until it is copied, got 3 that were overwritten"):
@@ -501,7 +501,7 @@ def test_a_publisher_goes_to_a_child_whose_end_is_noticed(method) -> None:
     subscription.close()
 
 
-def test_a_publishers_death_is_noticed_and_another_goes_on() -> None:
+def test_a_dead_publisher_is_detected_and_replaced() -> None:
     publisher, subscription = broadcast(MIB)
     here, there = FORK.Pipe()
     with child(FORK, broadcast_children.publish_and_stay, publisher, there) as process:
@@ -637,7 +637,7 @@ def test_readers_that_stop_or_die_never_stall_the_publisher(ends) -> None:
         region.close()
 
 
-def test_a_publisher_killed_at_whatever_moment_leaves_no_torn_publication() -> None:
+def test_a_publisher_killed_at_any_moment_leaves_no_torn_publication() -> None:
     publisher, subscription = broadcast(MIB)
     random = np.random.default_rng(4)
     for _ in range(25):
@@ -675,7 +675,7 @@ def test_a_program_that_ends_with_open_ends_is_silent() -> None:
 # -- damage -----------------------------------------------------------------------------------------------------------
 
 
-def test_memory_that_is_no_broadcast_is_refused() -> None:
+def test_memory_without_a_broadcast_is_rejected() -> None:
     for nbytes in (1, 4096, 4097, 3 * 4096):
         with (
             Region.create(nbytes) as region,

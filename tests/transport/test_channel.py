@@ -1,4 +1,4 @@
-"""A channel: batches arrive as they were, in order, in any process, or there is a clear end."""
+"""Channels: batches arrive unchanged and in order in any process, or the stream ends with an error."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_an_end_is_passed_on_by_who_has_not_used_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "return", "exit", "kill"])
-def test_the_producer_is_told_when_the_consumer_is_gone(how: str) -> None:
+def test_the_producer_is_notified_when_the_consumer_is_gone(how: str) -> None:
     producer, consumer = channel(1 << 14)
     child = multiprocessing.get_context("fork").Process(target=consume, args=(consumer, 2, how))
     child.start()
@@ -321,7 +321,7 @@ def test_the_producer_is_told_when_the_consumer_is_gone(how: str) -> None:
     consumer.close()
 
 
-def test_the_producer_is_told_while_there_are_blocks() -> None:
+def test_the_producer_is_notified_while_blocks_are_free() -> None:
     producer, consumer = channel(1 << 20)
     child = multiprocessing.get_context("fork").Process(target=consume, args=(consumer, 1, "kill"))
     child.start()
@@ -446,7 +446,7 @@ class TestBackPressure:
 class TestWhatDoesNotFit:
     """Batches larger than the arena."""
 
-    def test_is_refused_with_both_sizes(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_is_rejected_with_both_sizes(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         with pytest.raises(CapacityError, match=r"1048576 bytes, got 1600\d\d\d"):
             producer.send(SampleBatch(a=np.zeros(200_000)))
@@ -501,7 +501,7 @@ class TestWhatDoesNotFit:
         ],
         ids=["one row", "one sequence", "no steps", "nested"],
     )
-    def test_is_refused_where_it_cannot_be(self, ends: tuple[Producer, Consumer], batch: AnyBatch) -> None:
+    def test_is_rejected_where_it_cannot_be(self, ends: tuple[Producer, Consumer], batch: AnyBatch) -> None:
         producer, consumer = ends
         with pytest.raises(CapacityError, match="larger"):
             producer.send(batch, split=True)
@@ -513,7 +513,7 @@ class TestOwnership:
     """An end belongs to one process."""
 
     @pytest.mark.parametrize("end", [0, 1])
-    def test_a_second_process_is_refused(self, end: int) -> None:
+    def test_a_second_process_is_rejected(self, end: int) -> None:
         ends = channel(1 << 16)
         use = (lambda: ends[0].send(steps(1)), lambda: ends[1].poll())[end]
         use()
@@ -556,7 +556,7 @@ class TestOwnership:
         assert list(consumer) == []
         consumer.close()
 
-    def test_a_closed_end_is_refused(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_a_closed_end_is_rejected(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         producer.close()
         consumer.close()
@@ -681,7 +681,7 @@ class TestTrust:
             producer._blocks.collect()
             assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
-    def test_what_is_no_batch_is_refused(self, ends: tuple[Producer, Consumer]) -> None:
+    def test_what_is_no_batch_is_rejected(self, ends: tuple[Producer, Consumer]) -> None:
         producer, _ = ends
         with pytest.raises(ColumnTypeError, match="a dict"):
             producer.send({"a": 1})  # type: ignore[arg-type]
@@ -707,7 +707,7 @@ def test_no_descriptor_is_left() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_many_schemas_are_told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schemas_are_sent_again_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samplebatch.transport.encode._MAX_SCHEMAS", 4)
     producer, consumer = channel(1 << 20)
     with producer, consumer:

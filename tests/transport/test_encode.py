@@ -1,4 +1,4 @@
-"""Frames and messages: what another process says is checked before a byte of memory is looked at."""
+"""Frames and messages: messages of other processes are validated before memory is read."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_batches_of_plain_arrays_have_the_frames_of_all_others(drawn: list[tuple
     ],
     ids=["every kind", "sequences", "multi-agent", "nested"],
 )
-def test_a_schema_survives_being_told(batch: Any) -> None:
+def test_a_schema_round_trips(batch: Any) -> None:
     schema = Encoder(allow_pickle=True).encode(batch).schema
     again = Schema.read(json.loads(json.dumps(schema.describe())))
     assert again.kind == schema.kind
@@ -103,7 +103,7 @@ def test_a_schema_survives_being_told(batch: Any) -> None:
         )
 
 
-def test_a_schema_is_told_once(ends: tuple[Producer, Consumer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schema_is_sent_once(ends: tuple[Producer, Consumer], monkeypatch: pytest.MonkeyPatch) -> None:
     producer, consumer = ends
     batch = MultiAgentBatch({"a": SampleBatch(obs={"x": np.zeros((4, 3))}, infos=[{}] * 4)}, 4)
     texts = []
@@ -172,7 +172,7 @@ def changed(*path: Any, value: Any) -> Any:
     ],
     ids=str,
 )
-def test_a_damaged_schema_is_refused(described: Any) -> None:
+def test_a_damaged_schema_is_rejected(described: Any) -> None:
     with pytest.raises(FormatError):
         Schema.read(described)
 
@@ -201,7 +201,7 @@ def test_every_changed_bit_of_a_message_is_seen() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"3", b"{", b"\xff", b"[" * 100_000])
-def test_a_damaged_metadata_is_refused(raw: bytes) -> None:
+def test_a_damaged_metadata_is_rejected(raw: bytes) -> None:
     with pytest.raises(FormatError):
         unpack_metadata(raw, crc32(raw))
     with pytest.raises(FormatError, match="checksum"):
@@ -256,7 +256,7 @@ PLAIN = SampleBatch(a=np.arange(100.0), b=np.zeros((100, 3), np.float32))
         ("rows", 2**64 - 1),
     ],
 )
-def test_messages_that_point_elsewhere_are_refused(ends: tuple[Producer, Consumer], field: str, value: int) -> None:
+def test_messages_with_invalid_offsets_are_rejected(ends: tuple[Producer, Consumer], field: str, value: int) -> None:
     producer, consumer = ends
     producer.send(PLAIN)
     assert consumer.recv(timeout_s=1) == PLAIN
@@ -271,7 +271,7 @@ def test_messages_that_point_elsewhere_are_refused(ends: tuple[Producer, Consume
     assert consumer.poll()
 
 
-def test_a_message_is_taken_once(ends: tuple[Producer, Consumer]) -> None:
+def test_a_message_is_received_once(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     raw = sent(producer, consumer, PLAIN)
     put(producer, raw)

@@ -1,4 +1,4 @@
-"""Gathering: batches from whichever producer has one, fairly, and word of those that died."""
+"""Gathering: batches of all ready producers in fair order, and reports of dead producers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that write what they like get an error of the library's raised, and nobody killed, at the other end."""
+"""Hostile peers cause an error of the library at the other end and never kill it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fuzz.driver import CASES, fuzz
 
 
 @pytest.mark.parametrize("target", ["MESSAGES", "ENDS", "BOARDS", "PARCELS"])
-def test_what_a_peer_writes_is_refused_or_right(target: str) -> None:
+def test_messages_of_hostile_peers_are_rejected_or_valid(target: str) -> None:
     outcomes, faults = fuzz(f"tests.transport.hostile_peers:{target}", CASES // 4)
     assert not faults, "\n".join([str(dict(outcomes)), *faults])
 
@@ -51,7 +51,7 @@ def test_nested_batches_have_a_name_for_each_value(structure: object) -> None:
         (WEIGHTS, 1),
     ],
 )
-def test_a_publication_that_does_not_fit_its_description_is_refused(name: str, value: object) -> None:
+def test_a_publication_that_contradicts_its_description_is_rejected(name: str, value: object) -> None:
     publisher, subscription = broadcast(1 << 16)
     with publisher, subscription:
         publisher.publish(SampleBatch(a=[1.0], infos=[{"a": 1}]))

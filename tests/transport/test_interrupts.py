@@ -1,4 +1,4 @@
-"""Signal handlers that raise, at any moment: no block is lost, and the stream stays whole and in order."""
+"""Signal handlers that raise at any moment: no block is lost, and the stream stays complete and ordered."""
 
 from __future__ import annotations
 

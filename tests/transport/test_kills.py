@@ -1,4 +1,4 @@
-"""Either end is killed at random moments, hundreds of times: the other comes to a clear end, and nothing is left."""
+"""Either end is killed at random moments: the other end gets an error, and nothing is leaked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases: a block is the receiver's for as long as anything looks at it, and goes back when nothing does."""
+"""Leases: a block belongs to the receiver until its last view is deleted."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_any_view_of_a_block_holds_it(ends: tuple[Producer, Consumer], holder: C
         assert is_free(producer, consumer)
 
 
-def test_blocks_come_back_in_any_order() -> None:
+def test_blocks_are_returned_in_any_order() -> None:
     producer, consumer = channel(1 << 20)
     with producer, consumer:
         order = random.Random(0)

@@ -1,4 +1,4 @@
-"""Whether another process still runs: also if it waits for its parent, or its number belongs to another by now."""
+"""Detection of dead processes, including zombies and reused process ids."""
 
 from __future__ import annotations
 

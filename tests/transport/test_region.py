@@ -1,4 +1,4 @@
-"""Shared memory without a name: reserved when it is made, handed over by descriptor, and gone with its last user."""
+"""Shared memory without a name: allocated on creation, sent as a descriptor, freed with its last user."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_pages_are_unmapped_with_the_last_view() -> None:
     assert mapped() == before
 
 
-def test_a_closed_region_says_so() -> None:
+def test_a_closed_region_raises() -> None:
     made = Region.create(10)
     made.close()
     for use in (lambda: made.memory, lambda: made.array, lambda: made.address, made.warm):
@@ -146,12 +146,12 @@ def handed_over(nbytes: int, **options) -> Region:
 
 
 @pytest.mark.parametrize("claimed", [-1, 0, 1, 4096, 8191, 8193, 1 << 40])
-def test_a_wrong_size_is_refused(claimed) -> None:
+def test_a_wrong_size_is_rejected(claimed) -> None:
     with leaks.nothing_left(), pytest.raises(FormatError, match=rf"a file of {claimed} bytes, got one of 8192"):
         handed_over(claimed)
 
 
-def test_memory_that_can_be_shrunk_is_refused() -> None:
+def test_memory_that_can_be_shrunk_is_rejected() -> None:
     with leaks.nothing_left():
         with pytest.raises(FormatError, match="sealed against shrinking"):
             handed_over(8192, named=True)
@@ -161,7 +161,7 @@ def test_memory_that_can_be_shrunk_is_refused() -> None:
             Region.attach(unsealed, 8192)
 
 
-def test_what_is_no_memory_is_refused() -> None:
+def test_descriptors_without_memory_are_rejected() -> None:
     with leaks.nothing_left():
         ends = os.pipe()
         for end in ends:
@@ -169,7 +169,7 @@ def test_what_is_no_memory_is_refused() -> None:
                 Region.attach(end, 10)
 
 
-def test_what_was_handed_over_is_the_same_memory(make) -> None:
+def test_a_region_in_another_process_is_the_same_memory(make) -> None:
     with make(100) as made, Region.attach(os.dup(made.fileno()), 100, sealed=False) as other:
         other.array[99] = 4
         assert made.array[99] == 4
@@ -193,7 +193,7 @@ def test_other_programs_do_not_inherit_it(make) -> None:
         assert done.stdout.strip() == "False"
 
 
-def test_plain_pickle_refuses_it() -> None:
+def test_plain_pickle_rejects_it() -> None:
     with Region.create(10) as made, pytest.raises(TypeError, match="must be pickled by multiprocessing"):
         pickle.dumps(made)
 
@@ -233,19 +233,19 @@ def test_discarded_pages_are_free_and_read_as_zeros(make) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, -1])
-def test_an_empty_region_is_refused(nbytes) -> None:
+def test_an_empty_region_is_rejected(nbytes) -> None:
     with pytest.raises(ValueError, match=f"positive number of bytes, got {nbytes}"):
         Region.create(nbytes)
 
 
-def test_more_than_the_machine_has_is_refused(make) -> None:
+def test_more_memory_than_the_machine_has_is_rejected(make) -> None:
     free = region.free_nbytes()
     with leaks.nothing_left(), pytest.raises(SharedMemoryError, match=rf"^{1 << 50} bytes .* got \d+ free bytes"):
         make(1 << 50)
     assert free is None or free < 1 << 50
 
 
-def test_more_than_a_limit_allows_is_refused(make, monkeypatch) -> None:
+def test_more_memory_than_a_limit_allows_is_rejected(make, monkeypatch) -> None:
     monkeypatch.setattr(region, "free_nbytes", lambda: 3 * MIB)
     with leaks.nothing_left():
         make(3 * MIB).close()
@@ -255,7 +255,7 @@ def test_more_than_a_limit_allows_is_refused(make, monkeypatch) -> None:
             make(4 * MIB)
 
 
-def test_what_the_kernel_refuses_is_an_error_that_names_the_size(make) -> None:
+def test_failures_of_the_kernel_name_the_size(make) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
     try:
@@ -266,7 +266,7 @@ def test_what_the_kernel_refuses_is_an_error_that_names_the_size(make) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_where_nobody_tells_what_is_free_the_error_says_so(monkeypatch) -> None:
+def test_unknown_free_memory_is_reported_in_the_error(monkeypatch) -> None:
     monkeypatch.setattr(region, "free_nbytes", lambda: None)
     monkeypatch.setattr(os, "posix_fallocate", fail_with(errno.ENOSPC))
     with leaks.nothing_left(), pytest.raises(SharedMemoryError, match=r"got an unknown number .*No space left"):
@@ -305,7 +305,7 @@ print(os.listdir("/dev/shm"))
 
 
 @pytest.mark.parametrize("full", ["foreseen", "told"])
-def test_a_full_folder_of_shared_memory_is_an_error_when_made(full) -> None:
+def test_a_full_shared_memory_folder_raises_on_creation(full) -> None:
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, "-m", "true"], capture_output=True).returncode:
         pytest.skip("needs the right to mount")
@@ -318,7 +318,7 @@ def test_a_full_folder_of_shared_memory_is_an_error_when_made(full) -> None:
     assert left == "[]"
 
 
-def test_many_regions_come_and_go() -> None:
+def test_many_regions_are_created_and_freed() -> None:
     with leaks.nothing_left():
         for _ in range(300):
             Region.create(70_000).array[:] = 1

@@ -1,4 +1,4 @@
-"""What memory may still be taken, as the kernel's files tell it."""
+"""Estimates of free memory from the kernel's files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_first_version_of_the_interface(kernel) -> None:
     assert region.free_nbytes() == 4030
 
 
-def test_a_system_that_tells_nothing(kernel) -> None:
+def test_a_system_without_memory_information(kernel) -> None:
     (kernel / "meminfo").unlink()
     assert region.free_nbytes() is None
 

@@ -136,7 +136,7 @@ def test_columns_beside_those_in_the_block(ends: tuple[Producer, Consumer]) -> N
     assert all_free(producer)
 
 
-def test_large_columns_beside_get_a_block_of_their_own(ends: tuple[Producer, Consumer]) -> None:
+def test_large_extra_columns_get_a_separate_block(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     rows = 2000
     block = producer.reserve({"x": "f8"}, rows)

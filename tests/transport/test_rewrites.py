@@ -1,4 +1,4 @@
-"""Memory that others write to after it was checked: the reader gets data or an error, and is never killed."""
+"""Memory that changes after validation: the reader gets data or an error and is never killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_elements_may_change_after_they_were_received_and_rows_may_not_move() ->
         assert received.to_arrow().column("r").combine_chunks().flatten().offsets.to_pylist() == [0, 2, 2, 3, 4]
 
 
-def test_blocks_that_change_are_refused() -> None:
+def test_blocks_that_change_are_rejected() -> None:
     producer, consumer = channel(1 << 18)
     with producer, consumer:
         producer.send(SampleBatch(a=np.zeros((64, 8))).compress(columns={"a"}))

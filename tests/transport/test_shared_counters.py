@@ -1,4 +1,4 @@
-"""Numbers in shared memory: whole, in order, and waited for."""
+"""Shared counters: atomic, ordered and awaitable numbers in shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches through the queues, pipes and pools of `multiprocessing`, by way of shared memory."""
+"""Batches in queues, pipes and pools of `multiprocessing` through shared memory."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def through_pickle(value):
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_batches_of_every_class_come_back_from_a_child(method) -> None:
+def test_batches_of_every_class_round_trip_through_a_child(method) -> None:
     context = multiprocessing.get_context(method)
     with queues_of(context, 2) as (inbox, outbox), child(context, pickling_children.echo, inbox, outbox):
         for sent in (rows(2000), nested(2000), of_agents(2000)):
@@ -203,7 +203,7 @@ def test_disabling_frees_what_is_kept_and_leaves_others_reducers_alone(monkeypat
 
 
 @pytest.mark.parametrize("name", ["keep_nbytes", "linger_s"])
-def test_negative_settings_are_refused(name) -> None:
+def test_negative_settings_are_rejected(name) -> None:
     with pytest.raises(ValueError, match=f"{name} must not be negative, got -1"):
         enable_shared_pickling(**{name: -1})
 
@@ -313,7 +313,7 @@ def test_a_pipe_carries_them_after_their_sender_let_go() -> None:
     there.close()
 
 
-def test_a_forked_child_has_memory_of_its_own() -> None:
+def test_a_forked_child_has_its_own_memory() -> None:
     bytes(ForkingPickler.dumps(checked(1)))
     assert shared_pickling._queue_memory.unreceived == 1
     pid = os.fork()

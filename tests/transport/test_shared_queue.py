@@ -1,4 +1,4 @@
-"""Shared memory on its way to processes that nobody knows yet: whose it is, and that it comes back."""
+"""Shared memory for receivers that are not known in advance: ownership and reuse."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_arrives_is_what_was_sent(memory, sizes) -> None:
         assert got.flags.writeable
 
 
-def test_memory_comes_back_with_the_last_view_and_is_used_again(memory) -> None:
+def test_memory_is_reused_after_the_last_view(memory) -> None:
     address, spans = memory.send([content(100 * KIB), content(10)])
     first, second = receive(address, spans)
     assert memory.unreceived == 0
@@ -69,7 +69,7 @@ def test_memory_comes_back_with_the_last_view_and_is_used_again(memory) -> None:
     np.testing.assert_array_equal(receive(again, spans)[0], content(100 * KIB, seed=1))
 
 
-def test_a_smaller_message_takes_what_is_not_more_than_twice_its_size(memory) -> None:
+def test_a_message_reuses_memory_of_at_most_twice_its_size(memory) -> None:
     address, spans = memory.send([content(MIB)])
     receive(address, spans)
     tiny, _ = memory.send([content(100)])
@@ -104,7 +104,7 @@ def test_no_more_is_kept_than_allowed(memory) -> None:
     assert {parcel.nbytes for parcel in memory._kept} == set()
 
 
-def test_full_memory_takes_no_more_until_something_is_received(memory) -> None:
+def test_full_memory_accepts_no_batch_until_one_is_received(memory) -> None:
     sent = [memory.send([b"x"]) for _ in range(MAX_PARCELS)]
     assert None not in sent
     assert memory.unreceived == MAX_PARCELS
@@ -162,7 +162,7 @@ def test_another_file_under_the_number_is_found_out(memory) -> None:
 
 
 @pytest.mark.parametrize("span", [(0, 5), (64, -1), (64, 4033), (5000, 1), (-10, 5), (64, 1 << 70)])
-def test_a_buffer_outside_is_refused(memory, span) -> None:
+def test_a_buffer_outside_the_region_is_rejected(memory, span) -> None:
     address, spans = memory.send([b"hello"])
     with pytest.raises(FormatError, match="must be within 4096 bytes"):
         receive(address, [*spans, span])

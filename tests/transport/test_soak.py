@@ -1,4 +1,4 @@
-"""The soak of a channel runs for a moment, and sees what is not flat."""
+"""A short run of the soak test of channels, which detects growing memory."""
 
 from __future__ import annotations
 

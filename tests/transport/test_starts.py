@@ -1,4 +1,4 @@
-"""Processes that die while they start: the other end is told so, and only a close or a clean exit is an end."""
+"""Processes that die while they start: the other end is notified; only a close or a clean exit ends the stream."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_one_that_exits_without_having_used_its_ends_has_closed_them(method: str
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_one_that_fails_without_having_used_its_ends_says_so(method: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_before_the_first_use_of_an_end_is_reported(method: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(method, stop) == [WorkerError, ChannelClosedError]
 
 
@@ -93,7 +93,7 @@ def test_one_that_fails_without_having_used_its_ends_says_so(method: str, capfd:
     [("raise", WorkerError), ("exit 3", WorkerError), ("exit 0", EndOfStreamError), ("return", EndOfStreamError)],
 )
 @pytest.mark.parametrize("method", METHODS)
-def test_a_failure_is_told_of_an_end_in_a_local_variable(
+def test_a_failure_is_reported_for_an_end_in_a_local_variable(
     method: str, how: str, outcome: type[Exception], capfd: pytest.CaptureFixture[str]
 ) -> None:
     context = multiprocessing.get_context(method)

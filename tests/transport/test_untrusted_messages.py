@@ -1,4 +1,4 @@
-"""No code of a message's sender runs unless the receiver allows it: every kind of message, at every depth."""
+"""Messages of any kind and depth execute no code of the sender unless the receiver allows it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("kind", ["SampleBatch", "Batch"])
 @pytest.mark.parametrize("name", BOMBS)
-def test_objects_take_no_more_memory_than_their_message_allows(name: str, kind: str) -> None:
+def test_objects_use_no_more_memory_than_their_message_allows(name: str, kind: str) -> None:
     column = BombColumn(*BOMBS[name])
     plain = SampleBatch._of({"metadata": column})
     producer, consumer = channel(1 << 18, allow_pickle=True)
