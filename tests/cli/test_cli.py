@@ -226,7 +226,7 @@ def test_wrong_arguments_are_answered_in_one_sentence(tmp_path: Path, monkeypatc
         (("collect", "--out", "./x.arrow/y.arrow"), "create it first"),
         (("collect", "--steps", "5", "--episodes", "5"), "not both"),
         (("collect", "--plot", "x.txt"), "must end in one of .png"),
-        (("collect", "--policy", "nowhere.pt"), "'nowhere.pt' is not"),
+        (("collect", "--policy", "nowhere.pt"), "a policy file must exist, got 'nowhere.pt'"),
         (("collect", "--policy", "nowhere"), "must be named"),
         (("collect", "--policy", "a=random", "--policy", "random"), "each of several policies must have an id"),
         (("inspect", "text.arrow", "--plot", "x.txt"), "must end in one of .png"),
