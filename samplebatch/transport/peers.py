@@ -131,6 +131,10 @@ def _open(pid: int) -> int:
 def _is_there(identity: ProcessIdentity) -> bool:
     if not 0 < identity.pid <= _MAX_PID:
         return False
+    has_states = _PROC.joinpath("self/stat").exists()
+    if not has_states:
+        # A dead child exists until its parent waits for it; this waits for the dead children of `multiprocessing`.
+        multiprocessing.active_children()
     try:
         os.kill(identity.pid, 0)
     except ProcessLookupError:
@@ -140,7 +144,7 @@ def _is_there(identity: ProcessIdentity) -> bool:
         pass
     process_state = _state_of(identity.pid)
     if process_state is None:
-        return not _PROC.joinpath("self/stat").exists()
+        return not has_states
     state, started = process_state
     return state not in "ZX" and identity.started in (0, started)
 

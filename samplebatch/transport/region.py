@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -306,8 +307,12 @@ def _open_named() -> int:
     posix = import_module("_posixshmem")
     # No longer than macOS allows.
     name = f"/sb-{secrets.token_hex(12)}"
-    descriptor: int = posix.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
-    posix.shm_unlink(name)
+    try:
+        descriptor: int = posix.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
+    finally:
+        # Also if a signal handler raises before the descriptor is assigned.
+        with contextlib.suppress(FileNotFoundError):
+            posix.shm_unlink(name)
     return descriptor
 
 
