@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
-import torch
 from gymnasium import spaces
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
@@ -14,7 +13,7 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.learn.algorithm import OfflineAlgorithm, OffPolicyAlgorithm, SimpleLossTrainingStats
 from samplebatch.learn.networks import call_network
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory
-from samplebatch.learn.policy import Policy
+from samplebatch.learn.policy import Policy, mask_logits
 
 
 class ImitationPolicy(Policy):
@@ -58,7 +57,7 @@ class ImitationPolicy(Policy):
         if self.action_type == "continuous":
             return Batch(act=logits, logits=logits, state=state)
         if mask is not None:
-            logits = torch.where(mask, logits, logits.min() - 1.0)
+            logits = mask_logits(logits, mask)
         return Batch(act=logits.argmax(-1), logits=logits, state=state)
 
 

@@ -19,10 +19,11 @@ from samplebatch.arguments import fraction, positive, whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.functions import to_numpy
 from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.errors import ArgumentError
 from samplebatch.learn.algorithm import Indices, OffPolicyAlgorithm, SimpleLossTrainingStats
 from samplebatch.learn.networks import call_network
 from samplebatch.learn.optimizer import OptimizerFactory
-from samplebatch.learn.policy import Policy
+from samplebatch.learn.policy import Policy, mask_logits
 
 Epsilon = float | Callable[[int], float]
 """Probability of a random action, or its schedule over collected steps."""
@@ -113,19 +114,24 @@ class DiscreteQLearningPolicy(Policy):
         """
         if mask is None:
             return logits
-        allowed = torch.as_tensor(mask, dtype=torch.bool, device=logits.device)
-        return torch.where(allowed, logits, logits.min() - 1.0)
+        return mask_logits(logits, torch.as_tensor(mask, dtype=torch.bool, device=logits.device))
 
     def add_exploration_noise(self, act: Any, batch: Batch) -> Any:
-        """Replace actions by random allowed actions with probability epsilon."""
+        """Replace actions by random allowed actions with probability epsilon.
+
+        Raises ArgumentError if a row's mask allows no action.
+        """
         eps = self.eps_inference
         if self.is_within_training_step:
             eps = self.eps_training(int(self._steps)) if callable(self.eps_training) else self.eps_training
             self._steps += len(act)
         if eps and (is_random := torch.rand(len(act)).numpy() < eps).any():
             _, mask = self.observations(batch)
-            probabilities = torch.ones(len(act), self.action_count) if mask is None else mask.cpu().float()
-            act[is_random] = torch.multinomial(probabilities, 1).numpy()[is_random, 0]
+            if mask is None:
+                mask = torch.ones(len(act), self.action_count, dtype=torch.bool)
+            elif not (is_possible := mask.any(-1).cpu()).all():
+                raise ArgumentError(f"a mask must allow an action, got none in row {int(is_possible.int().argmin())}")
+            act[is_random] = torch.multinomial(mask.cpu().float(), 1).numpy()[is_random, 0]
         return act
 
     def note_steps(self, steps: int) -> None:

@@ -518,6 +518,20 @@ def _to_tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor
 
 
+def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Give actions that are not allowed a finite logit below all others.
+
+    The difference is relative to the smallest logit, because 1.0 disappears in the rounding of large values.
+
+    Examples
+    --------
+    >>> mask_logits(torch.tensor([[-2e9, -3e9]]), torch.tensor([[False, True]])).argmax(-1)
+    tensor([1])
+    """
+    lowest = logits.min()
+    return torch.where(allowed, logits, lowest - lowest.abs().clamp(min=1.0))
+
+
 def categorical(logits: torch.Tensor) -> Categorical:
     """Return the distribution of discrete actions with given logits."""
     # Drawing actions detects diverged networks; validating all logits in each call is slower.

@@ -107,6 +107,22 @@ def test_values_of_forbidden_actions_are_below_all_others() -> None:
     assert (result.logits[torch.from_numpy(mask) == 0] < -9.0).all()
 
 
+@pytest.mark.parametrize("scale", [1e7, 1e9, 1e30])
+def test_large_values_do_not_hide_the_mask(scale: float) -> None:
+    policy = DiscreteQLearningPolicy(model=nn.Identity(), action_space=CHOICES)
+    obs = {"obs": scale * np.array([[-1.0, -1.0, -1.0, -1.0], [4.0, 3.0, 2.0, 1.0]]), "mask": [[0, 0, 0, 1]] * 2}
+    result = policy(Batch(obs={name: np.array(values) for name, values in obs.items()}))
+    assert result.act.tolist() == [3, 3]
+    assert result.logits.isfinite().all()
+
+
+def test_a_mask_without_actions_is_rejected_by_exploration() -> None:
+    policy = DiscreteQLearningPolicy(model=nn.Identity(), action_space=CHOICES, eps_inference=1.0)
+    batch = Batch(obs={"obs": np.zeros((2, 4)), "mask": np.array([[1, 0, 0, 0], [0, 0, 0, 0]])})
+    with pytest.raises(ArgumentError, match="a mask must allow an action, got none in row 1"):
+        policy.add_exploration_noise(np.zeros(2, np.int64), batch)
+
+
 @pytest.mark.parametrize(("within", "share"), [(True, 0.5), (False, 0.1)])
 def test_random_actions_replace_some(within: bool, share: float) -> None:
     torch.manual_seed(0)
