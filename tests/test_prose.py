@@ -1,4 +1,4 @@
-"""Docstrings and errors use the verbs and nouns of the field, and local names say what they contain.
+"""Docstrings, errors and pages use the verbs and nouns of the field, and local names say what they contain.
 
 The patterns count words that usually replace a technical term ("take" for accept, require or receive; "that of" for the
 noun; "stands" for is stored). A rate is a detector, not a measure: rewrite the sentence, do not swap the word. Lower
@@ -86,6 +86,17 @@ def test_prose_stays_within_the_limits_of_its_folder(folder: str) -> None:
     above = {field: (value, limit) for field, value, limit in zip(rates._fields, rates, LIMITS[folder], strict=True)
              if value > limit}  # fmt: skip
     assert not above, f"{folder or 'samplebatch'}: rates above their limits (rate, limit): {above}"
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_use_plain_words(page: Path) -> None:
+    """A page has at most two phrases per 1,000 words; a short page may have one."""
+    prose = CODE.sub("", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
+    phrases = [match[0] for match in PATTERN.finditer(prose)]
+    assert len(phrases) <= max(1, 2 * len(prose.split()) / 1000), phrases
 
 
 def test_every_folder_has_limits() -> None:
