@@ -19,6 +19,9 @@ from samplebatch import SampleBatch
 from tests.optional import missing_package
 from tests.uncompiled import uncompile_tianshou
 
+# Its modules change the process that imports them.
+collect_ignore = ["posix_only"]
+
 # A shell that runs the tests in the background lets them ignore Ctrl-C, and with them all to which they send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
