@@ -519,9 +519,9 @@ def _to_tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Give actions that are not allowed a finite logit below all others.
+    """Give actions that are not allowed a finite logit below all others: by 1.0, as in Tianshou, or by a hundredth.
 
-    The difference is relative to the smallest logit, because 1.0 disappears in the rounding of large values.
+    For large values, a difference of 1.0 disappears in rounding.
 
     Examples
     --------
@@ -529,7 +529,7 @@ def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     tensor([1])
     """
     lowest = logits.min()
-    return torch.where(allowed, logits, lowest - lowest.abs().clamp(min=1.0))
+    return torch.where(allowed, logits, lowest - (0.01 * lowest.abs()).clamp(min=1.0))
 
 
 def categorical(logits: torch.Tensor) -> Categorical:

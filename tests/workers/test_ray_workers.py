@@ -180,7 +180,7 @@ def test_weights_are_put_once_a_version_and_arrive(monkeypatch: pytest.MonkeyPat
             batch = workers.collect(n_step=60).batch
             assert set(batch["weights_version"].tolist()) == {version}
             assert set(batch["policy.mark"].tolist()) == {10.0 * version}
-        with pytest.raises(ColumnTypeError, match="must have strings for names"):
+        with pytest.raises(ColumnTypeError, match="must have strings as names"):
             workers.publish({1: np.zeros(1)})
     assert len(puts) == 2
     with pytest.raises(ChannelClosedError, match="they have been stopped"):
