@@ -197,7 +197,7 @@ def test_a_client_goes_to_other_processes_without_its_steps() -> None:
 
 
 def test_several_services_take_fragments_of_steps() -> None:
-    tables = [ReplayTable("replay", capacity=200, streams=8) for _ in range(2)]
+    tables = [ReplayTable("replay", capacity=400, streams=8) for _ in range(2)]
     with (
         ReplayServer(tables[:1]) as one,
         ReplayServer(tables[1:]) as two,
