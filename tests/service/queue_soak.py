@@ -172,12 +172,13 @@ class QueueSoak:
         self._number += 1
 
     def run(self, seconds: float, kill_every: float) -> None:
-        """Let all run, and kill the service and a reader by turns."""
+        """Let all run, and kill the service and a reader by turns, each of them twice also on a slow machine."""
         end = time.monotonic() + seconds
+        turns_due = min(4, int(seconds / kill_every))
         turns = 0
-        while (left := end - time.monotonic()) > 0:
-            time.sleep(min(kill_every, left))
-            if time.monotonic() < end:
+        while (left := end - time.monotonic()) > 0 or turns < turns_due:
+            time.sleep(min(kill_every, left) if left > 0 else kill_every)
+            if time.monotonic() < end or turns < turns_due:
                 (self.kill_reader if turns % 2 else self.kill_server)()
                 turns += 1
 

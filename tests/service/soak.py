@@ -227,11 +227,15 @@ class Soak:
         self._windows.append((time.monotonic(), is_there))
 
     def run(self, seconds: float, kill_server_every: float, disturb_every: float, slow_every: float) -> None:
-        """Let all run, kill and stop some of them, and let the slow client come and go."""
+        """Let all run, kill and stop some of them, and let the slow client come and go.
+
+        It takes longer than ``seconds`` on a machine that needs so long to start the service that it was killed once.
+        """
         now = time.monotonic()
         end, next_kill, next_turn = now + seconds, now + kill_server_every, now + slow_every
         self._windows.append((now, False))
-        while (now := time.monotonic()) < end:
+        kills_due = 2 if 0 < kill_server_every <= seconds / 2 else 0
+        while (now := time.monotonic()) < end or len(self._kills) < kills_due:
             if now >= next_turn:
                 self.turn_slow()
                 next_turn = now + slow_every
@@ -240,7 +244,7 @@ class Soak:
                 next_kill = time.monotonic() + kill_server_every
             elif disturb_every:
                 self._rng.choice((self.kill_client, lambda: self.stop_client(self._rng.uniform(0.1, 2.0))))()
-            time.sleep(min(disturb_every or 0.5, max(0.0, end - time.monotonic())))
+            time.sleep(min(disturb_every or 0.5, max(0.05, end - time.monotonic())))
 
     def end(self) -> Report:
         """End the clients, and account for every step."""
