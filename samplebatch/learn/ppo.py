@@ -91,20 +91,24 @@ class PPO(ActorCriticOnPolicyAlgorithm):
             raise ArgumentError(f"dual_clip must be a number above 1, got {dual_clip}")
         self.eps_clip, self.dual_clip, self.value_clip = positive("eps_clip", eps_clip), dual_clip, value_clip
         self.advantage_normalization, self.recompute_adv = advantage_normalization, recompute_advantage
+        self._source: tuple[ReplayBuffer, Indices] | None = None
         self.vf_coef, self.ent_coef = vf_coef, ent_coef
         self.target_kl = None if target_kl is None else positive("target_kl", target_kl)
 
     def _preprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> Batch:
+        batch = self._mark_episode_starts(batch, buffer, indices)
+        batch = self._add_log_probabilities(self._add_returns_and_advantages(batch, buffer, indices))
         if self.recompute_adv:
             self._source = buffer, indices
-        batch = self._mark_episode_starts(batch, buffer, indices)
-        return self._add_log_probabilities(self._add_returns_and_advantages(batch, buffer, indices))
+        return batch
 
     def _update_with_batch(self, batch: Batch, batch_size: int | None, repeat: int) -> ActorCriticTrainingStats:
         metrics: list[torch.Tensor] = []
+        # Not kept after the update: it refers to the buffer.
+        source, self._source = self._source, None
         for pass_index in range(repeat):
-            if pass_index and self.recompute_adv:
-                batch = self._add_returns_and_advantages(batch, *self._source)
+            if pass_index and source is not None:
+                batch = self._add_returns_and_advantages(batch, *source)
             for rows, dist, values in self._evaluate_minibatches(batch, batch_size):
                 log_ratio = log_probability(dist, rows.act) - rows.logp_old
                 ratio = log_ratio.exp()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from typing import Any
 
 import numpy as np
@@ -106,6 +108,14 @@ def test_all_rows_are_one_minibatch_without_a_size() -> None:
     stats = make(seeded(0, 3, 4), seeded(1, 3, 1)).update(filled(), None, 3)
     assert isinstance(stats, ActorCriticTrainingStats)
     assert stats.gradient_steps == 3
+
+
+def test_an_update_does_not_keep_the_buffer() -> None:
+    algorithm, buffer = make(seeded(0, 3, 4), seeded(1, 3, 1), recompute_advantage=True), filled()
+    references = sys.getrefcount(buffer)
+    algorithm.update(buffer, 16, 2)
+    gc.collect()
+    assert sys.getrefcount(buffer) == references
 
 
 def test_it_ends_early_when_the_policy_went_far() -> None:
