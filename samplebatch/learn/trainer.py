@@ -192,7 +192,7 @@ class OnlineTrainerParams(TrainerParams):
         if amounts.count(None) != 1:
             raise ArgumentError(
                 "exactly one of collection_step_num_env_steps and collection_step_num_episodes must be given, got "
-                f"{amounts[0]} and {amounts[1]}"
+                f"{amounts[0]} and {amounts[1]}; to collect episodes, set collection_step_num_env_steps=None, too"
             )
         if self.test_in_training and (self.test_collector is None or self.stop_fn is None):
             raise ArgumentError("test_collector and stop_fn must be given for test_in_training, got None")
