@@ -9,7 +9,7 @@ from importlib import import_module
 from types import CodeType, FrameType
 from typing import Any
 
-_LEARN = "samplebatch.learn"
+_ERRORS, _LEARN = "samplebatch.errors", "samplebatch.learn"
 
 
 def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -44,11 +44,7 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
         if home is None:
             from samplebatch.errors import near_names
 
-            hint = f"it is in samplebatch.learn: from samplebatch.learn import {name}"
-            is_of_learning = (
-                package == "samplebatch" and not name.startswith("_") and name in import_module(_LEARN).__all__
-            )
-            problem = f"has no attribute {name!r}; {hint if is_of_learning else near_names(name, homes)}"
+            problem = f"has no attribute {name!r}; {_other_home(package, name) or near_names(name, homes)}"
             if _is_from_import(sys._getframe(1)):
                 # `from package import name` would replace the text of an AttributeError.
                 raise ImportError(f"module {package!r} {problem}", name=package)
@@ -69,6 +65,16 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
 
     public = [*homes, *more]
     return load, lambda: sorted(public), public
+
+
+def _other_home(package: str, name: str) -> str:
+    """Return how to import a name of `samplebatch` that is public in another of its modules; empty if there is none."""
+    if package != "samplebatch" or name.startswith("_"):
+        return ""
+    error = getattr(import_module(_ERRORS), name, None)
+    is_error = isinstance(error, type) and error.__module__ == _ERRORS
+    home = _ERRORS if is_error else _LEARN if name in import_module(_LEARN).__all__ else ""
+    return home and f"it is in {home}: from {home} import {name}"
 
 
 def _is_from_import(frame: FrameType) -> bool:

@@ -161,6 +161,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown suffix": (lambda: steps().save("x.csv"), "must end in one of .arrow"),
     "file of another format": (lambda: write_and_load("x.parquet"), "must be a Parquet file"),
     "algorithm of another module": (lambda: lib.PPO, "from samplebatch.learn import PPO"),
+    "error class of another module": (lambda: lib.PeerDiedError, "from samplebatch.errors import PeerDiedError"),
+    "list for the batches of policies": (
+        lambda: lib.MultiAgentBatch([steps()], 4),
+        "must be a dict of a SampleBatch for each policy id",
+    ),
     "misspelt class": (lambda: lib.SampelBatch, "did you mean 'SampleBatch'"),
 }
 

@@ -18,7 +18,14 @@ from samplebatch.batch.episodes import by_stream, ends_by_change, ends_in, numbe
 from samplebatch.batch.sample_batch import OBSERVATIONS, SampleBatch, ValuesT
 from samplebatch.batch.sequences import steps_of, unpadded
 from samplebatch.column.interface import Indices
-from samplebatch.errors import ColumnTypeError, PolicyNotFoundError, SequenceError, near_names, no_such_column
+from samplebatch.errors import (
+    ArgumentError,
+    ColumnTypeError,
+    PolicyNotFoundError,
+    SequenceError,
+    near_names,
+    no_such_column,
+)
 from samplebatch.names import PolicyID
 
 if TYPE_CHECKING:
@@ -56,7 +63,7 @@ class MultiAgentBatch(Generic[ValuesT]):
     ColumnTypeError
         If a policy id is neither a string nor an integer, or its batch is not a `SampleBatch`.
     ArgumentError
-        If `env_steps` is not a non-negative integer.
+        If `policy_batches` is not a dict, or `env_steps` is not a non-negative integer.
 
     Examples
     --------
@@ -69,6 +76,11 @@ class MultiAgentBatch(Generic[ValuesT]):
 
     @suggest_names(count="env_steps")
     def __init__(self, policy_batches: dict[PolicyID, SampleBatch[ValuesT]], env_steps: int) -> None:
+        if not isinstance(policy_batches, dict):
+            raise ArgumentError(
+                "policy_batches must be a dict of a SampleBatch for each policy id, such as "
+                f"{{'default_policy': batch}}, got a {type(policy_batches).__name__}"
+            )
         for policy, batch in policy_batches.items():
             _check_policy(policy, batch)
         self.policy_batches = policy_batches
