@@ -20,7 +20,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from samplebatch.arguments import choice, fraction, positive, whole
+from samplebatch.arguments import choice, fraction, positive, suggest_names, whole
 from samplebatch.batch.nested.node import values_of
 from samplebatch.errors import ArgumentError
 
@@ -367,6 +367,7 @@ class Net(VectorOutput):
     5
     """
 
+    @suggest_names()
     def __init__(
         self,
         state_shape: int | Sequence[int],

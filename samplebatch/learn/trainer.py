@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy.typing as npt
 import torch
 
-from samplebatch.arguments import check_names, positive, whole
+from samplebatch.arguments import check_names, positive, suggest_names, whole
 from samplebatch.env.seeds import generators_state, load_generators
 from samplebatch.errors import ArgumentError, NonFiniteLossError
 from samplebatch.learn.checkpoint import save_checkpoint
@@ -458,6 +458,7 @@ class Trainer(ABC, Generic[ParamsT]):
 
     _params_type: ClassVar[type[TrainerParams]] = TrainerParams
 
+    @suggest_names()
     def __init__(self, algorithm: Any, params: ParamsT) -> None:
         if not isinstance(params, self._params_type):
             raise ArgumentError(
@@ -765,6 +766,7 @@ OnlineParamsT = TypeVar("OnlineParamsT", bound=OnlineTrainerParams)
 class OnlineTrainer(Trainer[OnlineParamsT]):
     """Base class of trainers that collect before each update."""
 
+    @suggest_names()
     def __init__(self, algorithm: Any, params: OnlineParamsT) -> None:
         super().__init__(algorithm, params)
         self.rollouts: Rollouts = make_rollouts(
@@ -828,6 +830,7 @@ class OnPolicyTrainer(OnlineTrainer[OnPolicyTrainerParams]):
 
     _params_type = OnPolicyTrainerParams
 
+    @suggest_names()
     def __init__(self, algorithm: Any, params: OnPolicyTrainerParams) -> None:
         super().__init__(algorithm, params)
         for name in ("overlap", "asynchronous"):
@@ -885,6 +888,7 @@ class OfflineTrainer(Trainer[OfflineTrainerParams]):
 
     _params_type = OfflineTrainerParams
 
+    @suggest_names()
     def __init__(self, algorithm: Any, params: OfflineTrainerParams) -> None:
         super().__init__(algorithm, params)
         self._buffer = algorithm.process_buffer(params.buffer)

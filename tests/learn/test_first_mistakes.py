@@ -22,7 +22,9 @@ from samplebatch.learn import (
     DiscreteQLearningPolicy,
     MultiAgentOffPolicyAlgorithm,
     Net,
+    OffPolicyTrainer,
     OffPolicyTrainerParams,
+    OnPolicyTrainer,
     OnPolicyTrainerParams,
 )
 from tests.learn.learning import CHOICES, filled
@@ -67,6 +69,10 @@ def optimizer(kind: Any) -> Any:
         (lambda: dqn().update(None, 64), "buffer must be a replay buffer or a batch, got None"),
         (lambda: dqn().update(MultiAgentBatch({}, 0)), "got a MultiAgentBatch; pass batch"),
         (lambda: MultiAgentOffPolicyAlgorithm({"a": dqn()}).update(filled(), 8), "got a VectorReplayBuffer"),
+        (lambda: OffPolicyTrainer(max_epoch=1), "no argument 'max_epoch'; there are 'algorithm', 'params'"),  # type: ignore[call-arg]
+        (lambda: OnPolicyTrainer(ppo()), "OnPolicyTrainer requires 'params'"),  # type: ignore[call-arg]
+        (lambda: Net(), "Net requires 'state_shape'"),  # type: ignore[call-arg]
+        (lambda: Net(3, 4, hidden_size=[8]), "did you mean 'hidden_sizes'"),  # type: ignore[call-arg]
         (lambda: OffPolicyTrainerParams(step_per_epoch=10), "did you mean 'epoch_num_steps'"),  # type: ignore[call-arg]
         (lambda: OffPolicyTrainerParams(train_collector=None), "did you mean 'training_collector'"),  # type: ignore[call-arg]
         (lambda: OnPolicyTrainerParams(repeat_per_collect=3), "did you mean 'update_step_num_repetitions'"),  # type: ignore[call-arg]
