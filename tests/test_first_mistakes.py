@@ -84,6 +84,12 @@ lib: Any = samplebatch
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     # Batches
+    "append": (lambda: lib_steps().append(steps()), r"batch.concat\(other\) joins two batches"),
+    "steps on a device": (lambda: lib_steps().to("cpu"), "to_torch"),
+    "first steps": (lambda: lib_steps().head(), r"batch\[:5\] has the first five steps"),
+    "steps by position": (lambda: lib_steps().iloc[0], r"batch\[2:5\] and batch\[indices\]"),
+    "file by the class": (lambda: lib.SampleBatch.load("steps.arrow"), r"samplebatch.load\(path\)"),
+    "seed of a shuffle": (lambda: lib_steps().shuffle(seed=3), "did you mean 'rng'"),
     "column as attribute": (lambda: steps().obs, r"columns are items, batch\['obs'\]"),  # type: ignore[attr-defined]
     "Tianshou's attribute": (lambda: steps().rew, r"columns are items, batch\['rewards'\]"),  # type: ignore[attr-defined]
     "Tianshou's name": (lambda: steps()["rew"], "did you mean 'rewards'"),
@@ -170,6 +176,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 lib_gae: Any = GAE
+lib_steps: Any = steps
 untyped_gae: Any = gae
 lib_client: Any = ReplayClient
 lib_table: Any = ReplayTable

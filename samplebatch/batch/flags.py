@@ -68,19 +68,35 @@ def flag(name: str, *, is_layout: bool = True) -> Any:
     return property(attrgetter(f"_flags.{name}"), set_flag)
 
 
-class ColumnAttribute:
-    """Attribute of a batch with a column's name, which raises an error that names the item; `hasattr` is False."""
+METHODS_ELSEWHERE = {
+    "append": "batch.concat(other) joins two batches, and concat_samples([...]) several",
+    "extend": "batch.concat(other) joins two batches, and concat_samples([...]) several",
+    "filter": "batch[mask] has the steps at which a boolean array is True",
+    "head": "batch[:5] has the first five steps",
+    "iloc": "batch[2:5] and batch[indices] are steps by position, batch['obs'] is a column",
+    "load": "samplebatch.load(path) reads a file that save(path) wrote",
+    "sample": "batch[rng.integers(len(batch), size=64)] has random steps, minibatches(64) all of them in random order",
+    "shape": "len(batch) is the number of steps, batch['obs'].shape the shape of a column",
+    "to": "to_torch(device=...) has the columns as tensors",
+}
+"""Attributes of batches in other libraries, and what has their place here."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+
+class MissingAttribute:
+    """Attribute that a batch does not have, which raises an error with the way out; `hasattr` is False."""
+
+    def __init__(self, name: str, way_out: str) -> None:
+        self.name, self.way_out = name, way_out
 
     def __get__(self, batch: Any, owner: type) -> Any:
-        raise AttributeError(
-            f"{owner.__name__!r} object has no attribute {self.name!r}: columns are items, "
-            f"batch[{names.TO_FLAT.get(self.name, self.name)!r}]; as_batch() has them as attributes"
-        )
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}: {self.way_out}")
 
 
-def column_attributes() -> dict[str, ColumnAttribute]:
-    """Return an attribute for each common column name, of RLlib and of Tianshou."""
-    return {name: ColumnAttribute(name) for name in (*names.TO_NESTED, *names.TO_FLAT, names.ADVANTAGES, names.EPS_ID)}
+def missing_attributes() -> dict[str, MissingAttribute]:
+    """Return the attributes that users of other libraries expect: common column names, and `METHODS_ELSEWHERE`."""
+    columns = (*names.TO_NESTED, *names.TO_FLAT, names.ADVANTAGES, names.EPS_ID)
+    items = {
+        name: f"columns are items, batch[{names.TO_FLAT.get(name, name)!r}]; as_batch() has them as attributes"
+        for name in columns
+    }
+    return {name: MissingAttribute(name, way_out) for name, way_out in (items | METHODS_ELSEWHERE).items()}

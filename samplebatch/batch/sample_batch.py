@@ -20,7 +20,7 @@ from samplebatch import names
 from samplebatch.arguments import choice, suggest_names
 from samplebatch.batch import arrow, bulk, delivery, episodes, frame, sequences, summary, tree
 from samplebatch.batch.action_unit import ENVIRONMENT, ActionUnit
-from samplebatch.batch.flags import DEFAULT, Flags, column_attributes, flag, flags_of_unit
+from samplebatch.batch.flags import DEFAULT, Flags, flag, flags_of_unit, missing_attributes
 from samplebatch.batch.joining import join
 from samplebatch.batch.sequences import Window, slice_column
 from samplebatch.batch.tree import NestedColumn, Structure, leaf_names
@@ -134,7 +134,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     RETURNS_TO_GO = names.RETURNS_TO_GO
     ATTENTION_MASKS = names.ATTENTION_MASKS
     OBS_EMBEDS = names.OBS_EMBEDS
-    vars().update(column_attributes())
+    vars().update(missing_attributes())
 
     count: int
     """Number of steps, without padding."""
@@ -622,13 +622,13 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
             for name in self
         }
 
+    @suggest_names(seed="rng")
     def shuffle(self, rng: np.random.Generator | int | None = None) -> Self:
         """Shuffle the steps in place; padded sequences are shuffled as units, with their states.
 
         Columns are replaced by new arrays, one at a time: existing arrays and views keep their order, and the peak
         memory overhead is the largest column. `rng` is a generator or a seed; by default, fresh entropy. Raises
-        SequenceError for unpadded sequences: shuffle those with
-        `take_sequences(rng.permutation(len(batch["seq_lens"])))`.
+        SequenceError for unpadded sequences; use `take_sequences(rng.permutation(len(batch["seq_lens"])))` for those.
 
         >>> sorted(SampleBatch(a=[1, 2, 3, 4]).shuffle(rng=0)["a"].tolist())
         [1, 2, 3, 4]
