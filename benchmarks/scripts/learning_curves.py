@@ -160,9 +160,7 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Write a line for each task and contestant: returns over the seeds, steps per second, and the ratio of ours."""
-    lines = [
-        f"{'task':10} {'contestant':18} {'training return':>20} {'policy tried':>20} {'steps/s':>8} {'ours/it':>8}"
-    ]
+    lines = [f"{'task':10} {'contestant':18} {'training return':>20} {'evaluation':>20} {'steps/s':>8} {'ours/it':>8}"]
     for name in TASKS:
         rates = {}
         for who in CONTESTANTS:

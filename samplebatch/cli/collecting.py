@@ -361,7 +361,7 @@ def verify(path: Path) -> int:
     rows = []
     for report in reports:
         name = report.path.relative_to(path) if report.path != path else path.name
-        intact = "whole" if report.has_checksums else "readable; it has no checksums"
+        intact = "intact" if report.has_checksums else "readable; it has no checksums"
         rows.append((name, report.format, megabytes(report.nbytes), "damaged" if report.fault else intact))
     show_table(("file", "format", "size", "found"), rows, right=("size",))
     faults = [report.fault for report in reports if report.fault]

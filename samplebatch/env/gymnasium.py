@@ -489,8 +489,8 @@ def _mode(env: Any) -> str:
     mode = getattr(getattr(env, "unwrapped", env), "autoreset_mode", None) or metadata.get("autoreset_mode")
     if mode is None:
         warnings.warn(
-            f"{type(env).__name__} does not say when it resets: it must have metadata['autoreset_mode'], one of "
-            "gymnasium.vector.AutoresetMode; it is taken to reset in the step after an episode",
+            f"{type(env).__name__} must specify its autoreset mode in metadata['autoreset_mode'], one of "
+            "gymnasium.vector.AutoresetMode; NEXT_STEP is assumed",
             stacklevel=5,
         )
     word = str(getattr(mode, "value", mode or "NextStep"))

@@ -141,7 +141,7 @@ class Link:
         self._arguments: dict[str, Any] = {"generic_options": _OPTIONS}
         if tls_root_certs is not None:
             if _CERTIFICATE not in tls_root_certs:
-                raise ArgumentError("tls_root_certs must be a file with certificates in PEM, it has none")
+                raise ArgumentError("tls_root_certs must be a file with certificates in PEM, got a file without one")
             self._arguments["tls_root_certs"] = tls_root_certs
         self.errors = _Errors(uri)
         """Context that translates Flight errors into library errors."""

@@ -305,7 +305,7 @@ class RequestHandler:
     def _write_checkpoint(self, body: Any) -> list[bytes]:
         _read(body, "checkpoint", ())
         if self._checkpoint is None:
-            raise ArgumentError("the service must have a folder for checkpoints to write one, it has none")
+            raise ArgumentError("the service must have a folder for checkpoints to write one, got None")
         try:
             path = self._checkpoint()
         except SampleBatchError:

@@ -120,11 +120,15 @@ def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> samplers.Samp
         if form == FRAGMENTS:
             return samplers.Sample(read_fragment(packed), np.array(metadata["numbers"], np.int64))
     except (KeyError, ValueError, TypeError, RecursionError) as error:
-        raise FormatError("a sample must be described in the metadata of its schema, it is not") from error
+        raise FormatError(
+            "the metadata of a sample's schema must describe the sample, got damaged or missing metadata"
+        ) from error
     rows = SampleBatch.from_arrow(pa.Table.from_batches([packed]))
     columns = rows.as_batch().__dict__
     if names.BATCH_INDEXES not in columns:
-        raise FormatError(f"a sample must have a column {names.BATCH_INDEXES!r}, it has none")
+        raise FormatError(
+            f"a sample must have a column {names.BATCH_INDEXES!r}, got {', '.join(map(repr, columns)) or 'no columns'}"
+        )
     batch = node(Batch, {name: columns.get(name, node(Batch, {})) for name in tops})
     indices = columns[names.BATCH_INDEXES]
     if rows.action_unit is not None:

@@ -68,7 +68,7 @@ def read_pair(tls: Pair, names: tuple[str, str] = ("tls[0]", "tls[1]")) -> tuple
     except ssl.SSLError as error:
         if error.reason in _OTHER_KEY:
             raise ArgumentError(
-                f"{names[1]} must be the private key of the certificate in {first}, {second} has another"
+                f"{names[1]} must be the private key of the certificate in {first}, got the key of another in {second}"
             ) from error
         state = "a damaged one" if _KEY in key else "none"
         raise ArgumentError(f"{names[1]} must be a file with a private key in PEM, {second} has {state}") from error
@@ -309,7 +309,7 @@ def _by_name(tables: Iterable[ReplayTable | RowTable]) -> dict[str, ReplayTable 
         if tables_by_name.setdefault(table.name, table) is not table:
             raise ArgumentError(f"tables must have different names, got {table.name!r} twice")
     if not tables_by_name:
-        raise ArgumentError("a replay server must have a table, it has none")
+        raise ArgumentError("a replay server must have a table, got none")
     return tables_by_name
 
 

@@ -290,11 +290,11 @@ def _leaves(weights: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
     if not isinstance(weights, Mapping):
         raise ColumnTypeError(f"weights must be a dict of arrays and tensors, got a {type(weights).__name__}")
     if len(path) >= MAX_DEPTH:
-        raise ColumnTypeError(f"weights must be at most {MAX_DEPTH} dicts deep, {'.'.join(path)!r} has another")
+        raise ColumnTypeError(f"weights must be at most {MAX_DEPTH} dicts deep, got another dict in {'.'.join(path)!r}")
     for name, value in weights.items():
         if not isinstance(name, str):
             where = ".".join(path) or "them"
-            raise ColumnTypeError(f"weights must have strings for names, got a {type(name).__name__} in {where}")
+            raise ColumnTypeError(f"names of weights must be strings, got a {type(name).__name__} in {where}")
         if isinstance(value, Mapping):
             yield from _leaves(value, (*path, name))
         else:

@@ -309,7 +309,7 @@ class ChannelEnd(Transferable):
         name, state = _NAMES[self._peer_side], self._peer_state()
         if state in _UNCLAIMED:
             return PeerDiedError(
-                f"the {name} must be closed by the process that has it, and that died before it took hold of it"
+                f"the {name} must be closed by the process that has it, which died before it attached to the memory"
             )
         return PeerDiedError(
             f"the {name} must close its end when it is done, and its process {self._peer_identity().pid} died before "

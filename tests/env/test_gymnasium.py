@@ -249,7 +249,7 @@ def test_infos_as_a_batch() -> None:
 
 
 class Silent(VectorEnv):
-    """A vector environment that does not say when it resets."""
+    """A vector environment without an autoreset mode."""
 
     def __init__(self, inner: VectorEnv) -> None:
         self._inner = inner
@@ -265,7 +265,10 @@ class Silent(VectorEnv):
 
 
 def test_an_environment_that_does_not_say_when_it_resets_is_taken_for_next_step_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match=r"Silent does not say when it resets.*metadata\['autoreset_mode'\]"):
+    with pytest.warns(
+        UserWarning,
+        match=r"Silent must specify its autoreset mode in metadata\['autoreset_mode'\].*NEXT_STEP is assumed",
+    ):
         environments = as_environments(Silent(ladders(gyms.Ladder, "NextStep", [2, 3])))
     told = as_environments(ladders(gyms.Ladder, "NextStep", [2, 3]))
     assert walk(environments, 12) == walk(told, 12)

@@ -54,12 +54,12 @@ FAULTS = [
     (
         "cert.pem",
         "other.pem",
-        "tls[1] must be the private key of the certificate in 'cert.pem', 'other.pem' has another",
+        "tls[1] must be the private key of the certificate in 'cert.pem', got the key of another in 'other.pem'",
     ),
     (
         "cert.pem",
         "curve.pem",
-        "tls[1] must be the private key of the certificate in 'cert.pem', 'curve.pem' has another",
+        "tls[1] must be the private key of the certificate in 'cert.pem', got the key of another in 'curve.pem'",
     ),
     ("cert.pem", "encrypted.pem", "tls[1] must be a private key without a passphrase, 'encrypted.pem' is encrypted"),
 ]

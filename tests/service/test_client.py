@@ -390,7 +390,7 @@ def test_weights_that_are_too_deep_are_refused(client: ReplayClient) -> None:
     endless: dict[str, Any] = {}
     endless["a"] = endless
     for refused in ({"a": weights}, endless):
-        with pytest.raises(ColumnTypeError, match=r"at most 32 dicts deep, 'a\.a"):
+        with pytest.raises(ColumnTypeError, match=r"at most 32 dicts deep, got another dict in 'a\.a"):
             client.publish(refused)
 
 

@@ -138,7 +138,7 @@ def test_a_stream_that_is_no_sample_is_refused() -> None:
     rows = RowsStream(SampleBatch(obs=[1, 2]).to_arrow().to_batches()[0])
     out = np.empty(rows.nbytes, np.uint8)
     rows.write(out)
-    with pytest.raises(FormatError, match="must be described in the metadata"):
+    with pytest.raises(FormatError, match="must describe the sample, got damaged or missing metadata"):
         SampleReader().read(out)
 
 

@@ -277,7 +277,9 @@ def test_a_service_with_tls_talks_to_those_who_check_its_certificate(tmp_path: P
             # At once, and not when the time to reconnect is over.
             with pytest.raises(AccessError, match="the certificate of the service at grpc"):
                 ReplayClient(uri, "replay", token="sesame", tls_root_certs=roots).info()
-        with pytest.raises(ArgumentError, match="tls_root_certs must be a file with certificates in PEM, it has none"):
+        with pytest.raises(
+            ArgumentError, match="tls_root_certs must be a file with certificates in PEM, got a file without one"
+        ):
             ReplayClient(server.uri, "replay", token="sesame", tls_root_certs=key)
         with pytest.raises(ServiceError):
             ReplayClient(server.uri.replace("+tls", ""), "replay", token="sesame", reconnect_s=0.1).info()

@@ -67,7 +67,7 @@ def test_what_was_written_is_whole(tmp_path: Path, name: str) -> None:
     assert {file: file.read_bytes() for file in files_of(path)} == before
     code, printed = invoke(path)
     assert code == 0
-    assert "whole" in printed
+    assert "intact" in printed
     assert "damaged" not in printed
 
 
