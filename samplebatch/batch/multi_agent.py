@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.arguments import suggest_names, whole
 from samplebatch.batch import arrow, bulk, summary
 from samplebatch.batch.delivery import Delivery, each_part
@@ -18,14 +18,6 @@ from samplebatch.batch.episodes import by_stream, ends_by_change, ends_in, numbe
 from samplebatch.batch.sample_batch import OBSERVATIONS, SampleBatch, ValuesT
 from samplebatch.batch.sequences import steps_of, unpadded
 from samplebatch.column.interface import Indices
-from samplebatch.errors import (
-    ArgumentError,
-    ColumnTypeError,
-    PolicyNotFoundError,
-    SequenceError,
-    near_names,
-    no_such_column,
-)
 from samplebatch.names import PolicyID
 
 if TYPE_CHECKING:
@@ -77,7 +69,7 @@ class MultiAgentBatch(Generic[ValuesT]):
     @suggest_names(count="env_steps")
     def __init__(self, policy_batches: dict[PolicyID, SampleBatch[ValuesT]], env_steps: int) -> None:
         if not isinstance(policy_batches, dict):
-            raise ArgumentError(
+            raise errors.ArgumentError(
                 "policy_batches must be a dict of a SampleBatch for each policy id, such as "
                 f"{{'default_policy': batch}}, got a {type(policy_batches).__name__}"
             )
@@ -115,7 +107,9 @@ class MultiAgentBatch(Generic[ValuesT]):
         try:
             return self.policy_batches[policy]
         except KeyError:
-            raise PolicyNotFoundError(f"no policy {policy!r}; {near_names(policy, self.policy_batches)}") from None
+            raise errors.PolicyNotFoundError(
+                f"no policy {policy!r}; {errors.near_names(policy, self.policy_batches)}"
+            ) from None
 
     def __setitem__(self, policy: PolicyID, batch: SampleBatch[ValuesT]) -> None:
         _check_policy(policy, batch)
@@ -481,7 +475,7 @@ class MultiAgentBatch(Generic[ValuesT]):
         all_names = dict.fromkeys(name for flat in rows.values() for name in flat)
         for name in columns:
             if name not in all_names:
-                raise no_such_column(name, all_names)
+                raise errors.no_such_column(name, all_names)
         parts = [
             summary.Part(
                 f"{policy}/",
@@ -498,9 +492,9 @@ class MultiAgentBatch(Generic[ValuesT]):
 
 def _check_policy(policy: PolicyID, batch: SampleBatch[Any]) -> None:
     if not names.is_policy_id(policy):
-        raise ColumnTypeError(f"a policy id must be a string or an integer, got a {type(policy).__name__}")
+        raise errors.ColumnTypeError(f"a policy id must be a string or an integer, got a {type(policy).__name__}")
     if not isinstance(batch, SampleBatch):
-        raise ColumnTypeError(f"policy {policy!r} must have a SampleBatch, got a {type(batch).__name__}")
+        raise errors.ColumnTypeError(f"policy {policy!r} must have a SampleBatch, got a {type(batch).__name__}")
 
 
 def _split(batch: SampleBatch[Any]) -> Iterator[tuple[Any, SampleBatch[Any]]]:
@@ -599,7 +593,7 @@ class Lockstep:
         parts = {}
         for policy, batch in self._batches.items():
             if batch._has_sequences:
-                raise SequenceError(
+                raise errors.SequenceError(
                     f"rows of policy {policy!r} must be single steps to be gathered by environment step, got sequences"
                 )
             starts = self._starts.get(policy)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import errors
 from samplebatch.arguments import fraction, positive, whole
 from samplebatch.batch.delivery import array_of
 from samplebatch.batch.nested.batch import Batch
@@ -27,14 +28,6 @@ from samplebatch.buffer.table import Table
 from samplebatch.buffer.vector import ReplayBufferManager
 from samplebatch.buffer.views import slots_of
 from samplebatch.column.casting import cast_exactly
-from samplebatch.errors import (
-    ArgumentError,
-    ColumnLengthError,
-    ColumnMismatchError,
-    ColumnNotFoundError,
-    FormatError,
-    near_names,
-)
 
 RewardFunction = Callable[[Any, Any], Any]
 """Computes rewards, shape (n,), from achieved and desired goals, both of shape (n, ...)."""
@@ -93,7 +86,7 @@ def relabel(
         column = goals_by_name[DESIRED]
         fitting = goals if KINDS[type(column)] == TENSOR else cast_exactly(goals, column.dtype)
         if fitting is None:
-            raise ColumnMismatchError(
+            raise errors.ColumnMismatchError(
                 f"column '{name}.{DESIRED}' must store achieved goals without loss, got {goals.dtype} for "
                 f"{column.dtype}; use the wider dtype for both"
             )
@@ -141,10 +134,10 @@ def achieved_after(table: Table, slots: Ints) -> Any:
     return achieved
 
 
-def _without_goals(name: str, columns: Mapping[str, Any]) -> ColumnNotFoundError:
-    return ColumnNotFoundError(
+def _without_goals(name: str, columns: Mapping[str, Any]) -> errors.ColumnNotFoundError:
+    return errors.ColumnNotFoundError(
         f"column {name!r} must exist for hindsight, in observations with observation, {ACHIEVED} and {DESIRED}; "
-        f"{near_names(name.split('.')[-1], columns)}"
+        f"{errors.near_names(name.split('.')[-1], columns)}"
     )
 
 
@@ -155,7 +148,9 @@ def _rewards(
     rewards = np.asarray(array_of(returned) if KINDS[type(returned)] == TENSOR else returned, np.float64)
     if rewards.shape != (len(achieved), *row_shape):
         expected = (len(achieved), *row_shape)
-        raise ColumnLengthError(f"compute_reward_fn must return rewards of shape {expected}, got {rewards.shape}")
+        raise errors.ColumnLengthError(
+            f"compute_reward_fn must return rewards of shape {expected}, got {rewards.shape}"
+        )
     return rewards
 
 
@@ -234,7 +229,9 @@ class HERReplayBuffer(ReplayBuffer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         absent = {"compute_reward_fn", "horizon", "future_k"} - state.keys()
         if absent:
-            raise FormatError(f"the state of a hindsight buffer must have {min(absent)!r}, got none; it is damaged")
+            raise errors.FormatError(
+                f"the state of a hindsight buffer must have {min(absent)!r}, got none; it is damaged"
+            )
         super().__setstate__(state)
 
     @property
@@ -254,7 +251,7 @@ class HERReplayBuffer(ReplayBuffer):
     @future_k.setter
     def future_k(self, value: float) -> None:
         if not positive("future_k", value) >= 1:
-            raise ArgumentError(f"future_k must be at least 1, got {value}")
+            raise errors.ArgumentError(f"future_k must be at least 1, got {value}")
         self.__dict__["future_k"] = float(value)
         self.__dict__.pop("future_p", None)
 
@@ -354,10 +351,10 @@ class HERReplayBufferManager(HERReplayBuffer, ReplayBufferManager):
         buffers: list[Any] = list(buffer_list)
         for buffer in buffers:
             if not isinstance(buffer, HERReplayBuffer):
-                raise ColumnMismatchError(f"the parts must be hindsight buffers, got a {type(buffer).__name__}")
+                raise errors.ColumnMismatchError(f"the parts must be hindsight buffers, got a {type(buffer).__name__}")
             for name in ("horizon", "future_p", "compute_reward_fn"):
                 if getattr(buffer, name) != getattr(buffers[0], name):
-                    raise ColumnMismatchError(
+                    raise errors.ColumnMismatchError(
                         f"the parts of a buffer must have the same {name!r}, got different values"
                     )
         ReplayBufferManager.__init__(self, buffers)

@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.arguments import whole
 from samplebatch.batch.action_unit import ActionUnit, common_unit
 from samplebatch.batch.delivery import Delivery
@@ -28,16 +28,6 @@ from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.samplers import Sample, convert_sample
 from samplebatch.buffer.table import new_lock
 from samplebatch.buffer.writing import end_flags
-from samplebatch.errors import (
-    ColumnMismatchError,
-    ColumnNotFoundError,
-    ColumnTypeError,
-    EmptyBufferError,
-    PolicyNotFoundError,
-    SequenceError,
-    StorageError,
-    near_names,
-)
 from samplebatch.names import PolicyID, for_html, for_terminal
 
 if TYPE_CHECKING:
@@ -100,17 +90,20 @@ def prepare_fragment(
     """
     column_names = set(part.column_names)
     if names.SEQ_LENS in column_names:
-        raise SequenceError(f"rows of policy {policy!r} must be plain steps, got sequences; unpad them first")
+        raise errors.SequenceError(f"rows of policy {policy!r} must be plain steps, got sequences; unpad them first")
     if FRAGMENT_END in column_names:
-        raise ColumnMismatchError(f"rows of policy {policy!r} must not have a column {FRAGMENT_END!r}; rename it")
+        raise errors.ColumnMismatchError(
+            f"rows of policy {policy!r} must not have a column {FRAGMENT_END!r}; rename it"
+        )
     for name in (names.OBS, names.ACTIONS, names.REWARDS):
         if name not in part:
-            raise ColumnNotFoundError(f"policy {policy!r} must have column {name!r}; {near_names(name, column_names)}")
+            raise errors.ColumnNotFoundError(
+                f"policy {policy!r} must have column {name!r}; {errors.near_names(name, column_names)}"
+            )
     flags = frozenset(_FLAGS) & column_names
     if not flags & {names.TERMINATEDS, names.DONES}:
-        raise ColumnNotFoundError(
-            f"policy {policy!r} must have column {names.TERMINATEDS!r}; {near_names(names.TERMINATEDS, column_names)}"
-        )
+        near = errors.near_names(names.TERMINATEDS, column_names)
+        raise errors.ColumnNotFoundError(f"policy {policy!r} must have column {names.TERMINATEDS!r}; {near}")
     episode, agent, t = (
         np.asarray(part[name]) if name in column_names else None for name in (names.EPS_ID, names.AGENT_INDEX, names.T)
     )
@@ -212,7 +205,7 @@ class MultiAgentReplayBuffer:
         if "random_seed" in options:
             raise TypeError("MultiAgentReplayBuffer has no argument 'random_seed'; did you mean 'seed'?")
         if options.get("storage") is not None:
-            raise StorageError("the buffers of several policies cannot share a folder; remove 'storage'")
+            raise errors.StorageError("the buffers of several policies cannot share a folder; remove 'storage'")
         self.buffers: dict[PolicyID, ReplayBuffer] = {}
         self.lockstep = lockstep
         self._size = dict(size) if isinstance(size, Mapping) else size
@@ -263,13 +256,15 @@ class MultiAgentReplayBuffer:
         size = self._size
         if isinstance(size, dict):
             if policy not in size:
-                raise PolicyNotFoundError(f"size must include policy {policy!r}; {near_names(policy, size)}")
+                raise errors.PolicyNotFoundError(
+                    f"size must include policy {policy!r}; {errors.near_names(policy, size)}"
+                )
             size = size[policy]
         # The seed must not depend on the order in which policies appear.
         seed = int(np.random.SeedSequence([self._seed, crc32(names.policy_seed(policy))]).generate_state(1)[0])
         buffer = self._kind(size, random_seed=seed, **self._options)
         if not isinstance(buffer, ReplayBuffer) or len(buffer.subbuffer_edges) != 2:
-            raise ColumnTypeError(f"the buffer of a policy must have one ring, got a {self._kind.__name__}")
+            raise errors.ColumnTypeError(f"the buffer of a policy must have one ring, got a {self._kind.__name__}")
         # A common lock makes samples of all policies consistent.
         buffer._table.lock = self._lock
         return buffer
@@ -447,7 +442,7 @@ class MultiAgentReplayBuffer:
             drawn = {policy: self._steps.rows(policy, positions) for policy in self.buffers}
             return {policy: slots for policy, slots in drawn.items() if len(slots)}, len(positions)
         if not self.buffers and batch_size is not None and batch_size > 0:
-            raise EmptyBufferError("a buffer must have rows to sample, got an empty buffer; add some first")
+            raise errors.EmptyBufferError("a buffer must have rows to sample, got an empty buffer; add some first")
         drawn = {policy: buffer._draw(batch_size) for policy, buffer in self.buffers.items()}
         return drawn, max((len(slots) for slots in drawn.values()), default=0)
 
@@ -493,10 +488,10 @@ class MultiAgentReplayBuffer:
         for policy, policy_priorities in priorities.items():
             part, buffer = batch[policy], self.buffers.get(policy)
             if buffer is None:
-                raise PolicyNotFoundError(f"no policy {policy!r}; {near_names(policy, self.buffers)}")
+                raise errors.PolicyNotFoundError(f"no policy {policy!r}; {errors.near_names(policy, self.buffers)}")
             where, generation = part[names.BATCH_INDEXES], part[names.GENERATION]
             if not isinstance(buffer, PrioritizedReplayBuffer):
-                raise ColumnTypeError(
+                raise errors.ColumnTypeError(
                     f"the buffer of policy {policy!r} must be prioritized, got a {type(buffer).__name__}"
                 )
             buffer.update_weight(where, policy_priorities, generation=generation)

@@ -7,20 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.node import KINDS, NODE, TENSOR, node
 from samplebatch.buffer.gather import check_gathered_rows, rows_at
 from samplebatch.buffer.ring import Flags, Ints, Rings
 from samplebatch.buffer.samplers import Prioritized, Sampler, draw_from
 from samplebatch.buffer.table import Table
-from samplebatch.errors import (
-    ColumnMismatchError,
-    ColumnNotFoundError,
-    ColumnTypeError,
-    EmptyBufferError,
-    SequenceError,
-)
 
 
 class Episodes(NamedTuple):
@@ -168,7 +161,7 @@ def draw_episodes(
         chosen = candidates
     elif n > 0:
         if not len(candidates):
-            raise EmptyBufferError("a buffer must have a complete episode to sample, got none; add more steps")
+            raise errors.EmptyBufferError("a buffer must have a complete episode to sample, got none; add more steps")
         chosen = candidates[rng.integers(0, len(candidates), n)]
     if not len(chosen):
         return chosen, chosen
@@ -182,7 +175,9 @@ def select_episodes(table: Table, episodes: Episodes, candidates: Ints, where: A
     import pyarrow.compute as pc
 
     if not isinstance(where, pc.Expression):
-        raise ColumnTypeError(f"where must be an Arrow expression, got a {type(where).__name__}; see pyarrow.compute")
+        raise errors.ColumnTypeError(
+            f"where must be an Arrow expression, got a {type(where).__name__}; see pyarrow.compute"
+        )
     first, length = episodes.first[candidates], episodes.length[candidates]
     last = shift_slots(table.rings, first, length - 1)
     columns: dict[str, Any] = {}
@@ -199,7 +194,7 @@ def select_episodes(table: Table, episodes: Episodes, candidates: Ints, where: A
         selected = pa.table(columns).filter(where)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         names_found = ", ".join(sorted(columns.keys() - {_POSITION}))
-        raise ColumnNotFoundError(f"where must name columns of episodes, {names_found}: {error}") from error
+        raise errors.ColumnNotFoundError(f"where must name columns of episodes, {names_found}: {error}") from error
     selected_candidates: Ints = candidates[selected[_POSITION].to_numpy()]
     return selected_candidates
 
@@ -227,7 +222,7 @@ def draw_stretches(
         stretches = np.cumsum(np.maximum(episodes.length - length + 1, 0))
         total = int(stretches[-1]) if len(stretches) else 0
     if not total:
-        raise EmptyBufferError(
+        raise errors.EmptyBufferError(
             f"a buffer must have an episode of {length} steps to sample, got none; add more, or allow padding"
         )
     picked = np.arange(total) if isinstance(sampler, Prioritized) else rng.integers(0, total, count)
@@ -273,10 +268,10 @@ def sequence_rows(
 def check_sequences(table: Table, length: int, burn_in: int) -> None:
     """Validate the arguments of sequences, and reject rows with columns that sequences add."""
     if whole("burn_in", burn_in) >= whole("length", length, 1):
-        raise SequenceError(f"burn_in must be less than length {length}, got {burn_in}")
+        raise errors.SequenceError(f"burn_in must be less than length {length}, got {burn_in}")
     for name in (names.MASK, names.BURN_IN):
         if name in table.columns.tree:
-            raise ColumnMismatchError(f"rows must not have a column {name!r}, which sequences add; rename it")
+            raise errors.ColumnMismatchError(f"rows must not have a column {name!r}, which sequences add; rename it")
 
 
 def _blank_out(value: Any, where: npt.NDArray[np.bool_]) -> Any:

@@ -11,17 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samplebatch.batch.nested.node import KINDS, TENSOR, values_of
-from samplebatch.buffer.store import (
-    DenseStore,
-    ObjectStore,
-    RaggedStore,
-    Slots,
-    Store,
-    TorchStore,
-    as_rows,
-    check_dtype,
-    tensor_bits,
-)
+from samplebatch.buffer import store
 from samplebatch.column import memory
 from samplebatch.column.compressed import CompressedColumn
 from samplebatch.column.convert import is_of_arrays
@@ -49,7 +39,7 @@ class _Chunk:
         self.written = np.zeros(len(rows), np.bool_)
 
 
-class CompressedStore(Store):
+class CompressedStore(store.Store):
     """Rows of one shape, such as images, in chunks of consecutive slots, each compressed as one LZ4 block.
 
     A chunk is open, uncompressed, while it is written, and sealed once all its rows are written. When it is
@@ -84,7 +74,7 @@ class CompressedStore(Store):
         self.name = name
         self.dtype = self.row_shape = None
         # A store without slots that validates and converts rows.
-        self._form = DenseStore(name, np.empty((0, *row_shape), dtype))
+        self._form = store.DenseStore(name, np.empty((0, *row_shape), dtype))
         self._slots = slots
         self._chunk = max(1, min(slots, CHUNK_NBYTES // max(1, dtype.itemsize * prod(row_shape))))
         self._blocks: list[Any] = [None] * -(-slots // self._chunk)
@@ -94,11 +84,11 @@ class CompressedStore(Store):
     @classmethod
     def for_rows(cls, name: str, first_rows: Any, slots: int, max_open: int = 8) -> CompressedStore:
         """Create a store for rows like these, which are not written. Tensors are stored as arrays."""
-        rows = as_rows(first_rows, name)
+        rows = store.as_rows(first_rows, name)
         if rows.dtype.kind == "O":
             raise ColumnTypeError(f"column {name!r} must have numbers of one shape to be compressed, got objects")
         dtype = rows.dtype.newbyteorder("=")
-        check_dtype(name, dtype)
+        store.check_dtype(name, dtype)
         return cls(name, slots, dtype, rows.shape[1:], max_open)
 
     @property
@@ -133,7 +123,7 @@ class CompressedStore(Store):
     def blank(self, n: int) -> npt.NDArray[Any]:
         return self._form.blank(n)
 
-    def write(self, slots: Slots, rows: npt.NDArray[Any]) -> None:
+    def write(self, slots: store.Slots, rows: npt.NDArray[Any]) -> None:
         if not rows.nbytes:
             return
         if isinstance(slots, int):
@@ -293,23 +283,23 @@ class Stores:
                         f"{argument} must name columns of a step, got {name!r}; {near_names(name, candidates)}"
                     )
 
-    def make(self, name: str, first_rows: Any, slots: int) -> Store:
+    def make(self, name: str, first_rows: Any, slots: int) -> store.Store:
         """Create the store for the first rows of a column, which are not written."""
         if covers(self.compress, name):
             return CompressedStore.for_rows(name, first_rows, slots, self.max_open)
         is_ragged = isinstance(first_rows, VaryingRows) or covers(self.ragged, name)
         if is_ragged or (covers(OBSERVATIONS, name) and is_of_arrays(first_rows)):
-            return RaggedStore.for_rows(name, first_rows, slots)
+            return store.RaggedStore.for_rows(name, first_rows, slots)
         return store_for(name, first_rows, slots, self.allocate)
 
-    def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
+    def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> store.Store:
         """Create an empty store of a kind for rows of a column from another store's `to_column`."""
         if kind == "object":
-            return ObjectStore(name, slots, row_shape)
+            return store.ObjectStore(name, slots, row_shape)
         if kind == "compressed":
             return CompressedStore.for_rows(name, column.slice(0, min(len(column), 1)).to_numpy(), slots, self.max_open)
         if kind == "ragged":
-            return RaggedStore.for_rows(name, column, slots)
+            return store.RaggedStore.for_rows(name, column, slots)
         return store_for(name, column.to_torch() if kind == "torch" else column.to_numpy(), slots, self.allocate)
 
     def for_final_observations(self) -> Self:
@@ -353,7 +343,7 @@ def _paths(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
             yield from _paths(inner, f"{prefix}{name}.")
 
 
-def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = allocate_zeros) -> Store:
+def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = allocate_zeros) -> store.Store:
     """Create the store for the first rows of a column, which are not written.
 
     Examples
@@ -362,13 +352,13 @@ def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = alloc
     ('dense', 'object')
     """
     if KINDS[type(first_rows)] == TENSOR:
-        bits = tensor_bits(first_rows)
-        return TorchStore(name, allocate(name, (slots, *bits.shape[1:]), bits.dtype), first_rows.dtype)
-    rows = as_rows(first_rows, name)
+        bits = store.tensor_bits(first_rows)
+        return store.TorchStore(name, allocate(name, (slots, *bits.shape[1:]), bits.dtype), first_rows.dtype)
+    rows = store.as_rows(first_rows, name)
     if rows.dtype.kind == "O":
-        return ObjectStore(name, slots, rows.shape[1:])
+        return store.ObjectStore(name, slots, rows.shape[1:])
     # newbyteorder() only if required: identical dtype objects compare fastest.
     dtype = rows.dtype if rows.dtype.isnative else rows.dtype.newbyteorder("=")
     if dtype not in NUMBERS:
-        check_dtype(name, dtype)
-    return DenseStore(name, allocate(name, (slots, *rows.shape[1:]), dtype))
+        store.check_dtype(name, dtype)
+    return store.DenseStore(name, allocate(name, (slots, *rows.shape[1:]), dtype))

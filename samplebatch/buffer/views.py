@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from samplebatch import errors
 from samplebatch.batch import summary
 from samplebatch.batch.delivery import as_array
 from samplebatch.batch.nested.batch import Batch
@@ -21,15 +22,6 @@ from samplebatch.buffer.samplers import Sampler
 from samplebatch.buffer.store import Range, Slots, Store
 from samplebatch.buffer.table import Table
 from samplebatch.buffer.writing import FLAGS, drop_empty, numbers
-from samplebatch.errors import (
-    ColumnLengthError,
-    ColumnMismatchError,
-    ColumnTypeError,
-    RingError,
-    RowIndexError,
-    StorageError,
-    no_such_column,
-)
 
 if TYPE_CHECKING:
     from samplebatch.buffer.replay import ReplayBuffer
@@ -63,7 +55,7 @@ class AbsentColumn(NamedTuple):
     columns: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.kind!r} object has no attribute {self.name!r}: {no_such_column(self.name, self.columns)}"
+        return f"{self.kind!r} object has no attribute {self.name!r}: {errors.no_such_column(self.name, self.columns)}"
 
 
 class StepColumn:
@@ -76,7 +68,7 @@ class StepColumn:
         return self if buffer is None else buffer._show(self.name)
 
     def __set__(self, buffer: Any, value: Any) -> None:
-        raise ColumnTypeError(f"column {self.name!r} must not be set as an attribute; use set_array_at_key")
+        raise errors.ColumnTypeError(f"column {self.name!r} must not be set as an attribute; use set_array_at_key")
 
 
 class StoredColumns(dict[str, Any]):
@@ -118,13 +110,13 @@ def set_columns(table: Table | None, batch: Any) -> None:
         per slot are not copied.
     """
     if table is None:
-        raise RingError("columns must be set in the entire buffer, got one part")
+        raise errors.RingError("columns must be set in the entire buffer, got one part")
     values = values_of(batch)
     if values is None:
-        raise ColumnTypeError(f"the columns of a buffer must be a Batch or dict, got {type(batch).__name__}")
+        raise errors.ColumnTypeError(f"the columns of a buffer must be a Batch or dict, got {type(batch).__name__}")
     with table.lock:
         if table.journal is not None:
-            raise StorageError("columns of a buffer in a folder cannot be replaced; use set_array_at_key")
+            raise errors.StorageError("columns of a buffer in a folder cannot be replaced; use set_array_at_key")
         tree = table.columns.tree
         changed = {
             name: _column(table, name, value)
@@ -157,7 +149,7 @@ def _column(table: Table, name: str, value: Any) -> Any:
     count, stored = table.columns.slots, len(table.rings)
     rows = shortest({name: value}) or 0
     if rows not in (count, stored):
-        raise ColumnLengthError(f"column {name!r} must have {count} rows, one per slot, or {stored}, got {rows}")
+        raise errors.ColumnLengthError(f"column {name!r} must have {count} rows, one per slot, or {stored}, got {rows}")
     if name in (*FLAGS, "done"):
         value = numbers(value, name, (rows,), np.bool_)
     slots: Slots = slice(0, count) if rows == count else table.rings.stored_slots()
@@ -191,7 +183,7 @@ def slots_of(buffer: ReplayBuffer, index: Any) -> Ints:
         return stored[index]
     if isinstance(index, tuple):
         if len(index) != 1:
-            raise RowIndexError(
+            raise errors.RowIndexError(
                 f"rows must be indexed along one axis, got {len(index)} indices; index columns separately"
             )
         (index,) = index
@@ -202,10 +194,10 @@ def slots_of(buffer: ReplayBuffer, index: Any) -> Ints:
         indices = indices.astype(_INTP)
     if indices.dtype.kind == "b" and indices.ndim:
         if indices.shape != (buffer.maxsize,):
-            raise RowIndexError(f"a mask must have {buffer.maxsize} entries, one per slot, got {indices.shape}")
+            raise errors.RowIndexError(f"a mask must have {buffer.maxsize} entries, one per slot, got {indices.shape}")
         indices = np.flatnonzero(indices)
     if indices.dtype.kind not in "iu":
-        raise RowIndexError(
+        raise errors.RowIndexError(
             f"rows must be indexed by integers, a slice or a mask, got {type(index).__name__} of dtype {indices.dtype}"
         )
     return slots_at(buffer, indices.astype(_INTP, copy=False))
@@ -215,7 +207,7 @@ def require_row(buffer: ReplayBuffer, slot: Ints) -> Ints:
     """Return a single slot, shape (), as shape (1,), if it has a row or the buffer is empty."""
     rings = buffer._table.rings
     if not rings.holds(slot) and "obs" in buffer._table.columns.tree:
-        raise RowIndexError(
+        raise errors.RowIndexError(
             f"index {int(slot) - buffer._start} must have a row, got an empty slot; sample_indices(0) returns "
             f"the {len(buffer)} indices with rows"
         )
@@ -229,7 +221,7 @@ def slots_at(buffer: ReplayBuffer, indices: Ints) -> Ints:
     if _count(indices.view(np.uintp) >= maxsize):
         outside = (indices < -maxsize) | (indices >= maxsize)
         if outside.any():
-            raise RowIndexError(
+            raise errors.RowIndexError(
                 f"index {indices[outside].flat[0]} must be in [{-maxsize}, {maxsize}) of a buffer of {maxsize} slots"
             )
         indices = indices % maxsize
@@ -243,18 +235,22 @@ def update_rows(buffer: ReplayBuffer, slots: Ints, generation: Any, columns: Map
     if generation is None:
         if not is_current.all():
             missing = int(slots[~is_current][0]) - buffer._start
-            raise RowIndexError(f"index {missing} must have a row to be updated, got an empty slot")
+            raise errors.RowIndexError(f"index {missing} must have a row to be updated, got an empty slot")
     else:
         generations = as_array(generation).reshape(-1)
         if len(generations) != n:
-            raise ColumnLengthError(f"column 'generation' must have {n} rows, one per row, got {len(generations)}")
+            raise errors.ColumnLengthError(
+                f"column 'generation' must have {n} rows, one per row, got {len(generations)}"
+            )
         is_current &= table.rings.generation(slots) == generations
     values = Batch(dict(columns)).__dict__
     for name, value in values.items():
         if name in table.columns.tree or table.finals is None or name != "obs_next":
             table.check_column(name, value, n)
         else:
-            raise ColumnMismatchError("column 'obs_next' must be stored to be updated, got a buffer that ignores it")
+            raise errors.ColumnMismatchError(
+                "column 'obs_next' must be stored to be updated, got a buffer that ignores it"
+            )
     for name, value in values.items():
         rows = value if is_current.all() else Batch({name: value})[is_current].__dict__[name]
         if is_current.any():

@@ -8,19 +8,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import errors
 from samplebatch.batch.delivery import as_array
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import KINDS, NODE, node, values_of
 from samplebatch.buffer.ring import Added, Flags, Ints, Rings
 from samplebatch.column.casting import as_flags
-from samplebatch.errors import (
-    ColumnLengthError,
-    ColumnMismatchError,
-    ColumnNotFoundError,
-    ColumnTypeError,
-    RingError,
-    near_names,
-)
 from samplebatch.names import TO_FLAT
 
 FLAGS: Final = ("terminated", "truncated")
@@ -37,7 +30,7 @@ def step_values(batch: Any, columns: dict[str, Any]) -> dict[str, Any]:
     if batch is None:
         return Batch(columns).__dict__
     if columns:
-        raise ColumnTypeError(
+        raise errors.ColumnTypeError(
             f"a step must be passed as a batch or as columns, got both; put {next(iter(columns))!r} into the batch"
         )
     return batch.__dict__ if isinstance(batch, Batch) else Batch(batch).__dict__
@@ -47,7 +40,7 @@ def count_steps(buffer_ids: Any) -> int:
     """Return the number of steps from the ids of a buffer with one ring."""
     numbers = buffer_ids if type(buffer_ids) is list else np.asarray(buffer_ids).tolist()
     if not isinstance(numbers, list) or not numbers or numbers != [0] * len(numbers):
-        raise RingError(f"buffer_ids of a buffer with one ring must be [0], or one 0 per row, got {buffer_ids}")
+        raise errors.RingError(f"buffer_ids of a buffer with one ring must be [0], or one 0 per row, got {buffer_ids}")
     return len(numbers)
 
 
@@ -74,7 +67,7 @@ def convert_step(step: Mapping[str, Any], n: int, *, single: bool, last_frame: b
         values["truncated"] = np.zeros(() if single else n, np.bool_)
     for name in _REQUIRED:
         if name not in values:
-            raise ColumnNotFoundError(f"a step must have column {name!r}; {near_names(name, step)}")
+            raise errors.ColumnNotFoundError(f"a step must have column {name!r}; {errors.near_names(name, step)}")
     lead = () if single else (n,)
     values["rew"] = numbers(values["rew"], "rew", lead, np.float64)
     for name in FLAGS:
@@ -104,7 +97,7 @@ def check_nan(values: Mapping[str, Any], prefix: str = "") -> None:
             continue
         is_nan = np.isnan(array)
         if is_nan.any():
-            raise ColumnMismatchError(
+            raise errors.ColumnMismatchError(
                 f"column '{prefix}{name}' must have no NaN (raise_on_nan=True), got {int(np.count_nonzero(is_nan))} "
                 f"of {array.size} values"
             )
@@ -120,12 +113,14 @@ def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> np
     """
     array = as_array(value)
     if array.dtype.kind not in "biuf":
-        raise ColumnTypeError(f"column {name!r} must have numbers, got {array.dtype}")
+        raise errors.ColumnTypeError(f"column {name!r} must have numbers, got {array.dtype}")
     if array.shape[: len(lead)] != lead:
         actual = array.shape[0] if array.ndim else "a single number"
-        raise ColumnLengthError(f"column {name!r} must have {lead[0]} rows, got {actual}")
+        raise errors.ColumnLengthError(f"column {name!r} must have {lead[0]} rows, got {actual}")
     if kind is np.bool_ and array.size != (lead[0] if lead else 1):
-        raise ColumnMismatchError(f"column {name!r} must have one flag per row, got shape {array.shape[len(lead) :]}")
+        raise errors.ColumnMismatchError(
+            f"column {name!r} must have one flag per row, got shape {array.shape[len(lead) :]}"
+        )
     return as_flags(array, name) if kind is np.bool_ else array.astype(kind, copy=False)
 
 
@@ -153,14 +148,14 @@ def newest_frame(value: Any, path: str, *, single: bool) -> Any:
         )
     shape = np.shape(value) if single else np.shape(value)[1:]
     if _has_pixels_first(shape, getattr(value, "dtype", None)):
-        raise ColumnMismatchError(
+        raise errors.ColumnMismatchError(
             f"column {path!r} must have frames along the first axis to save only the last frame, got rows of "
             f"shape {shape}, which are images; move the frame axis to the front, or pass the newest as a stack of 1"
         )
     try:
         return value[-1] if single else value[:, -1]
     except (TypeError, IndexError) as error:
-        raise ColumnMismatchError("observations must be stacks of frames to save only the last frame") from error
+        raise errors.ColumnMismatchError("observations must be stacks of frames to save only the last frame") from error
 
 
 def _has_pixels_first(shape: tuple[int, ...], dtype: Any) -> bool:

@@ -11,21 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch.column import memory
+from samplebatch.column import memory, varying_rows
 from samplebatch.column.casting import cast_exactly
 from samplebatch.column.interface import Header, Indices
 from samplebatch.column.ragged_math import apply_ufunc
 from samplebatch.column.ragged_rows import RaggedRows
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.types import DTYPE_KEY, NUMBERS, common_dtype, named_dtype, storage_of
-from samplebatch.column.varying_rows import (
-    arrow_elements,
-    arrow_offsets,
-    element_type,
-    gather,
-    offsets_of,
-    uniform_layout,
-)
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError
 
 _INT64 = np.dtype(np.int64)
@@ -100,7 +92,7 @@ class RaggedColumn(RaggedRows):
         arrays, common = _row_arrays(rows, name, declared)
         ndim = arrays[0].ndim if arrays else 1
         shapes = np.array([array.shape for array in arrays], _INT64).reshape(len(arrays), ndim)
-        offsets = offsets_of(shapes.prod(1))
+        offsets = varying_rows.offsets_of(shapes.prod(1))
         elements = memory.empty((int(offsets[-1]),), common)
         if arrays:
             np.concatenate([array.reshape(-1) for array in arrays], 0, elements, casting="unsafe")
@@ -114,7 +106,7 @@ class RaggedColumn(RaggedRows):
         >>> RaggedColumn.from_array(np.zeros((2, 3))).lengths
         array([3, 3])
         """
-        return cls(values.reshape(-1), *uniform_layout(values.shape))
+        return cls(values.reshape(-1), *varying_rows.uniform_layout(values.shape))
 
     def cast(self, dtype: np.dtype[Any], name: str) -> RaggedColumn:
         """Cast the elements to a dtype, or return the column itself if its dtype matches.
@@ -128,7 +120,7 @@ class RaggedColumn(RaggedRows):
 
     def take(self, indices: Indices) -> RaggedColumn:
         starts = self.offsets[indices]
-        elements, offsets = gather(self.elements, starts, self.offsets[1:][indices] - starts)
+        elements, offsets = varying_rows.gather(self.elements, starts, self.offsets[1:][indices] - starts)
         return RaggedColumn(elements, offsets, None if self.shapes is None else self.shapes[indices])
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
@@ -147,10 +139,10 @@ class RaggedColumn(RaggedRows):
         if offsets[0] and not WRITES_ANY_OFFSETS:
             (offsets, _), elements = self.layout, self.flat
         data = pa.Array.from_buffers(
-            pa.large_list(element_type(self.dtype)),
+            pa.large_list(varying_rows.element_type(self.dtype)),
             len(self),
             [None, memory.as_buffer(offsets)],
-            children=[arrow_elements(elements)],
+            children=[varying_rows.arrow_elements(elements)],
         )
         metadata = {DTYPE_KEY: self.dtype.str.encode()} if storage_of(self.dtype).named else {}
         if self.shapes is None:
@@ -210,7 +202,7 @@ class RaggedColumn(RaggedRows):
         large = pa.types.is_large_list(array.type)
         elements = TensorColumn.from_arrow(array.values, dtype_name, name).values
         # A copy: another writer of this memory must not move rows after validation.
-        offsets = arrow_offsets(array, np.int64 if large else np.int32).astype(_INT64)
+        offsets = varying_rows.arrow_offsets(array, np.int64 if large else np.int32).astype(_INT64)
         subject = f"column {name!r}"
         if elements.ndim > 1 and shapes is None:
             _check(offsets, None, len(elements), subject)
@@ -388,7 +380,7 @@ def _lay_arrays(rows: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt
     if rows[0].ndim != 1 or dtype not in NUMBERS:
         return None
     try:
-        offsets = offsets_of(np.fromiter(map(len, rows), np.int64, len(rows)))
+        offsets = varying_rows.offsets_of(np.fromiter(map(len, rows), np.int64, len(rows)))
         elements = memory.empty((int(offsets[-1]),), dtype)
         # Raises for rows of another dtype or number of dimensions.
         np.concatenate(rows, 0, elements, casting="no")
@@ -405,7 +397,7 @@ def _lay_lists(rows: Sequence[list[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray
     dtype = np.int64 if kinds == {int} else np.float64 if kinds in ({float}, {float, int}) else None
     if dtype is None:
         return None
-    offsets = offsets_of(np.fromiter(map(len, rows), np.int64, len(rows)))
+    offsets = varying_rows.offsets_of(np.fromiter(map(len, rows), np.int64, len(rows)))
     try:
         elements = np.fromiter(chain.from_iterable(rows), dtype, int(offsets[-1]))
     except OverflowError:

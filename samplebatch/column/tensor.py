@@ -11,17 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch.column import memory, threads
+from samplebatch.column import memory, threads, types
 from samplebatch.column.interface import Column, Header, Indices
 from samplebatch.column.text import TextColumn
-from samplebatch.column.types import (
-    DTYPE_KEY,
-    common_dtype,
-    dtype_of,
-    named_dtype,
-    storage_of,
-    torch_dtype,
-)
 from samplebatch.errors import ColumnMismatchError, ColumnTypeError, FormatError
 
 if TYPE_CHECKING:
@@ -111,7 +103,7 @@ class TensorColumn(Column):
         return self.values
 
     def to_torch(self) -> torch.Tensor:
-        if torch_dtype(self.values.dtype) is None:
+        if types.torch_dtype(self.values.dtype) is None:
             raise ColumnTypeError(f"torch has no dtype for {self.values.dtype}")
         import torch
 
@@ -121,12 +113,12 @@ class TensorColumn(Column):
 
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
         values = self.values
-        storage = storage_of(values.dtype)
+        storage = types.storage_of(values.dtype)
         row_shape = values.shape[1:] + storage.per_element
         flat = _flat_arrow(values, storage.arrow, len(values) * prod(row_shape))
         if values.dtype.kind == "b" and not row_shape:
             return pa.ExtensionArray.from_storage(pa.bool8(), flat), {}
-        metadata = {DTYPE_KEY: values.dtype.str.encode()} if storage.named else {}
+        metadata = {types.DTYPE_KEY: values.dtype.str.encode()} if storage.named else {}
         if not row_shape:
             return flat, metadata
         tensor_type = pa.fixed_shape_tensor(storage.arrow, row_shape)
@@ -169,7 +161,7 @@ class TensorColumn(Column):
         if pa.types.is_boolean(arrow) or pa.types.is_date(arrow):
             converted = array.to_numpy(zero_copy_only=False)
             return cls(memory.copy_of(converted.reshape(shape)))
-        dtype = dtype_of(array.type)
+        dtype = types.dtype_of(array.type)
         if dtype is None:
             raise ColumnTypeError(f"column {name!r} must have an Arrow type that an array can view, got {arrow}")
         if dtype_name is not None:
@@ -192,7 +184,7 @@ class TensorColumn(Column):
         try:
             _, dtype_name, shape = header
             (buffer,) = buffers
-            values = memory.as_array(buffer, named_dtype(dtype_name), shape)
+            values = memory.as_array(buffer, types.named_dtype(dtype_name), shape)
             return cls(values) if values.dtype.kind not in "SU" else TextColumn.from_fixed(values, "text")
         except (TypeError, ValueError) as error:
             raise FormatError(f"a tensor column's header must fit its buffers, got {header!r}: {error}") from error
@@ -205,10 +197,10 @@ def _flat_arrow(values: npt.NDArray[Any], arrow: pa.DataType, count: int) -> pa.
 def _renamed(arrow: pa.DataType, dtype_name: str, shape: list[int], name: str) -> np.dtype[Any]:
     """Return the dtype that the field's metadata specifies, validated against the storage type."""
     try:
-        renamed = named_dtype(dtype_name)
+        renamed = types.named_dtype(dtype_name)
     except ColumnTypeError as error:
         raise ColumnTypeError(f"column {name!r} must specify a supported dtype: {error}") from error
-    storage = storage_of(renamed)
+    storage = types.storage_of(renamed)
     per_element = storage.per_element
     if storage.arrow != arrow or tuple(shape[1:])[len(shape) - 1 - len(per_element) :] != per_element:
         raise ColumnTypeError(f"column {name!r} must name a dtype that fits its Arrow type {arrow}, got {dtype_name}")
@@ -253,7 +245,7 @@ def _joined_dtype(arrays: list[npt.NDArray[Any]], name: str) -> np.dtype[Any]:
         variants = " and ".join(sorted(map(str, shapes)))
         raise ColumnMismatchError(f"column {name!r} must have one row shape to be concatenated, got {variants}")
     dtypes = [array.dtype for array in arrays]
-    dtype = common_dtype(dtypes)
+    dtype = types.common_dtype(dtypes)
     if dtype is None:
         variants = " and ".join(dict.fromkeys(map(str, dtypes)))
         raise ColumnMismatchError(

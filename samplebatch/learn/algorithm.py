@@ -21,20 +21,10 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.convert.experience import open_source
 from samplebatch.errors import ArgumentError, EmptyBufferError, NonFiniteLossError
+from samplebatch.learn import trainer
 from samplebatch.learn.networks import LaggedNetwork, follow, set_training
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory, require_factory
 from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
-from samplebatch.learn.trainer import (
-    InfoStats,
-    OfflineTrainer,
-    OfflineTrainerParams,
-    OffPolicyTrainer,
-    OffPolicyTrainerParams,
-    OnPolicyTrainer,
-    OnPolicyTrainerParams,
-    Trainer,
-    require_finite_losses,
-)
 from samplebatch.names import GENERATION, WEIGHT
 from samplebatch.returns import batches as returns
 from samplebatch.returns.batches import value_mask
@@ -253,7 +243,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
         try:
             stats = update()
             if not self.allow_nonfinite:
-                require_finite_losses(stats.get_loss_stats_dict())
+                trainer.require_finite_losses(stats.get_loss_stats_dict())
         except NonFiniteLossError as error:
             names = ", ".join(map(repr, _nonfinite_columns(batch)))
             columns = f"columns with such values: {names}" if names else "all columns are finite"
@@ -276,10 +266,10 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     # Training
 
     @abstractmethod
-    def create_trainer(self, params: Any) -> Trainer[Any]:
+    def create_trainer(self, params: Any) -> trainer.Trainer[Any]:
         """Create a trainer of the algorithm with its `TrainerParams`."""
 
-    def run_training(self, params: Any) -> InfoStats:
+    def run_training(self, params: Any) -> trainer.InfoStats:
         """Create a trainer, run it, and return its summary."""
         return self.create_trainer(params).run()
 
@@ -386,9 +376,9 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
 
     allows_stale_steps: bool = False
 
-    def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:
+    def create_trainer(self, params: trainer.OnPolicyTrainerParams) -> trainer.OnPolicyTrainer:
         """Create a trainer of the algorithm."""
-        return OnPolicyTrainer(self, params)
+        return trainer.OnPolicyTrainer(self, params)
 
     def _postprocess_batch(self, batch: Batch, buffer: ReplayBuffer, indices: Indices) -> None:
         super()._postprocess_batch(batch, buffer, indices)
@@ -505,9 +495,9 @@ class OffPolicyAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
         Augmentation of sampled observations and next observations, such as `RandomShift`; None for none.
     """
 
-    def create_trainer(self, params: OffPolicyTrainerParams) -> OffPolicyTrainer:
+    def create_trainer(self, params: trainer.OffPolicyTrainerParams) -> trainer.OffPolicyTrainer:
         """Create a trainer of the algorithm."""
-        return OffPolicyTrainer(self, params)
+        return trainer.OffPolicyTrainer(self, params)
 
 
 class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
@@ -529,6 +519,6 @@ class OfflineAlgorithm(_SamplingAlgorithm[PolicyT], ABC):
         """
         return open_source(buffer)
 
-    def create_trainer(self, params: OfflineTrainerParams) -> OfflineTrainer:
+    def create_trainer(self, params: trainer.OfflineTrainerParams) -> trainer.OfflineTrainer:
         """Create a trainer of the algorithm."""
-        return OfflineTrainer(self, params)
+        return trainer.OfflineTrainer(self, params)

@@ -7,13 +7,7 @@ from typing import Any
 
 from samplebatch.arguments import suggest_names
 from samplebatch.errors import ArgumentError
-from samplebatch.learn.trainer import (
-    InfoStats,
-    OffPolicyTrainer,
-    OffPolicyTrainerParams,
-    OnPolicyTrainer,
-    OnPolicyTrainerParams,
-)
+from samplebatch.learn import trainer
 from samplebatch.loggers.logger import TensorboardLogger
 
 
@@ -66,7 +60,7 @@ def onpolicy_trainer(
     """
     if collect_per_step is not None:
         episode_per_collect = collect_per_step
-    params = OnPolicyTrainerParams(
+    params = trainer.OnPolicyTrainerParams(
         training_collector=train_collector,
         collection_step_num_env_steps=step_per_collect,
         collection_step_num_episodes=episode_per_collect,
@@ -74,7 +68,7 @@ def onpolicy_trainer(
         batch_size=batch_size,
         **_common(test_collector, max_epoch, step_per_epoch, episode_per_test, options),
     )
-    return _result(OnPolicyTrainer(_algorithm_of(policy), params).run())
+    return _result(trainer.OnPolicyTrainer(_algorithm_of(policy), params).run())
 
 
 @suggest_names(epoch="max_epoch", max_epochs="max_epoch")
@@ -129,14 +123,14 @@ def offpolicy_trainer(
     if collect_per_step is not None:
         step_per_epoch, update_per_step = step_per_epoch * collect_per_step, update_per_step / collect_per_step
         step_per_collect = collect_per_step
-    params = OffPolicyTrainerParams(
+    params = trainer.OffPolicyTrainerParams(
         training_collector=train_collector,
         collection_step_num_env_steps=step_per_collect,
         update_step_num_gradient_steps_per_sample=update_per_step,
         batch_size=batch_size,
         **_common(test_collector, max_epoch, step_per_epoch, episode_per_test, options),
     )
-    return _result(OffPolicyTrainer(_algorithm_of(policy), params).run())
+    return _result(trainer.OffPolicyTrainer(_algorithm_of(policy), params).run())
 
 
 _PARAM_NAMES = {
@@ -182,7 +176,7 @@ def _algorithm_of(policy: Any) -> Any:
     return algorithm
 
 
-def _result(info: InfoStats) -> dict[str, Any]:
+def _result(info: trainer.InfoStats) -> dict[str, Any]:
     """Return the result with the names of early versions."""
     timing = info.timing
     return {

@@ -13,27 +13,17 @@ from samplebatch.batch.delivery import array_of
 from samplebatch.batch.nested.functions import to_torch_as
 from samplebatch.batch.nested.node import KINDS, TENSOR
 from samplebatch.errors import ColumnLengthError, SequenceError, no_such_column
-from samplebatch.returns.arrays import (
-    Flags,
-    Floats,
-    Indices,
-    VTrace,
-    as_episode_flags,
-    as_floats,
-    estimate_advantages,
-    nstep_of_rings,
-    vtrace,
-)
+from samplebatch.returns import arrays
 
 
-def value_mask(buffer: Any, indices: npt.ArrayLike) -> Flags:
+def value_mask(buffer: Any, indices: npt.ArrayLike) -> arrays.Flags:
     """Return whether the next observations of slots have a value: True except for terminated slots.
 
     >>> from types import SimpleNamespace
     >>> value_mask(SimpleNamespace(terminated=np.array([False, True])), [1, 0, 0])
     array([False,  True,  True])
     """
-    mask: Flags = np.logical_not(buffer.terminated[indices])
+    mask: arrays.Flags = np.logical_not(buffer.terminated[indices])
     return mask
 
 
@@ -45,7 +35,7 @@ def compute_episodic_return(
     v_s: Any = None,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
-) -> tuple[Floats, Floats]:
+) -> tuple[arrays.Floats, arrays.Floats]:
     """Estimate returns and advantages of a batch by generalized advantage estimation (arXiv:1506.02438).
 
     Parameters
@@ -92,12 +82,12 @@ def compute_episodic_return(
             raise ValueError(f"gae_lambda must be 1 if v_s_ is None, got {gae_lambda}; pass v_s_")
         following = np.zeros(reward.shape)
     else:
-        following = as_floats("v_s_", v_s_, reward.shape)
+        following = arrays.as_floats("v_s_", v_s_, reward.shape)
     if v_s is None:
         values = np.roll(np.where(over.reshape(-1, *(1,) * (reward.ndim - 1)), 0.0, following), 1, axis=0)
     else:
-        values = as_floats("v_s", v_s, reward.shape)
-    return estimate_advantages(reward, over, ended, values, following, gamma, gae_lambda)
+        values = arrays.as_floats("v_s", v_s, reward.shape)
+    return arrays.estimate_advantages(reward, over, ended, values, following, gamma, gae_lambda)
 
 
 def compute_vtrace_return(
@@ -110,7 +100,7 @@ def compute_vtrace_return(
     log_ratios: Any,
     gamma: float = 0.99,
     **options: Any,
-) -> VTrace:
+) -> arrays.VTrace:
     """Estimate V-trace targets and advantages of a batch's steps.
 
     Parameters
@@ -145,14 +135,14 @@ def compute_vtrace_return(
     """
     reward, over, ended = _mark_ends(batch, buffer, indices)
     estimates = {"values": v_s, "next_values": v_s_}
-    return vtrace(reward, over, ended, **estimates, log_ratios=log_ratios, gamma=gamma, **options)
+    return arrays.vtrace(reward, over, ended, **estimates, log_ratios=log_ratios, gamma=gamma, **options)
 
 
 def compute_nstep_return(
     batch: Any,
     buffer: Any,
     indices: npt.ArrayLike | None,
-    target_q_fn: Callable[[Any, Indices], Any],
+    target_q_fn: Callable[[Any, arrays.Indices], Any],
     gamma: float = 0.99,
     n_step: int = 1,
 ) -> Any:
@@ -201,11 +191,13 @@ def compute_nstep_return(
         reward, over, ended = _steps(batch)
         _mark_changes(batch, ended)
         n = len(reward)
-        windows = nstep_of_rings(reward, over, ended, np.array([0, n]), np.array([n - 1]), np.arange(n), n_step, gamma)
+        windows = arrays.nstep_of_rings(
+            reward, over, ended, np.array([0, n]), np.array([n - 1]), np.arange(n), n_step, gamma
+        )
     else:
         slots = _slots_of(batch, indices, len(batch))
         reward, edges, newest = buffer.rew, buffer.subbuffer_edges, buffer.last_index
-        windows = nstep_of_rings(reward, buffer.terminated, buffer.done, edges, newest, slots, n_step, gamma)
+        windows = arrays.nstep_of_rings(reward, buffer.terminated, buffer.done, edges, newest, slots, n_step, gamma)
     returns, discount, last = windows
     estimates = target_q_fn(batch if buffer is None else buffer, last)
     is_tensor = KINDS[type(estimates)] == TENSOR
@@ -235,7 +227,7 @@ def _column(batch: Any, name: str) -> Any:
     return None
 
 
-def _steps(batch: Any) -> tuple[Floats, Flags, Flags]:
+def _steps(batch: Any) -> tuple[arrays.Floats, arrays.Flags, arrays.Flags]:
     """Return a batch's rewards, terminated flags, and a new array of flags of steps that end an episode."""
     for layout in ("zero_padded", "time_major"):
         if layout not in batch and getattr(batch, layout, False) is True:
@@ -247,11 +239,13 @@ def _steps(batch: Any) -> tuple[Floats, Flags, Flags]:
     for name, column in (("rew", rewards), ("terminated", terminated)):
         if column is None:
             raise no_such_column(name, batch.keys())
-    reward = as_floats("rew", rewards)
-    return reward, *as_episode_flags(terminated, _column(batch, "truncated"), len(reward))
+    reward = arrays.as_floats("rew", rewards)
+    return reward, *arrays.as_episode_flags(terminated, _column(batch, "truncated"), len(reward))
 
 
-def _mark_ends(batch: Any, buffer: Any, indices: npt.ArrayLike | None) -> tuple[Floats, Flags, Flags]:
+def _mark_ends(
+    batch: Any, buffer: Any, indices: npt.ArrayLike | None
+) -> tuple[arrays.Floats, arrays.Flags, arrays.Flags]:
     """Return rewards, terminated steps, and steps after which the next row does not continue the episode."""
     reward, over, ended = _steps(batch)
     if buffer is None:
@@ -262,7 +256,7 @@ def _mark_ends(batch: Any, buffer: Any, indices: npt.ArrayLike | None) -> tuple[
     return reward, over, ended
 
 
-def _slots_of(batch: Any, indices: npt.ArrayLike | None, n: int) -> Indices:
+def _slots_of(batch: Any, indices: npt.ArrayLike | None, n: int) -> arrays.Indices:
     if indices is None:
         raise ValueError("indices must be the slots of the batch in the buffer, got None")
     slots = np.ascontiguousarray(indices, np.intp)
@@ -271,7 +265,7 @@ def _slots_of(batch: Any, indices: npt.ArrayLike | None, n: int) -> Indices:
     return slots
 
 
-def _mark(ended: Flags, slots: Indices, unfinished: Indices) -> None:
+def _mark(ended: arrays.Flags, slots: arrays.Indices, unfinished: arrays.Indices) -> None:
     if len(unfinished) <= 4:
         for slot in unfinished:
             ended |= slots == slot
@@ -281,7 +275,7 @@ def _mark(ended: Flags, slots: Indices, unfinished: Indices) -> None:
         ended |= table[slots]
 
 
-def _mark_changes(batch: Any, ended: Flags) -> None:
+def _mark_changes(batch: Any, ended: arrays.Flags) -> None:
     """Mark the last row of each run of `eps_id` and `agent_index`."""
     for name in (names.EPS_ID, names.AGENT_INDEX):
         if name in batch:

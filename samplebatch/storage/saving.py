@@ -13,14 +13,7 @@ from samplebatch.arguments import choice
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.errors import ArgumentError, FormatError, StorageError, require
-from samplebatch.storage.buffers.file import (
-    MANIFEST,
-    files_of,
-    read_buffer,
-    read_policies,
-    write_buffer,
-    write_policies,
-)
+from samplebatch.storage.buffers import file as buffer_file
 from samplebatch.storage.buffers.folder import Commits
 from samplebatch.storage.buffers.mapped import copy_to_folder, is_mappable, open_buffer
 from samplebatch.storage.buffers.status import ABOUT, BUFFER_FILE, LOCK, FolderStatus, read_about
@@ -48,7 +41,7 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
     if isinstance(thing, MultiAgentReplayBuffer):
         if form is not None:
             raise FormatError(f"{os.fspath(path)!r} must be a folder with one file per policy; remove the suffix")
-        write_policies(thing, path, compression)
+        buffer_file.write_policies(thing, path, compression)
     elif form == "HDF5":
         write = save_hdf5_buffer if isinstance(thing, ReplayBuffer) else write_hdf5
         write(thing, path, _hdf5_filter(thing, compression), durable=durable)
@@ -56,7 +49,7 @@ def save(thing: Any, path: str | os.PathLike[str], compression: str | None = Non
         if form is None:
             _save_in_folder(thing, path, compression)
         else:
-            write_buffer(thing, path, form, compression, durable=durable)
+            buffer_file.write_buffer(thing, path, form, compression, durable=durable)
     elif form == "Parquet":
         write_parquet(thing, path, compression=compression or "zstd", durable=durable)
     elif form == "Arrow":
@@ -77,7 +70,7 @@ def _save_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str], compress
     if folder.exists() and any(entry.name != BUFFER_FILE for entry in folder.iterdir()):
         raise StorageError(f"{str(folder)!r} must be a new folder, or one of such a buffer; it holds other files")
     folder.mkdir(exist_ok=True)
-    write_buffer(buffer, folder / BUFFER_FILE, "Arrow", compression)
+    buffer_file.write_buffer(buffer, folder / BUFFER_FILE, "Arrow", compression)
     sync(folder)
 
 
@@ -208,7 +201,7 @@ def load_buffer(
     trust: dict[str, Any] = {"allow_pickle": allow_pickle, "verify": verify, "max_nbytes": max_nbytes}
     if form == "HDF5":
         return load_hdf5_buffer(cls, path, missing=missing, **trust)
-    return read_buffer(cls, path, form, missing=missing, **trust)
+    return buffer_file.read_buffer(cls, path, form, missing=missing, **trust)
 
 
 def _load_folder(
@@ -230,8 +223,8 @@ def _load_folder(
         return open_buffer(ReplayBuffer, path, verify=verify)
     if (folder / BUFFER_FILE).exists():
         return load_buffer(ReplayBuffer, folder / BUFFER_FILE, verify=verify is not False, missing=missing, **trust)
-    if (folder / MANIFEST).exists():
-        return read_policies(path, verify=verify is not False, missing=missing, **trust)
+    if (folder / buffer_file.MANIFEST).exists():
+        return buffer_file.read_policies(path, verify=verify is not False, missing=missing, **trust)
     raise FormatError(f"{name!r} must be a folder that save wrote, got another folder")
 
 
@@ -320,8 +313,8 @@ def verify(path: str | os.PathLike[str]) -> list[FileReport]:
     if target.is_dir():
         if (target / BUFFER_FILE).exists():
             return [_file(target / BUFFER_FILE)]
-        if (target / MANIFEST).exists():
-            return list(map(_file, files_of(target)))
+        if (target / buffer_file.MANIFEST).exists():
+            return list(map(_file, buffer_file.files_of(target)))
         return list(_buffer_folder(target) if (target / ABOUT).exists() else _dataset(target))
     return [_file(target)]
 

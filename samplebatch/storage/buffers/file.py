@@ -45,19 +45,6 @@ from samplebatch.column.tensor import TensorColumn
 from samplebatch.errors import FormatError, StorageError
 from samplebatch.names import PolicyID, label_policies
 from samplebatch.storage.buffers import state as buffer_state
-from samplebatch.storage.buffers.state import (
-    State,
-    buffer_class,
-    check_final_shapes,
-    check_finals,
-    check_fragments,
-    check_structure,
-    generator_from_state,
-    generator_state,
-    is_plain,
-    make_buffer,
-    plain,
-)
 from samplebatch.storage.files import Form, plain_bytes, read_plain, replacing, sync
 from samplebatch.storage.foreign.damage import name_buffer_damage
 from samplebatch.storage.tables.arrow import arrow_writer, open_arrow
@@ -66,7 +53,6 @@ from samplebatch.storage.tables.parquet import open_parquet, parquet_writer
 
 if TYPE_CHECKING:
     from samplebatch.buffer.replay import ReplayBuffer
-    from samplebatch.storage.buffers.state import State
 
 
 WEIGHTS, FINAL_ROWS = "sampler.weights", "final.rows"
@@ -95,7 +81,7 @@ class PreparedBuffer:
         Final observations.
     """
 
-    about: State
+    about: buffer_state.State
     columns: list[tuple[str, int, bool]]
     ring_rows: Ints
     weights: npt.NDArray[np.float64] | None
@@ -168,7 +154,7 @@ def write_rows(prepared: PreparedBuffer, read: ReadRows, open_writer: OpenWriter
             yield slots
 
 
-def _form(structure: Mapping[str, Any]) -> State:
+def _form(structure: Mapping[str, Any]) -> buffer_state.State:
     """Return the structure of columns without their values."""
     return {name: structure[name] for name in ("tree", "kinds", "row_shapes")}
 
@@ -177,10 +163,10 @@ class _Finals:
     """Final observations of a buffer as list columns beside its rows, for `write_rows`."""
 
     def __init__(self, table: Table, ring: int | None) -> None:
-        self.form: State | None = None
+        self.form: buffer_state.State | None = None
         self.lists: list[tuple[pa.Field, pa.Array]] = []
         self._start = 0
-        self._state: State | None = None
+        self._state: buffer_state.State | None = None
         if table.finals is not None:
             start, stop = (0, table.rings.capacity) if ring is None else table.rings.edges[ring : ring + 2].tolist()
             self._start, self._state = start, table.finals.state_dict(start, stop, ring)
@@ -500,7 +486,7 @@ def read_buffer(
             sampler_weights = pa.chunked_array(weights, pa.float64()).combine_chunks().to_numpy(zero_copy_only=False)
             sampler["known"] = sampler["known"] | {"weights": sampler_weights}
         chosen = buffer_state.sampler_from_state(sampler, table.rings.capacity, table.rings.stored_slots())
-    buffer: _Buffer = make_buffer(cls, about, table, chosen, missing)
+    buffer: _Buffer = buffer_state.make_buffer(cls, about, table, chosen, missing)
     return buffer
 
 
@@ -549,7 +535,7 @@ def _table_of(file: _Rows, about: Mapping[str, Any], bound: MemoryBound, *, allo
     _check_rows(file, about, bound)
     form, final_form, schema = about["structure"], about["finals"], file.schema
     count = len(form["kinds"])
-    check_structure(form["tree"], count)
+    buffer_state.check_structure(form["tree"], count)
     rings = {key: np.array(value) for key, value in about["rings"].items()}
     state = {
         "rings": rings | {"together": about["rings"]["together"]},
@@ -583,7 +569,7 @@ def _restore_finals(
 ) -> None:
     """Restore final observations and their rows."""
     count = len(form["kinds"])
-    check_structure(form["tree"], count)
+    buffer_state.check_structure(form["tree"], count)
     names = [name for name, _ in named_leaves(form["tree"])]
     indices = [index for _, index in named_leaves(form["tree"])]
     first = len(file.schema) - count - 1
@@ -612,12 +598,12 @@ def _restore_finals(
     ]
     rows = joined[-1].to_numpy()
     owner = np.concatenate(owners)
-    check_finals(rows, owner, int(form["room"]), table.rings)
+    buffer_state.check_finals(rows, owner, int(form["room"]), table.rings)
     ordered = [column for _, column in sorted(zip(indices, joined[:-1], strict=True), key=lambda pair: pair[0])]
     list_array = {"tree": form["tree"], "kinds": form["kinds"], "row_shapes": form["row_shapes"], "columns": ordered}
     assert table.finals is not None
     table.finals.load_state_dict({"rows": rows, "owners": owner, "room": int(form["room"]), "found": list_array})
-    check_final_shapes(table)
+    buffer_state.check_final_shapes(table)
 
 
 # Several policies
@@ -647,8 +633,8 @@ def write_policies(buffer: MultiAgentReplayBuffer, path: str | os.PathLike[str],
                 older.unlink()
 
 
-def _describe(buffer: MultiAgentReplayBuffer) -> State:
-    strange = [name for name, value in buffer._options.items() if not is_plain(value)]
+def _describe(buffer: MultiAgentReplayBuffer) -> buffer_state.State:
+    strange = [name for name, value in buffer._options.items() if not buffer_state.is_plain(value)]
     if strange:
         raise StorageError(
             f"a multi-agent buffer must have plain options to be saved, got another value in {strange[0]!r}"
@@ -657,20 +643,21 @@ def _describe(buffer: MultiAgentReplayBuffer) -> State:
     return {
         "version": _VERSION,
         "type": "MultiAgentReplayBuffer",
-        "size": plain(_label(buffer, buffer._size) if isinstance(buffer._size, dict) else buffer._size),
+        "size": buffer_state.plain(_label(buffer, buffer._size) if isinstance(buffer._size, dict) else buffer._size),
         "ids": {label: int(policy) for policy, label in _labels(buffer).items() if not isinstance(policy, str)},
         "lockstep": buffer.lockstep,
         "kind": buffer._kind.__name__,
-        "options": plain(buffer._options),
-        "seed": plain(buffer._seed),
+        "options": buffer_state.plain(buffer._options),
+        "seed": buffer_state.plain(buffer._seed),
         "forms": {
             label: [sorted(form.flags), form.rewards.str] for label, form in _label(buffer, buffer._forms).items()
         },
         "tails": {
-            label: [plain(_item(part)) for part in tail] for label, tail in _label(buffer, buffer._tails).items()
+            label: [buffer_state.plain(_item(part)) for part in tail]
+            for label, tail in _label(buffer, buffer._tails).items()
         },
         "steps": _plain_steps(steps | {"buffers": _label(buffer, steps["buffers"])}),
-        "generator": generator_state(buffer._rng),
+        "generator": buffer_state.generator_state(buffer._rng),
     }
 
 
@@ -679,7 +666,7 @@ def _labels(buffer: MultiAgentReplayBuffer) -> dict[PolicyID, str]:
     return label_policies(dict.fromkeys([*buffer.buffers, *(buffer._size if isinstance(buffer._size, dict) else ())]))
 
 
-def _label(buffer: MultiAgentReplayBuffer, values: Mapping[PolicyID, Any]) -> State:
+def _label(buffer: MultiAgentReplayBuffer, values: Mapping[PolicyID, Any]) -> buffer_state.State:
     """Replace policies by their strings in a mapping."""
     labels = _labels(buffer)
     return {labels[policy]: value for policy, value in values.items()}
@@ -689,9 +676,9 @@ def _item(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _plain_steps(state: Mapping[str, Any]) -> State:
+def _plain_steps(state: Mapping[str, Any]) -> buffer_state.State:
     """Convert arrays to lists with their dtypes, for JSON."""
-    plain_state: State = json.loads(
+    plain_state: buffer_state.State = json.loads(
         json.dumps(state, default=lambda array: {"dtype": array.dtype.str, "values": array.tolist()})
     )
     return plain_state
@@ -729,7 +716,7 @@ def read_policies(
         ids = dict(about.get("ids", {}))
         if not all(type(number) is int for number in ids.values()):
             raise FormatError(f"{str(folder)!r} must have integer ids for policies without string ids, got others")
-        kind = buffer_class(about["kind"], ReplayBuffer)
+        kind = buffer_state.buffer_class(about["kind"], ReplayBuffer)
         size = about["size"]
         if isinstance(size, dict):
             size = {ids.get(label, label): policy_value for label, policy_value in size.items()}
@@ -747,10 +734,10 @@ def read_policies(
             ids.get(label, label): PolicyForm(frozenset(flags), np.dtype(dtype))
             for label, (flags, dtype) in about["forms"].items()
         }
-        check_fragments(buffer.buffers, buffer._forms)
+        buffer_state.check_fragments(buffer.buffers, buffer._forms)
         buffer._tails = {ids.get(label, label): Tail(*tail) for label, tail in about["tails"].items()}
         steps = _steps(about["steps"])
         steps["buffers"] = {ids.get(label, label): policy_value for label, policy_value in steps["buffers"].items()}
         buffer._steps = EnvSteps.from_state_dict(steps)
-        buffer._rng = generator_from_state(about["generator"])
+        buffer._rng = buffer_state.generator_from_state(about["generator"])
     return buffer

@@ -22,22 +22,8 @@ from samplebatch.buffer.table import Table
 from samplebatch.column.interface import Column
 from samplebatch.column.types import named_torch_dtype
 from samplebatch.errors import ColumnTypeError, FormatError, StorageError
+from samplebatch.storage.buffers import state as buffer_state
 from samplebatch.storage.buffers.folder import BufferFolder
-from samplebatch.storage.buffers.state import (
-    State,
-    action_unit_in,
-    check_rings,
-    describe,
-    export_state,
-    generator_from_state,
-    generator_state,
-    give_rows,
-    make_rowless,
-    plain,
-    sampler_from_state,
-    sampler_state,
-    set_checked,
-)
 
 if TYPE_CHECKING:
     from samplebatch.buffer.replay import ReplayBuffer
@@ -59,7 +45,7 @@ def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     if stores.compress or stores.ragged:
         option = "compress" if stores.compress else "ragged"
         raise StorageError(f"rows in a folder must be numbers of one shape; remove {option!r} or 'storage'")
-    described = describe(buffer)
+    described = buffer_state.describe(buffer)
     if described["missing"]:
         raise StorageError(
             f"a {type(buffer).__name__} must have plain attributes to be stored in a folder, "
@@ -85,7 +71,7 @@ def is_mappable(buffer: ReplayBuffer) -> bool:
     """Return whether a buffer can be stored in a folder: numeric rows of one shape, and plain attributes."""
     columns = buffer._table.columns
     return (
-        not (columns.stores.compress or columns.stores.ragged or describe(buffer)["missing"])
+        not (columns.stores.compress or columns.stores.ragged or buffer_state.describe(buffer)["missing"])
         # Torch stores are dense, too.
         and all(isinstance(store, DenseStore) for _, store in columns.leaves())
     )
@@ -99,13 +85,15 @@ def copy_to_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     StorageError
         If the folder exists and is not empty.
     """
-    state = export_state(buffer)
+    state = buffer_state.export_state(buffer)
     source, nothing = buffer._table, np.zeros(0, np.intp)
     maxsizes = [buffer.maxsize] if buffer._ring is not None else source.rings.maxsizes.tolist()
-    copied = make_rowless(type(buffer), describe(buffer), {})
+    copied = buffer_state.make_rowless(type(buffer), buffer_state.describe(buffer), {})
     table = Table(maxsizes, Stores(), keeps_next=source.keeps_next, last_frame=source.last_frame)
-    sampler = sampler_from_state(sampler_state(buffer._sampler, nothing), buffer.maxsize, nothing)
-    give_rows(copied, table, sampler, np.random.default_rng())
+    sampler = buffer_state.sampler_from_state(
+        buffer_state.sampler_state(buffer._sampler, nothing), buffer.maxsize, nothing
+    )
+    buffer_state.give_rows(copied, table, sampler, np.random.default_rng())
     store_in_folder(copied, path)
     with copied:
         copied.load_state_dict(state, verify=False)
@@ -124,19 +112,19 @@ def open_buffer(cls: type[_Buffer], path: str | os.PathLike[str], *, verify: boo
 def _create_buffer(folder: BufferFolder, cls: type[_Buffer]) -> _Buffer:
     """Create the buffer of an open folder, in its last committed state."""
     about = folder.about
-    buffer: _Buffer = make_rowless(cls, about, {})
+    buffer: _Buffer = buffer_state.make_rowless(cls, about, {})
     table = _create_table(folder)
     rings = table.rings
-    extra: State = about
+    extra: buffer_state.State = about
     if folder.state:
         rew = table.columns.tree.get("rew")
         state, extra = unpack_state(folder.state, rings.maxsizes.tolist(), () if rew is None else rew.row_shape)
         rings.load_state_dict(state)
-    set_checked(buffer, extra)
-    sampler = sampler_from_state(extra.get("sampler"), rings.capacity, np.zeros(0, np.intp))
+    buffer_state.set_checked(buffer, extra)
+    sampler = buffer_state.sampler_from_state(extra.get("sampler"), rings.capacity, np.zeros(0, np.intp))
     _restore_weights(sampler, folder, table)
-    give_rows(buffer, table, sampler, generator_from_state(extra.get("generator")))
-    buffer.action_unit = action_unit_in(extra)
+    buffer_state.give_rows(buffer, table, sampler, buffer_state.generator_from_state(extra.get("generator")))
+    buffer.action_unit = buffer_state.action_unit_in(extra)
     _attach_journal(buffer, folder)
     return buffer
 
@@ -297,8 +285,8 @@ class FolderJournal:
         # Encoding unchanged values again would dominate the cost of a step.
         if key != self._encoded[0]:
             state = {
-                "generator": generator_state(buffer._rng),
-                "sampler": plain(sampler_state(buffer._sampler, none)),
+                "generator": buffer_state.generator_state(buffer._rng),
+                "sampler": buffer_state.plain(buffer_state.sampler_state(buffer._sampler, none)),
                 "stack_num": buffer.stack_num,
                 **({} if unit is None else {"action_unit": unit.describe()}),
             }
@@ -328,14 +316,14 @@ def _count(tree: Tree) -> int:
     return sum([1 + _count(node) if type(node) is dict else 1 for node in tree.values()])
 
 
-def notes_of(table: Table) -> State:
+def notes_of(table: Table) -> buffer_state.State:
     """Return nesting and torch dtypes of a table's columns as plain values."""
     finals = table.finals
     return {"columns": _notes(table.columns.tree), "finals": None if finals is None else _notes(finals.columns.tree)}
 
 
-def _notes(tree: Tree) -> State:
-    notes: State = {}
+def _notes(tree: Tree) -> buffer_state.State:
+    notes: buffer_state.State = {}
     for name, node in tree.items():
         if isinstance(node, Store):
             notes[name] = [node.name, str(node.torch_dtype) if isinstance(node, TorchStore) else ""]
@@ -344,7 +332,7 @@ def _notes(tree: Tree) -> State:
     return notes
 
 
-def pack_state(rings: State, trailer: bytes) -> bytes:
+def pack_state(rings: buffer_state.State, trailer: bytes) -> bytes:
     """Encode the state of rings, followed by the remaining state as JSON.
 
     Examples
@@ -361,7 +349,9 @@ def pack_state(rings: State, trailer: bytes) -> bytes:
     return b"".join([head, *numbers, returns.tobytes(), trailer])
 
 
-def unpack_state(data: bytes, maxsizes: Sequence[int], reward_shape: tuple[int, ...]) -> tuple[State, State]:
+def unpack_state(
+    data: bytes, maxsizes: Sequence[int], reward_shape: tuple[int, ...]
+) -> tuple[buffer_state.State, buffer_state.State]:
     """Decode and validate the bytes of `pack_state`.
 
     Raises
@@ -373,7 +363,7 @@ def unpack_state(data: bytes, maxsizes: Sequence[int], reward_shape: tuple[int, 
         together, n, width = _HEAD.unpack_from(data)
         if n != len(maxsizes):
             raise ValueError(f"it must have {len(maxsizes)} rings, got {n}")
-        state: State = {"maxsizes": np.array(maxsizes), "together": together}
+        state: buffer_state.State = {"maxsizes": np.array(maxsizes), "together": together}
         at = _HEAD.size
         for name in _NUMBERS:
             state[name] = np.frombuffer(data, np.int64, n, at)
@@ -384,7 +374,7 @@ def unpack_state(data: bytes, maxsizes: Sequence[int], reward_shape: tuple[int, 
             raise ValueError("its end must be a dict")
     except (struct.error, ValueError, RecursionError) as error:
         raise FormatError(f"a commit must contain the state of a buffer: {error}") from error
-    check_rings(state)
+    buffer_state.check_rings(state)
     return state, trailer
 
 

@@ -33,15 +33,6 @@ from samplebatch.column.arrow_bodies import decompressed_stream_nbytes
 from samplebatch.column.unpickling import unpickle
 from samplebatch.errors import FormatError
 from samplebatch.storage.buffers import state as buffer_state
-from samplebatch.storage.buffers.state import (
-    VERSION,
-    State,
-    check_final_shapes,
-    check_finals,
-    check_rings,
-    check_structure,
-    make_buffer,
-)
 from samplebatch.storage.foreign.damage import name_buffer_damage
 from samplebatch.storage.foreign.hdf5 import TYPE_KEY, Hdf5Reader, Ranges, bound_of
 from samplebatch.storage.hdf5 import hdf5_file, hdf5_writer, to_hdf5, write_value
@@ -148,7 +139,7 @@ class AttributeReader(Protocol):
 # Writing
 
 
-def attributes_for(buffer: Any) -> State:
+def attributes_for(buffer: Any) -> buffer_state.State:
     """Return the attributes of the equivalent Tianshou buffer, except its rows.
 
     The buffers of single rings contain only rewards and flags, and all columns if hindsight requires them: Tianshou
@@ -201,7 +192,7 @@ def rows_for(tree: Mapping[str, Any], slots: npt.NDArray[np.intp]) -> Standing:
     return _batch_stub(values)
 
 
-def _common_state(buffer: Any, maxsize: int) -> State:
+def _common_state(buffer: Any, maxsize: int) -> buffer_state.State:
     options = buffer.options
     return {
         "options": {name: options[name] for name in _OPTIONS if name in options},
@@ -214,7 +205,7 @@ def _common_state(buffer: Any, maxsize: int) -> State:
     }
 
 
-def _cursors(rings: State, ring: int) -> State:
+def _cursors(rings: buffer_state.State, ring: int) -> buffer_state.State:
     base = int(rings["maxsizes"][:ring].sum())
     total = rings["returns"][ring]
     return {
@@ -226,7 +217,7 @@ def _cursors(rings: State, ring: int) -> State:
     }
 
 
-def _sampler_state(sampler: Any, weights: Floats | None) -> State:
+def _sampler_state(sampler: Any, weights: Floats | None) -> buffer_state.State:
     if weights is None:
         return {}
     return {
@@ -240,7 +231,7 @@ def _sampler_state(sampler: Any, weights: Floats | None) -> State:
     }
 
 
-def _hindsight_state(buffer: Any) -> State:
+def _hindsight_state(buffer: Any) -> buffer_state.State:
     if "compute_reward_fn" not in buffer.__dict__:
         return {}
     names = ("horizon", "future_p", "compute_reward_fn")
@@ -261,7 +252,11 @@ def _part_kind(buffer: Any, weights: Floats | None) -> tuple[str, str]:
 
 
 def sampler_in(
-    about: State, found: State, children: Mapping[str, Any], table: Table, reader: AttributeReader
+    about: buffer_state.State,
+    found: buffer_state.State,
+    children: Mapping[str, Any],
+    table: Table,
+    reader: AttributeReader,
 ) -> Sampler:
     """Restore the sampler from Tianshou's attributes, or from this library's description."""
     if "weight" not in children:
@@ -278,18 +273,20 @@ def sampler_in(
     return buffer_state.sampler_from_state({"kind": "prioritized", "known": sampler_state}, table.rings.capacity, slots)
 
 
-def description_in(cls: Any, stored: State, children: Mapping[str, Any], reader: AttributeReader) -> State:
+def description_in(
+    cls: Any, stored: buffer_state.State, children: Mapping[str, Any], reader: AttributeReader
+) -> buffer_state.State:
     """Derive the description of a buffer from Tianshou's attributes."""
     parts = _parts(stored, children, reader)
     stored = {name: parts[0][name] for name in ("horizon", "future_p") if name in parts[0]} | stored
     maxsizes = [int(part["maxsize"]) for part in parts]
-    options: State = {
+    options: buffer_state.State = {
         "stack_num": int(stored["stack_num"]),
         "ignore_obs_next": not stored["_save_obs_next"],
         "save_only_last_obs": bool(stored["_save_only_last_obs"]),
         "sample_avail": bool(stored["_sample_avail"]),
     }
-    attributes: State = {}
+    attributes: buffer_state.State = {}
     if "cached_buffer_num" in stored:
         count = int(stored["cached_buffer_num"])
         attributes = {"cached_buffer_num": count, "_order": list(range(count))}
@@ -297,7 +294,7 @@ def description_in(cls: Any, stored: State, children: Mapping[str, Any], reader:
         chance = float(stored["future_p"])
         future_k = inf if chance == 1.0 else 1.0 / (1.0 - chance)
         attributes |= {"horizon": int(stored["horizon"]), "future_k": future_k, "future_p": chance}
-    sampler: State = {"kind": "uniform", "known": 1}
+    sampler: buffer_state.State = {"kind": "uniform", "known": 1}
     if "weight" in children:
         settings = {name: stored[f"_{name}"] for name in ("alpha", "beta")}
         options |= settings | {"weight_norm": bool(stored.get("_weight_norm", True))}
@@ -306,7 +303,7 @@ def description_in(cls: Any, stored: State, children: Mapping[str, Any], reader:
             "known": settings | {"weight_norm": options["weight_norm"], "stratified": False},
         }
     return {
-        "version": VERSION,
+        "version": buffer_state.VERSION,
         "class": _class_name(cls, stored, children, len(set(maxsizes)) == 1),
         "set_up": {"maxsizes": maxsizes, "options": options},
         "own": attributes | {"stack_num": int(stored["stack_num"])},
@@ -318,14 +315,16 @@ def description_in(cls: Any, stored: State, children: Mapping[str, Any], reader:
     }
 
 
-def rings_in(about: State) -> State:
+def rings_in(about: buffer_state.State) -> buffer_state.State:
     """Return the checked ring state of a description."""
     rings = {name: np.array(value) for name, value in about["rings"].items()} | {"together": about["rings"]["together"]}
-    check_rings(rings)
+    buffer_state.check_rings(rings)
     return rings
 
 
-def table_in(about: State, found: State, rings: State, columns: State) -> Table:
+def table_in(
+    about: buffer_state.State, found: buffer_state.State, rings: buffer_state.State, columns: buffer_state.State
+) -> Table:
     """Create a table from columns with one row per slot."""
     keeps_next, last_frame = bool(found["_save_obs_next"]), bool(found["_save_only_last_obs"])
     stores = buffer_state.stores_from_state(about["stores"])
@@ -349,7 +348,7 @@ def table_in(about: State, found: State, rings: State, columns: State) -> Table:
     return table
 
 
-def _parts(found: State, children: Mapping[str, Any], reader: AttributeReader) -> list[State]:
+def _parts(found: buffer_state.State, children: Mapping[str, Any], reader: AttributeReader) -> list[buffer_state.State]:
     """Return the attributes of each ring's buffer."""
     if "buffers" not in children:
         total = reader.value(children["_ep_return"]) if "_ep_return" in children else found["_ep_return"]
@@ -360,13 +359,13 @@ def _parts(found: State, children: Mapping[str, Any], reader: AttributeReader) -
     ):
         raise FormatError("'buffers' must be pickled Tianshou buffers, got other values")
     names = (*_CURSORS, "maxsize", "horizon", "future_p")
-    parts: list[State] = resolve_stubs(
+    parts: list[buffer_state.State] = resolve_stubs(
         [{name: part.state[name] for name in names if name in part.state} for part in buffers.tolist()]
     )
     return parts
 
 
-def reward_function_in(children: Mapping[str, Any], reader: AttributeReader) -> State:
+def reward_function_in(children: Mapping[str, Any], reader: AttributeReader) -> buffer_state.State:
     """Unpickle the reward function of a hindsight buffer, from the buffer or its first ring.
 
     Returns
@@ -391,7 +390,7 @@ def reward_function_in(children: Mapping[str, Any], reader: AttributeReader) -> 
     }
 
 
-def _rings(parts: list[State], maxsizes: list[int]) -> State:
+def _rings(parts: list[buffer_state.State], maxsizes: list[int]) -> buffer_state.State:
     """Return the ring state equivalent to Tianshou's cursors."""
     cursors, sizes, starts, lengths = (np.array([int(part[name]) for part in parts]) for name in _CURSORS[:4])
     sizes_of = np.array(maxsizes)
@@ -414,7 +413,7 @@ def _rings(parts: list[State], maxsizes: list[int]) -> State:
     }
 
 
-def _class_name(cls: Any, found: State, children: Mapping[str, Any], even: bool) -> str:
+def _class_name(cls: Any, found: buffer_state.State, children: Mapping[str, Any], even: bool) -> str:
     """Infer the class of a Tianshou buffer from its attributes, because files do not name it."""
     kind = "Prioritized" if "weight" in children else "HER" if "horizon" in found else ""
     if "cached_buffer_num" in found:
@@ -545,11 +544,13 @@ def load_hdf5_buffer(
     with hdf5_file(path, verify=verify) as file, name_buffer_damage(name):
         reader = Hdf5Reader(bound_of(file, max_nbytes), allow_pickle=allow_pickle)
         about, table, sampler, stored = _parts_of(cls, file, reader)
-    buffer: _Buffer = make_buffer(cls, about, table, sampler, stored | missing)
+    buffer: _Buffer = buffer_state.make_buffer(cls, about, table, sampler, stored | missing)
     return buffer
 
 
-def _parts_of(cls: Any, file: h5py.File, reader: Hdf5Reader) -> tuple[State, Table, Sampler, dict[str, Any]]:
+def _parts_of(
+    cls: Any, file: h5py.File, reader: Hdf5Reader
+) -> tuple[buffer_state.State, Table, Sampler, dict[str, Any]]:
     """Read description, table, sampler and, if pickles are allowed, pickled attributes of a buffer."""
     children = reader.children(file)
     attributes = reader.attributes(file) | _numbers(children, reader)
@@ -560,23 +561,23 @@ def _parts_of(cls: Any, file: h5py.File, reader: Hdf5Reader) -> tuple[State, Tab
     table = table_in(about, attributes, rings, dict(columns or {}))
     if table.finals is not None and _FINALS in notes:
         table.finals.load_state_dict(_read_finals(notes[_FINALS], table, reader))
-        check_final_shapes(table)
+        buffer_state.check_final_shapes(table)
     sampler = sampler_in(about, attributes, children, table, reader)
     return about, table, sampler, reward_function_in(children, reader)
 
 
-def _counting(rings: State) -> tuple[int, Ranges]:
+def _counting(rings: buffer_state.State) -> tuple[int, Ranges]:
     """Return the total number of slots, and the ranges of slots with rows."""
     stops = np.cumsum(rings["maxsizes"])
     starts = stops - rings["maxsizes"]
     return int(stops[-1]), list(zip(starts.tolist(), (starts + rings["sizes"]).tolist(), strict=True))
 
 
-def _numbers(children: Mapping[str, Any], reader: Hdf5Reader) -> State:
+def _numbers(children: Mapping[str, Any], reader: Hdf5Reader) -> buffer_state.State:
     """Read numbers stored as datasets: Tianshou pickles the numbers of a loaded buffer."""
     import h5py
 
-    numbers: State = {}
+    numbers: buffer_state.State = {}
     for name, child in children.items():
         kind = reader.attributes(child).get(TYPE_KEY)
         if isinstance(child, h5py.Dataset) and kind not in ("ndarray", "Tensor"):
@@ -586,7 +587,7 @@ def _numbers(children: Mapping[str, Any], reader: Hdf5Reader) -> State:
     return numbers
 
 
-def _read_finals(data: Any, table: Table, reader: Hdf5Reader) -> State:
+def _read_finals(data: Any, table: Table, reader: Hdf5Reader) -> buffer_state.State:
     stream = pa.py_buffer(np.asarray(data, np.uint8))
     try:
         reader.bound.take(decompressed_stream_nbytes(stream), "compressed data")
@@ -598,11 +599,11 @@ def _read_finals(data: Any, table: Table, reader: Hdf5Reader) -> State:
         raise FormatError(f"the final observations of a buffer must be an intact Arrow stream: {error}") from error
     form = json.loads(batch.schema.metadata[b"form"])
     count = len(form["kinds"])
-    check_structure(form["tree"], count)
+    buffer_state.check_structure(form["tree"], count)
     columns = [
         column_from_arrow(batch.column(i), batch.schema.field(i), allow_pickle=reader.allow_pickle)
         for i in range(count)
     ]
     rows, owners = (batch.column(name).to_numpy() for name in ("rows", "owners"))
-    check_finals(rows, owners, int(form["room"]), table.rings)
+    buffer_state.check_finals(rows, owners, int(form["room"]), table.rings)
     return {"rows": rows, "owners": owners, "room": int(form["room"]), "found": form | {"columns": columns}}

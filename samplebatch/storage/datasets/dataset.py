@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.arguments import whole
 from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.delivery import Delivery
@@ -22,14 +22,6 @@ from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.summary import describe_column, html_table
 from samplebatch.buffer.samplers import Sample
-from samplebatch.errors import (
-    ArgumentError,
-    ColumnMismatchError,
-    EmptyBufferError,
-    FormatError,
-    SequenceError,
-    require_torch,
-)
 from samplebatch.returns.arrays import discounted_returns
 from samplebatch.storage.buffers.state import generator_from_state, generator_state
 from samplebatch.storage.datasets.parts import DatasetRows, DatasetWriter, Rows, check_log
@@ -112,7 +104,7 @@ class Dataset:
     ) -> None:
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
-            raise FormatError(f"{os.fspath(folder)!r} must be a folder of Parquet files, got a file")
+            raise errors.FormatError(f"{os.fspath(folder)!r} must be a folder of Parquet files, got a file")
         self._rng = np.random.default_rng(seed)
         self._allow_pickle = allow_pickle
         self._max_nbytes = max_nbytes
@@ -167,7 +159,7 @@ class Dataset:
             If there is no part.
         """
         if not self._rows.snapshot.parts:
-            raise FormatError(f"{os.fspath(self.folder)!r} must have parts to have a schema, got none")
+            raise errors.FormatError(f"{os.fspath(self.folder)!r} must have parts to have a schema, got none")
         return self._rows.schema()
 
     @property
@@ -262,7 +254,7 @@ class Dataset:
         """
         numbers = np.asarray(rows, np.int64).reshape(-1)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
-            raise ArgumentError(
+            raise errors.ArgumentError(
                 f"rows must be in [0, {len(self)}), got {int(numbers[(numbers < 0) | (numbers >= len(self))][0])}"
             )
         return self._rows.take(numbers)
@@ -294,7 +286,7 @@ class Dataset:
         whole("batch_size", batch_size)
         delivery = Delivery(device, floats)
         if not len(self):
-            raise EmptyBufferError("a dataset must have rows to sample from, got none; extend it first")
+            raise errors.EmptyBufferError("a dataset must have rows to sample from, got none; extend it first")
         rows = self._rng.integers(len(self), size=batch_size)
         return Sample(delivery.one(self._rows.take(rows), convert), rows)
 
@@ -404,7 +396,7 @@ class Dataset:
         counts = np.maximum(np.diff(bounds) - length + 1, 0)
         ends = np.cumsum(counts)
         if not len(counts) or not ends[-1]:
-            raise EmptyBufferError(f"an episode must have {length} steps to be sampled, got only shorter ones")
+            raise errors.EmptyBufferError(f"an episode must have {length} steps to be sampled, got only shorter ones")
         drawn = self._rng.integers(ends[-1], size=batch_size)
         episode = np.searchsorted(ends, drawn, "right")
         first = bounds[episode] + drawn - (ends - counts)[episode]
@@ -412,7 +404,7 @@ class Dataset:
         batch = self._rows.take(rows.reshape(-1))
         if isinstance(batch, SampleBatch):
             if names.SEQ_LENS in batch:
-                raise SequenceError("rows must be steps to be sampled as sequences, got sequences")
+                raise errors.SequenceError("rows must be steps to be sampled as sequences, got sequences")
             batch = batch.copy(shallow=True)
             batch[names.SEQ_LENS] = np.full(batch_size, length, np.int32)
         else:
@@ -543,7 +535,7 @@ class DatasetBatches:
         share, shares = shard
         whole("shard", shares, 1)
         if not 0 <= whole("shard", share) < shares:
-            raise ArgumentError(f"shard must be (share, number of shares) with 0 <= share < number, got {shard}")
+            raise errors.ArgumentError(f"shard must be (share, number of shares) with 0 <= share < number, got {shard}")
         self._rows = rows
         self._size = batch_size
         self._shuffle = shuffle
@@ -633,7 +625,7 @@ class DatasetBatches:
             If the state has another row order: another seed, epoch, share or batch size, or other rows or row groups.
         """
         if state["plan"] != self._checksum():
-            raise ColumnMismatchError(
+            raise errors.ColumnMismatchError(
                 "the state must have the same rows, batch size, seed, epoch, memory and share, got another"
             )
         self._window, self._offset = int(state["window"]), int(state["offset"])
@@ -682,7 +674,7 @@ class DatasetBatches:
 @cache
 def _torch_class() -> Any:
     """Create the class; requires torch."""
-    require_torch()
+    errors.require_torch()
     from torch.utils.data import IterableDataset, get_worker_info
 
     class TorchBatches(IterableDataset[Any]):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.arguments import choice, whole
 from samplebatch.batch.action_unit import ActionUnit, common_unit
 from samplebatch.batch.delivery import Delivery, as_array, tree_to
@@ -17,14 +17,6 @@ from samplebatch.batch.nested.node import KINDS, NODE, node, with_unit_of
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.samplers import Sample
-from samplebatch.errors import (
-    ArgumentError,
-    ColumnMismatchError,
-    ColumnNotFoundError,
-    EmptyBufferError,
-    FormatError,
-    near_names,
-)
 from samplebatch.names import DISCOUNT, RETURNS
 from samplebatch.storage.buffers.state import generator_from_state, generator_state
 from samplebatch.storage.datasets.dataset import Dataset
@@ -107,9 +99,9 @@ class MixedSampler:
         seed: int = 42,
     ) -> None:
         if not isinstance(sources, Mapping):
-            raise ArgumentError(f"sources must be buffers and datasets by name, got a {type(sources).__name__}")
+            raise errors.ArgumentError(f"sources must be buffers and datasets by name, got a {type(sources).__name__}")
         if not sources:
-            raise ArgumentError("sources must be buffers and datasets by name, got an empty mapping")
+            raise errors.ArgumentError("sources must be buffers and datasets by name, got an empty mapping")
         self._sources = dict(sources)
         self._missing = choice("missing", missing, ("error", "drop"))
         self._check_units()
@@ -125,10 +117,12 @@ class MixedSampler:
     def weights(self, weights: Mapping[str, float]) -> None:
         for name in weights:
             if name not in self._sources:
-                raise ArgumentError(f"weights must be of the sources, got {name!r}; {near_names(name, self._sources)}")
+                raise errors.ArgumentError(
+                    f"weights must be of the sources, got {name!r}; {errors.near_names(name, self._sources)}"
+                )
         shares = np.array([weights.get(name, 0.0) for name in self._sources], np.float64)
         if not (np.isfinite(shares).all() and (shares >= 0).all() and shares.sum() > 0):
-            raise ArgumentError(f"weights must be finite, at least 0 and not all 0, got {dict(weights)}")
+            raise errors.ArgumentError(f"weights must be finite, at least 0 and not all 0, got {dict(weights)}")
         self._shares = shares / shares.sum()
 
     @property
@@ -150,7 +144,7 @@ class MixedSampler:
         """
         shares = np.asarray(state.get("shares", ()))
         if shares.dtype != np.float64 or shares.shape != self._shares.shape:
-            raise FormatError(
+            raise errors.FormatError(
                 f"the state of a sampler must have {len(self._shares)} shares, got {shares.dtype} {shares.shape}"
             )
         self._rng = generator_from_state(state.get("generator"))
@@ -209,9 +203,9 @@ class MixedSampler:
         units = {name: getattr(source, "action_unit", None) for name, source in self._sources.items()}
         try:
             self._unit = common_unit(units.values())
-        except ColumnMismatchError as error:
+        except errors.ColumnMismatchError as error:
             labels = ", ".join(f"{name!r} has {unit}" for name, unit in units.items() if unit is not None)
-            raise ColumnMismatchError(
+            raise errors.ColumnMismatchError(
                 f"column 'actions' must be in one unit to be combined, got {labels}; convert one with "
                 "to_environment_actions(), or collect with the same map_action"
             ) from error
@@ -231,7 +225,7 @@ class MixedSampler:
     def _draw(self, name: str, count: int) -> tuple[Batch, Ints]:
         source = self._sources[name]
         if not len(source):
-            raise EmptyBufferError(
+            raise errors.EmptyBufferError(
                 f"source {name!r} must have rows to sample from, got none; fill it or set its weight to 0"
             )
         batch, indices = source.sample(count)
@@ -254,7 +248,7 @@ class MixedSampler:
             other = next((key for key, value in columns.items() if key not in shared and not _is_empty(value)), None)
             if other is not None and self._missing == "error":
                 lacking = next(source for source, theirs in columns_by_source.items() if other not in theirs)
-                raise ColumnMismatchError(
+                raise errors.ColumnMismatchError(
                     f"column {other!r} must exist in all sources, {name!r} has it and {lacking!r} lacks it; "
                     "pass missing='drop' to remove it"
                 )
@@ -290,7 +284,7 @@ class MixedSampler:
         """
         weights = as_array(new_weight)
         if weights.shape != index.source.shape:
-            raise ArgumentError(f"priorities must be of shape {index.source.shape}, got {weights.shape}")
+            raise errors.ArgumentError(f"priorities must be of shape {index.source.shape}, got {weights.shape}")
         generations = None if generation is None else as_array(generation)
         for number, source in enumerate(self._sources.values()):
             rows = np.flatnonzero(index.source == number)
@@ -326,7 +320,7 @@ class SourceState:
         kind = type(source)
         self._has_generator_alone = isinstance(source, ReplayBuffer) and not hasattr(kind, "update_weight")
         if not self._has_generator_alone and not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
-            raise ArgumentError(
+            raise errors.ArgumentError(
                 f"buffer must have state_dict and load_state_dict for checkpoints, got a {kind.__name__}"
             )
 
@@ -399,14 +393,14 @@ def _windows(columns: dict[str, Any], n_step: int, gamma: float) -> dict[str, An
     """Return one-step returns and discounts of rows, unless they exist."""
     for name in _FOR_TARGETS:
         if name not in columns:
-            raise ColumnNotFoundError(
+            raise errors.ColumnNotFoundError(
                 f"rows must have column {name!r} to compute targets, got {', '.join(map(repr, columns))}; "
                 "a buffer's extend derives next observations from later steps"
             )
     if RETURNS in columns and DISCOUNT in columns:
         return {}
     if n_step > 1:
-        raise ArgumentError(
+        raise errors.ArgumentError(
             f"n_step_return_horizon must be 1 for rows that are single steps, got {n_step}; fill a buffer by extend"
         )
     return {RETURNS: columns["rew"], DISCOUNT: gamma * ~np.asarray(columns["terminated"], bool)}

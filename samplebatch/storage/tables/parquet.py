@@ -26,15 +26,7 @@ from samplebatch.storage import checksums
 from samplebatch.storage.files import check_magic, check_suffix, file_bytes, replacing
 from samplebatch.storage.foreign.damage import name_file_damage
 from samplebatch.storage.foreign.parquet import BoundedReader
-from samplebatch.storage.tables.batches import (
-    AnyBatch,
-    FileSchema,
-    RowFilter,
-    TableFile,
-    places_of,
-    read_batch,
-    to_table,
-)
+from samplebatch.storage.tables import batches
 from samplebatch.storage.tables.parquet_layout import byte_paths, holds_flags, lay_out, parquet_field, to_parquet
 
 SCHEMA_KEY = b"samplebatch.arrow_schema"
@@ -44,7 +36,7 @@ SCHEMA_KEY = b"samplebatch.arrow_schema"
 _MAX_SCHEMA_NBYTES = 1 << 16
 
 
-class _ParquetSchema(FileSchema):
+class _ParquetSchema(batches.FileSchema):
     """Schema of Parquet files, with the stored types of its columns."""
 
     def __init__(self, stored: pa.Schema) -> None:
@@ -65,7 +57,7 @@ def _known_schema(stored: pa.Schema) -> _ParquetSchema:
     return _schemas.get(key, make) if len(key) <= _MAX_SCHEMA_NBYTES else make()
 
 
-class ParquetTable(TableFile):
+class ParquetTable(batches.TableFile):
     """Table in a Parquet file, restored to its layout in memory.
 
     With `check_pages`, each page is verified against its checksum when read.
@@ -97,12 +89,12 @@ class ParquetTable(TableFile):
             stored.validate()
             schema, types = self._known.schema, self._known.stored_types
             fields, columns = [], []
-            for column, index in zip(stored.columns, places_of(schema, stored.schema.names), strict=True):
+            for column, index in zip(stored.columns, batches.places_of(schema, stored.schema.names), strict=True):
                 fields.append(schema.field(index))
                 columns.append(_column_in_memory(column, fields[-1], types[index]))
             return pa.Table.from_arrays(columns, schema=pa.schema(fields, schema.metadata))
 
-    def matching(self, condition: RowFilter) -> list[int]:
+    def matching(self, condition: batches.RowFilter) -> list[int]:
         """List the row groups whose statistics do not exclude a condition."""
         from pyarrow import dataset
 
@@ -167,7 +159,7 @@ _CODECS = ("zstd", "snappy", "lz4", "gzip", "brotli", "none")
 
 
 def write_parquet(
-    batch: AnyBatch, path: str | os.PathLike[str], *, compression: str = "zstd", durable: bool = True
+    batch: batches.AnyBatch, path: str | os.PathLike[str], *, compression: str = "zstd", durable: bool = True
 ) -> None:
     """Write a batch to a Parquet file, atomically.
 
@@ -202,7 +194,7 @@ def write_parquet(
     ...     read_parquet(f"{folder}/batch.parquet")["rewards"].tolist()
     [1.0, 2.0]
     """
-    table = to_table(batch)
+    table = batches.to_table(batch)
     with parquet_writer(path, table.schema, compression, durable=durable) as writer:
         for part in _row_groups(batch, table):
             writer.write_table(part)
@@ -300,7 +292,7 @@ def read_parquet(
     """
     file, bound = open_parquet(path, verify=verify, max_nbytes=max_nbytes)
     must = f"{file.name!r} must be a batch that write_parquet wrote"
-    return read_batch(file, bound, must, allow_pickle=allow_pickle)
+    return batches.read_batch(file, bound, must, allow_pickle=allow_pickle)
 
 
 def open_parquet(
@@ -354,7 +346,7 @@ def _columns_at(data: pa.Buffer, start: int, stop: int) -> list[str]:
     return list(columns)
 
 
-def _row_groups(batch: AnyBatch, table: pa.Table) -> Iterator[pa.Table]:
+def _row_groups(batch: batches.AnyBatch, table: pa.Table) -> Iterator[pa.Table]:
     """Split a table so that each row group has one policy, which lets readers of a policy skip the others."""
     if not isinstance(batch, MultiAgentBatch) or not batch.policy_batches:
         yield table
