@@ -111,8 +111,6 @@ MAX_LINES = 1200
 
 ONE_IMPORTER = {
     "takes one concern off the class that the only importer has": {
-        "samplebatch.column.encoding",
-        "samplebatch.column.growing",
         "samplebatch.storage.datasets.parts",
     },
     "is a layer's door to the only layer above that needs it, or one of several behind such a door": {
