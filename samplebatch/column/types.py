@@ -124,8 +124,8 @@ def dtype_of(arrow: pa.DataType) -> np.dtype[Any] | None:
     return None
 
 
-_PLAIN_UNIT = re.compile(r"[^\[/]*(\[([1-9][0-9]{0,8})?[a-zA-Zμ]+\])?")
-"""Dtype names whose unit, if any, is a multiple of a NumPy unit."""
+_PLAIN_NAME = re.compile(r"(?![|<>=]?a\d*$)[^\[/]*(\[([1-9][0-9]{0,8})?[a-zA-Zμ]+\])?")
+"""Dtype names whose unit, if any, is a multiple of a NumPy unit; without NumPy's deprecated alias `a` of `S`."""
 
 
 @lru_cache(maxsize=256)
@@ -135,7 +135,7 @@ def named_dtype(name: str) -> np.dtype[Any]:
     Raises ColumnTypeError for any other name.
     """
     # NumPy crashes if a number in a date's unit is zero.
-    if not isinstance(name, str) or not _PLAIN_UNIT.fullmatch(name):
+    if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
         raise ColumnTypeError(f"a dtype must be one that columns support, got the name {name!r}")
     try:
         dtype = np.dtype(name)
