@@ -15,22 +15,11 @@ from samplebatch.errors import ArgumentError, near_names
 def whole(name: str, value: object, minimum: int | None = 0) -> int:
     """Return an integer argument as an int.
 
-    Parameters
-    ----------
-    name
-        The argument's name.
-    value
-        A Python or NumPy integer.
-    minimum
-        Minimum; None for any integer.
+    value: a Python or NumPy integer.
+    minimum: minimum; None for any integer.
 
-    Raises
-    ------
-    ArgumentError
-        If it is not an integer, or too small.
+    Raises ArgumentError if it is not an integer, or too small.
 
-    Examples
-    --------
     >>> whole("batch_size", np.int32(4))
     4
     >>> whole("batch_size", 2.5, 1)
@@ -48,13 +37,8 @@ def whole(name: str, value: object, minimum: int | None = 0) -> int:
 def count_of(name: str, value: object) -> int:
     """Return a count that a file specifies and every reader can represent.
 
-    Raises
-    ------
-    ArgumentError
-        If it is not an integer from 0 to 2**62.
+    Raises ArgumentError if it is not an integer from 0 to 2**62.
 
-    Examples
-    --------
     >>> count_of("times", 10**30)
     Traceback (most recent call last):
     samplebatch.errors.ArgumentError: times must be a whole number from 0 to 2**62, got 1000000000000000000000000000000
@@ -68,13 +52,8 @@ def count_of(name: str, value: object) -> int:
 def finite(name: str, value: object) -> float:
     """Return a priority that a file specifies.
 
-    Raises
-    ------
-    ArgumentError
-        If it is not a non-negative finite number.
+    Raises ArgumentError if it is not a non-negative finite number.
 
-    Examples
-    --------
     >>> finite("priority", float("nan"))
     Traceback (most recent call last):
     samplebatch.errors.ArgumentError: priority must be a finite number from 0, got nan
@@ -87,13 +66,8 @@ def finite(name: str, value: object) -> float:
 def fraction(name: str, value: object) -> float:
     """Return a number in [0, 1], such as a discount, as a float.
 
-    Raises
-    ------
-    ArgumentError
-        If it is not a number from 0 to 1.
+    Raises ArgumentError if it is not a number from 0 to 1.
 
-    Examples
-    --------
     >>> fraction("gamma", 1)
     1.0
     >>> fraction("gamma", float("nan"))
@@ -108,13 +82,8 @@ def fraction(name: str, value: object) -> float:
 def positive(name: str, value: object) -> float:
     """Return a positive number, such as a duration, as a float.
 
-    Raises
-    ------
-    ArgumentError
-        If it is not a positive number.
+    Raises ArgumentError if it is not a positive number.
 
-    Examples
-    --------
     >>> positive("stall_timeout_s", 0)
     Traceback (most recent call last):
     samplebatch.errors.ArgumentError: stall_timeout_s must be a number above 0, got 0
@@ -127,13 +96,8 @@ def positive(name: str, value: object) -> float:
 def choice(name: str, value: object, known: Iterable[str]) -> str:
     """Return one of several words.
 
-    Raises
-    ------
-    ArgumentError
-        If it is another value; suggests near words.
+    Raises ArgumentError if it is another value; suggests near words.
 
-    Examples
-    --------
     >>> choice("convention", "rlib", ["rllib", "tianshou"])
     Traceback (most recent call last):
     samplebatch.errors.ArgumentError: convention must be one of 'rllib', 'tianshou', got 'rlib'; did you mean 'rllib'?
@@ -154,22 +118,12 @@ Result = TypeVar("Result")
 def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], renamed: Mapping[str, str]) -> None:
     """Validate keyword arguments of a class before its `__init__` is called.
 
-    Parameters
-    ----------
-    cls
-        The class. Valid names are parameters of its `__init__`, and of base classes if it accepts `**options`.
-    values, names
-        Positional arguments, and the names of the others.
-    renamed
-        Names in other versions and libraries, mapped to the names here.
+    cls: the class. Valid names are parameters of its `__init__`, and of base classes if it accepts `**options`.
+    values, names: positional arguments, and the names of the others.
+    renamed: names in other versions and libraries, mapped to the names here.
 
-    Raises
-    ------
-    ArgumentError
-        If arguments are positional, missing or have an unknown name; suggests the near name.
+    Raises ArgumentError if arguments are positional, missing or have an unknown name; suggests the near name.
 
-    Examples
-    --------
     >>> class Learner:
     ...     def __init__(self, *, gamma=0.9, lr=0.1): ...
     >>> check_names(Learner, (), ["discount_factor"], {"discount_factor": "gamma"})
@@ -226,13 +180,8 @@ def suggest_names(
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Return a decorator that names unknown, missing and superfluous arguments, and suggests near names.
 
-    Parameters
-    ----------
-    **renamed
-        Names in other libraries, mapped to the names here.
+    **renamed: names in other libraries, mapped to the names here.
 
-    Examples
-    --------
     >>> @suggest_names(lam="gae_lambda")
     ... def estimate(gae_lambda=0.95): ...
     >>> estimate(lam=0.9)

@@ -18,21 +18,11 @@ def exports(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[]
     That block is the only list of a package's public names. Type checkers read it; this function reads the compiled
     code of the calling module, so packages without source files work as well.
 
-    Parameters
-    ----------
-    package
-        The package's name.
-    more
-        Public names that the package itself defines.
+    more: public names that the package itself defines.
 
-    Returns
-    -------
-    tuple
-        `__getattr__`, which imports a name on first use and raises AttributeError with near names for an unknown one;
-        `__dir__`; and `__all__`.
+    Returns: `__getattr__`, which imports a name on first use and raises AttributeError with near names for an unknown
+    one; `__dir__`; and `__all__`.
 
-    Examples
-    --------
     >>> import samplebatch.returns
     >>> samplebatch.returns.__all__[:2], samplebatch.returns.gae.__module__
     (['NStep', 'VTrace'], 'samplebatch.returns.arrays')

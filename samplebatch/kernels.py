@@ -58,23 +58,12 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
 
     Nothing is written unless all slots are in [0, size) and all weights in [0, limit].
 
-    Parameters
-    ----------
-    tree
-        Shape (2 * leaves,): node k is the sum of nodes 2k and 2k + 1; the second half contains the leaves.
-    leaves
-        A power of two.
-    size
-        Number of leaves in use.
-    limit
-        Maximum weight.
-    slots, weights
-        Shape (n,). For duplicate slots the last weight wins.
+    tree: shape (2 * leaves,): node k is the sum of nodes 2k and 2k + 1; the second half contains the leaves.
+    leaves: a power of two.
+    size: number of leaves in use.
+    slots, weights: shape (n,). For duplicate slots the last weight wins.
 
-    Returns
-    -------
-    int
-        Position of the first invalid slot or weight, or -1.
+    Returns: position of the first invalid slot or weight, or -1.
     """
     n = len(slots)
     for k in range(n):
@@ -105,14 +94,9 @@ def tree_set(tree: Floats, leaves: int, size: int, limit: float, slots: Indices,
 def tree_find(tree: Floats, leaves: int, values: Floats, slots: Indices) -> None:
     """Find the first slot of positive weight whose prefix sum reaches each value; the total must be positive.
 
-    Parameters
-    ----------
-    tree, leaves
-        See `tree_set`.
-    values
-        Shape (n,), from 0 to the total.
-    slots
-        Output, shape (n,).
+    tree, leaves: see `tree_set`.
+    values: shape (n,), from 0 to the total.
+    slots: output, shape (n,).
     """
     n = len(values)
     left_over = values.copy()
@@ -157,16 +141,10 @@ def gae(
 ) -> None:
     """Estimate advantages in one backward pass over steps in time order.
 
-    Parameters
-    ----------
-    rewards, terminated, values, next_values
-        Shape (n,); `next_values` at terminated steps is ignored.
-    cut
-        Shape (n,): whether the next row does not continue the episode.
-    gamma, gae_lambda
-        Discount per step, and decay of the estimates.
-    advantages, returns
-        Outputs, shape (n,); returns are advantages plus values.
+    rewards, terminated, values, next_values: shape (n,); `next_values` at terminated steps is ignored.
+    cut: shape (n,): whether the next row does not continue the episode.
+    gamma, gae_lambda: discount per step, and decay of the estimates.
+    advantages, returns: outputs, shape (n,); returns are advantages plus values.
     """
     decay = gamma * gae_lambda
     advantage = 0.0
@@ -199,18 +177,12 @@ def vtrace(
 ) -> None:
     """Estimate V-trace targets and advantages backwards through steps in time order, in one pass.
 
-    Parameters
-    ----------
-    rewards, terminated, cut, values, next_values
-        As for `gae`.
-    log_ratios
-        Logarithms of the ratio of target to behaviour probability of each action, shape (n,).
-    gamma, vtrace_lambda
-        Discount per step, and additional decay of the trace.
-    rho_clip, c_clip, advantage_rho_clip
-        Upper bounds of the ratios in temporal differences, in traces and in advantages.
-    advantages, returns
-        Outputs, shape (n,); the returns are the V-trace targets.
+    rewards, terminated, cut, values, next_values: as for `gae`.
+    log_ratios: logarithms of the ratio of target to behaviour probability of each action, shape (n,).
+    gamma, vtrace_lambda: discount per step, and additional decay of the trace.
+    rho_clip, c_clip, advantage_rho_clip: upper bounds of the ratios in temporal differences, in traces and in
+        advantages.
+    advantages, returns: outputs, shape (n,); the returns are the V-trace targets.
     """
     correction = 0.0
     for t in range(len(rewards) - 1, -1, -1):
@@ -248,33 +220,18 @@ def windows(
 ) -> int:
     """Sum the discounted rewards of up to n steps from each slot, up to the newest stored step of its episode.
 
-    Parameters
-    ----------
-    rewards
-        Shape (slots, m), m rewards per step.
-    terminated, done
-        Shape (slots,).
-    edges
-        Shape (rings + 1,): ring r has the slots from `edges[r]` to `edges[r + 1]` and wraps around.
-    newest
-        Shape (rings,): slot of each ring's newest step, where every window ends.
-    slots
-        Shape (n,): first slot of each window.
-    n_step
-        Maximum steps per window, at least 1.
-    gamma
-        Discount per step.
-    returns
-        Output: sums, shape (n, m).
-    discounts
-        Output, shape (n,): gamma to the number of steps, or 0 if the window's last step is terminated.
-    last
-        Output: last slot of each window, shape (n,).
+    rewards: shape (slots, m), m rewards per step.
+    terminated, done: shape (slots,).
+    edges: shape (rings + 1,): ring r has the slots from `edges[r]` to `edges[r + 1]` and wraps around.
+    newest: shape (rings,): slot of each ring's newest step, where every window ends.
+    slots: shape (n,): first slot of each window.
+    n_step: maximum steps per window, at least 1.
+    gamma: discount per step.
+    returns: output: sums, shape (n, m).
+    discounts: output, shape (n,): gamma to the number of steps, or 0 if the window's last step is terminated.
+    last: output: last slot of each window, shape (n,).
 
-    Returns
-    -------
-    int
-        Position of the first invalid slot, or -1.
+    Returns: position of the first invalid slot, or -1.
     """
     m = rewards.shape[1]
     for k in range(len(slots)):
@@ -312,20 +269,12 @@ def accumulate_rows(
 ) -> None:
     """Compute decayed cumulative sums of each row, forwards or backwards.
 
-    Parameters
-    ----------
-    values
-        Elements of all rows, shape (m,).
-    offsets
-        Offsets of rows, shape (n + 1,).
-    initial
-        Sum before the first element of each row, shape (n,).
-    decay
-        Factor of the sum per step; 1 for plain sums.
-    backwards
-        Whether sums start at the ends of rows.
-    sums
-        Output, shape (m,).
+    values: elements of all rows, shape (m,).
+    offsets: offsets of rows, shape (n + 1,).
+    initial: sum before the first element of each row, shape (n,).
+    decay: factor of the sum per step; 1 for plain sums.
+    backwards: whether sums start at the ends of rows.
+    sums: output, shape (m,).
     """
     for row in range(len(offsets) - 1):
         total = initial[row]
@@ -353,18 +302,11 @@ def gae_rows(
 ) -> None:
     """Estimate advantages in one backward pass over rows that are one trajectory each.
 
-    Parameters
-    ----------
-    rewards, values
-        Elements of all rows, shape (m,).
-    last_values
-        Estimates after the last element of each row, shape (n,).
-    offsets
-        Offsets of rows, shape (n + 1,).
-    gamma, gae_lambda
-        Discount per step, and decay of the estimates.
-    advantages, returns
-        Outputs, shape (m,); returns are advantages plus values.
+    rewards, values: elements of all rows, shape (m,).
+    last_values: estimates after the last element of each row, shape (n,).
+    offsets: offsets of rows, shape (n + 1,).
+    gamma, gae_lambda: discount per step, and decay of the estimates.
+    advantages, returns: outputs, shape (m,); returns are advantages plus values.
     """
     decay = gamma * gae_lambda
     for row in range(len(offsets) - 1):
@@ -381,12 +323,8 @@ def gae_rows(
 def count_positions(offsets: Indices, positions: Indices) -> None:
     """Count the elements of each row from 0.
 
-    Parameters
-    ----------
-    offsets
-        Offsets of rows, shape (n + 1,), from 0 to m.
-    positions
-        Output: position of each element in its row, shape (m,).
+    offsets: offsets of rows, shape (n + 1,), from 0 to m.
+    positions: output: position of each element in its row, shape (m,).
     """
     for row in range(len(offsets) - 1):
         start = offsets[row]
@@ -398,16 +336,10 @@ def count_positions(offsets: Indices, positions: Indices) -> None:
 def first_fit(weights: Indices, capacity: int, tree: Indices, bins: Indices) -> int:
     """Assign each item to the first bin with sufficient capacity, in order; return the number of bins.
 
-    Parameters
-    ----------
-    weights
-        Shape (n,), each from 0 to `capacity`.
-    capacity
-        Maximum sum of weights per bin.
-    tree
-        Scratch of length 2 * leaves; leaves is a power of two and at least n.
-    bins
-        Output: bin of each item, shape (n,).
+    weights: shape (n,), each from 0 to `capacity`.
+    capacity: maximum sum of weights per bin.
+    tree: scratch of length 2 * leaves; leaves is a power of two and at least n.
+    bins: output: bin of each item, shape (n,).
     """
     # Each node is the maximum free capacity of the bins below it, so the first fitting bin is found in log(n) steps.
     leaves = len(tree) >> 1
@@ -434,20 +366,12 @@ def first_fit(weights: Indices, capacity: int, tree: Indices, bins: Indices) -> 
 def balance(weights: Floats, order: Indices, largest: int, is_equal_size: bool, parts: Indices, totals: Floats) -> None:
     """Assign items to parts of nearly equal weight: largest first, then exchanges between the extreme parts.
 
-    Parameters
-    ----------
-    weights
-        Shape (n,), not negative.
-    order
-        Items by decreasing weight, shape (n,).
-    largest
-        Maximum number of items per part.
-    is_equal_size
-        Whether sizes of parts must stay within one of each other, so that items are exchanged but not moved.
-    parts
-        Output: part of each item, shape (n,).
-    totals
-        Output: weight of each part, shape (k,).
+    weights: shape (n,), not negative.
+    order: items by decreasing weight, shape (n,).
+    largest: maximum number of items per part.
+    is_equal_size: whether sizes of parts must stay within one of each other, so that items are exchanged but not moved.
+    parts: output: part of each item, shape (n,).
+    totals: output: weight of each part, shape (k,).
     """
     k, n = len(totals), len(weights)
     sizes = np.zeros(k, np.intp)

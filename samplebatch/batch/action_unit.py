@@ -232,13 +232,8 @@ def common_unit(units: Iterable[ActionUnit | None]) -> ActionUnit | None:
     Rows of unknown unit adopt the unit of the others. Rows of the environment's unit may be combined with rows that are
     clipped to its bounds.
 
-    Raises
-    ------
-    ColumnMismatchError
-        If the units differ.
+    Raises ColumnMismatchError if the units differ.
 
-    Examples
-    --------
     >>> common_unit([None, ActionUnit(), ActionUnit("clip", -1.0, 1.0)])
     ActionUnit('clip', low=-1.0, high=1.0)
     >>> common_unit([ActionUnit(), ActionUnit("scale", -2.0, 2.0)])

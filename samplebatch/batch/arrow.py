@@ -74,16 +74,10 @@ def from_table(
     The table may lack columns or have additional ones. A nested column with missing or additional leaves
     becomes plain columns with dots in their names. `about` is the metadata of the table, read from its schema if None.
 
-    Raises
-    ------
-    FormatError
-        If the metadata was not written by `to_table`.
-    ColumnTypeError
-        If a column has nulls or an unsupported type; names it.
-    UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false; names it.
-    CapacityError
-        If objects exceed the memory bound, derived from the table's size if None; names the column.
+    Raises FormatError if the metadata was not written by `to_table`. Raises ColumnTypeError if a column has nulls or an
+    unsupported type; names it. Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false; names
+    it. Raises CapacityError if objects exceed the memory bound, derived from the table's size if None; names the
+    column.
     """
     table = as_table(source)
     reader = _reader_of(table.schema) if about is None else make_reader(table.schema, about)
@@ -242,17 +236,7 @@ _PLAIN = _metadata({"type": "SampleBatch", "version": _VERSION, **_describe({}, 
 class TableReader:
     """Reader of tables with one schema, validated once.
 
-    Parameters
-    ----------
-    schema
-        Schema of the tables.
-    about
-        Metadata of the batch.
-
-    Raises
-    ------
-    FormatError
-        If the metadata is malformed, or does not match the fields.
+    Raises FormatError if the metadata is malformed, or does not match the fields.
     """
 
     __slots__ = ("_fields", "_flags", "_lists", "_nested")

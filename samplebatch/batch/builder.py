@@ -469,16 +469,8 @@ class _GrowingColumn(ABC):
 
     `put` and `put_many` write within the capacity of the last `grow`; rewritten rows are replaced.
 
-    Attributes
-    ----------
-    name
-        The column's name, for errors.
-    rows
-        Storage of the rows.
-    dtype, row_shape
-        Dtype and shape of arrays that can be assigned to `rows[row]` without `put`; None for none.
-    scalars
-        Types of single numbers that can be assigned likewise, or raise OverflowError if too large.
+    dtype, row_shape: dtype and shape of arrays that can be assigned to `rows[row]` without `put`; None for none.
+    scalars: types of single numbers that can be assigned likewise, or raise OverflowError if too large.
     """
 
     __slots__ = ("dtype", "name", "row_shape", "rows", "scalars")
@@ -519,21 +511,8 @@ class _GrowingColumn(ABC):
 class _GrowingTensor(_GrowingColumn):
     """Rows of one shape.
 
-    Parameters
-    ----------
-    name
-        The column's name, for errors.
-    dtype
-        The elements' dtype.
-    row_shape
-        The shape of one row.
-    capacity
-        Initial capacity in rows.
-    fixed
-        Whether the dtype was declared, and must not be widened.
+    fixed: whether the dtype was declared, and must not be widened.
 
-    Examples
-    --------
     >>> column = _GrowingTensor("rewards", np.dtype("i8"), (), capacity=4)
     >>> column.put(0, 1)
     >>> column.put(1, 0.5)
@@ -654,14 +633,7 @@ class _GrowingObjects(_GrowingColumn):
 class _GrowingRagged(_GrowingColumn):
     """Rows of varying shape and one number of dimensions.
 
-    Parameters
-    ----------
-    name
-        The column's name, for errors.
-    capacity
-        Initial capacity in rows.
-    item
-        Dtype of the elements; default: dtype of the first row that is not an empty list.
+    item: dtype of the elements; default: dtype of the first row that is not an empty list.
     """
 
     __slots__ = ("_chosen", "_item")
@@ -738,23 +710,10 @@ def _growing_column(
 
     Raises ColumnTypeError if columns do not support the value.
 
-    Parameters
-    ----------
-    name
-        The column's name; infos are always objects.
-    value
-        A row, or rows of shape (k, ...) if `many` is true. It is inspected, not stored.
-    capacity
-        Initial capacity in rows.
-    many
-        Whether the value is several rows.
-    ragged
-        Whether rows vary in shape.
-    dtype
-        A declared dtype, which is never widened; default: the dtype of `np.array(value)`.
+    name: the column's name; infos are always objects.
+    value: a row, or rows of shape (k, ...) if `many` is true. It is inspected, not stored.
+    dtype: a declared dtype, which is never widened; default: the dtype of `np.array(value)`.
 
-    Examples
-    --------
     >>> [type(_growing_column("x", v, 8)).__name__ for v in (0.5, "left", None, np.zeros(3))]
     ['_GrowingTensor', '_GrowingObjects', '_GrowingObjects', '_GrowingTensor']
     """

@@ -232,18 +232,10 @@ class ArrayTarget:
 
     Integers, flags, images, complex numbers and objects are unchanged.
 
-    Parameters
-    ----------
-    floats
-        Dtype of floating-point values.
+    floats: dtype of floating-point values.
 
-    Raises
-    ------
-    ArgumentError
-        If `floats` is not a floating-point dtype of NumPy.
+    Raises ArgumentError if `floats` is not a floating-point dtype of NumPy.
 
-    Examples
-    --------
     >>> target = ArrayTarget("float32")
     >>> target.from_array(np.array([0.5])), target.from_array(np.array([1], np.uint8))
     (array([0.5], dtype=float32), array([1], dtype=uint8))
@@ -292,31 +284,14 @@ def _make_tensors(floats: torch.dtype | None) -> Callable[[npt.NDArray[Any]], to
 class TorchTarget:
     """Conversion target of tensors: dtype and device; None leaves either unchanged.
 
-    Parameters
-    ----------
-    dtype
-        Dtype of every tensor.
-    device
-        Device of every tensor.
-    floats
-        Dtype of floating-point tensors; integers, flags, images and complex numbers are unchanged.
-    pin_memory
-        Whether to pin host memory, so that the copy to a device is asynchronous.
-    non_blocking
-        Whether to return before copies to a device have finished.
-    keep_objects
-        Whether to keep values without a torch dtype.
-    used_on
-        Stream that uses the tensors, if it differs from the stream that copies them.
+    floats: dtype of floating-point tensors; integers, flags, images and complex numbers are unchanged.
+    pin_memory: whether to pin host memory, so that the copy to a device is asynchronous.
+    non_blocking: whether to return before copies to a device have finished.
+    keep_objects: whether to keep values without a torch dtype.
+    used_on: stream that uses the tensors, if it differs from the stream that copies them.
 
-    Raises
-    ------
-    ArgumentError
-        If `floats` is not a floating-point dtype, or passed together with `dtype`.
-    DeviceError
-        If torch cannot use the device or pin memory.
-    MissingExtraError
-        If torch is not installed.
+    Raises ArgumentError if `floats` is not a floating-point dtype, or passed together with `dtype`. Raises DeviceError
+    if torch cannot use the device or pin memory. Raises MissingExtraError if torch is not installed.
     """
 
     __slots__ = ("_dtype", "_floats", "device", "direct", "keep_objects", "non_blocking", "pin_memory", "used_on")
@@ -412,24 +387,13 @@ class Delivery:
     Parts that are prefetched for a GPU are gathered and copied from pinned memory on a separate stream while the
     learner computes; its stream waits for a part before it is yielded. On the host they are only created earlier.
 
-    Parameters
-    ----------
-    device
-        Device of the tensors; None leaves values unchanged.
-    floats
-        Dtype of floating-point values; None keeps their dtype.
-    prefetch
-        Number of parts to prepare ahead.
+    device: device of the tensors; None leaves values unchanged.
+    floats: dtype of floating-point values; None keeps their dtype.
+    prefetch: number of parts to prepare ahead.
 
-    Raises
-    ------
-    ArgumentError
-        If `floats` is not a floating-point dtype, or `prefetch` is not a non-negative integer or lacks a device.
-    DeviceError
-        If torch cannot use the device.
+    Raises ArgumentError if `floats` is not a floating-point dtype, or `prefetch` is not a non-negative integer or lacks
+    a device. Raises DeviceError if torch cannot use the device.
 
-    Examples
-    --------
     >>> from samplebatch import Batch
     >>> from samplebatch.batch.delivery import tree_to
     >>> [part.a for part in Delivery("cpu", "float32", 2).each(iter([Batch(a=[0.5]), Batch(a=[1.5])]), tree_to)]

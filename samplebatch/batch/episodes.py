@@ -59,15 +59,9 @@ def distinct_ids(ids: npt.NDArray[Any]) -> DistinctIds:
 def by_stream(*keys: npt.NDArray[Any], t: npt.NDArray[Any] | None = None) -> Rows:
     """Return the order of rows that groups streams, shape (n,).
 
-    Parameters
-    ----------
-    keys
-        Ids that identify streams, shape (n,) each; streams are sorted by the first key, then by the next.
-    t
-        Times within a stream, shape (n,). None keeps the order of its rows.
+    keys: ids that identify streams, shape (n,) each; streams are sorted by the first key, then by the next.
+    t: times within a stream, shape (n,). None keeps the order of its rows.
 
-    Examples
-    --------
     >>> by_stream(np.array([0, 1, 0, 1])), by_stream(np.array([0, 1, 0, 1]), t=np.array([3, 0, 2, 1]))
     (array([0, 2, 1, 3]), array([2, 0, 1, 3]))
     """
@@ -83,12 +77,8 @@ def by_stream(*keys: npt.NDArray[Any], t: npt.NDArray[Any] | None = None) -> Row
 class EnvSteps(NamedTuple):
     """Environment steps of rows, numbered by episode and time.
 
-    Attributes
-    ----------
-    step
-        Environment step of each row, shape (n,).
-    episode
-        Episode of each environment step, shape (s,), ascending; ids are numbered in ascending order.
+    step: environment step of each row, shape (n,).
+    episode: episode of each environment step, shape (s,), ascending; ids are numbered in ascending order.
     """
 
     step: Ints
@@ -132,13 +122,8 @@ def order_streams(policies: Mapping[PolicyID, SampleBatch]) -> dict[PolicyID, Sa
 
     Episode ids are random, so sorting by them would make two trainings with the same seed differ.
 
-    Parameters
-    ----------
-    policies
-        Batches with the columns `eps_id`, `agent_index` and `t`; batches without rows are omitted.
+    policies: batches with the columns `eps_id`, `agent_index` and `t`; batches without rows are omitted.
 
-    Examples
-    --------
     >>> from samplebatch import SampleBatch
     >>> steps = SampleBatch(eps_id=[9, 9, 4], agent_index=[0, 0, 0], t=[1, 0, 0])
     >>> ordered = order_streams({"walker": steps})["walker"]
@@ -193,19 +178,11 @@ def episode_ends(policies: Mapping[PolicyID, SampleBatch]) -> EpisodeEnds | None
     An episode is finished if `eps_done` marks one of its steps; without that column, if every agent that acts in its
     last step is terminated or truncated.
 
-    Parameters
-    ----------
-    policies
-        Batches with the columns `eps_id` and `eps_done`; or `eps_id`, `t`, and `terminateds` and `truncateds` (or
+    policies: batches with the columns `eps_id` and `eps_done`; or `eps_id`, `t`, and `terminateds` and `truncateds` (or
         `dones`). Rows may be in any order; a single batch in time order needs no `t`.
 
-    Returns
-    -------
-    EpisodeEnds or None
-        None if a batch lacks one of these columns.
+    Returns: none if a batch lacks one of these columns.
 
-    Examples
-    --------
     >>> from samplebatch import SampleBatch
     >>> steps = SampleBatch(eps_id=[7, 7, 8], t=[0, 1, 0], dones=[False, True, False])
     >>> episode_ends({"walker": steps})

@@ -79,10 +79,7 @@ MALFORMED = (
 class Named(type):
     """A stub for a class or function that a pickle names: it makes a `Foreign` when it is called.
 
-    Attributes
-    ----------
-    name
-        Module and name, joined by a dot; empty if it is itself the result of a call.
+    name: module and name, joined by a dot; empty if it is itself the result of a call.
     """
 
     name: str
@@ -94,14 +91,9 @@ class Named(type):
 class Foreign(metaclass=Named):
     """A stub for an object: the name of its constructor, the arguments, and the state.
 
-    Attributes
-    ----------
-    name
-        Of the class or function.
-    args
-        What it would have been called with.
-    state
-        What the object would have been given as its state, or None.
+    name: of the class or function.
+    args: what it would have been called with.
+    state: what the object would have been given as its state, or None.
     """
 
     __slots__ = ("args", "made", "state")
@@ -279,13 +271,9 @@ def read_pickle(data: bytes | bytearray | memoryview) -> Any:
 
     Raises FormatError if it is no pickle, is damaged, or does what no pickle of values does.
 
-    Returns
-    -------
-    The value; objects in it that are neither Python's plain ones nor NumPy's arrays, numbers and dtypes are `Foreign`,
-    and classes and functions are `Named`.
+    Returns: the value; objects in it that are neither Python's plain ones nor NumPy's arrays, numbers and dtypes are
+    `Foreign`, and classes and functions are `Named`.
 
-    Examples
-    --------
     >>> import collections, pickle
     >>> read_pickle(pickle.dumps({"a": np.arange(3), "b": (1, None)}))
     {'a': array([0, 1, 2]), 'b': (1, None)}

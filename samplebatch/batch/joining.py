@@ -200,11 +200,8 @@ def level(parts: Sequence[B], missing: Missing) -> list[B]:
 
     Filled rows are None in object columns and empty in ragged columns.
 
-    Raises
-    ------
-    ColumnMismatchError
-        If `missing` is `"error"` and the columns differ; names the columns that only some have. If `missing` is
-        `"zero"` and batches are time-major or a nested column is incomplete.
+    Raises ColumnMismatchError if `missing` is `"error"` and the columns differ; names the columns that only some have.
+    If `missing` is `"zero"` and batches are time-major or a nested column is incomplete.
     """
     groups = [part._all() for part in parts]
     models: dict[str, Column] = {}

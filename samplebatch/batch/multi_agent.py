@@ -522,20 +522,9 @@ def _count_env_steps(parts: dict[PolicyID, SampleBatch[Any]]) -> int:
 class Lockstep:
     """Rows of several policies, indexed by environment step.
 
-    Parameters
-    ----------
-    policy_batches
-        Batch of each policy, with columns `eps_id` and `t`.
+    policy_batches: batch of each policy, with columns `eps_id` and `t`.
 
-    Attributes
-    ----------
-    count
-        Number of environment steps.
-
-    Raises
-    ------
-    ColumnNotFoundError
-        If a batch lacks `eps_id` or `t`.
+    Raises ColumnNotFoundError if a batch lacks `eps_id` or `t`.
     """
 
     __slots__ = ("_batches", "_starts", "_steps", "count")

@@ -106,17 +106,8 @@ def runs(lengths: Lengths, steps: Indices) -> tuple[Indices, Lengths]:
 def steps_of(lengths: Lengths, sequences: Indices, starts: Indices) -> Indices:
     """Return the rows of the selected sequences, concatenated.
 
-    Parameters
-    ----------
-    lengths
-        Steps of every sequence.
-    sequences
-        Indices of the selected sequences.
-    starts
-        First row of every sequence.
+    sequences: indices of the selected sequences.
 
-    Examples
-    --------
     >>> lengths = np.array([2, 3, 1])
     >>> steps_of(lengths, np.array([1, 0]), lengths.cumsum() - lengths)
     array([2, 3, 4, 0, 1])
@@ -129,17 +120,10 @@ def steps_of(lengths: Lengths, sequences: Indices, starts: Indices) -> Indices:
 def chop(starts: npt.NDArray[np.intp], count: int, max_seq_len: int) -> Lengths:
     """Cut runs of steps into sequences of at most `max_seq_len`, and return the lengths of these, shape (s,).
 
-    Parameters
-    ----------
-    starts
-        The first step of each run, ascending from 0.
-    count
-        Steps of all runs.
-    max_seq_len
-        Steps in a sequence at the most.
+    starts: the first step of each run, ascending from 0.
+    count: steps of all runs.
+    max_seq_len: steps in a sequence at the most.
 
-    Examples
-    --------
     >>> chop(np.array([0, 5]), 7, 3)
     array([3, 2, 2])
     """

@@ -93,16 +93,7 @@ def rows_to_read(rows: int, row_shape: tuple[int | None, ...]) -> npt.NDArray[np
 def describe_column(name: str, kept: Column, rows: int, nbytes: int) -> Line:
     """Summarise a column by some of its rows.
 
-    Parameters
-    ----------
-    name
-        The column's name.
-    kept
-        The rows that are looked at.
-    rows
-        How many it has.
-    nbytes
-        Bytes that it occupies.
+    kept: the rows that are looked at.
     """
     extents = [str(rows), *("*" if extent is None else str(extent) for extent in kept.row_shape)]
     shape = f"({', '.join(extents)}{',' if len(extents) == 1 else ''})"
@@ -262,12 +253,7 @@ def draw_columns(parts: Sequence[Part], *, chosen: bool) -> Figure:
     Raises MissingExtraError if matplotlib is not installed. Raises ColumnTypeError if a column that was asked for is
     not of numbers; names it.
 
-    Parameters
-    ----------
-    parts
-        The columns.
-    chosen
-        Whether all columns were asked for, so that one without numbers is an error.
+    chosen: whether all columns were asked for, so that one without numbers is an error.
     """
     require("matplotlib", "plot")
     from matplotlib.figure import Figure

@@ -68,22 +68,10 @@ def columns_in(positional: tuple[Any, ...], named: dict[str, Any]) -> dict[Any, 
 def declare_ragged(data: Mapping[str, Any], dtypes: Mapping[str, np.dtype[Any] | None]) -> dict[str, Any]:
     """Convert the named values, or all leaves below a name, to ragged columns.
 
-    Parameters
-    ----------
-    data
-        Values by name, including nested ones.
-    dtypes
-        Dtype of the elements by dotted name; None keeps the rows' dtype.
+    dtypes: dtype of the elements by dotted name; None keeps the rows' dtype.
 
-    Raises
-    ------
-    ArgumentError
-        If a name matches no value.
-    ColumnTypeError, ColumnMismatchError
-        As for `as_ragged`.
+    Raises ArgumentError if a name matches no value. Raises ColumnTypeError or ColumnMismatchError as for `as_ragged`.
 
-    Examples
-    --------
     >>> declare_ragged({"obs": {"path": [[1], [2]]}, "t": [0, 1]}, {"obs.path": None})
     {'obs': {'path': RaggedColumn(2 rows of int64, row shape (None,))}, 't': [0, 1]}
     """
@@ -226,17 +214,10 @@ class NestedColumn(dict[str, Any]):
     are validated like columns of the batch, under their dotted names. The dict is detached from the batch when its
     column is replaced or deleted or the batch is freed; constructed, copied and unpickled dicts are detached as well.
 
-    Raises
-    ------
-    ColumnLengthError
-        If an assigned column has a different number of rows than the batch; names it.
-    ColumnTypeError
-        If a key is not a string, or no column type supports the values.
-    ColumnMismatchError
-        If two columns would have the same dotted name.
+    Raises ColumnLengthError if an assigned column has a different number of rows than the batch; names it. Raises
+    ColumnTypeError if a key is not a string, or no column type supports the values. Raises ColumnMismatchError if two
+    columns would have the same dotted name.
 
-    Examples
-    --------
     >>> from samplebatch import SampleBatch
     >>> batch = SampleBatch(obs={"camera": [1, 2], "speed": [0.5, 1.5]})
     >>> batch["obs"]["camera"] = [7, 8]

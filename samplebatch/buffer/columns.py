@@ -30,12 +30,8 @@ _NO_NAMES: dict[str, Any] = {}
 class Ready(NamedTuple):
     """Rows validated and converted by every store, ready to write.
 
-    Attributes
-    ----------
-    rows
-        Stores with rows to write.
-    new
-        Stores to add first: tree, name, store or subtree.
+    rows: stores with rows to write.
+    new: stores to add first: tree, name, store or subtree.
     """
 
     rows: list[tuple[Store, Any]]
@@ -45,8 +41,6 @@ class Ready(NamedTuple):
 class Columns:
     """Tree of stores over the same slots, for `Table` and `FinalObservations`.
 
-    Examples
-    --------
     >>> columns = Columns(4, Stores())
     >>> columns.write(columns.fit({"obs": {"id": np.array([5, 6])}, "info": {}}, 2), slice(0, 2))
     >>> columns.write(columns.fit(Batch(obs={"id": 7}, rew=1.5), 1, single=True), 2)
@@ -70,17 +64,10 @@ class Columns:
     def fit(self, batch: Any, n: int, *, single: bool = False, keep: bool = False) -> Ready:
         """Validate n rows for all columns and convert them, without changes to the columns.
 
-        Parameters
-        ----------
-        given
-            Values by name, nested, each with leading axis n. Missing names get zeros or None, and unknown names become
-            new columns.
-        n
-            Number of rows.
-        single
-            Whether the values are one row without the leading axis.
-        keep
-            Whether new columns may adopt the given arrays without a copy, if these have one row per slot.
+        given: values by name, nested, each with leading axis n. Missing names get zeros or None, and unknown names
+            become new columns.
+        single: whether the values are one row without the leading axis.
+        keep: whether new columns may adopt the given arrays without a copy, if these have one row per slot.
         """
         ready = Ready([], [])
         self._fit(self.tree, values_of(batch) or _NO_NAMES, n, (single, keep), "", ready)
@@ -161,9 +148,7 @@ class Columns:
     def narrow(self, slots: npt.NDArray[np.intp]) -> bool:
         """Convert object columns whose stored rows are all numbers to numeric columns.
 
-        Returns
-        -------
-        Whether a column was converted.
+        Returns: whether a column was converted.
         """
         is_converted = False
         for path, store in list(self.leaves()):
@@ -190,11 +175,8 @@ class Columns:
     def state_dict(self, slots: npt.NDArray[np.intp]) -> dict[str, Any]:
         """Return the structure, and the rows of slots, for `load_state_dict`.
 
-        Returns
-        -------
-        dict
-            `tree`: names mapped to nested dicts or column indices; `kinds`, `row_shapes` and `columns`: store kind, row
-            shape and rows of each column.
+        Returns: `tree`: names mapped to nested dicts or column indices; `kinds`, `row_shapes` and `columns`: store
+        kind, row shape and rows of each column.
         """
         state: dict[str, Any] = {"kinds": [], "row_shapes": [], "columns": []}
 

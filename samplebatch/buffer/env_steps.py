@@ -74,8 +74,6 @@ class EnvSteps:
 
     Rows are identified by buffer name and slot.
 
-    Examples
-    --------
     >>> steps = EnvSteps()
     >>> walker, guard = (np.array([0, 1, 1]), np.array([0, 1, 2]), 3), (np.array([1]), np.array([0]), 3)
     >>> steps.add(2, {"walker": walker, "guard": guard})
@@ -116,12 +114,7 @@ class EnvSteps:
     def add(self, count: int, rows: dict[PolicyID, tuple[Ints, Ints, int]]) -> None:
         """Append steps.
 
-        Parameters
-        ----------
-        count
-            Number of steps.
-        rows
-            For each buffer: the step of each row, from 0, shape (n,); the slots of the rows, shape (m,), only of the
+        rows: for each buffer: the step of each row, from 0, shape (n,); the slots of the rows, shape (m,), only of the
             last m rows if there are more rows than slots; and the number of slots.
         """
         if self._is_complete.size - self._alive > self._alive + _SPARE:
@@ -224,21 +217,11 @@ class EnvSteps:
 def env_steps_of(parts: dict[PolicyID, SampleBatch], env_steps: int) -> tuple[int, dict[PolicyID, Ints]]:
     """Number the environment steps of a multi-agent batch.
 
-    Parameters
-    ----------
-    parts
-        Rows of each policy. If all policies have columns `eps_id` and `t`, a step is a distinct pair of both; otherwise
-        every policy must have one row per step, in order.
-    env_steps
-        Number of steps of the batch.
+    parts: rows of each policy. If all policies have columns `eps_id` and `t`, a step is a distinct pair of both;
+        otherwise every policy must have one row per step, in order.
 
-    Returns
-    -------
-    tuple
-        Number of steps, and the step of each row per policy, from 0.
+    Returns: number of steps, and the step of each row per policy, from 0.
 
-    Examples
-    --------
     >>> env_steps_of(
     ...     {"walker": SampleBatch(eps_id=[5, 5, 6], t=[0, 1, 0]), "guard": SampleBatch(eps_id=[5], t=[1])}, env_steps=3
     ... )

@@ -53,18 +53,11 @@ def find_streams(
 ) -> Streams:
     """Determine the order and the ends of the streams of n rows.
 
-    Parameters
-    ----------
-    episode, agent
-        Ids, shape (n,). Without episode ids all rows are one stream; without agent ids all rows of an episode are one
-        stream.
-    t
-        Times, shape (n,): rows of a stream are consecutive if their times differ by one. None: all are consecutive.
-    before
-        The previous newest row.
+    episode, agent: ids, shape (n,). Without episode ids all rows are one stream; without agent ids all rows of an
+        episode are one stream.
+    t: times, shape (n,): rows of a stream are consecutive if their times differ by one. None: all are consecutive.
+    before: the previous newest row.
 
-    Examples
-    --------
     >>> find_streams(4, np.array([7, 8, 7, 8]), None, np.array([0, 4, 1, 6]), Tail(8, None, 3))
     Streams(order=array([1, 3, 0, 2]), ends=array([ True,  True, False,  True]), tail=Tail(episode=7, agent=None, t=1),
         goes_on=True)
@@ -154,8 +147,6 @@ def is_dataset(source: Any) -> bool:
 def flatten_rows(batch: Batch, convention: Literal["rllib"] | None = None) -> SampleBatch:
     """Flatten a nested batch, and preserve names without values.
 
-    Examples
-    --------
     >>> flatten_rows(Batch(obs={"x": [1, 2], "y": {}}, info={})).as_batch()
     Batch(
         obs: Batch(

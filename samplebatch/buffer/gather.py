@@ -189,15 +189,9 @@ def next_observations(table: Table, slots: Ints, around: Around) -> Any:
 def final_rows(table: Table, slots: Ints, last: Flags) -> tuple[tuple[Ints, ...], Ints]:
     """Return the final observations that replace missing following steps.
 
-    Parameters
-    ----------
-    last
-        Whether no step of the episode follows although it was not terminated; shape of the slots.
+    last: whether no step of the episode follows although it was not terminated; shape of the slots.
 
-    Returns
-    -------
-    tuple
-        Index of the slots with a final observation, and their rows in `table.finals`, shape (k,).
+    Returns: index of the slots with a final observation, and their rows in `table.finals`, shape (k,).
     """
     finals = table.finals
     if finals is None or not finals.known or not (finals.kept or _count(last)):
@@ -249,12 +243,9 @@ def nstep_columns(table: Table, slots: Ints, n_step: int, gamma: float, stack: i
 
     A window ends at the end of its episode, or at the newest step of the ring.
 
-    Returns
-    -------
-    dict
-        `returns`, the discounted sum of the rewards, in their shape; `discount`, gamma to the number of steps, 0 if the
-        last step is terminated, shape (n,); for windows of several steps `obs_next`, the observation after the last
-        step.
+    Returns: `returns`, the discounted sum of the rewards, in their shape; `discount`, gamma to the number of steps, 0
+    if the last step is terminated, shape (n,); for windows of several steps `obs_next`, the observation after the last
+    step.
     """
     rings, tree = table.rings, table.columns.tree
     if n_step == 1:

@@ -52,29 +52,16 @@ def relabel(
 ) -> Batch:
     """Relabel sampled rows with new goals and recompute their rewards.
 
-    Parameters
-    ----------
-    table, slots
-        Source table and slots of the rows, shape (n,).
-    rows
-        Rows read from these slots; modified in place and returned.
-    goals, chosen
-        New goals, shape (k, ...), and the rows that get them, shape (k,).
-    compute_reward_fn
-        Computes rewards from achieved and desired goals of steps.
-    n_step, gamma
-        As in the sampling; not None if the rows have `returns`, which are recomputed.
-    stack
-        Number of stacked frames of observations.
+    table, slots: source table and slots of the rows, shape (n,).
+    rows: rows read from these slots; modified in place and returned.
+    goals, chosen: new goals, shape (k, ...), and the rows that get them, shape (k,).
+    compute_reward_fn: computes rewards from achieved and desired goals of steps.
+    n_step, gamma: as in the sampling; not None if the rows have `returns`, which are recomputed.
+    stack: number of stacked frames of observations.
 
-    Raises
-    ------
-    ColumnLengthError
-        If the function does not return one reward per goal.
-    ColumnMismatchError
-        If the column of desired goals cannot store the achieved goals exactly.
-    ColumnNotFoundError
-        If observations have no goals.
+    Raises ColumnLengthError if the function does not return one reward per goal. Raises ColumnMismatchError if the
+    column of desired goals cannot store the achieved goals exactly. Raises ColumnNotFoundError if observations have no
+    goals.
     """
     if not len(chosen):
         return rows
@@ -113,10 +100,7 @@ def achieved_after(table: Table, slots: Ints) -> Any:
 
     If next observations are not stored, a terminated step's own goal is returned.
 
-    Raises
-    ------
-    ColumnNotFoundError
-        If observations have no goals.
+    Raises ColumnNotFoundError if observations have no goals.
     """
     tree = table.columns.tree
     name = "obs_next" if table.keeps_next else "obs"

@@ -68,25 +68,12 @@ def prepare_fragment(
 ) -> Fragment:
     """Arrange the rows of a policy by stream, and check that a buffer accepts them, without changes.
 
-    Parameters
-    ----------
-    policy
-        Policy id, for errors.
-    part
-        At least one row.
-    buffer
-        Target buffer.
-    tail
-        Newest row of the buffer, if another row could continue it.
-    form
-        Form of earlier batches, if any.
+    part: at least one row.
+    tail: newest row of the buffer, if another row could continue it.
+    form: form of earlier batches, if any.
 
-    Raises
-    ------
-    ColumnNotFoundError
-        If a required column is missing; names policy and column.
-    SampleBatchError
-        If the rows are sequences, or a column cannot store its rows; names the column.
+    Raises ColumnNotFoundError if a required column is missing; names policy and column. Raises SampleBatchError if the
+    rows are sequences, or a column cannot store its rows; names the column.
     """
     column_names = set(part.column_names)
     if names.SEQ_LENS in column_names:

@@ -310,22 +310,12 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
 def rows_of_sequences(index: Any, weights: Any, burn_in: Any = None) -> tuple[Any, Any]:
     """Return the rows of sequences that get priorities, and the priorities; other indices are returned unchanged.
 
-    Parameters
-    ----------
-    index
-        Rows; for sequences shape (n, length), -1 for padding.
-    weights
-        Priorities: one for all or one per sequence, shape (n,), or one per step, shape (n, length).
-    burn_in
-        Mask of steps that only warm up the state, shape (n, length); None for none.
+    index: rows; for sequences shape (n, length), -1 for padding.
+    weights: priorities: one for all or one per sequence, shape (n,), or one per step, shape (n, length).
+    burn_in: mask of steps that only warm up the state, shape (n, length); None for none.
 
-    Raises
-    ------
-    ColumnLengthError
-        If `burn_in` does not have the shape of the indices.
+    Raises ColumnLengthError if `burn_in` does not have the shape of the indices.
 
-    Examples
-    --------
     >>> index = np.array([[4, 5, 6], [7, 8, -1]])
     >>> rows_of_sequences(index, [1.0, 2.0])
     (array([4, 7]), array([1., 2.]))

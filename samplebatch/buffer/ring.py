@@ -38,31 +38,16 @@ class Rings:
     lockstep, they share one cursor. Methods that search for neighbours in an episode require the flags of all slots,
     `done`.
 
-    Attributes
-    ----------
-    n
-        Number of rings.
-    maxsizes, bases
-        Number of slots and first slot of each ring, shape (n,).
-    edges
-        First slot of each ring, and the total number of slots; shape (n + 1,).
-    capacity
-        Total number of slots.
-    even
-        Number of slots per ring if equal for all rings, else 0.
-    together
-        Whether all rings share `cursor`, `size` and `writes`. Otherwise `cursors`, `sizes` and `written` have one entry
-        per ring, shape (n,).
-    origins
-        Write count of each ring when it was last empty, shape (n,).
-    nothing
-        Initial return: zero, in the shape of one reward.
-    ep_return, began, ep_start
-        Return of each running episode, write count of its ring at its start, and its first slot; shape (n, ...). A
-        single ring has scalars.
+    maxsizes, bases: number of slots and first slot of each ring, shape (n,).
+    edges: first slot of each ring, and the total number of slots; shape (n + 1,).
+    even: number of slots per ring if equal for all rings, else 0.
+    together: whether all rings share `cursor`, `size` and `writes`. Otherwise `cursors`, `sizes` and `written` have one
+        entry per ring, shape (n,).
+    origins: write count of each ring when it was last empty, shape (n,).
+    nothing: initial return: zero, in the shape of one reward.
+    ep_return, began, ep_start: return of each running episode, write count of its ring at its start, and its first
+        slot; shape (n, ...). A single ring has scalars.
 
-    Examples
-    --------
     >>> rings = Rings([3, 3])
     >>> for _ in range(4):
     ...     slots, *_ = rings.advance(None, np.zeros(2, bool), np.ones(2))
@@ -439,14 +424,9 @@ class Rings:
     def advance(self, rings: Ints | None, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
         """Advance rings by one step.
 
-        Parameters
-        ----------
-        rings
-            Numbers of k different rings, shape (k,); None for all in order.
-        done
-            Whether an episode ended with the step, shape (k,).
-        rew
-            Rewards, shape (k, ...).
+        rings: numbers of k different rings, shape (k,); None for all in order.
+        done: whether an episode ended with the step, shape (k,).
+        rew: rewards, shape (k, ...).
         """
         if self.n == 1:
             return self._advance_single(done, rew)
@@ -488,19 +468,11 @@ class Rings:
     def advance_run(self, done: Flags, rew: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], Ints, Ints]:
         """Advance the only ring by successive steps.
 
-        Parameters
-        ----------
-        done
-            Whether an episode ended with each step, shape (k,).
-        rew
-            Rewards, shape (k, ...).
+        done: whether an episode ended with each step, shape (k,).
+        rew: rewards, shape (k, ...).
 
-        Returns
-        -------
-        Return and length of the episode that each step ended, or 0, and the first slot of each step's episode.
+        Returns: return and length of the episode that each step ended, or 0, and the first slot of each step's episode.
 
-        Examples
-        --------
         >>> rings = Rings([4])
         >>> rings.advance_run(np.array([False, True, False]), np.array([1.0, 2.0, 4.0]))
         (array([0., 3., 0.]), array([0, 2, 0]), array([0, 0, 2]))
@@ -648,8 +620,6 @@ class Rings:
     def state_dict(self, ring: int | None = None) -> dict[str, Any]:
         """Return the state of one or all rings as numbers and arrays for `load_state_dict`.
 
-        Examples
-        --------
         >>> rings = Rings([4])
         >>> slots, *_ = rings.advance(None, np.array([False]), np.array([1.5]))
         >>> again = Rings([4])

@@ -118,10 +118,7 @@ _ROUNDS = 3
 class Sampler(ABC):
     """Sampling strategy for slots of a table, used by `ReplayBuffer`.
 
-    Attributes
-    ----------
-    listens
-        Whether the sampler must be notified of added and removed rows.
+    listens: whether the sampler must be notified of added and removed rows.
     """
 
     listens: ClassVar[bool] = False
@@ -159,10 +156,7 @@ class Sampler(ABC):
 class Uniform(Sampler):
     """Uniform sampling.
 
-    Parameters
-    ----------
-    frames
-        Minimum number of steps of the episode up to a sampled row: a complete stack of frames.
+    frames: minimum number of steps of the episode up to a sampled row: a complete stack of frames.
     """
 
     def __init__(self, frames: int = 1) -> None:
@@ -264,32 +258,16 @@ class Prioritized(Sampler):
     weights are normalized, they are divided by the largest weight among the rows read together. This is Tianshou's
     formula; after the division it equals the paper's, :math:`(N P)^{-\beta} / \max (N P)^{-\beta}`.
 
-    Parameters
-    ----------
-    capacity
-        Number of slots of the table.
-    alpha
-        Priority exponent of at least 0; 0 for uniform sampling.
-    beta
-        Importance exponent of at least 0; 0 for equal importance weights.
-    weight_norm
-        Whether to divide importance weights by the largest.
-    stratified
-        Whether each of n draws covers an equal share of the total, which reduces the variance.
+    alpha: priority exponent of at least 0; 0 for uniform sampling.
+    beta: importance exponent of at least 0; 0 for equal importance weights.
+    weight_norm: whether to divide importance weights by the largest.
+    stratified: whether each of n draws covers an equal share of the total, which reduces the variance.
 
-    Attributes
-    ----------
-    largest, smallest
-        Extremes of all priorities so far, starting at 1. A new row gets the largest.
-    new_weight
-        Weight of a new row: the largest priority to the power of alpha, computed in the priority's dtype.
-    mirror
-        Array of length `capacity` that mirrors all weights, such as one in a file; None for none.
+    largest, smallest: extremes of all priorities so far, starting at 1. A new row gets the largest.
+    new_weight: weight of a new row: the largest priority to the power of alpha, computed in the priority's dtype.
+    mirror: array of length `capacity` that mirrors all weights, such as one in a file; None for none.
 
-    Raises
-    ------
-    PriorityError
-        If alpha or beta is negative or not a number.
+    Raises PriorityError if alpha or beta is negative or not a number.
     """
 
     listens: ClassVar[bool] = True

@@ -31,10 +31,7 @@ class Episodes(NamedTuple):
     def slots(self, rings: Rings, chosen: Ints) -> tuple[Ints, Ints]:
         """Return the slots of the steps of episodes, concatenated, and the start of each episode among them.
 
-        Returns
-        -------
-        tuple
-            Slots, shape (sum of lengths,), and cumulative lengths from 0, shape (k + 1,).
+        Returns: slots, shape (sum of lengths,), and cumulative lengths from 0, shape (k + 1,).
         """
         lengths = self.length[chosen]
         ends = np.concatenate([np.zeros(1, np.intp), np.cumsum(lengths)])
@@ -48,8 +45,6 @@ def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episode
     After rows of a ring have been overwritten, its oldest episode may be incomplete, which is not recorded: it counts
     as incomplete.
 
-    Examples
-    --------
     >>> rings, done = Rings([5]), np.array([False, False, True, False, True])
     >>> for end in (False, True, True, False, True, False, False, True):
     ...     added = rings.advance(None, np.array([end]), np.zeros(1))
@@ -87,8 +82,6 @@ _FIRST_LOOK = 32
 def steps_after(rings: Rings, done: Flags, slots: Ints, limit: int) -> Ints:
     """Count the stored steps that follow each step in its episode.
 
-    Examples
-    --------
     >>> rings, done = Rings([4]), np.array([False, True, False, False])
     >>> for end in (0, 1, 0, 0, 0):
     ...     added = rings.advance(None, np.array([end]), np.zeros(1))
@@ -240,10 +233,7 @@ def sequence_rows(
 ) -> tuple[dict[str, Any], Ints]:
     """Gather the sequences of steps in given slots, shape (n,); see `ReplayBuffer.get_sequences`.
 
-    Returns
-    -------
-    tuple
-        The columns, with `mask` and `burn_in`, and the slots of the steps, shape (n, length), -1 for padding.
+    Returns: the columns, with `mask` and `burn_in`, and the slots of the steps, shape (n, length), -1 for padding.
     """
     rings, done = table.rings, table.done
     before = (

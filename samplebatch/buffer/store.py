@@ -46,14 +46,7 @@ _ndarray = np.ndarray
 class Store(ABC):
     """Interface of stores: rows of one column in numbered slots, for `Columns`.
 
-    Attributes
-    ----------
-    kind
-        Name of the class in files.
-    name
-        Dotted name of the column, for errors.
-    dtype, row_shape
-        Dtype and shape of arrays that `values[slot] = row` stores without `fit`; None if there are none.
+    dtype, row_shape: dtype and shape of arrays that `values[slot] = row` stores without `fit`; None if there are none.
     """
 
     __slots__ = ("dtype", "name", "row_shape")
@@ -201,8 +194,6 @@ class ArrayStore(Store):
 class DenseStore(ArrayStore):
     """Rows of one shape in one C-contiguous array of shape (slots, ...), which is not copied.
 
-    Examples
-    --------
     >>> store = DenseStore("act", np.zeros(4, np.float32))
     >>> store.write(slice(1, 3), store.fit([1, 2], 2))
     >>> store.take(np.array([[2, 1], [0, 0]]))
@@ -273,8 +264,6 @@ class DenseStore(ArrayStore):
 class TorchStore(DenseStore):
     """Torch tensors of one shape in a host array of the same element size; read as tensors.
 
-    Examples
-    --------
     >>> import torch
     >>> store = TorchStore("policy.hidden_state", np.zeros((4, 2), np.float32), torch.float32)
     >>> store.write(0, store.fit(torch.ones(1, 2), 1))
@@ -352,8 +341,6 @@ def plan_copy(values: npt.NDArray[Any], ranges: Sequence[Range]) -> tuple[npt.ND
 class ObjectStore(ArrayStore):
     """Python objects: one per row, or object arrays of one shape. Unwritten slots contain None.
 
-    Examples
-    --------
     >>> store = ObjectStore("info.text", 3)
     >>> store.write(1, store.fit(["key found"], 1))
     >>> store.values
@@ -417,8 +404,6 @@ class RaggedStore(Store):
     their size. Hence memory is within a small multiple of the rows in use, regardless of the number of writes, and each
     element is moved about once. Unwritten slots contain a row without elements.
 
-    Examples
-    --------
     >>> store = RaggedStore("obs", 4, np.dtype(np.int64), 1)
     >>> store.write(np.array([0, 1]), store.fit([[1, 2], [3]], 2))
     >>> list(store.take(np.array([1, 0, 2])))
@@ -533,8 +518,6 @@ class RaggedStore(Store):
 def ragged_rows(rows: Any, name: str) -> RaggedColumn:
     """View rows as a ragged column; non-contiguous rows are copied.
 
-    Examples
-    --------
     >>> ragged_rows(np.zeros((2, 3)), "obs").lengths, ragged_rows([[1.0], []], "obs").lengths
     (array([3, 3]), array([1, 0]))
     """

@@ -46,19 +46,8 @@ class CompressedStore(store.Store):
     overwritten, it is opened with its rows, so that rows not yet overwritten remain readable. At most `max_open` chunks
     are open; the least recently written ones are sealed first.
 
-    Parameters
-    ----------
-    name
-        Dotted name of the column.
-    slots
-        Number of slots.
-    dtype, row_shape
-        Dtype and shape of a row.
-    max_open
-        Maximum number of open chunks: two per write position, plus a few spare ones.
+    max_open: maximum number of open chunks: two per write position, plus a few spare ones.
 
-    Examples
-    --------
     >>> store = CompressedStore("obs", 100, np.dtype(np.uint8), (84, 84))
     >>> store.write(slice(0, 100), store.fit(np.ones((100, 84, 84), np.uint8), 100))
     >>> store.take(np.array([3, 99])).shape, store.nbytes < 100 * 84 * 84 / 10
@@ -244,19 +233,11 @@ zeroed = allocate_zeros
 class Stores:
     """Factory of a buffer's stores: store kinds, and source of their memory.
 
-    Attributes
-    ----------
-    compress
-        Names of columns to store in LZ4 chunks; a name includes nested columns.
-    ragged
-        Names of columns whose rows vary in shape, in addition to observations in arrays of arrays.
-    max_open
-        Maximum number of open chunks per compressed column.
-    allocate
-        Allocator for rows of one shape.
+    compress: names of columns to store in LZ4 chunks; a name includes nested columns.
+    ragged: names of columns whose rows vary in shape, in addition to observations in arrays of arrays.
+    max_open: maximum number of open chunks per compressed column.
+    allocate: allocator for rows of one shape.
 
-    Examples
-    --------
     >>> stores = Stores(compress=("obs",), ragged=("info.path",))
     >>> frames, path = np.zeros((1, 84, 84), np.uint8), np.zeros((1, 3))
     >>> [stores.make(name, rows, 9).kind for name, rows in [("obs.camera", frames), ("info.path", path)]]
@@ -320,8 +301,6 @@ class Stores:
 def names_of(selection: bool | str | Sequence[str], of_true: tuple[str, ...], argument: str) -> tuple[str, ...]:
     """Convert a user's choice of columns to names: one or several, or True for the defaults.
 
-    Examples
-    --------
     >>> names_of(True, ("obs",), "compress"), names_of("obs.camera", (), "compress"), names_of(False, (), "compress")
     (('obs',), ('obs.camera',), ())
     """
@@ -346,8 +325,6 @@ def _paths(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
 def store_for(name: str, first_rows: Any, slots: int, allocate: Allocate = allocate_zeros) -> store.Store:
     """Create the store for the first rows of a column, which are not written.
 
-    Examples
-    --------
     >>> store_for("rew", np.zeros(2), 10).kind, store_for("info.text", ["a"], 10).kind
     ('dense', 'object')
     """

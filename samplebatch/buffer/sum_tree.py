@@ -21,18 +21,10 @@ class SumTree:
     memory is twice the next power of two; pages of unused slots are not touched. The loops are compiled: see
     `samplebatch.kernels` for the cost of the first tree of a process.
 
-    Parameters
-    ----------
-    size
-        Number of slots; their initial weights are 0.
+    size: number of slots; their initial weights are 0.
 
-    Raises
-    ------
-    ValueError
-        If the size is negative.
+    Raises ValueError if the size is negative.
 
-    Examples
-    --------
     >>> tree = SumTree(5)
     >>> tree.set(np.array([0, 2, 4]), np.array([1.0, 2.0, 3.0]))
     >>> tree.total, tree.sum(1, 5), tree.find(np.array([1.0, 1.5, 6.0]))
@@ -82,21 +74,12 @@ class SumTree:
     def set(self, slots: npt.ArrayLike, weights: npt.ArrayLike) -> None:
         """Set weights of slots; an invalid slot or weight has no effect on others.
 
-        Parameters
-        ----------
-        slots
-            Integers in [0, size), shape (n,).
-        weights
-            Shape (n,), or one weight for all. On duplicate slots the last one wins.
+        slots: integers in [0, size), shape (n,).
+        weights: shape (n,), or one weight for all. On duplicate slots the last one wins.
 
-        Raises
-        ------
-        ColumnLengthError
-            If the number of weights differs from the number of slots.
-        PriorityError
-            If a weight is negative, NaN, infinite, or large enough for a sum to overflow. Nothing has changed then.
-        RowIndexError
-            If a slot is outside [0, size), or slots are not integers; names the first slot.
+        Raises ColumnLengthError if the number of weights differs from the number of slots. Raises PriorityError if a
+        weight is negative, NaN, infinite, or large enough for a sum to overflow. Nothing has changed then. Raises
+        RowIndexError if a slot is outside [0, size), or slots are not integers; names the first slot.
         """
         slot_array = np.asarray(slots)
         if slot_array.dtype.kind not in "iu" and slot_array.size:
@@ -112,10 +95,7 @@ class SumTree:
     def put(self, slots: Indices, weights: Floats) -> None:
         """Set weights as `set`, given C-contiguous arrays of dtype intp and float64, shape (n,) both.
 
-        Raises
-        ------
-        PriorityError, RowIndexError
-            As in `set`.
+        Raises PriorityError or RowIndexError as in `set`.
         """
         rejected = self._kernels.tree_set(self._tree, self._leaves, self.size, self._limit, slots, weights)
         if rejected >= 0:
@@ -147,15 +127,9 @@ class SumTree:
     def find(self, values: npt.ArrayLike) -> Indices:
         """Return, for each value v, the first slot of positive weight at which the cumulative weight is at least v.
 
-        Parameters
-        ----------
-        values
-            From 0 to the total, which must be positive; shape (n,). Larger values return the last such slot.
+        values: from 0 to the total, which must be positive; shape (n,). Larger values return the last such slot.
 
-        Returns
-        -------
-        ndarray
-            Slots, shape (n,).
+        Returns: slots, shape (n,).
         """
         targets = np.ascontiguousarray(values, np.float64)
         slots = np.empty(len(targets), np.intp)
@@ -173,28 +147,15 @@ class SumTree:
     ) -> Indices:
         """Sample slots with replacement, with probabilities proportional to their weights.
 
-        Parameters
-        ----------
-        n
-            Number of slots to sample.
-        rng
-            Source of n uniform numbers.
-        start, stop
-            Range of slots to sample from; default: all. Sampling from a part takes time proportional to its number of
-            slots.
-        stratified
-            Whether draw k covers the k-th of n equal shares of the total, so that slots are in ascending order, and the
-            frequency of each slot differs from its expectation by less than 2.
+        rng: source of n uniform numbers.
+        start, stop: range of slots to sample from; default: all. Sampling from a part takes time proportional to its
+            number of slots.
+        stratified: whether draw k covers the k-th of n equal shares of the total, so that slots are in ascending order,
+            and the frequency of each slot differs from its expectation by less than 2.
 
-        Returns
-        -------
-        ndarray
-            Slots, shape (n,), with positive weights.
+        Returns: slots, shape (n,), with positive weights.
 
-        Raises
-        ------
-        PriorityError
-            If no slot has a positive weight.
+        Raises PriorityError if no slot has a positive weight.
         """
         stop = self.size if stop is None else stop
         sums = None if stop - start == self.size else np.cumsum(self.weights[start:stop])

@@ -102,35 +102,18 @@ class Listener(Protocol):
 class Table:
     """Rows of one or several ring buffers with their columns: the storage of every replay buffer.
 
-    Parameters
-    ----------
-    maxsizes
-        Number of slots per ring.
-    stores
-        Factory of the column stores.
-    keeps_next
-        Whether next observations are stored as a column. Otherwise they are the observations of the following steps,
-        and only final observations are stored separately.
-    last_frame
-        Whether to store only the newest frame of stacked observations.
+    stores: factory of the column stores.
+    keeps_next: whether next observations are stored as a column. Otherwise they are the observations of the following
+        steps, and only final observations are stored separately.
+    last_frame: whether to store only the newest frame of stacked observations.
 
-    Attributes
-    ----------
-    rings, columns, finals
-        The components.
-    fast_add
-        Adds a batch like the last one compiled by `compile_fast_add`; None if none is compiled.
-    journal
-        Write-ahead log; None for a table in memory.
-    listener
-        Observer of added and removed rows; None for none.
-    action_unit
-        Unit of the rows' actions; None if unknown.
-    lock
-        Held by the thread that reads or writes rows. Buffers hold it across sampling and gathering, so that the rows
+    fast_add: adds a batch like the last one compiled by `compile_fast_add`; None if none is compiled.
+    journal: Write-ahead log; None for a table in memory.
+    listener: observer of added and removed rows; None for none.
+    action_unit: unit of the rows' actions; None if unknown.
+    lock: held by the thread that reads or writes rows. Buffers hold it across sampling and gathering, so that the rows
         are consistent.
-    max_gather_nbytes
-        Maximum bytes of rows gathered at once; None for no limit.
+    max_gather_nbytes: maximum bytes of rows gathered at once; None for no limit.
     """
 
     __slots__ = (
@@ -178,16 +161,9 @@ class Table:
     def add(self, step: dict[str, Any], n: int, rings: Ints | None = None, *, single: bool = False) -> Added:
         """Add one step to each of n rings; see `Rings.advance`.
 
-        Parameters
-        ----------
-        held
-            Values by name, as in a `Batch`.
-        n
-            Number of rows.
-        rings
-            Ring of each row, shape (n,); rows of the same ring are successive steps. None for all rings in order.
-        single
-            Whether the values are one step without a leading axis.
+        held: values by name, as in a `Batch`.
+        rings: ring of each row, shape (n,); rows of the same ring are successive steps. None for all rings in order.
+        single: whether the values are one step without a leading axis.
         """
         values, obs_next = self._complete(step, n, single=single)
         if rings is not None and (n > self.rings.n or len(set(rings.tolist())) < n):
@@ -242,18 +218,11 @@ class Table:
     def append(self, ring: int, rows: dict[str, Any], count: int, gaps: Ints | None = None) -> Ints:
         """Add rows to a ring outside its running episode.
 
-        Parameters
-        ----------
-        rows
-            Values as returned by `gather.rows_at`.
-        count
-            Number of rows to count as added; `rows` contains only the last ones, at most one per slot of the ring.
-        gaps
-            Rows not followed by the next row although their episode continues; the last row never is.
+        rows: values as returned by `gather.rows_at`.
+        count: number of rows to count as added; `rows` contains only the last ones, at most one per slot of the ring.
+        gaps: rows not followed by the next row although their episode continues; the last row never is.
 
-        Returns
-        -------
-        Slots of the rows in order, shape (count,).
+        Returns: slots of the rows in order, shape (count,).
         """
         n = min(count, int(self.rings.maxsizes[ring]))
         values, obs_next = self._complete(rows, n, single=False, stored=True)

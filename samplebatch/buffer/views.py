@@ -101,13 +101,9 @@ def stored_batch(table: Table, start: int, stop: int, *, settable: bool) -> Batc
 def set_columns(table: Table | None, batch: Any) -> None:
     """Replace columns of a table, or add new ones; unchanged columns are skipped.
 
-    Parameters
-    ----------
-    table
-        The table; None for a part of a buffer.
-    given
-        Values by name: one row per slot, or per slot with a row; a name without values is emptied. Arrays with one row
-        per slot are not copied.
+    table: the table; None for a part of a buffer.
+    given: values by name: one row per slot, or per slot with a row; a name without values is emptied. Arrays with one
+        row per slot are not copied.
     """
     if table is None:
         raise errors.RingError("columns must be set in the entire buffer, got one part")

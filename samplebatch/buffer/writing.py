@@ -55,8 +55,6 @@ def convert_step(step: Mapping[str, Any], n: int, *, single: bool, last_frame: b
     `done` without other flags means `terminated`. With `last_frame`, only the newest frame of stacked observations is
     returned.
 
-    Examples
-    --------
     >>> convert_step({"obs": 1, "act": 2, "rew": 3, "done": 1}, 1, single=True, last_frame=False)["done"]
     array(True)
     """
@@ -106,8 +104,6 @@ def check_nan(values: Mapping[str, Any], prefix: str = "") -> None:
 def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> npt.NDArray[Any]:
     """Convert rewards or flags to a numeric type.
 
-    Examples
-    --------
     >>> numbers([1, 0], "terminated", (2,), np.bool_)
     array([ True, False])
     """
@@ -127,8 +123,6 @@ def numbers(value: Any, name: str, lead: tuple[int, ...], kind: type[Any]) -> np
 def end_flags(rows: Mapping[str, Any], n: int) -> tuple[Flags, Flags]:
     """Return masks of terminated and truncated rows; `done` is used if `terminated` is missing.
 
-    Examples
-    --------
     >>> end_flags({"done": [0, 1]}, 2)
     (array([False,  True]), array([False, False]))
     """
@@ -179,17 +173,10 @@ _FEW_ENDS = 16
 class Series:
     """Slots of k steps in time order, possibly several per ring, with returns and lengths of their episodes.
 
-    Attributes
-    ----------
-    slots
-        Slot of each step, shape (k,).
-    lasting
-        Steps that no later step overwrites, shape (l,), ascending; None for all.
-    rings, newest
-        Rings that get steps, ascending, and the newest step of each.
+    slots: slot of each step, shape (k,).
+    lasting: steps that no later step overwrites, shape (l,), ascending; None for all.
+    rings, newest: rings that get steps, ascending, and the newest step of each.
 
-    Examples
-    --------
     >>> rings = Rings([2, 2])
     >>> series = Series(rings, np.array([0, 0, 1, 0]))
     >>> series.slots, series.lasting, series.newest

@@ -27,13 +27,8 @@ V = TypeVar("V")
 class Recent(Generic[K, V]):
     """Bounded cache of recently created values.
 
-    Parameters
-    ----------
-    limit
-        Maximum number of values; the oldest value is evicted first.
+    limit: maximum number of values; the oldest value is evicted first.
 
-    Examples
-    --------
     >>> squares = Recent[int, int](limit=2)
     >>> squares.get(3, lambda: 9), squares.get(3, lambda: 10)
     (9, 9)
@@ -97,14 +92,7 @@ def _expands(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> bool:
 class FixedRows(NamedTuple):
     """Layout of a tensor column in Arrow's buffers, for readers that view rows without creating Arrow arrays.
 
-    Attributes
-    ----------
-    dtype
-        Type of the elements.
-    row_shape
-        Shape of a row.
-    values
-        Values per row of each nested array, outermost first; only the innermost has a data buffer.
+    values: values per row of each nested array, outermost first; only the innermost has a data buffer.
     """
 
     dtype: np.dtype[Any]
@@ -115,20 +103,10 @@ class FixedRows(NamedTuple):
 class FieldReader:
     """Reader of the arrays of one field as columns, which inspects type and metadata once.
 
-    Parameters
-    ----------
-    field
-        The field.
-    arrow
-        Type of the arrays; None for the field's type.
+    arrow: type of the arrays; None for the field's type.
 
-    Raises
-    ------
-    FormatError
-        If the field's metadata is invalid; names the field.
+    Raises FormatError if the field's metadata is invalid; names the field.
 
-    Examples
-    --------
     >>> FieldReader(pa.field("a", pa.int64())).read(pa.array([1, 2])).to_numpy()
     array([1, 2])
     """

@@ -46,18 +46,10 @@ _NO_FOOTER = "an Arrow file must have a footer that locates its batches: {}"
 class Body(NamedTuple):
     """Record batch as described by its message.
 
-    Attributes
-    ----------
-    rows
-        Number of rows.
-    nodes
-        Number of rows and nulls of each array, depth first.
-    buffers
-        Offset in the body and size of each buffer.
-    start
-        Offset of the body in the file.
-    nbytes
-        Size of the body in bytes.
+    nodes: number of rows and nulls of each array, depth first.
+    buffers: offset in the body and size of each buffer.
+    start: offset of the body in the file.
+    nbytes: size of the body in bytes.
     """
 
     rows: int
@@ -70,27 +62,11 @@ class Body(NamedTuple):
 class ArrowLayout:
     """Layout of an Arrow file from its footer and messages, for readers of its buffers.
 
-    Parameters
-    ----------
-    data
-        All bytes of the file.
+    schema: the footer without batch offsets: files with equal bytes have equal schemas.
+    decompressed_nbytes: total declared decompressed size of compressed buffers; 0 without compression.
 
-    Raises
-    ------
-    FormatError
-        If the file has no valid footer, or no messages at the declared offsets.
+    Raises FormatError if the file has no valid footer, or no messages at the declared offsets.
 
-    Attributes
-    ----------
-    schema
-        The footer without batch offsets: files with equal bytes have equal schemas.
-    num_batches
-        Number of record batches.
-    decompressed_nbytes
-        Total declared decompressed size of compressed buffers; 0 without compression.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> sink = pa.BufferOutputStream()
     >>> table = pa.table({"a": np.zeros(1000)})
@@ -118,10 +94,7 @@ class ArrowLayout:
     def is_native(self) -> bool:
         """Return whether numbers are little-endian, as in memory; determined by `schema`.
 
-        Raises
-        ------
-        FormatError
-            If the footer is damaged.
+        Raises FormatError if the footer is damaged.
         """
         try:
             schema = self._footer.table(_SCHEMA)
@@ -132,10 +105,7 @@ class ArrowLayout:
     def rows(self) -> list[int]:
         """Return the number of rows per record batch.
 
-        Raises
-        ------
-        FormatError
-            If a message is damaged.
+        Raises FormatError if a message is damaged.
         """
         try:
             return [found.rows() for found in self._batches]
@@ -145,10 +115,7 @@ class ArrowLayout:
     def body(self, number: int) -> Body | None:
         """Return the buffer layout of a record batch; None if it is compressed.
 
-        Raises
-        ------
-        FormatError
-            If the message is damaged.
+        Raises FormatError if the message is damaged.
         """
         try:
             return self._batches[number].body()
@@ -159,10 +126,7 @@ class ArrowLayout:
 def decompressed_stream_nbytes(data: pa.Buffer) -> int:
     """Sum the declared decompressed sizes of an Arrow stream's buffers; see `ArrowLayout`.
 
-    Raises
-    ------
-    FormatError
-        If the stream does not consist of contiguous messages.
+    Raises FormatError if the stream does not consist of contiguous messages.
     """
     view = memoryview(data).cast("B")
     total = at = 0

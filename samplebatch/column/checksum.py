@@ -29,13 +29,8 @@ _ROW_NBYTES = 8 * _ROW_WORDS
 def checksum(data: Any) -> int:
     """Compute a 32-bit checksum of memory.
 
-    Parameters
-    ----------
-    data
-        Contiguous bytes: `bytes`, a `memoryview`, a C-contiguous array.
+    data: contiguous bytes: `bytes`, a `memoryview`, a C-contiguous array.
 
-    Examples
-    --------
     >>> checksum(b"123456789") == zlib.crc32(b"123456789")
     True
     >>> words = np.arange(4096)
@@ -56,15 +51,8 @@ def checksum(data: Any) -> int:
 def block_checksums(data: Any, known: Mapping[int, int] = MappingProxyType({})) -> list[int]:
     """Compute one checksum per block of `BLOCK_NBYTES`, for large memory on two cores.
 
-    Parameters
-    ----------
-    data
-        Contiguous bytes.
-    known
-        Checksums of some blocks by block number, which are not recomputed.
+    known: checksums of some blocks by block number, which are not recomputed.
 
-    Examples
-    --------
     >>> len(block_checksums(bytes(BLOCK_NBYTES + 1)))
     2
     """

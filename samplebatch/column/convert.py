@@ -113,17 +113,9 @@ def as_ragged(values: Any, name: str, dtype: npt.DTypeLike | None = None) -> Var
     Raises ColumnTypeError if the rows are not numeric arrays with one number of dimensions, at least 1. Raises
     ColumnMismatchError if the dtype cannot represent the rows exactly.
 
-    Parameters
-    ----------
-    values
-        A list of arrays, or any input of `as_column`. Arrays and tensors of shape (n, ...) are viewed.
-    name
-        The column's name, for errors.
-    dtype
-        Dtype of the elements; None for the dtype of the rows.
+    values: a list of arrays, or any input of `as_column`. Arrays and tensors of shape (n, ...) are viewed.
+    dtype: dtype of the elements; None for the dtype of the rows.
 
-    Examples
-    --------
     >>> as_ragged([[1, 2], [3, 4]], "ids"), as_ragged([], "ids", "int64")
     (RaggedColumn(2 rows of int64, row shape (None,)), RaggedColumn(0 rows of int64, row shape (None,)))
     """
@@ -168,22 +160,10 @@ def is_of_arrays(rows: Any) -> bool:
 def match_ragged(column: Column, dtype: Any, ndim: int, name: str) -> Column:
     """Convert rows of one shape or without elements to a ragged column if they match a declared one.
 
-    Parameters
-    ----------
-    column
-        The column.
-    dtype, ndim
-        Dtype of the elements and number of dimensions per row of the declared ragged column.
-    name
-        The column's name, for errors.
+    dtype, ndim: dtype of the elements and number of dimensions per row of the declared ragged column.
 
-    Returns
-    -------
-    Column
-        The ragged column, or `column` itself if its rows do not match.
+    Returns: the ragged column, or `column` itself if its rows do not match.
 
-    Examples
-    --------
     >>> match_ragged(as_column([[1, 2]], "ids"), np.dtype("int64"), 1, "ids")
     RaggedColumn(1 rows of int64, row shape (None,))
     """

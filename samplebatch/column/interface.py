@@ -161,13 +161,8 @@ def resolve(key: Any, n: int) -> Resolved:
 
     Raises RowIndexError if a row is outside [-n, n), or the key has another type; names the first invalid row.
 
-    Parameters
-    ----------
-    key
-        An integer, a slice, a sequence of integers, or a boolean mask of shape (n,). Negative rows count from the end.
+    key: an integer, a slice, a sequence of integers, or a boolean mask of shape (n,). Negative rows count from the end.
 
-    Examples
-    --------
     >>> resolve(-1, 4), resolve(slice(1, None), 4), resolve(slice(None, None, -2), 4)
     (3, (1, 4), array([3, 1]))
     >>> resolve([True, False, False, True], 4), resolve([2, -4], 4)

@@ -39,15 +39,9 @@ _ndarray = np.ndarray
 def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Allocate an aligned, uninitialized array from reused pages.
 
-    Parameters
-    ----------
-    shape
-        Any shape, including zero sizes.
-    dtype
-        Any dtype except objects.
+    shape: any shape, including zero sizes.
+    dtype: any dtype except objects.
 
-    Examples
-    --------
     >>> a = empty((3, 2), np.dtype("f4"))
     >>> a.shape, a.ctypes.data % ALIGNMENT
     ((3, 2), 0)

@@ -440,20 +440,13 @@ PLAIN: dict[type, tuple[str, pa.DataType]] = {
 class Node:
     """Form of all values at one position of the tree.
 
-    Attributes
-    ----------
-    kind
-        `none` (only None), a name in `PLAIN`, `scalar` (NumPy's), `dict`, `list` or `tuple` (of any length, elements of
-        one form), `list_of` or `tuple_of` (of one length, one form per position), `array` (of one shape), `ragged`
+    kind: `none` (only None), a name in `PLAIN`, `scalar` (NumPy's), `dict`, `list` or `tuple` (of any length, elements
+        of one form), `list_of` or `tuple_of` (of one length, one form per position), `array` (of one shape), `ragged`
         (arrays of varying shape), `pickle`, or `string` (NumPy strings of earlier versions).
-    nullable
-        Whether nulls represent None.
-    dtype, shape
-        Dtype and shape of NumPy scalars and arrays; for `ragged`, only the number of dimensions matters.
-    names, optional
-        Keys of a dict in order, and for each whether a null represents its absence.
-    children
-        Forms of nested values.
+    nullable: whether nulls represent None.
+    dtype, shape: dtype and shape of NumPy scalars and arrays; for `ragged`, only the number of dimensions matters.
+    names, optional: keys of a dict in order, and for each whether a null represents its absence.
+    children: forms of nested values.
     """
 
     kind: str
@@ -480,13 +473,6 @@ def encode(values: npt.NDArray[Any]) -> tuple[pa.Array, str]:
 
     Raises ColumnTypeError if the objects have no common form, and an object cannot be pickled.
 
-    Parameters
-    ----------
-    values
-        Objects, shape (n,).
-
-    Examples
-    --------
     >>> infos = np.array([{"reward": 1.0}, {}, None], object)
     >>> array, form = encode(infos)
     >>> array.type, array.to_pylist()
@@ -672,23 +658,12 @@ def decode(array: pa.Array, form: str | bytes, name: str, *, allow_pickle: bool 
     Raises FormatError if the form is invalid, or does not match the array. Raises UntrustedPickleError if any value is
     pickled, at any depth, and `allow_pickle` is false; names the column.
 
-    Parameters
-    ----------
-    array
-        The array. Equivalent types, as written by other tools, are cast.
-    form
-        JSON form from `encode`.
-    name
-        The column's name, for errors.
-    allow_pickle
-        Whether to unpickle rows and nested values, which can execute code of their writer.
+    array: the array. Equivalent types, as written by other tools, are cast.
+    form: JSON form from `encode`.
+    allow_pickle: whether to unpickle rows and nested values, which can execute code of their writer.
 
-    Returns
-    -------
-    Objects, or variable-width strings, shape (n,).
+    Returns: objects, or variable-width strings, shape (n,).
 
-    Examples
-    --------
     >>> decode(pa.array([[1, 2], [3]]), '{"kind":"tuple","children":[{"kind":"int"}]}', "a")
     array([(1, 2), (3,)], dtype=object)
     """

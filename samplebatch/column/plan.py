@@ -55,13 +55,6 @@ class _Column(NamedTuple):
 class Plan:
     """Positions of the columns of one schema, all of them numbers without nulls, to convert them to arrays and back.
 
-    Attributes
-    ----------
-    schema
-        The schema, with its metadata.
-
-    Examples
-    --------
     >>> rows = pa.record_batch({"a": np.zeros(2), "b": np.arange(2)})
     >>> plan = Plan.of(rows.schema)
     >>> plan.read(rows)["b"]
@@ -116,10 +109,7 @@ class Plan:
     def view(self, data: pa.Buffer, body: Body, chosen: list[str]) -> Arrays | None:
         """View columns of a record batch in the bytes of a file; None if it does not have the library's layout.
 
-        Raises
-        ------
-        FormatError
-            If there are rows without bytes, more than any batch has.
+        Raises FormatError if there are rows without bytes, more than any batch has.
         """
         rows, nodes, buffers, start, nbytes = body
         if rows <= 0 or nodes != [(rows * count, 0) for count in self._values]:
@@ -210,24 +200,12 @@ class StreamLayout:
     A stream is its head, with the schema and the positions of the record batch's buffers, followed by these buffers. A
     stream with the same bytes outside of its columns as one that Arrow has read is viewed in the same way.
 
-    Parameters
-    ----------
-    places
-        The columns, by their names.
-    stream
-        A stream of this form, shape (nbytes,).
-    head
-        The bytes before the buffers.
+    places: the columns, by their names.
+    stream: a stream of this form, shape (nbytes,).
+    head: the bytes before the buffers.
 
-    Attributes
-    ----------
-    places, head
-        As given.
-    nbytes
-        Bytes of a stream.
+    nbytes: bytes of a stream.
 
-    Examples
-    --------
     >>> rows = pa.record_batch({"a": np.arange(3), "b": np.zeros(3)})
     >>> sink = pa.BufferOutputStream()
     >>> with pa.ipc.new_stream(sink, rows.schema) as writer:
@@ -257,9 +235,7 @@ class StreamLayout:
     def find(cls, stream: Bytes, rows: pa.RecordBatch) -> Self | None:
         """Find the layout of a stream, shape (nbytes,), that Arrow has read.
 
-        Returns
-        -------
-        The layout; None if the schema has no plan, or Arrow has a column elsewhere than in these bytes.
+        Returns: the layout; None if the schema has no plan, or Arrow has a column elsewhere than in these bytes.
         """
         head, plan = head_of(stream), Plan.of(rows.schema)
         arrays = None if head is None or plan is None else plan.read(rows)
@@ -287,12 +263,8 @@ class StreamLayout:
     def write(self, columns: Mapping[str, npt.NDArray[Any]], out: Bytes) -> None:
         """Write a stream.
 
-        Parameters
-        ----------
-        columns
-            Arrays that `fits` is true of.
-        out
-            Memory for it, shape (nbytes,).
+        columns: arrays that `fits` is true of.
+        out: memory for it, shape (nbytes,).
         """
         self._write_beside(out)
         targets = [_ndarray(shape, dtype, out, start) for start, dtype, shape in self.places.values()]
@@ -344,8 +316,6 @@ def head_of(stream: Bytes) -> bytes | None:
 
     The first message is the schema, and the second one the record batch.
 
-    Examples
-    --------
     >>> head_of(np.zeros(8, np.uint8)) is None
     True
     """

@@ -274,17 +274,9 @@ def _row_arrays(
     Raises ColumnTypeError if a row is not an array of at least one dimension, rows differ in their number of
     dimensions, or no dtype of a row represents all others.
 
-    Parameters
-    ----------
-    rows
-        Arrays, or nested lists of numbers. An empty list fits any dtype.
-    name
-        The column's name, for errors.
-    declared
-        The requested dtype. Float dtypes round lists of numbers, as NumPy does.
+    rows: arrays, or nested lists of numbers. An empty list fits any dtype.
+    declared: the requested dtype. Float dtypes round lists of numbers, as NumPy does.
 
-    Examples
-    --------
     >>> _row_arrays([[1, 2], [0.5]], "x")
     ([array([1, 2]), array([0.5])], dtype('float64'))
     """
@@ -343,14 +335,9 @@ _EXACT_INTEGERS = 2.0**53
 def lay_rows(rows: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]] | None:
     """Concatenate rows of one dimension.
 
-    Returns
-    -------
-    tuple
-        Elements and offsets of the rows; None for rows that are neither numeric arrays of one dtype nor lists of
-        integers or floats, which use the general path.
+    Returns: elements and offsets of the rows; None for rows that are neither numeric arrays of one dtype nor lists of
+    integers or floats, which use the general path.
 
-    Examples
-    --------
     >>> lay_rows([np.arange(2), np.arange(1)]), lay_rows([[0.5], []])
     ((array([0, 1, 0]), array([0, 2, 3])), (array([0.5]), array([0, 1, 1])))
     >>> lay_rows([[1], "text"])

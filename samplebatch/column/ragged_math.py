@@ -100,17 +100,10 @@ def reduce(how: str, rows: VaryingRows, initial: Any = None) -> Any:
 
     Raises ArgumentError if a row without elements has no minimum or maximum, and there is no `initial`.
 
-    Parameters
-    ----------
-    how
-        `"sum"`, `"min"`, `"max"`, `"any"` or `"all"`.
-    rows
-        Any rows; all elements of a row count, regardless of dimensions.
-    initial
-        Result for rows without elements, for minima and maxima.
+    how: `"sum"`, `"min"`, `"max"`, `"any"` or `"all"`.
+    rows: any rows; all elements of a row count, regardless of dimensions.
+    initial: result for rows without elements, for minima and maxima.
 
-    Examples
-    --------
     >>> from samplebatch.column import RaggedColumn
     >>> reduce("sum", RaggedColumn.from_rows([[1, 2], [], [3]], "x"))
     array([3, 0, 3])

@@ -165,15 +165,9 @@ def pieces(rows: int, nbytes: int) -> Iterator[slice]:
 def copy_all(targets: Sequence[npt.NDArray[Any]], sources: Sequence[npt.NDArray[Any]], nbytes: int) -> None:
     """Copy each source to its target of equal dtype and shape.
 
-    Parameters
-    ----------
-    targets, sources
-        Arrays, equal in number.
-    nbytes
-        Approximate total bytes.
+    targets, sources: arrays, equal in number.
+    nbytes: approximate total bytes.
 
-    Examples
-    --------
     >>> targets = [np.zeros(2), np.zeros(1, int)]
     >>> copy_all(targets, [np.ones(2), np.array([3])], nbytes=24)
     >>> targets

@@ -70,14 +70,9 @@ and has no copy operation for its dtypes of less than one byte, such as `uint4`.
 class Storage(NamedTuple):
     """Storage of a dtype's elements in Arrow.
 
-    Attributes
-    ----------
-    arrow
-        Arrow type of one value.
-    per_element
-        Values per element, as a trailing shape: `(2,)` for complex numbers, else `()`.
-    named
-        Whether the field's metadata must contain the dtype because the Arrow type does not determine it.
+    arrow: Arrow type of one value.
+    per_element: values per element, as a trailing shape: `(2,)` for complex numbers, else `()`.
+    named: whether the field's metadata must contain the dtype because the Arrow type does not determine it.
     """
 
     arrow: pa.DataType
@@ -187,12 +182,8 @@ def check_torch_name(name: object) -> int:
 def named_torch_dtype(name: str) -> torch.dtype:
     """Return a torch dtype named in a file or a message.
 
-    Raises
-    ------
-    ColumnTypeError
-        As `check_torch_name` does, or if the installed torch lacks the dtype.
-    MissingExtraError
-        If torch is not installed.
+    Raises ColumnTypeError as `check_torch_name` does, or if the installed torch lacks the dtype. Raises
+    MissingExtraError if torch is not installed.
     """
     check_torch_name(name)
     require_torch()

@@ -19,18 +19,11 @@ def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = Fal
     Raises UntrustedPickleError if `allow_pickle` is false; names the subject. Raises FormatError if a pickle is
     invalid; names the subject.
 
-    Parameters
-    ----------
-    pickles
-        One pickle per object. Permission is required even for an empty iterable, and pickles are not inspected without
-        it.
-    subject
-        Column or file that contains the pickles, for errors.
-    allow_pickle
-        Whether to unpickle, which can execute code of the writer.
+    pickles: one pickle per object. Permission is required even for an empty iterable, and pickles are not inspected
+        without it.
+    subject: column or file that contains the pickles, for errors.
+    allow_pickle: whether to unpickle, which can execute code of the writer.
 
-    Examples
-    --------
     >>> unpickle([pickle.dumps({1, 2})], "column 'infos'", allow_pickle=True)
     [{1, 2}]
     >>> unpickle([pickle.dumps({1, 2})], "column 'infos'")
@@ -50,12 +43,7 @@ def require_permission(subject: str, *, allow_pickle: bool = False) -> None:
 
     Raises UntrustedPickleError if `allow_pickle` is false; names the subject.
 
-    Parameters
-    ----------
-    subject
-        Column, file or state that contains the pickles.
-    allow_pickle
-        Whether unpickling is permitted.
+    subject: column, file or state that contains the pickles.
     """
     if not allow_pickle:
         raise UntrustedPickleError(

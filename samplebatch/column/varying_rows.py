@@ -76,13 +76,8 @@ def arrow_offsets(array: pa.Array, dtype: npt.DTypeLike = np.int64) -> npt.NDArr
 def uniform_layout(shape: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
     """Return offsets and shapes of rows with one shape; the shapes are None for rows of one dimension.
 
-    Parameters
-    ----------
-    shape
-        Shape of all rows together, (n, ...), with at least two dimensions.
+    shape: shape of all rows together, (n, ...), with at least two dimensions.
 
-    Examples
-    --------
     >>> uniform_layout((2, 3)), uniform_layout((1, 2, 2))
     ((array([0, 3, 6]), None), (array([0, 4]), array([[2, 2]])))
     """

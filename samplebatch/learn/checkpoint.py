@@ -62,10 +62,7 @@ class _ErrorRecordingFile:
 def write_torch(value: Any, path: str | os.PathLike[str]) -> None:
     """Write a file atomically with `torch.save`.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be written; `filename` is the path.
+    Raises OSError if the file cannot be written; `filename` is the path.
     """
     with replacing(path) as file:
         recorder = _ErrorRecordingFile(file)

@@ -28,8 +28,6 @@ from samplebatch.errors import ArgumentError
 def set_training(module: nn.Module, mode: bool) -> None:
     """Set torch's training mode as `nn.Module.train` does, including submodules that override `train`.
 
-    Examples
-    --------
     >>> network = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
     >>> set_training(network, False)
     >>> [part.training for part in network.modules()]
@@ -52,8 +50,6 @@ def set_training(module: nn.Module, mode: bool) -> None:
 def first_parameter(module: nn.Module) -> torch.Tensor | None:
     """Return the first parameter of a module, which determines its device and dtype; None without parameters.
 
-    Examples
-    --------
     >>> first_parameter(nn.Sequential(nn.ReLU(), nn.Linear(3, 2))).shape
     torch.Size([2, 3])
     """
@@ -70,8 +66,6 @@ def first_parameter(module: nn.Module) -> torch.Tensor | None:
 def tensors_of(module: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the distinct parameters and buffers of a module, in the same order for each copy of the module.
 
-    Examples
-    --------
     >>> parameters, buffers = tensors_of(nn.BatchNorm1d(2))
     >>> len(parameters), len(buffers)
     (2, 3)
@@ -130,8 +124,6 @@ class Flatten(nn.Module):
 
     The attribute `output_dim` is the width of the vectors.
 
-    Examples
-    --------
     >>> flatten = Flatten(spaces.Dict(x=spaces.Box(0, 1, (2,)), n=spaces.Discrete(3)))
     >>> flatten({"x": torch.tensor([[0.5, 0.6]]), "n": torch.tensor([1])})
     tensor([[0.5000, 0.6000, 0.0000, 1.0000, 0.0000]])
@@ -639,8 +631,6 @@ class LaggedNetwork(nn.Module):
 
     Always in evaluation mode; its parameters require no gradients.
 
-    Examples
-    --------
     >>> source = nn.Linear(1, 1)
     >>> target = LaggedNetwork(source)
     >>> with torch.no_grad():
@@ -676,10 +666,7 @@ class LaggedNetwork(nn.Module):
         A `tau` of 1 copies, less computes Polyak averages. Buffers, such as the running means of batch normalization,
         are copied.
 
-        Raises
-        ------
-        ArgumentError
-            If `tau` is not between 0 and 1.
+        Raises ArgumentError if `tau` is not between 0 and 1.
         """
         follow([self], tau)
 
@@ -688,8 +675,6 @@ class LaggedNetwork(nn.Module):
 def follow(networks: Sequence[LaggedNetwork], tau: float = 1.0) -> None:
     """Update target networks from their sources, all parameters in one operation; see `LaggedNetwork.follow`.
 
-    Examples
-    --------
     >>> source = nn.Linear(1, 1, bias=False)
     >>> targets = [LaggedNetwork(source), LaggedNetwork(source)]
     >>> with torch.no_grad():
@@ -720,14 +705,9 @@ def follow(networks: Sequence[LaggedNetwork], tau: float = 1.0) -> None:
 def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2.0), head_gain: float | None = None) -> None:
     """Initialize linear and convolutional layers with orthogonal weights and zero biases, as is usual for PPO.
 
-    Parameters
-    ----------
-    gain, head_gain
-        Gain of the layers (Engstrom et al., arXiv:2005.12729, section 3), and of the layers outside `preprocess` and
-        `body`; None for `gain`.
+    gain, head_gain: gain of the layers (Engstrom et al., arXiv:2005.12729, section 3), and of the layers outside
+        `preprocess` and `body`; None for `gain`.
 
-    Examples
-    --------
     >>> from samplebatch.learn.heads import DiscreteActor
     >>> actor = DiscreteActor.for_space(Net.for_space(spaces.Box(-1, 1, (3,)), [8]), spaces.Discrete(2))
     >>> initialize_orthogonally(actor, head_gain=0.01)

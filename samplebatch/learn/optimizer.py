@@ -177,25 +177,13 @@ class RMSpropOptimizerFactory(TorchOptimizerFactory):
 class Optimizer:
     """Optimizer of an algorithm: a gradient step with clipping in one call.
 
-    Parameters
-    ----------
-    optim, module
-        The torch optimizer, and the module with the optimized parameters.
-    max_grad_norm
-        Maximum L2 norm of all gradients; None for no clipping.
+    optim, module: the torch optimizer, and the module with the optimized parameters.
+    max_grad_norm: maximum L2 norm of all gradients; None for no clipping.
 
-    Attributes
-    ----------
-    requires_finite
-        Whether steps require a finite loss, if it is on the host; set by the algorithm.
+    requires_finite: whether steps require a finite loss, if it is on the host; set by the algorithm.
 
-    Raises
-    ------
-    ArgumentError
-        If `max_grad_norm` is not a positive number.
+    Raises ArgumentError if `max_grad_norm` is not a positive number.
 
-    Examples
-    --------
     >>> module = nn.Linear(1, 1, bias=False)
     >>> optimizer = Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module, max_grad_norm=0.5)
     >>> before = module.weight.item()
@@ -216,10 +204,7 @@ class Optimizer:
 
         See `torch.Tensor.backward` for arguments.
 
-        Raises
-        ------
-        NonFiniteLossError
-            As `descend` does.
+        Raises NonFiniteLossError as `descend` does.
         """
         descend([(self, loss)], retain_graph, create_graph)
 
@@ -237,22 +222,13 @@ def descend(
 ) -> None:
     """Perform the gradient steps of several optimizers with one backward pass.
 
-    Parameters
-    ----------
-    steps
-        Optimizers and their losses, tensors with one element. A loss must not depend on the parameters of another
+    steps: optimizers and their losses, tensors with one element. A loss must not depend on the parameters of another
         optimizer, because gradients of all losses are added.
-    retain_graph, create_graph
-        See `torch.Tensor.backward`.
+    retain_graph, create_graph: see `torch.Tensor.backward`.
 
-    Raises
-    ------
-    NonFiniteLossError
-        If a loss on the host is not finite and its optimizer requires that; no parameter is changed. Losses on other
-        devices are not checked, because that would synchronize the device.
+    Raises NonFiniteLossError if a loss on the host is not finite and its optimizer requires that; no parameter is
+    changed. Losses on other devices are not checked, because that would synchronize the device.
 
-    Examples
-    --------
     >>> modules = [nn.Linear(1, 1, bias=False) for _ in range(2)]
     >>> before = [module.weight.item() for module in modules]
     >>> optimizers = [Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module) for module in modules]

@@ -523,8 +523,6 @@ def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
 
     For large values, a difference of 1.0 disappears in rounding.
 
-    Examples
-    --------
     >>> mask_logits(torch.tensor([[-2e9, -3e9]]), torch.tensor([[False, True]])).argmax(-1)
     tensor([1])
     """

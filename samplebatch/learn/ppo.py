@@ -26,12 +26,8 @@ _METRICS = ("loss", "actor_loss", "vf_loss", "ent_loss", "approx_kl")
 class ActorCriticTrainingStats(TrainingStats):
     """Statistics of an update of an actor and a critic, over its gradient steps.
 
-    Attributes
-    ----------
-    loss, actor_loss, vf_loss, ent_loss
-        Total loss, actor loss, critic loss and entropy.
-    approx_kl, gradient_steps
-        Estimated KL divergence from the behaviour policy, and number of gradient steps.
+    loss, actor_loss, vf_loss, ent_loss: total loss, actor loss, critic loss and entropy.
+    approx_kl, gradient_steps: estimated KL divergence from the behaviour policy, and number of gradient steps.
     """
 
     loss: SequenceSummaryStats | None

@@ -272,13 +272,8 @@ class OfflineTrainerParams(TrainerParams):
 def require_finite_losses(figures: Mapping[str, float]) -> None:
     """Check the metrics of an update whose names contain `loss`.
 
-    Raises
-    ------
-    NonFiniteLossError
-        If a loss is NaN or infinite; names the loss.
+    Raises NonFiniteLossError if a loss is NaN or infinite; names the loss.
 
-    Examples
-    --------
     >>> require_finite_losses({"critic/loss": 0.5, "kl": float("nan")})
     >>> require_finite_losses({"actor_loss": float("inf")})
     Traceback (most recent call last):
@@ -359,20 +354,12 @@ class EpochStats(PrintedAsDict):
 class TrainingCounters:
     """Counters of a training run, part of its checkpoints.
 
-    Attributes
-    ----------
-    epoch, epoch_steps
-        Epochs started, and steps of the current epoch; None between epochs.
-    env_step, env_episode, update_step
-        Environment steps (offline: sampled rows), episodes and training steps.
-    best_score, best_reward, best_reward_std, best_epoch
-        Results of the best test.
-    test_step, test_episode
-        Environment steps and episodes of tests.
-    collect_s, update_s, test_s, total_s
-        Durations in seconds.
-    is_stopped
-        Whether training stopped before `max_epochs`.
+    epoch, epoch_steps: epochs started, and steps of the current epoch; None between epochs.
+    env_step, env_episode, update_step: environment steps (offline: sampled rows), episodes and training steps.
+    best_score, best_reward, best_reward_std, best_epoch: results of the best test.
+    test_step, test_episode: environment steps and episodes of tests.
+    collect_s, update_s, test_s, total_s: durations in seconds.
+    is_stopped: whether training stopped before `max_epochs`.
     """
 
     epoch: int = 0

@@ -362,28 +362,16 @@ def nstep_of_rings(
 
     A window wraps around at the end of its ring, and ends at the ring's newest step.
 
-    Parameters
-    ----------
-    rewards, terminated, ended
-        All slots, shapes (slots, ...), (slots,) and (slots,); `ended` is terminated or truncated.
-    edges
-        First slot of each ring, and the number of slots; shape (rings + 1,).
-    newest
-        Slot of each ring's newest step, shape (rings,).
-    slots
-        First slot of each window, shape (n,).
-    n_step, gamma
-        Maximum steps per window, and discount per step.
+    rewards, terminated, ended: all slots, shapes (slots, ...), (slots,) and (slots,); `ended` is terminated or
+        truncated.
+    edges: first slot of each ring, and the number of slots; shape (rings + 1,).
+    newest: slot of each ring's newest step, shape (rings,).
+    slots: first slot of each window, shape (n,).
+    n_step, gamma: maximum steps per window, and discount per step.
 
-    Raises
-    ------
-    RowIndexError
-        If a slot is out of range; names it.
-    ArgumentError
-        If `n_step` is not a positive integer, or `gamma` not in [0, 1].
+    Raises RowIndexError if a slot is out of range; names it. Raises ArgumentError if `n_step` is not a positive
+    integer, or `gamma` not in [0, 1].
 
-    Examples
-    --------
     >>> never = np.zeros(3, bool)
     >>> nstep_of_rings(np.array([1.0, 2.0, 4.0]), never, never, [0, 3], [1], np.array([2, 1]), n_step=3, gamma=1.0)
     NStep(returns=array([7., 2.]), discount=array([1., 1.]), last=array([1, 1]))

@@ -70,10 +70,7 @@ class SummedFile:
 
     Blocks written in several pieces are left to `add`, which reads them from the file.
 
-    Attributes
-    ----------
-    blocks
-        Checksums by block number of blocks written in one piece.
+    blocks: checksums by block number of blocks written in one piece.
     """
 
     closed = False
@@ -115,16 +112,9 @@ class SummedFile:
 def add(file: BinaryIO, form: Format, known: Mapping[int, int] = MappingProxyType({}), nbytes: int = 0) -> None:
     """Add checksums to a complete file that is open for reading and writing.
 
-    Parameters
-    ----------
-    file
-        The file, complete in its format.
-    form
-        The format.
-    known
-        Checksums of some blocks, by block number.
-    nbytes
-        Size of the file's contents if more bytes are reserved; 0 for the file's size.
+    file: the file, complete in its format.
+    known: checksums of some blocks, by block number.
+    nbytes: size of the file's contents if more bytes are reserved; 0 for the file's size.
     """
     file.flush()
     with mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:

@@ -70,8 +70,6 @@ def _suffix_of(path: str | os.PathLike[str]) -> str:
 def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
     """Raise FormatError if the suffix of a path belongs to another format.
 
-    Examples
-    --------
     >>> check_suffix("steps.csv", "Arrow")
     Traceback (most recent call last):
     samplebatch.errors.FormatError: 'steps.csv' must end as Arrow files do ('.arrow', '.feather', '.ipc'), got '.csv'
@@ -127,20 +125,12 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 def replacing(path: str | os.PathLike[str], *, durable: bool = True, unnamed: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces the path if the block succeeds, and is removed otherwise.
 
-    Parameters
-    ----------
-    path
-        Path to replace.
-    durable
-        Whether to sync the file to disk before it replaces the path.
-    unnamed
-        Whether the temporary file is unnamed, if the file system supports it: other readers of the folder do not see
-        it, and a killed process leaves no file.
+    path: path to replace.
+    durable: whether to sync the file to disk before it replaces the path.
+    unnamed: whether the temporary file is unnamed, if the file system supports it: other readers of the folder do not
+        see it, and a killed process leaves no file.
 
-    Raises
-    ------
-    OSError
-        If the path is a folder or not writable, or the disk is full; `filename` is the path.
+    Raises OSError if the path is a folder or not writable, or the disk is full; `filename` is the path.
     """
     target = _target(path)
     hidden = _open_unnamed(target) if unnamed else None
@@ -239,18 +229,11 @@ def open_locked(path: Path, must: str = "must not be open elsewhere") -> int:
 
     A forked child shares the lock and must close the file.
 
-    Parameters
-    ----------
-    path
-        The lock file, created if needed. It contains the owner's process number, for errors.
-    must
-        Requirement on the folder, for errors.
+    path: the lock file, created if needed. It contains the owner's process number, for errors.
+    must: requirement on the folder, for errors.
 
-    Raises
-    ------
-    StorageError
-        If the folder is already locked, by this or another process; names the folder and the process. If the file
-        system does not support locks.
+    Raises StorageError if the folder is already locked, by this or another process; names the folder and the process.
+    If the file system does not support locks.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     folder = str(path.parent)
@@ -286,10 +269,7 @@ def _lock_owner(fd: int) -> str:
 def reserve(fd: int, nbytes: int, what: str) -> None:
     """Reserve disk blocks for a file, so that a full disk is detected here and not when rows are written.
 
-    Raises
-    ------
-    StorageError
-        If the disk is full; includes `what` requires the space.
+    Raises StorageError if the disk is full; includes `what` requires the space.
     """
     if not nbytes:
         return
@@ -335,10 +315,7 @@ def plain_bytes(plain: dict[str, Any]) -> bytes:
 def read_plain(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file and verify its checksum; older versions wrote none.
 
-    Raises
-    ------
-    FormatError
-        If the file is missing, not a JSON object, or has changed.
+    Raises FormatError if the file is missing, not a JSON object, or has changed.
     """
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))

@@ -277,10 +277,7 @@ class CollectorContract(ABC):
 def check_ladder(batch: SampleBatch, lengths: Sequence[int], *, truncates: bool = False) -> None:
     """Check every row against the rules of `ladder`: environment k has number k and episodes of `lengths[k]` steps.
 
-    Raises
-    ------
-    AssertionError
-        If a value differs from the environment's.
+    Raises AssertionError if a value differs from the environment's.
     """
     obs, new_obs = np.asarray(batch["obs"]), np.asarray(batch["new_obs"])
     check(

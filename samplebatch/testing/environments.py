@@ -28,21 +28,10 @@ def ladder(
     An observation is `(number, episode, step)`, float32; the reward of a step is `100 * number + step`, the info
     `{"step": step}`, where `step` counts from 1. Actions are 0, 1 or 2.
 
-    Parameters
-    ----------
-    number
-        Number of the environment.
-    length
-        Steps per episode.
-    truncates
-        Whether episodes end by truncation.
-    fails_at
-        Step, counted from 1 over all episodes, that raises `RungError`.
-    odd_at
-        Step whose observation has a different shape.
+    truncates: whether episodes end by truncation.
+    fails_at: step, counted from 1 over all episodes, that raises `RungError`.
+    odd_at: step whose observation has a different shape.
 
-    Examples
-    --------
     >>> env = ladder(7, length=2)
     >>> env.reset()
     (array([7., 0., 0.], dtype=float32), {})
@@ -133,17 +122,10 @@ class Relay:
     `(step, runner)`, float32, written to the same array in every step; the reward is `100 * step + runner`, the info
     `{"now": step}`. Actions are 0 to 4.
 
-    Parameters
-    ----------
-    fails_at
-        Step, counted from 1 over all episodes, that raises `RungError`.
-    odd_at
-        Step whose rewards are None.
+    fails_at: step, counted from 1 over all episodes, that raises `RungError`.
+    odd_at: step whose rewards are None.
 
-    Attributes
-    ----------
-    length, rows
-        Environment steps and agent steps per episode.
+    length, rows: environment steps and agent steps per episode.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "relay"}
@@ -204,17 +186,10 @@ class Market:
     trader receives the number of the turn as reward, the acting trader ten times the number. An observation is
     `(turn, trader)`, float32; the info is `{"turn": turn}`. Actions are 0 to 3.
 
-    Parameters
-    ----------
-    fails_at
-        Turn, counted from 1 over all episodes, that raises `RungError`.
-    odd_at
-        Turn after which `last` returns None as reward.
+    fails_at: turn, counted from 1 over all episodes, that raises `RungError`.
+    odd_at: turn after which `last` returns None as reward.
 
-    Attributes
-    ----------
-    length, rows
-        Environment steps and agent steps per episode.
+    length, rows: environment steps and agent steps per episode.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "market"}

@@ -247,10 +247,7 @@ class MultiAgentContract(ABC):
 def check_relay(rows: SampleBatch) -> None:
     """Check every row against the rules of `Relay`, with actions of `by_turn`.
 
-    Raises
-    ------
-    AssertionError
-        If a value differs from the environment's.
+    Raises AssertionError if a value differs from the environment's.
     """
     obs, new_obs = np.asarray(rows["obs"]), np.asarray(rows["new_obs"])
     check(
@@ -280,10 +277,7 @@ def check_relay(rows: SampleBatch) -> None:
 def check_market(rows: SampleBatch) -> None:
     """Check every row against an episode of `Market` by `play_by_the_book`, with actions of `by_turn`.
 
-    Raises
-    ------
-    AssertionError
-        If a value differs from the environment's.
+    Raises AssertionError if a value differs from the environment's.
     """
     played = play_by_the_book(Market(), lambda obs: int(obs[0] % 4))
     for row in range(len(rows)):
@@ -299,16 +293,10 @@ def check_market(rows: SampleBatch) -> None:
 def play_by_the_book(environment: Any, act: Callable[[Any], Any]) -> list[dict[str, Any]]:
     """Play one episode of a turn-based environment with PettingZoo's documented loop, and record each living turn.
 
-    Parameters
-    ----------
-    environment
-        The environment; only `last` and `step` are called.
-    act
-        Function from an observation to an action.
+    environment: the environment; only `last` and `step` are called.
+    act: function from an observation to an action.
 
-    Returns
-    -------
-    One row per turn of a living agent, in order: columns by name, without ids.
+    Returns: one row per turn of a living agent, in order: columns by name, without ids.
     """
     environment.reset()
     rows: list[dict[str, Any]] = []

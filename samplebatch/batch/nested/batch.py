@@ -163,12 +163,8 @@ def map_leaves(function: Callable[..., Any], args: Sequence[Any], prefix: str = 
 def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any, prefix: str = "") -> None:
     """Apply an in-place operator to every leaf of a batch; the other operand is a number, or a batch matched by name.
 
-    Raises
-    ------
-    ColumnMismatchError
-        If the batches differ in their names.
-    ColumnTypeError
-        If a leaf cannot store the result; names it. Earlier leaves have been updated by then.
+    Raises ColumnMismatchError if the batches differ in their names. Raises ColumnTypeError if a leaf cannot store the
+    result; names it. Earlier leaves have been updated by then.
     """
     matched = KINDS[type(other)] == NODE
     nodes = [target, other] if matched else [target]

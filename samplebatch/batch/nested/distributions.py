@@ -19,8 +19,6 @@ _EITHER = (("probs", "logits"), ("scale_tril", "covariance_matrix", "precision_m
 def parameters_of(dist: Distribution) -> dict[str, Any]:
     """Return the parameters that a distribution was constructed with, by name.
 
-    Examples
-    --------
     >>> import torch
     >>> parameters_of(torch.distributions.Categorical(logits=torch.zeros(3)))
     {'logits': tensor([-1.0986, -1.0986, -1.0986])}

@@ -252,16 +252,9 @@ _intp = np.dtype(np.intp)
 class Selection:
     """NumPy index for all leaves of a tree; lists become arrays, masks become row numbers.
 
-    Attributes
-    ----------
-    index
-        The index for arrays.
-    rows
-        Row numbers, shape (k,), if the index is an array or mask of rows; otherwise None.
-    masked
-        Length of the mask, which every leaf must match; -1 without a mask.
-    scalar
-        Whether the index selects everything, scalars included.
+    rows: row numbers, shape (k,), if the index is an array or mask of rows; otherwise None.
+    masked: length of the mask, which every leaf must match; -1 without a mask.
+    scalar: whether the index selects everything, scalars included.
     """
 
     __slots__ = ("index", "masked", "rows", "scalar", "torch_index")

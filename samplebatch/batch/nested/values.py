@@ -62,14 +62,7 @@ def parse(value: Any, make: type[Node], path: str) -> Any:
 
     Raises ColumnTypeError if names are not strings, or tensors or arrays cannot be stacked.
 
-    Parameters
-    ----------
-    value
-        Anything.
-    make
-        The class of nested batches.
-    path
-        The dotted name, for errors.
+    make: the class of nested batches.
     """
     kind = KINDS[type(value)]
     if kind == ARRAY:

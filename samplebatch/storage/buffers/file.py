@@ -67,18 +67,9 @@ OpenWriter = Callable[[pa.Schema], contextlib.AbstractContextManager[Any]]
 class PreparedBuffer:
     """Snapshot of a buffer for writing, except the rows, which are read in parts.
 
-    Attributes
-    ----------
-    about
-        The schema's metadata.
-    columns
-        Columns of rows: dotted name, store index, and whether the column has objects.
-    ring_rows
-        First slot and number of rows of each ring, shape (rings, 2).
-    weights
-        Sampler weights of all slots; None without weights.
-    finals
-        Final observations.
+    columns: columns of rows: dotted name, store index, and whether the column has objects.
+    ring_rows: first slot and number of rows of each ring, shape (rings, 2).
+    weights: sampler weights of all slots; None without weights.
     """
 
     about: buffer_state.State
@@ -129,16 +120,9 @@ def prepare_buffer(buffer: ReplayBuffer, memory: npt.NDArray[np.float64] | None 
 def write_rows(prepared: PreparedBuffer, read: ReadRows, open_writer: OpenWriter, part_nbytes: int) -> Iterator[Ints]:
     """Write a snapshot, and yield the slots of each part once its rows are read.
 
-    Parameters
-    ----------
-    prepared
-        Snapshot of the buffer.
-    read
-        Function that reads rows of a store.
-    open_writer
-        Function that opens the file's writer for a schema.
-    part_nbytes
-        Approximate bytes of rows read at once.
+    read: function that reads rows of a store.
+    open_writer: function that opens the file's writer for a schema.
+    part_nbytes: approximate bytes of rows read at once.
     """
     prepared.finals.build(prepared.slots)
     about = prepared.about | {"finals": prepared.finals.form}
@@ -247,15 +231,7 @@ class LiveBuffer:
     they are read are copied first; the copies are freed once they are in the file. Priorities and final observations
     are copied when the snapshot is created.
 
-    Parameters
-    ----------
-    buffer
-        A buffer in memory.
-
-    Raises
-    ------
-    StorageError
-        If the buffer is stored in a folder, or has another snapshot in use.
+    Raises StorageError if the buffer is stored in a folder, or has another snapshot in use.
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:
@@ -413,19 +389,11 @@ def write_buffer(
 ) -> None:
     """Write a buffer to an Arrow or Parquet file, atomically.
 
-    Parameters
-    ----------
-    buffer
-        The buffer.
-    path
-        Path of the file in an existing folder.
-    form
-        `"Arrow"` or `"Parquet"`.
-    compression
-        As in `write_arrow` and `write_parquet`. If None, an Arrow file is compressed with LZ4 if the buffer compresses
-        columns in memory, and a Parquet file with zstd.
-    durable
-        Whether to sync the file to disk; see `SampleBatch.save`.
+    path: path of the file in an existing folder.
+    form: `"Arrow"` or `"Parquet"`.
+    compression: as in `write_arrow` and `write_parquet`. If None, an Arrow file is compressed with LZ4 if the buffer
+        compresses columns in memory, and a Parquet file with zstd.
+    durable: whether to sync the file to disk; see `SampleBatch.save`.
     """
     with buffer._table.lock:
         if form == "Parquet":
@@ -454,22 +422,11 @@ def read_buffer(
 ) -> _Buffer:
     """Read a buffer from an Arrow or Parquet file of `write_buffer`.
 
-    Parameters
-    ----------
-    cls
-        Class of the buffer, or a base class.
-    path
-        The file.
-    form
-        `"Arrow"` or `"Parquet"`.
-    allow_pickle
-        Whether to unpickle columns of Python objects that Arrow has no type for.
-    verify
-        Whether to verify the file against its checksums, if it has any.
-    max_nbytes
-        Maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
-    missing
-        Attributes that files cannot contain, by argument name.
+    form: `"Arrow"` or `"Parquet"`.
+    allow_pickle: whether to unpickle columns of Python objects that Arrow has no type for.
+    verify: whether to verify the file against its checksums, if it has any.
+    max_nbytes: maximum bytes to allocate; None for the larger of 256 MiB and 1024 times the file's size.
+    missing: attributes that files cannot contain, by argument name.
     """
     name = os.fspath(path)
     open_table = open_parquet if form == "Parquet" else open_arrow

@@ -63,18 +63,9 @@ class Record(NamedTuple):
 class Commits:
     """Open log files of a `BufferFolder`; created by `create` or `open`.
 
-    Attributes
-    ----------
-    last
-        Last commit.
-    pending
-        Intent of a step that is not committed, or None.
+    pending: intent of a step that is not committed, or None.
+    close: closes the files; also called when the object is garbage-collected.
 
-    close
-        Closes the files; also called when the object is garbage-collected.
-
-    Examples
-    --------
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> commits = Commits.create(folder, 0, b"nothing")
@@ -97,10 +88,7 @@ class Commits:
     def create(cls, folder: Path, layout: int, state: bytes) -> Self:
         """Create the files and commit a first state as step 1.
 
-        Raises
-        ------
-        StorageError
-            If the disk is full.
+        Raises StorageError if the disk is full.
         """
         commits = cls(folder, Record(0, layout, b""))
         try:
@@ -117,10 +105,7 @@ class Commits:
     def open(cls, folder: Path) -> Self:
         """Open the files and read the last commit and the pending intent.
 
-        Raises
-        ------
-        FormatError
-            If a file is missing, no commit is valid, or the newest commit is damaged.
+        Raises FormatError if a file is missing, no commit is valid, or the newest commit is damaged.
         """
         commits = cls(folder, Record(0, 0, b""))
         try:
@@ -153,10 +138,7 @@ class Commits:
     def keep(self, which: bytes, rows: Sequence[memoryview]) -> None:
         """Write rows to the undo log before they are overwritten, then the intent that locates them.
 
-        Raises
-        ------
-        StorageError
-            If the disk is full.
+        Raises StorageError if the disk is full.
         """
         try:
             write_at(self._files[UNDO], rows, 0)
@@ -262,17 +244,9 @@ class _Column(NamedTuple):
 class BufferFolder:
     """Folder of memory-mapped columns with a write-ahead log, used by `FolderJournal`; see `create` and `open`.
 
-    Attributes
-    ----------
-    path
-        Path of the folder.
-    about
-        Description of the buffer when the folder was created: plain values.
-    notes
-        The buffer's notes about its columns, set by `note`: plain values.
+    about: description of the buffer when the folder was created: plain values.
+    notes: the buffer's notes about its columns, set by `note`: plain values.
 
-    Examples
-    --------
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/buffer"
     >>> folder = BufferFolder.create(path, {"size": 4}, b"no rows")
@@ -307,21 +281,11 @@ class BufferFolder:
     def create(cls, path: str | os.PathLike[str], about: dict[str, Any], state: bytes) -> Self:
         """Create and lock a folder for a buffer.
 
-        Parameters
-        ----------
-        path
-            A folder that does not exist or is empty, in an existing folder.
-        about
-            Description of the buffer; must be JSON-serializable.
-        state
-            First committed state.
+        path: a folder that does not exist or is empty, in an existing folder.
+        about: description of the buffer; must be JSON-serializable.
 
-        Raises
-        ------
-        StorageError
-            If the folder is not empty, another process creates a buffer in it, or the disk is full.
-        OSError
-            If the folder cannot be created.
+        Raises StorageError if the folder is not empty, another process creates a buffer in it, or the disk is full.
+        Raises OSError if the folder cannot be created.
         """
         folder = Path(path).absolute()
         folder.mkdir(exist_ok=True)
@@ -347,21 +311,11 @@ class BufferFolder:
     def open(cls, path: str | os.PathLike[str], *, verify: bool | None = None) -> Self:
         """Lock a folder, verify it, and restore the last committed state.
 
-        Parameters
-        ----------
-        path
-            The folder.
-        verify
-            Whether to verify all files against their checksums at closing; default: only files changed since. If false,
-            folders copied while open and folders of a crashed machine are accepted.
+        verify: whether to verify all files against their checksums at closing; default: only files changed since. If
+            false, folders copied while open and folders of a crashed machine are accepted.
 
-        Raises
-        ------
-        StorageError
-            If another process has the folder open, or it contains no buffer.
-        FormatError
-            If a size, checksum, dtype or version is wrong, or if the folder was not closed and its files have been
-            replaced.
+        Raises StorageError if another process has the folder open, or it contains no buffer. Raises FormatError if a
+        size, checksum, dtype or version is wrong, or if the folder was not closed and its files have been replaced.
         """
         folder = Path(path).absolute()
         if not (folder / ABOUT).is_file():
@@ -413,10 +367,7 @@ class BufferFolder:
         The entire file is reserved, so that a full disk is detected here and not by a signal when rows are written. A
         column replaces another one with the same name at the next commit.
 
-        Raises
-        ------
-        StorageError
-            If the disk is full, or the folder is closed.
+        Raises StorageError if the disk is full, or the folder is closed.
         """
         self._check_open()
         path = self.path / _COLUMN.format(self._next_file)
@@ -502,15 +453,9 @@ class BufferFolder:
 
         If the previous step was not committed because of an error, its rows are restored first.
 
-        Parameters
-        ----------
-        overwritten
-            Rows that the last state shows; others can be omitted.
+        overwritten: rows that the last state shows; others can be omitted.
 
-        Raises
-        ------
-        StorageError
-            If the disk is full, or the folder is closed. Nothing has changed then.
+        Raises StorageError if the disk is full, or the folder is closed. Nothing has changed then.
         """
         self._check_open()
         self._undo()
@@ -539,10 +484,8 @@ class BufferFolder:
     def commit(self, state: bytes) -> None:
         """Write the commit record of a step after its columns are written.
 
-        Raises
-        ------
-        StorageError
-            If the record cannot be written. The folder is closed then, with the state of the last commit.
+        Raises StorageError if the record cannot be written. The folder is closed then, with the state of the last
+        commit.
         """
         self._check_open()
         changed = self._layout_changed
@@ -586,12 +529,7 @@ class BufferFolder:
     def flush(self) -> None:
         """Sync all committed data to disk, columns first.
 
-        Raises
-        ------
-        StorageError
-            If the folder is closed.
-        OSError
-            If the disk fails.
+        Raises StorageError if the folder is closed. Raises OSError if the disk fails.
         """
         self._check_open()
         for column in self._columns.values():

@@ -35,10 +35,7 @@ _Buffer = TypeVar("_Buffer", bound="ReplayBuffer")
 def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     """Store the rows of an empty buffer in a new folder from now on.
 
-    Raises
-    ------
-    StorageError
-        If the folder is not new, or the buffer has columns or attributes that folders cannot store.
+    Raises StorageError if the folder is not new, or the buffer has columns or attributes that folders cannot store.
     """
     table = buffer._table
     stores = table.columns.stores
@@ -80,10 +77,7 @@ def is_mappable(buffer: ReplayBuffer) -> bool:
 def copy_to_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     """Copy a memory-mappable buffer into a new, closed folder.
 
-    Raises
-    ------
-    StorageError
-        If the folder exists and is not empty.
+    Raises StorageError if the folder exists and is not empty.
     """
     state = buffer_state.export_state(buffer)
     source, nothing = buffer._table, np.zeros(0, np.intp)
@@ -186,10 +180,7 @@ class MappedStores(Stores):
     def make(self, name: str, first_rows: Any, slots: int) -> Store:
         """Create the store for the first rows of a column, which are not written.
 
-        Raises
-        ------
-        ColumnTypeError
-            If the rows are not numbers of one shape; names the column.
+        Raises ColumnTypeError if the rows are not numbers of one shape; names the column.
         """
         if KINDS[type(first_rows)] != TENSOR and as_rows(first_rows, name).dtype.kind == "O":
             raise ColumnTypeError(
@@ -201,10 +192,7 @@ class MappedStores(Stores):
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
         """Create an empty store for rows of a column from another store's `to_column`.
 
-        Raises
-        ------
-        ColumnTypeError
-            If the rows are not numbers of one shape; names the column.
+        Raises ColumnTypeError if the rows are not numbers of one shape; names the column.
         """
         if kind == "compressed":
             return self.make(name, column.slice(0, min(len(column), 1)).to_numpy(), slots)
@@ -222,17 +210,7 @@ class MappedStores(Stores):
 class FolderJournal:
     """Write-ahead log of a buffer in a folder; the buffer's table commits every step to it.
 
-    Parameters
-    ----------
-    folder
-        Folder whose memory contains the table's columns.
-    buffer
-        The buffer.
-
-    Attributes
-    ----------
-    folder
-        The argument.
+    folder: folder whose memory contains the table's columns.
     """
 
     def __init__(self, folder: BufferFolder, buffer: ReplayBuffer) -> None:
@@ -335,8 +313,6 @@ def _notes(tree: Tree) -> buffer_state.State:
 def pack_state(rings: buffer_state.State, trailer: bytes) -> bytes:
     """Encode the state of rings, followed by the remaining state as JSON.
 
-    Examples
-    --------
     >>> state = Table([4], Stores(), keeps_next=True, last_frame=False).rings.state_dict()
     >>> again, rest = unpack_state(pack_state(state, b'{"stack_num": 4}'), [4], ())
     >>> again["cursors"], rest
@@ -354,10 +330,7 @@ def unpack_state(
 ) -> tuple[buffer_state.State, buffer_state.State]:
     """Decode and validate the bytes of `pack_state`.
 
-    Raises
-    ------
-    FormatError
-        If the bytes are not a ring state with `maxsizes`.
+    Raises FormatError if the bytes are not a ring state with `maxsizes`.
     """
     try:
         together, n, width = _HEAD.unpack_from(data)
@@ -381,10 +354,7 @@ def unpack_state(
 def adopt_columns(folder: BufferFolder, table: Table) -> None:
     """Set the columns of an empty table to a folder's columns.
 
-    Raises
-    ------
-    FormatError
-        If the folder's notes do not match its columns, or the columns do not match the table.
+    Raises FormatError if the folder's notes do not match its columns, or the columns do not match the table.
     """
     notes = folder.notes or {"columns": {}, "finals": None}
     try:

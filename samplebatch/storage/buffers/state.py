@@ -59,8 +59,6 @@ def check_structure(tree: Any, count: int) -> None:
 def check_rings(state: Mapping[str, Any]) -> None:
     """Check that cursors, sizes and episodes of rings are within their slots.
 
-    Examples
-    --------
     >>> state = Rings([4]).state_dict()
     >>> check_rings(state)
     >>> check_rings(state | {"cursors": np.array([7])})
@@ -103,12 +101,7 @@ def check_rings(state: Mapping[str, Any]) -> None:
 def check_finals(rows: Any, owners: Any, room: int, rings: Rings) -> None:
     """Check that final observations have distinct rows and belong to slots.
 
-    Parameters
-    ----------
-    rows, owners
-        Row of each observation, and its slot plus one.
-    room
-        Number of rows.
+    rows, owners: row of each observation, and its slot plus one.
     """
     is_distinct = len(set(rows.tolist())) == len(rows) == len(owners)
     inside = ((rows >= 0) & (rows < room)).all() and ((owners > 0) & (owners <= rings.capacity)).all()
@@ -173,8 +166,6 @@ _GENERATORS = frozenset(("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"))
 def plain(value: Any) -> Any:
     """Convert NumPy numbers and arrays in dicts and lists to Python values that JSON supports.
 
-    Examples
-    --------
     >>> plain({"a": np.arange(3), "b": (np.float64(0.5), None)})
     {'a': [0, 1, 2], 'b': [0.5, None]}
     """
@@ -210,8 +201,6 @@ def generator_state(rng: np.random.Generator) -> State:
 def generator_from_state(state: Any) -> np.random.Generator:
     """Create a random generator that continues from a state.
 
-    Examples
-    --------
     >>> rng = np.random.default_rng(3)
     >>> again = generator_from_state(generator_state(rng))
     >>> bool(rng.integers(100) == again.integers(100))
@@ -271,10 +260,7 @@ def table_state(table: Table, ring: int | None = None) -> State:
 def table_from_state(state: Mapping[str, Any], stores: Stores | None = None) -> Table:
     """Create a table from its state.
 
-    Parameters
-    ----------
-    stores
-        Factory of the stores; None to create it from the state.
+    stores: factory of the stores; None to create it from the state.
     """
     try:
         check_rings(state["rings"])
@@ -486,14 +472,8 @@ def check_description(described: Mapping[str, Any]) -> None:
 def make_buffer(cls: Any, described: Mapping[str, Any], table: Table, sampler: Sampler, missing: dict[str, Any]) -> Any:
     """Create a buffer from its parts.
 
-    Parameters
-    ----------
-    cls
-        Class of the buffer, or a base class.
-    described
-        Description by `describe`, and the generator's state.
-    missing
-        Attributes that files cannot contain, by argument name.
+    described: description by `describe`, and the generator's state.
+    missing: attributes that files cannot contain, by argument name.
     """
     buffer = make_rowless(cls, described, missing)
     give_rows(buffer, table, sampler, generator_from_state(described.get("generator")))

@@ -50,18 +50,9 @@ class FileState(NamedTuple):
 class FolderStatus:
     """Status of a folder, managed by `BufferFolder`: open or closed, and its files.
 
-    Parameters
-    ----------
-    folder
-        The folder.
-    closed
-        Whether the folder is closed.
-    files
-        File states of a closed folder by name; for an open folder only the inodes are valid.
-    boot
-        Boot of the machine in which the folder was opened.
-    written_ns
-        Time at which the status was written.
+    files: file states of a closed folder by name; for an open folder only the inodes are valid.
+    boot: boot of the machine in which the folder was opened.
+    written_ns: time at which the status was written.
     """
 
     def __init__(
@@ -77,10 +68,7 @@ class FolderStatus:
     def read(cls, folder: Path, version: int) -> Self | None:
         """Read the status; None for a folder version without status.
 
-        Raises
-        ------
-        FormatError
-            If the status is missing or damaged.
+        Raises FormatError if the status is missing or damaged.
         """
         if version == _NO_STATUS:
             return None
@@ -101,15 +89,9 @@ class FolderStatus:
     def check_closed(self, *, always: bool) -> None:
         """Check that the files are unchanged since the folder was closed.
 
-        Parameters
-        ----------
-        always
-            Whether to also read files that are unchanged by change time.
+        always: whether to also read files that are unchanged by change time.
 
-        Raises
-        ------
-        FormatError
-            If a file is missing or has changed; names the file and its column.
+        Raises FormatError if a file is missing or has changed; names the file and its column.
         """
         for _, _, fault in self.faults(always=always):
             if fault:
@@ -118,15 +100,9 @@ class FolderStatus:
     def faults(self, *, always: bool) -> Iterator[tuple[str, int, str]]:
         """Compare the files of a closed folder with their checksums, one by one.
 
-        Parameters
-        ----------
-        always
-            As in `check_closed`.
+        always: as in `check_closed`.
 
-        Yields
-        ------
-        tuple
-            File name, size in bytes when closed, and a description of the difference, empty if equal.
+        Yields: file name, size in bytes when closed, and a description of the difference, empty if equal.
         """
         for name, closed in self._files.items():
             path = self.folder / name
@@ -153,15 +129,9 @@ class FolderStatus:
     def check_open(self, names: Iterable[str] | None = None) -> None:
         """Check that an open folder has the files of the process that opened it.
 
-        Parameters
-        ----------
-        names
-            File names; None for all recorded files that exist.
+        names: file names; None for all recorded files that exist.
 
-        Raises
-        ------
-        FormatError
-            If a file is another one, or the machine crashed since.
+        Raises FormatError if a file is another one, or the machine crashed since.
         """
         where = repr(str(self.folder))
         for name in self._files if names is None else names:
@@ -187,12 +157,7 @@ class FolderStatus:
     def write_closed(self, names: Iterable[str], before: Self | None) -> None:
         """Write the status of a closed folder: checksums of all files, which must be synced to disk.
 
-        Parameters
-        ----------
-        names
-            The files.
-        before
-            Status at opening, if the folder was closed then: files unchanged since are not read again.
+        before: status at opening, if the folder was closed then: files unchanged since are not read again.
         """
         settled = {} if before is None else {name: before._settled(name) for name in before._files}
         self._write({name: _state(self.folder / name, settled.get(name)) for name in names}, closed=True)
@@ -221,10 +186,7 @@ class FolderStatus:
 def read_about(folder: Path) -> tuple[int, dict[str, Any]]:
     """Read the version of a folder and the description of its buffer.
 
-    Raises
-    ------
-    FormatError
-        If they are missing or have an unsupported version.
+    Raises FormatError if they are missing or have an unsupported version.
     """
     path = folder / ABOUT
     plain = read_plain(path)

@@ -76,8 +76,6 @@ class Standing:
 
     `state` is passed to the object's `__setstate__`, or becomes its attributes.
 
-    Examples
-    --------
     >>> import pickle
     >>> pickle.loads(pickle.dumps(Standing(("argparse", "Namespace"), {"a": 3})))
     Namespace(a=3)
@@ -368,9 +366,7 @@ def _parts(found: buffer_state.State, children: Mapping[str, Any], reader: Attri
 def reward_function_in(children: Mapping[str, Any], reader: AttributeReader) -> buffer_state.State:
     """Unpickle the reward function of a hindsight buffer, from the buffer or its first ring.
 
-    Returns
-    -------
-    The function by argument name; empty without permission, because the caller can pass the function.
+    Returns: the function by argument name; empty without permission, because the caller can pass the function.
     """
     if not reader.allow_pickle:
         return {}

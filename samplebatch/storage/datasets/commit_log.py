@@ -52,18 +52,9 @@ _LINE = re.compile(rb"[0-9a-f]{8} \{[ -~]*\}")
 class Part(NamedTuple):
     """One committed file of a dataset.
 
-    Attributes
-    ----------
-    name
-        File name.
-    size
-        Size of the file in bytes.
-    groups
-        Number of rows per row group.
-    nbytes
-        Size of the rows in memory in bytes.
-    policies
-        Pairs of policy id and number of rows, in order; None without policies.
+    groups: number of rows per row group.
+    nbytes: size of the rows in memory in bytes.
+    policies: pairs of policy id and number of rows, in order; None without policies.
     """
 
     name: str
@@ -81,18 +72,11 @@ class Part(NamedTuple):
 class Snapshot(NamedTuple):
     """State of a dataset after a commit.
 
-    Attributes
-    ----------
-    about
-        Common properties of all batches: type, schema and action units. Empty before the first commit.
-    parts
-        The parts in row order.
-    nbytes
-        Size of the log up to the commit, in bytes.
-    torn
-        Bytes after the commit that are not a complete line, from an active or killed writer.
-    is_sealed
-        Whether the log ends with a valid seal.
+    about: common properties of all batches: type, schema and action units. Empty before the first commit.
+    parts: the parts in row order.
+    nbytes: size of the log up to the commit, in bytes.
+    torn: bytes after the commit that are not a complete line, from an active or killed writer.
+    is_sealed: whether the log ends with a valid seal.
     """
 
     about: dict[str, Any]
@@ -128,10 +112,7 @@ class CommitLog:
     def read(self) -> Snapshot:
         """Read all commits.
 
-        Raises
-        ------
-        FormatError
-            If a complete line has changed.
+        Raises FormatError if a complete line has changed.
         """
         data = self._bytes()
         while True:

@@ -358,8 +358,6 @@ def sample_steps(
     ArgumentError if n_step exceeds 1 for single steps, and ColumnNotFoundError if rows lack a column required by
     targets.
 
-    Examples
-    --------
     >>> import tempfile
     >>> dataset = Dataset(tempfile.mkdtemp() + "/steps")
     >>> steps = SampleBatch(obs=[0.0, 1.0], new_obs=[1.0, 2.0], rewards=[0.5, 1.0], terminateds=[False, True])

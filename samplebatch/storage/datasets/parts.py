@@ -60,20 +60,11 @@ class DatasetRows:
     Row numbers survive compaction, which joins consecutive parts: if a file is missing, the log is read again to locate
     its rows.
 
-    Parameters
-    ----------
-    folder
-        Folder of the dataset.
-    columns
-        Columns to read; None for all.
-    filters
-        Conditions on the rows; None for all rows.
-    policy
-        Policy whose rows are selected, if there are policies.
-    allow_pickle, max_nbytes
-        As in `Dataset`.
-    cache_nbytes
-        Maximum bytes of cached row groups.
+    columns: columns to read; None for all.
+    filters: conditions on the rows; None for all rows.
+    policy: policy whose rows are selected, if there are policies.
+    allow_pickle, max_nbytes: as in `Dataset`.
+    cache_nbytes: maximum bytes of cached row groups.
     """
 
     def __init__(
@@ -116,10 +107,7 @@ class DatasetRows:
     def adopt(self, snapshot: commit_log.Snapshot) -> None:
         """Replace the current state of the dataset after checking its files.
 
-        Raises
-        ------
-        FormatError
-            If a part is missing or its size has changed; names the part.
+        Raises FormatError if a part is missing or its size has changed; names the part.
         """
         if snapshot.parts:
             sizes: dict[str, int] = {}
@@ -414,10 +402,7 @@ _DROPPED_1 = re.compile(r"\.(part-\d{6,}-[0-9a-f]{8}\.parquet)\.dropped")
 class DatasetWriter:
     """Writer of a dataset that appends and joins parts under the folder's lock; used by `Dataset`.
 
-    Attributes
-    ----------
-    dropped
-        Uncommitted work of killed writers, one sentence each.
+    dropped: uncommitted work of killed writers, one sentence each.
     """
 
     def __init__(self, folder: Path, rows: DatasetRows) -> None:

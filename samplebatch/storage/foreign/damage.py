@@ -14,12 +14,8 @@ from samplebatch.errors import CapacityError, FormatError, SampleBatchError, Unt
 def name_file_damage(name: str, form: str) -> Iterator[None]:
     """Convert errors of pyarrow about damaged bytes into errors that name the file.
 
-    Raises
-    ------
-    FormatError
-        If the block raises an error that is not the library's.
-    CapacityError
-        If memory is insufficient.
+    Raises FormatError if the block raises an error that is not the library's. Raises CapacityError if memory is
+    insufficient.
     """
     try:
         yield
@@ -42,20 +38,11 @@ def name_damage(where: str) -> Iterator[None]:
 
     pyarrow, h5py, NumPy and torch raise errors of many types for invalid bytes.
 
-    Parameters
-    ----------
-    where
-        Location at the start of the error: the file, or a dataset in the file.
+    where: location at the start of the error: the file, or a dataset in the file.
 
-    Raises
-    ------
-    FormatError
-        If the block raises an error that is not the library's.
-    CapacityError
-        If memory is insufficient.
+    Raises FormatError if the block raises an error that is not the library's. Raises CapacityError if memory is
+    insufficient.
 
-    Examples
-    --------
     >>> with name_damage("'buffer.hdf5'"):
     ...     {}["rings"]
     Traceback (most recent call last):
@@ -77,12 +64,8 @@ def name_buffer_damage(path: str) -> Iterator[None]:
 
     Errors of columns and rings about inconsistent values mean that the file is damaged.
 
-    Raises
-    ------
-    FormatError
-        If the block raises any other error.
-    CapacityError, UntrustedPickleError
-        If the block raises them, or memory is insufficient.
+    Raises FormatError if the block raises any other error. Raises CapacityError or UntrustedPickleError if the block
+    raises them, or memory is insufficient.
     """
     try:
         with name_damage(f"the replay buffer in {path!r}"):

@@ -56,16 +56,7 @@ def bound_of(file: h5py.File, max_nbytes: int | None) -> MemoryBound:
 class Hdf5Reader:
     """Reader of the groups and datasets of one file, for values and buffers.
 
-    Parameters
-    ----------
-    bound
-        Memory bound of the file.
-    device
-        Device of tensors.
-    allow_pickle
-        Whether to unpickle objects.
-    rows
-        Number of rows per column, and ranges to read. Other rows of numeric columns are zeros that occupy no memory.
+    rows: number of rows per column, and ranges to read. Other rows of numeric columns are zeros that occupy no memory.
     """
 
     def __init__(

@@ -49,14 +49,8 @@ STEP_ROWS = 1024
 class Chunk(NamedTuple):
     """Values of one column in one row group, from its page headers.
 
-    Attributes
-    ----------
-    name
-        Dotted path of the column.
-    nbytes
-        Uncompressed size of its pages or of its values, whichever is larger.
-    repeats
-        Whether values of variable length may require more memory.
+    nbytes: uncompressed size of its pages or of its values, whichever is larger.
+    repeats: whether values of variable length may require more memory.
     """
 
     name: str
@@ -67,17 +61,9 @@ class Chunk(NamedTuple):
 class BoundedReader:
     """Reader of Parquet columns within a memory bound.
 
-    Parameters
-    ----------
-    file
-        An open `pyarrow.parquet.ParquetFile`.
-    data
-        All bytes of the file.
+    file: an open `pyarrow.parquet.ParquetFile`.
 
-    Raises
-    ------
-    FormatError
-        If the file's metadata is invalid.
+    Raises FormatError if the file's metadata is invalid.
     """
 
     def __init__(self, file: Any, data: pa.Buffer) -> None:
@@ -94,12 +80,8 @@ class BoundedReader:
 
         Strings stored once may occur repeatedly in the table: such columns are read in steps, and counted per step.
 
-        Raises
-        ------
-        CapacityError
-            If a column exceeds the remaining memory bound; names the column.
-        FormatError
-            If pages are not at the declared offsets.
+        Raises CapacityError if a column exceeds the remaining memory bound; names the column. Raises FormatError if
+        pages are not at the declared offsets.
         """
         repeats = False
         for chunk in self._chunks(groups, {name.encode() for name in names}):
@@ -223,8 +205,6 @@ Struct = dict[int, Any]
 class ThriftReader:
     """Sequential reader of Thrift structs.
 
-    Examples
-    --------
     >>> reader = ThriftReader(bytes([0x15, 0x06, 0x18, 1, 65, 0, 9]))
     >>> reader.struct(), reader.offset
     ({1: 3, 2: b'A'}, 6)

@@ -151,21 +151,11 @@ def arrow_writer(
 ) -> Iterator[Any]:
     """Open a writer of an Arrow file with checksums, which replaces the path if the block succeeds.
 
-    Parameters
-    ----------
-    path, schema, compression, durable
-        As in `write_arrow`; `schema` is the schema of the tables.
-    nbytes
-        Size of the tables if known: their disk blocks are reserved at once.
+    path, schema, compression, durable: as in `write_arrow`; `schema` is the schema of the tables.
+    nbytes: size of the tables if known: their disk blocks are reserved at once.
 
-    Raises
-    ------
-    OSError
-        If the path is a folder or not writable.
-    FormatError
-        If the suffix of the path belongs to another format.
-    ArgumentError
-        If the compression is unknown.
+    Raises OSError if the path is a folder or not writable. Raises FormatError if the suffix of the path belongs to
+    another format. Raises ArgumentError if the compression is unknown.
     """
     options = _options(path, compression)
     with replacing(path, durable=durable) as file:

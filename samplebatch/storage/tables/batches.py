@@ -44,19 +44,7 @@ class FileSchema:
 class TableFile(ABC):
     """Open file with a table in groups of rows, for readers of batches and datasets.
 
-    Parameters
-    ----------
-    data
-        All bytes of the file.
-    name
-        Name of the file, for errors.
-
-    Attributes
-    ----------
-    name
-        The argument.
-    num_groups
-        Number of groups: record batches of an Arrow file, row groups of a Parquet file.
+    num_groups: number of groups: record batches of an Arrow file, row groups of a Parquet file.
     """
 
     form: str
@@ -86,12 +74,8 @@ class TableFile(ABC):
     def read(self, groups: Sequence[int], names: Sequence[str], bound: MemoryBound) -> pa.Table:
         """Read columns of groups, in the given order.
 
-        Raises
-        ------
-        FormatError
-            If the file is damaged or truncated.
-        CapacityError
-            If a column exceeds the remaining memory bound; names the column.
+        Raises FormatError if the file is damaged or truncated. Raises CapacityError if a column exceeds the remaining
+        memory bound; names the column.
         """
 
     def view(self, names: Sequence[str]) -> Parts | None:
@@ -180,18 +164,9 @@ def batch_in(
 ) -> AnyBatch:
     """Convert the table of a file to a batch of the type in its metadata.
 
-    Parameters
-    ----------
-    table
-        Table whose buffer sizes have been checked.
-    about
-        Metadata of its schema, from `metadata_of`.
-    must
-        Requirement on the file, for errors: a clause that names the file.
-    bound
-        Memory bound of the file.
-    allow_pickle
-        Whether columns may be unpickled.
+    table: table whose buffer sizes have been checked.
+    about: metadata of its schema, from `metadata_of`.
+    must: requirement on the file, for errors: a clause that names the file.
     """
     kind = kind_of(about)
     if about is None or kind not in ("SampleBatch", "MultiAgentBatch"):
@@ -224,18 +199,9 @@ def read_batch(
 ) -> AnyBatch:
     """Read a batch from a file, or selected columns and rows.
 
-    Parameters
-    ----------
-    file
-        The file.
-    bound
-        Memory bound of the file.
-    must
-        Requirement on the file, for errors.
-    columns
-        Names of the columns to read; None for all.
-    filters
-        Conditions on the rows to read.
+    must: requirement on the file, for errors.
+    columns: names of the columns to read; None for all.
+    filters: conditions on the rows to read.
     """
     with name_file_damage(file.name, file.form), name_damage(repr(file.name)):
         if filters is not None and columns is not None and (more := _counting(file, columns)):
@@ -407,8 +373,6 @@ _OPERATORS = (*_COMPARISONS, "in", "not in")
 def choose(requested: Iterable[str] | None, known: Sequence[str], subject: str) -> list[str]:
     """Return the requested columns in the order of `known`; a name includes all columns nested under it.
 
-    Examples
-    --------
     >>> choose(["obs"], ["obs.camera", "obs.arm", "rewards"], "the file")
     ['obs.camera', 'obs.arm']
     """
@@ -465,12 +429,8 @@ class RowFilter:
 
     Columns are compared in their types in memory. `subject` labels the table in errors.
 
-    Attributes
-    ----------
-    names
-        Columns in the condition.
-    expression
-        The condition for pyarrow, with Parquet's types.
+    names: columns in the condition.
+    expression: the condition for pyarrow, with Parquet's types.
     """
 
     def __init__(self, filters: Filters, schema: pa.Schema, subject: str) -> None:

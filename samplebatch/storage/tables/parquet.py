@@ -231,14 +231,8 @@ def parquet_writer(
 ) -> Iterator[ParquetWriter]:
     """Open a writer of a Parquet file with checksums, which replaces the path if the block succeeds.
 
-    Raises
-    ------
-    OSError
-        If the path is a folder or not writable.
-    FormatError
-        If the suffix of the path belongs to another format.
-    ArgumentError
-        If the codec is unknown.
+    Raises OSError if the path is a folder or not writable. Raises FormatError if the suffix of the path belongs to
+    another format. Raises ArgumentError if the codec is unknown.
     """
     from pyarrow import parquet
 
@@ -300,12 +294,8 @@ def open_parquet(
 ) -> tuple[ParquetTable, MemoryBound]:
     """Open the table of a Parquet file, and create its memory bound.
 
-    Parameters
-    ----------
-    path, max_nbytes
-        As in `read_parquet`.
-    verify
-        Whether to verify all bytes against their checksums; None for the footer now and pages when read.
+    path, max_nbytes: as in `read_parquet`.
+    verify: whether to verify all bytes against their checksums; None for the footer now and pages when read.
     """
     name = os.fspath(path)
     return parquet_table(file_bytes(name, memory_map=True), name, verify=verify, max_nbytes=max_nbytes)

@@ -41,8 +41,6 @@ def parquet_type(arrow: pa.DataType, *, nullable: bool = False, flags: bool = Fa
 
     With `flags`, 8-bit integers are flags.
 
-    Examples
-    --------
     >>> parquet_type(pa.struct({"info": pa.struct([]), "hit": pa.bool8()}))
     StructType(struct<info: bool, hit: bool>)
     >>> parquet_type(pa.fixed_shape_tensor(pa.uint8(), (2, 4))).value_type.list_size
@@ -132,8 +130,6 @@ def byte_paths(schema: pa.Schema) -> list[str]:
 
     Parquet's integers have at least 32 bits, but dictionary indices have at most 8 for these.
 
-    Examples
-    --------
     >>> byte_paths(pa.schema({"obs": pa.list_(pa.uint8(), 4), "t": pa.int64()}))
     ['obs.list.element']
     """
