@@ -14,20 +14,18 @@ import pyarrow as pa
 from samplebatch.column import memory
 from samplebatch.column.interface import Column, Indices, resolve
 from samplebatch.column.types import storage_of
-from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError
+from samplebatch.errors import ColumnLengthError, ColumnMismatchError, ColumnTypeError, FormatError
 
 if TYPE_CHECKING:
     import torch
-
-
-_LONG_ROW = 160
-"""Mean number of elements per row from which concatenating row views is faster than gathering elements by index."""
 
 
 def gather(
     elements: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Copy rows at any offsets of a flat array, shape (m,), into contiguous memory.
+
+    Raises FormatError if a row is not within the array.
 
     Returns
     -------
@@ -41,15 +39,16 @@ def gather(
     >>> gather(np.arange(10), np.array([7, 0]), np.array([2, 1]))
     (array([7, 8, 0]), array([0, 2, 3]))
     """
+    from samplebatch import kernels
+
+    # The kernel does not check bounds.
+    if len(lengths) and (min(starts.min(), lengths.min()) < 0 or (starts + lengths).max() > len(elements)):
+        raise FormatError(f"rows must be within the {len(elements)} elements of their column, got offsets beyond them")
     offsets = offsets_of(lengths)
-    count = int(offsets[-1])
-    out = memory.empty((count,), elements.dtype)
-    if count > _LONG_ROW * len(lengths):
-        np.concatenate(list(row_views(elements, starts, starts + lengths)), 0, out, casting="no")
-    else:
-        gathered = np.repeat(starts - offsets[:-1], lengths)
-        gathered += np.arange(count)
-        elements.take(gathered, 0, out, "clip")
+    out = memory.empty((int(offsets[-1]),), elements.dtype)
+    size = elements.itemsize
+    if out.nbytes:
+        kernels.copy_rows(elements.view(np.uint8), starts * size, lengths * size, out.view(np.uint8))
     return out, offsets
 
 

@@ -45,8 +45,8 @@ class PackedBatch(Generic[B]):
     ----------
     batch
         A batch with one row per bin. Ragged columns contain the concatenated tokens of the bin's rows; columns with one
-        value per row contain the values of the bin's rows. `position_ids` counts the tokens of each row from 0, and
-        `segment_ids` counts the rows of each bin from 0.
+        value per row contain the values of the bin's rows. `position_ids`, int64, counts the tokens of each row from 0,
+        and `segment_ids`, int32, the rows of each bin.
     rows
         Rows in each bin, as a ragged column.
     lengths, max_tokens
@@ -162,7 +162,7 @@ def pack(batch: B, max_tokens: int, lengths: RowLengths = None) -> PackedBatch[B
     >>> batch = SampleBatch(ids=[[1, 2, 3], [4], [5, 6]])
     >>> packed = pack(batch, max_tokens=4)
     >>> packed, packed.batch["segment_ids"][0], packed.batch["position_ids"][0]
-    (PackedBatch(3 rows in 2 bins, 75.0% full), array([0, 0, 0, 1]), array([0, 1, 2, 0]))
+    (PackedBatch(3 rows in 2 bins, 75.0% full), array([0, 0, 0, 1], dtype=int32), array([0, 1, 2, 0]))
     """
     if "seq_lens" in batch:
         raise SequenceError("a batch must have one row per step to be packed, got 'seq_lens'; drop the column")
@@ -185,7 +185,7 @@ def pack(batch: B, max_tokens: int, lengths: RowLengths = None) -> PackedBatch[B
             columns[name] = RaggedColumn.from_lengths(column.values[order], sizes)
         elif isinstance(column, TorchColumn):
             columns[name] = RaggedTorchColumn.from_lengths(column.take(order).values, sizes)
-    segments = np.arange(len(order)) - np.repeat(offsets_of(sizes)[:-1], sizes)
+    segments = (np.arange(len(order)) - np.repeat(offsets_of(sizes)[:-1], sizes)).astype(np.int32)
     tokens = RaggedColumn(np.repeat(segments, counts[order]), offsets_of(counts[order]))
     positions = RaggedColumn(places_of(tokens), tokens.offsets)
     added: dict[str, Column] = {POSITION_IDS: positions.merge(sizes), SEGMENT_IDS: tokens.merge(sizes)}

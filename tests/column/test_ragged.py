@@ -152,6 +152,13 @@ def test_take_gathers_short_and_long_rows(length):
     agree(column.take(indices), [expected[i] for i in indices])
 
 
+@pytest.mark.parametrize("offsets", [[0, 4, 9], [-1, 2, 3], [3, 1, 2]])
+def test_take_reads_no_memory_outside_of_the_elements(offsets):
+    column = RaggedColumn(np.arange(3), np.array(offsets))
+    with pytest.raises(FormatError, match="rows must be within the 3 elements of their column"):
+        column.take(np.array([0, 1]))
+
+
 def test_keys():
     expected, column = ragged()
     agree(column[::-2], expected[::-2])
