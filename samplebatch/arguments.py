@@ -200,6 +200,7 @@ def suggest_names(
             for name, parameter in parameters.items()
             if parameter.default is Parameter.empty and (name in positional or parameter.kind is Parameter.KEYWORD_ONLY)
         ]
+        required_keywords = set(required).difference(positional)
         names = [name for name in parameters if name != "self"]
         is_method = len(names) < len(parameters)
         title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
@@ -219,7 +220,8 @@ def suggest_names(
                         f"{subject} accepts at most {len(positional) - is_method} positional arguments, got "
                         f"{len(args) - is_method}" + (f"; pass others by name: {others}" if others else "")
                     )
-                _check_required(subject, [name for name in required if name not in positional[: len(args)]], kwargs)
+                if len(args) < len(required) or not required_keywords <= kwargs.keys():
+                    _check_required(subject, [name for name in required if name not in positional[: len(args)]], kwargs)
             return function(*args, **kwargs)
 
         return call

@@ -154,7 +154,7 @@ class MultiAgentBatch(Generic[ValuesT]):
 
     def size_bytes(self) -> int:
         """Return the bytes of all columns of all policies."""
-        return sum([batch.size_bytes() for batch in self.policy_batches.values()])
+        return sum(map(SampleBatch.size_bytes, self.policy_batches.values()))
 
     def to_device(
         self,

@@ -494,7 +494,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
 
     def size_bytes(self) -> int:
         """Return the bytes of all columns in view; Python objects count their shallow size."""
-        return sum([column.nbytes for column in self._all().values()])
+        return sum(map(attrgetter("nbytes"), self._all().values()))
 
     def _get_rows(self, key: Any) -> Self:
         if type(key) is slice:

@@ -128,7 +128,7 @@ class ObjectColumn(Column):
     @property
     def nbytes(self) -> int:
         """Total shallow size of the objects according to `sys.getsizeof`."""
-        return self._length * _BARE_NBYTES if self.is_bare else sum(map(sys.getsizeof, self.values.tolist()))
+        return self._length * _BARE_NBYTES if self._values is None else sum(map(sys.getsizeof, self.values.tolist()))
 
     def slice(self, start: int, stop: int) -> Self:
         return type(self)(self.values[start:stop])

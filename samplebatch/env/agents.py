@@ -449,8 +449,12 @@ class ParallelAdapter(MultiAgentAdapter):
             for group, group_actions in zip(groups, actions, strict=True):
                 actions_by_agent.update(zip(group.agents, group_actions, strict=True))
         answers = observations, rewards, terminations, truncations, infos = environment.step(actions_by_agent)
+        outcomes: list[AgentOutcomes] = []
+        is_ending = False
         try:
-            outcomes = [self._advance(group, answers) for group in groups]
+            for group in groups:
+                outcomes.append(group_outcomes := self._advance(group, answers))
+                is_ending |= True in group_outcomes.terminateds or True in group_outcomes.truncateds
         except KeyError:
             _check("an observation", observations, agents)
             _check("a reward", rewards, agents)
@@ -459,11 +463,7 @@ class ParallelAdapter(MultiAgentAdapter):
             raise
         self.t += 1
         staying = list(environment.agents)
-        if staying == agents and not [
-            group_actions
-            for group_actions in outcomes
-            if True in group_actions.terminateds or True in group_actions.truncateds
-        ]:
+        if staying == agents and not is_ending:
             return outcomes
         going_on = {agent for agent in agents if not (terminations[agent] or truncations[agent])}
         is_over = not staying or (not going_on and set(staying) <= set(agents))

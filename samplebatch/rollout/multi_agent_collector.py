@@ -333,9 +333,10 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
         by_policy: dict[PolicyID, list[AgentGroup]] = {}
         for group in chain.from_iterable(acting):
             by_policy.setdefault(group.policy_id, []).append(group)
-        return {
-            policy_id: PolicyStep(policy_id, self._actors[policy_id], groups) for policy_id, groups in by_policy.items()
-        }
+        steps = {}
+        for policy_id, groups in by_policy.items():
+            steps[policy_id] = PolicyStep(policy_id, self._actors[policy_id], groups)
+        return steps
 
     def _let_act(self, adapter: MultiAgentAdapter, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
         """Step an environment; on failure, abandon its episode, because its state is unknown."""

@@ -439,7 +439,7 @@ class _PolicyRows:
     def _join(self, name: str, order: Rows | None, columns: dict[str, Column], nested: dict[str, Structure]) -> None:
         blocks = self._blocks[name]
         if name in self._values:
-            joined = _join_values(name, blocks)
+            joined = np.array(blocks, _DTYPES[name]) if name in _DTYPES else stack_rows(name, blocks)
         elif len(blocks) == 1 and order is not None:
             # Reordering copies the block.
             joined = blocks[0]
@@ -496,10 +496,6 @@ def _is_alike(block: Any, first: Any) -> bool:
 
 def _count_rows(block: Leaf | NestedRows) -> int:
     return len(block.leaves[0]) if isinstance(block, NestedRows) else len(block)
-
-
-def _join_values(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
-    return np.array(values, _DTYPES[name]) if name in _DTYPES else stack_rows(name, values)
 
 
 def _take(values: Leaf, order: Rows) -> Leaf:

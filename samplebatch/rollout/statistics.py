@@ -230,11 +230,13 @@ class RunningStatistics:
         for eps_id in eps_ids:
             episodes += 1
             trajectories = self._open.pop(eps_id)
-            for policy in dict.fromkeys(policy for policy, _ in trajectories):
-                ended.setdefault(policy, {"episodes": 0, "returns": [], "lengths": []})["episodes"] += 1
+            counted = set()
             for (policy, _), (total, length) in trajectories.items():
-                ended[policy]["returns"].append(total)
-                ended[policy]["lengths"].append(length)
+                of_policy = ended.setdefault(policy, {"episodes": 0, "returns": [], "lengths": []})
+                of_policy["episodes"] += policy not in counted
+                counted.add(policy)
+                of_policy["returns"].append(total)
+                of_policy["lengths"].append(length)
         return EpisodeStatistics(episodes, len(self._open), _by_policy(ended))
 
     def include(self, finished: EpisodeStatistics) -> None:
@@ -297,12 +299,11 @@ class RunningStatistics:
 
 
 def _by_policy(ended: Mapping[PolicyID, Mapping[str, Any]]) -> dict[PolicyID, PolicyStatistics]:
-    return {
-        policy: PolicyStatistics(
-            values["episodes"], np.array(values["returns"], np.float64), np.array(values["lengths"], int)
-        )
-        for policy, values in ended.items()
-    }
+    statistics = {}
+    for policy, values in ended.items():
+        returns, lengths = np.array(values["returns"], np.float64), np.array(values["lengths"], int)
+        statistics[policy] = PolicyStatistics(values["episodes"], returns, lengths)
+    return statistics
 
 
 _NONE_ENDED = PolicyStatistics(0, np.empty(0), np.empty(0, np.int64))

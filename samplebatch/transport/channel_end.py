@@ -237,9 +237,6 @@ class ChannelEnd(Transferable):
     def _peer_state(self) -> int:
         return int(self._words[self._peer_side + STATE])
 
-    def _peer_is_closed(self) -> bool:
-        return self._peer_state() == CLOSED
-
     def _peer_was_left(self) -> bool:
         """Return whether the other end was closed, so that its absence is expected."""
         return self._peer_state() in (CLOSED, _LEFT)

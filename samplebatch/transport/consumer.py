@@ -25,6 +25,7 @@ from samplebatch.transport.channel_end import (
     CONSUMER,
     FAILURE_NBYTES,
     FAILURE_START,
+    HEADER_NBYTES,
     LONG_S,
     LOOK_S,
     PRODUCER,
@@ -186,6 +187,21 @@ class Consumer(ChannelEnd):
                 raise self._closed_error() from error
             raise
 
+    def has_free_half(self) -> bool:
+        """Return whether half of the arena is contiguous memory that no received array uses."""
+        half, spans = self._capacity_nbytes // 2, []
+        for reference in list(self._lent.values()):
+            lease = reference()
+            if lease is not None:
+                spans.append((int(lease.ctypes.data), lease.nbytes))
+        free_from = int(self._memory.ctypes.data) + HEADER_NBYTES
+        stop = free_from + self._capacity_nbytes
+        for address, nbytes in sorted(spans):
+            if address - free_from >= half:
+                return True
+            free_from = address + nbytes
+        return stop - free_from >= half
+
     def fileno(self) -> int:
         """Return a descriptor that is readable when `recv` would not wait.
 
@@ -266,7 +282,8 @@ class Consumer(ChannelEnd):
         if (
             self._peer_fd is not None
             and (deadline is None or deadline - _monotonic() > LONG_S)
-            and not (self._return_pipe.is_behind or self._is_asked_to_collect())
+            and not self._return_pipe.is_behind
+            and self._starved_after != self._decoder.ident
         ):
             # Most often there is nothing to see to first, and any event ends this wait.
             self._poller.wait(LONG_S)
@@ -285,7 +302,7 @@ class Consumer(ChannelEnd):
                 # What it had sent before is in the pipe by now.
                 with contextlib.suppress(BlockingIOError):
                     return _read_into(self._pipe, self._into)
-                self._finish("closed" if self._peer_is_closed() else "died")
+                self._finish("closed" if self._words[PRODUCER + STATE] == CLOSED else "died")
         return 0
 
     def _open_other(self, nbytes: int) -> None:
@@ -332,7 +349,7 @@ class Consumer(ChannelEnd):
                 if self._peer_fd in ready:
                     self._peer_has_died()
                 return True
-            if self._is_asked_to_collect():
+            if self._starved_after == self._decoder.ident:
                 self._collect_garbage()
             if left < max_s:
                 return False
@@ -340,7 +357,7 @@ class Consumer(ChannelEnd):
 
     def _is_over(self) -> bool:
         """Return whether the producer will send nothing more; the pipe may still have unread messages."""
-        return self._peer_dead or self._peer_is_closed()
+        return self._peer_dead or self._words[PRODUCER + STATE] == CLOSED
 
     def _tend(self) -> float:
         """Flush returned blocks and check the producer before waiting; return the seconds until the next check."""
@@ -348,13 +365,9 @@ class Consumer(ChannelEnd):
             self._peer_has_died()
         if not self._return_pipe.flush():
             return _FLUSH_S
-        if self._is_asked_to_collect():
+        if self._starved_after == self._decoder.ident:
             return _GARBAGE_S
         return LOOK_S if self._peer_fd is None else LONG_S
-
-    def _is_asked_to_collect(self) -> bool:
-        """Return whether the producer has waited for a block since the newest message."""
-        return self._starved_after == self._decoder.ident
 
     def _collect_garbage(self) -> None:
         """Return the blocks of batches that are garbage in a reference cycle."""

@@ -49,13 +49,15 @@ from samplebatch.transport.wire import (
     FLAGS,
     OBJECTS,
     PLAIN,
+    ROOMS,
+    ROWS,
     SCHEMA,
     VALUE,
     VARIABLE,
     VERSION,
     count_of,
     flags_of,
-    rows_in,
+    read_rows,
     unpack_metadata,
 )
 
@@ -111,27 +113,22 @@ def decode(
     FormatError
         If they do not agree; or another of `DAMAGE`.
     """
-    entries = metadata.get(VARIABLE) or [()] * len(schema.parts)
+    missing = [()] * len(schema.parts)
+    all_entries, all_flags = metadata.get(VARIABLE) or missing, metadata.get(FLAGS, missing)
     bound = MemoryBound("the message", root.nbytes)
-    variable = [VariableColumns(entry, cut, bound, allow_pickle=allow_pickle) for entry in entries]
-    if schema.kind == NESTED_BATCH:
-        tree = build_tree(schema.parts[0], plan.parts[0], root, variable[0])
-        unit = schema.parts[0].flags.action_unit
-        if unit is not None:
-            set_unit(tree, unit)
-        return tree
-    if FLAGS in metadata:
-        flags = [flags_of(plain) for plain in metadata[FLAGS]]
-    else:
-        flags = [part.flags for part in schema.parts]
-    batches = [
-        _sample_batch(part, places, root, columns, part_flags)
-        for part, places, columns, part_flags in zip(schema.parts, plan.parts, variable, flags, strict=True)
-    ]
+    batches = {}
+    for part, places, entries, flags in zip(schema.parts, plan.parts, all_entries, all_flags, strict=True):
+        variable = VariableColumns(entries, cut, bound, allow_pickle=allow_pickle)
+        if schema.kind == NESTED_BATCH:
+            tree = build_tree(part, places, root, variable)
+            if part.flags.action_unit is not None:
+                set_unit(tree, part.flags.action_unit)
+            return tree
+        part_flags = part.flags if flags == () else flags_of(flags)
+        batches[part.label] = _sample_batch(part, places, root, variable, part_flags)
     if schema.kind == SAMPLE_BATCH:
-        return batches[0]
-    labels = [part.label for part in schema.parts]
-    return MultiAgentBatch._of(dict(zip(labels, batches, strict=True)), count_of(metadata[ENV_STEPS]))
+        return next(iter(batches.values()))
+    return MultiAgentBatch._of(batches, count_of(metadata[ENV_STEPS]))
 
 
 class VariableColumns:
@@ -430,10 +427,13 @@ class Decoder:
         schema = self._schemas.get(number)
         if schema is None:
             raise FormatError(f"a message must have a known schema, got schema number {number}")
-        plan = schema.plan(*rows_in(metadata, rows))
+        used = read_rows(metadata[ROWS]) if ROWS in metadata else (rows,)
+        plan = schema.plan(read_rows(metadata[ROOMS]) if ROOMS in metadata else used, used)
         if plan.nbytes > nbytes:
             raise FormatError(f"a message's columns must fit in its {nbytes} bytes, got {plan.nbytes} bytes")
-        cut = _Cut(lease, memory, start, nbytes, metadata_start + align(metadata_nbytes)).cut
+        cut: Cut = _no_buffers
+        if VARIABLE in metadata:
+            cut = _Cut(lease, memory, start, nbytes, metadata_start + align(metadata_nbytes)).cut
         return decode(schema, plan, metadata, lease, cut, allow_pickle=self._allow_pickle)
 
 
@@ -457,4 +457,4 @@ class _Cut:
 
 
 def _no_buffers(nbytes: int) -> npt.NDArray[np.uint8]:
-    raise FormatError(f"a message with a buffer of {nbytes} bytes must have metadata, got none")
+    raise FormatError(f"a message with a buffer of {nbytes} bytes must describe its variable columns in its metadata")

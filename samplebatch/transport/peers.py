@@ -278,7 +278,7 @@ class Poller:
             events = self._poll.poll()
         else:
             events = self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
-        return [descriptor for descriptor, _ in events]
+        return [*dict(events)]
 
     def wait(self, timeout_s: float) -> None:
         """Wait as `poll` does, without returning the descriptors."""

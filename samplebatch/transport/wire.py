@@ -238,18 +238,6 @@ def count_of(value: Any) -> int:
     return value
 
 
-def rows_in(metadata: dict[str, Any], rows: int) -> tuple[Rows, Rows]:
-    """Return the rows that there is room for, and those in use; `rows` is the number in the message itself.
-
-    Raises
-    ------
-    FormatError
-        If they count nothing.
-    """
-    used: Rows = read_rows(metadata[ROWS]) if ROWS in metadata else (rows,)
-    return (read_rows(metadata[ROOMS]) if ROOMS in metadata else used), used
-
-
 def read_rows(plain: Any) -> Rows:
     """Validate the numbers of rows of the parts of a schema from another process.
 
@@ -260,4 +248,7 @@ def read_rows(plain: Any) -> Rows:
     """
     if not isinstance(plain, list):
         raise FormatError(f"a message's rows must be a list of counts, got a {type(plain).__name__}")
-    return tuple([tuple(map(count_of, rows)) if isinstance(rows, list) else count_of(rows) for rows in plain])
+    counts: list[Any] = []
+    for rows in plain:
+        counts.append(tuple(map(count_of, rows)) if isinstance(rows, list) else count_of(rows))
+    return tuple(counts)

@@ -102,6 +102,8 @@ class Worker(ABC):
         Environment steps and completed episodes received for the current request.
     fragments, total_steps
         Total number of received messages and environment steps.
+    heard_at
+        Monotonic time of the last progress; the stall deadline starts there.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -109,7 +111,7 @@ class Worker(ABC):
         self.request: Request | None = None
         self.env_steps = self.episodes = self.fragments = self.total_steps = 0
         self._progress = (0, 0)
-        self._heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
 
     @property
     @abstractmethod
@@ -161,7 +163,7 @@ class Worker(ABC):
         """Send a request; if the worker has died, `receive` raises."""
         self.request = request
         self.env_steps = self.episodes = 0
-        self._heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
 
     @abstractmethod
     def receive(self, timeout_s: float = 0.0) -> Collected | None:
@@ -176,10 +178,6 @@ class Worker(ABC):
     @abstractmethod
     def check_stall(self, stall_timeout_s: float) -> None:
         """Kill the worker if it has made no progress for too long; `receive` raises after the last fragment."""
-
-    def extend_deadline(self, seconds: float) -> None:
-        """Extend the stall deadline by time in which no caller waited for the worker."""
-        self._heard_at += seconds
 
     @abstractmethod
     def terminate(self) -> None:
@@ -200,8 +198,8 @@ class Worker(ABC):
             # The first fragment may require slow imports, such as pandas by pyarrow, and compilation of policies.
             stall_timeout_s = max(stall_timeout_s, _START_S)
         if progress != self._progress:
-            self._progress, self._heard_at = progress, now
-        elif now - self._heard_at > stall_timeout_s:
+            self._progress, self.heard_at = progress, now
+        elif now - self.heard_at > stall_timeout_s:
             return WorkerExit(f"hangs (it made no step for {stall_timeout_s:g} s)")
         return None
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from samplebatch import names
 from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.env.seeds import RESTART, seeds_at
 from samplebatch.errors import WorkerError
 from samplebatch.names import PolicyID
@@ -115,7 +117,7 @@ class WorkerPool:
     @property
     def busy(self) -> list[Worker]:
         """Workers with a request in progress."""
-        return [worker for worker in self.workers if worker.request is not None]
+        return [*filter(attrgetter("request"), self.workers)]
 
     def request_stop(self) -> None:
         """Make `receive` return soon."""
@@ -148,7 +150,7 @@ class WorkerPool:
                 if self.is_stopping():
                     return
                 if worker not in ready:
-                    if not self._has_stand_in(worker):
+                    if worker not in self._replacements or not self._has_stand_in(worker):
                         worker.check_stall(self._stall_timeout_s)
                     continue
                 try:
@@ -161,7 +163,7 @@ class WorkerPool:
                     if request is not None:
                         self.ask({self._place_of(worker.spec.index): request})
                 if collected is not None:
-                    self.leave()
+                    self._left_at = time.monotonic()
                     yield worker, collected
                     del collected
                     self._come_back()
@@ -176,7 +178,7 @@ class WorkerPool:
             away_s = time.monotonic() - self._left_at
             self._left_at = None
             for worker in self.workers:
-                worker.extend_deadline(away_s)
+                worker.heard_at += away_s
 
     def drain(self) -> Iterator[tuple[Worker, Collected]]:
         """Request all workers to end within two seconds, and yield fragments that were sent."""
@@ -251,7 +253,7 @@ class WorkerPool:
         with the replacement: the other workers continue anyway.
         """
         request = worker.request
-        if worker not in self._replacements or worker.is_placed or request is None or isinstance(request, StateRequest):
+        if worker.is_placed or request is None or isinstance(request, StateRequest):
             return False
         others = [other for other in self.workers if other is not worker and other.is_placed]
         if not others or time.monotonic() - self._replacements[worker] < _PLACE_S:
@@ -373,8 +375,8 @@ class Received:
         self._versions: dict[int, int] = {}
         self._began = self._newest = time.perf_counter()
 
-    def add(self, worker: Worker, fragment: Fragment, ended: EpisodeStatistics) -> int:
-        """Count a fragment and its ended episodes for its worker; return its weights version."""
+    def add(self, worker: Worker, fragment: Fragment, ended: EpisodeStatistics, min_version: int) -> bool:
+        """Count a fragment and its ended episodes; return False if its weights are older than `min_version`."""
         env_steps = fragment.env_steps()
         worker.env_steps += env_steps
         worker.total_steps += env_steps
@@ -384,7 +386,12 @@ class Received:
         version = _weights_version(fragment)
         self._versions[version] = self._versions.get(version, 0) + env_steps
         self._newest = time.perf_counter()
-        return version
+        if version < min_version:
+            self._stale_fragments += 1
+            self._stale_steps += env_steps
+            return False
+        self._run.add(fragment, ended)
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters of the report, for `load_state_dict`; statistics of workers are not included."""
@@ -395,15 +402,6 @@ class Received:
         self._run.load_state_dict(state["run"])
         self._newest = time.perf_counter()
         self._began = self._newest - state["time_s"]
-
-    def keep(self, fragment: Fragment, ended: EpisodeStatistics) -> None:
-        """Count a fragment that is returned to the caller, and the episodes that it ends."""
-        self._run.add(fragment, ended)
-
-    def drop(self, fragment: Fragment) -> None:
-        """Count a fragment that is dropped as stale."""
-        self._stale_fragments += 1
-        self._stale_steps += fragment.env_steps()
 
     def stats(self) -> CollectStats[Any]:
         """Return the report on all fragments returned to the caller."""
@@ -432,7 +430,8 @@ class Received:
 
 
 def _weights_version(fragment: Fragment) -> int:
-    for steps in fragment.as_multi_agent().policy_batches.values():
+    batches = [fragment] if isinstance(fragment, SampleBatch) else fragment.policy_batches.values()
+    for steps in batches:
         if steps.count and names.WEIGHTS_VERSION in steps:
             return int(steps[names.WEIGHTS_VERSION][0])
     return 0

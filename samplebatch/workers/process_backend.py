@@ -35,8 +35,6 @@ from samplebatch.policy.source import PickledPolicy
 from samplebatch.rollout.statistics import EpisodeStatistics
 from samplebatch.transport.broadcast import Subscription
 from samplebatch.transport.channel import channel
-from samplebatch.transport.channel_end import HEADER_NBYTES
-from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.encode import halve
 from samplebatch.transport.peers import Poller, begin_child
 from samplebatch.transport.producer import Producer
@@ -97,7 +95,7 @@ class ProcessBackend(Backend):
         for worker in busy:
             if worker not in self._watched:
                 self._watch(worker, self._poller)
-        senders = [self._senders[descriptor] for descriptor in self._poller.poll(timeout_s)]
+        senders = [*map(self._senders.__getitem__, self._poller.poll(timeout_s))]
         for worker in senders:
             if worker.request is None:
                 # The exit of an idle process is handled at its next request.
@@ -209,17 +207,23 @@ class WorkerProcess(Worker):
             raise WorkerExit("failed", str(error), "\n".join(getattr(error, "__notes__", ()))) from None
         except SampleBatchError as error:
             raise self._exit(str(error)) from None
-        self._heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
         self.fragments += 1
-        if is_end(fragment):
-            self.request = None
-            return None
-        state_part = state_bytes(fragment)
-        if state_part is not None:
-            self._told += state_part
-            return None
-        fragment, ended = _open_fragment(fragment)
-        return Collected(fragment if _leaves_room(self._consumer) else fragment.copy(), ended)
+        ended = EpisodeStatistics(0, 0, {})
+        if isinstance(fragment, SampleBatch):
+            if not fragment.column_names:
+                self.request = None
+                return None
+            if fragment.column_names == (_STATE,):
+                self._told += bytes(fragment[_STATE])
+                return None
+        elif ENDED in fragment.policy_batches:
+            pickled = fragment.policy_batches.pop(ENDED)[ENDED].tobytes()
+            ((is_flat, ended),) = unpickle([pickled], "the statistics of a worker", allow_pickle=True)
+            if is_flat:
+                fragment = fragment.policy_batches[names.DEFAULT_POLICY_ID]
+        # No fragment is larger than half of the arena, so fragments kept by the caller never block the worker.
+        return Collected(fragment if self._consumer.has_free_half() else fragment.copy(), ended)
 
     def _exit(self, why: str = "") -> WorkerExit:
         if self._hang is not None:
@@ -229,7 +233,7 @@ class WorkerProcess(Worker):
 
     def check_stall(self, stall_timeout_s: float) -> None:
         hang = self._find_hang(
-            (self.num_envs, int(self._line[MADE])), stall_timeout_s, has_sent=bool(self._line[FRAGMENTS])
+            (int(self._line[READY]), int(self._line[MADE])), stall_timeout_s, has_sent=bool(self._line[FRAGMENTS])
         )
         if hang is not None and self._hang is None and not self._consumer.poll():
             self._hang = hang
@@ -255,34 +259,6 @@ class WorkerProcess(Worker):
         self._process.close()
         self._requests.close()
         self._consumer.close()
-
-
-def _leaves_room(consumer: Consumer) -> bool:
-    """Return whether half of the arena is contiguous free memory.
-
-    No fragment is larger, so fragments kept by the caller never prevent a worker from sending the next one.
-    """
-    start = int(consumer._memory.ctypes.data) + HEADER_NBYTES
-    stop = start + consumer.capacity_nbytes
-    half = consumer.capacity_nbytes // 2
-    leases = [lease for lease in [tie() for tie in list(consumer._lent.values())] if lease is not None]
-    spans = sorted((int(lease.ctypes.data), lease.nbytes) for lease in leases)
-    free_from = start
-    for address, nbytes in spans:
-        if address - free_from >= half:
-            return True
-        free_from = address + nbytes
-    return stop - free_from >= half
-
-
-def _open_fragment(message: Fragment) -> Collected:
-    """Split a message into its fragment and the statistics of the episodes that it ends."""
-    if not isinstance(message, MultiAgentBatch) or ENDED not in message.policy_batches:
-        return Collected(message, EpisodeStatistics(0, 0, {}))
-    report = message.policy_batches.pop(ENDED)
-    pickled = report[ENDED].tobytes()
-    ((is_flat, ended),) = unpickle([pickled], "the statistics of a worker", allow_pickle=True)
-    return Collected(message.policy_batches[names.DEFAULT_POLICY_ID] if is_flat else message, ended)
 
 
 # In the process of a worker
@@ -337,18 +313,6 @@ END = SampleBatch()
 """Message after the last fragment of a request."""
 _STATE = "worker_state"
 """Only column of messages with a worker's state, one row per byte, so that the state can be split."""
-
-
-def is_end(fragment: Fragment) -> bool:
-    """Return whether a message marks the end of a request."""
-    return isinstance(fragment, SampleBatch) and not fragment.column_names
-
-
-def state_bytes(fragment: Fragment) -> bytes | None:
-    """Return the bytes of a message with a part of a pickled state; None for other messages."""
-    if isinstance(fragment, SampleBatch) and fragment.column_names == (_STATE,):
-        return bytes(np.asarray(fragment[_STATE]))
-    return None
 
 
 def work(

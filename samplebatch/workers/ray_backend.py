@@ -494,7 +494,7 @@ class RayWorker(Worker):
             report, body = self._ray.get(list(self._calls[0]))
         except self._ray.exceptions.RayError as error:
             raise self._exit(error) from None
-        self._heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
         self._note(report)
         if report.kind == "failed":
             raise WorkerExit("failed", report.why, report.details)
@@ -546,7 +546,7 @@ class RayWorker(Worker):
                 self._note(self._ray.get(self._question))
             self._question = None
         now = time.monotonic()
-        if self._question is None and now - max(self._asked_at, self._heard_at) > _REPORT_S:
+        if self._question is None and now - max(self._asked_at, self.heard_at) > _REPORT_S:
             self._asked_at = now
             self._question = self._actor.report.options(concurrency_group=_CONTROL).remote()
 

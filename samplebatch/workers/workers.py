@@ -539,13 +539,11 @@ class RolloutWorkers(Uncopied):
 
     def _count(self, worker: Worker, fragment: Fragment, ended: EpisodeStatistics, count: StepCount | None) -> bool:
         """Count a fragment and write it to the buffer; return False if it is stale."""
-        version = self._received.add(worker, fragment, ended)
+        min_version = 0
         if self._max_lag is not None:
-            lag = self._earlier_versions + self._backend.weights.version - version
-            if lag > self._max_lag:
-                self._received.drop(fragment)
-                return False
-        self._received.keep(fragment, ended)
+            min_version = self._earlier_versions + self._backend.weights.version - self._max_lag
+        if not self._received.add(worker, fragment, ended, min_version):
+            return False
         if count is not None:
             count.add(fragment, ended)
         if self._writer is not None:
