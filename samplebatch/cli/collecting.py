@@ -53,12 +53,8 @@ AnyBatch = SampleBatch | MultiAgentBatch
 class Destination(ABC):
     """Destination of fragments; `finish` writes them and returns them as one batch.
 
-    Attributes
-    ----------
-    fragments
-        Number of added fragments.
-    env_steps, agent_steps
-        Environment steps and agent steps in these fragments.
+    - `fragments`: number of added fragments.
+    - `env_steps`, `agent_steps`: environment steps and agent steps in these fragments.
     """
 
     fragments = env_steps = agent_steps = 0
@@ -231,8 +227,6 @@ def _finish(run: Run, pool: RolloutWorkers, target: Destination) -> None:
 def find_policies(texts: Sequence[str], *, allow_pickle: bool = False) -> Any:
     """Return the policies named by `--policy`: one for all agents, or one per id.
 
-    Examples
-    --------
     >>> find_policies(["wolf=random", "sheep=random"], allow_pickle=False)
     {'wolf': 'random', 'sheep': 'random'}
     """

@@ -58,18 +58,12 @@ _PLAIN = (bool, int, float, str, type(None))
 class Recipe:
     """Description of an algorithm for the command line.
 
-    Attributes
-    ----------
-    summary
-        The algorithm in a few words.
-    algorithm
-        Class of the algorithm, whose plain arguments are settings.
-    params
-        Parameter class of its trainer, whose plain fields are settings.
-    make
-        Function that creates the algorithm from spaces and settings.
-    settings
-        Settings that are not arguments, such as `lr`, and defaults that differ from those in class and trainer.
+    - `summary`: the algorithm in a few words.
+    - `algorithm`: class of the algorithm, whose plain arguments are settings.
+    - `params`: parameter class of its trainer, whose plain fields are settings.
+    - `make`: function that creates the algorithm from spaces and settings.
+    - `settings`: settings that are not arguments, such as `lr`, and defaults that differ from those in class and
+      trainer.
     """
 
     summary: str
@@ -150,8 +144,6 @@ _OFFLINE = _COMMON | {"epoch_num_steps": 1000, "batch_size": 256}
 def find_recipe(name: str) -> Recipe:
     """Return the recipe of an algorithm.
 
-    Examples
-    --------
     >>> find_recipe("sac").summary
     'soft actor-critic, for continuous actions'
     >>> find_recipe("dpn")
@@ -166,8 +158,6 @@ def find_recipe(name: str) -> Recipe:
 def complete_settings(name: str, given: Settings) -> dict[str, Any]:
     """Return all settings of an algorithm: given values, and defaults of the others.
 
-    Examples
-    --------
     >>> complete_settings("dqn", {"lr": 1})["lr"]
     1.0
     >>> complete_settings("dqn", {"gama": 0.9})

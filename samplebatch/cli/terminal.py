@@ -134,18 +134,11 @@ class Interruption:
     the program. Further SIGTERMs are ignored: `timeout`, and batch systems that signal a process and its group, send
     two.
 
-    Parameters
-    ----------
-    request_stop
-        Called by the first signal, at any point of the main thread: it must not acquire a lock.
+    - `request_stop`: called by the first signal, at any point of the main thread: it must not acquire a lock.
 
-    Attributes
-    ----------
-    status
-        Exit status for the first signal, 128 plus its number; 0 without a signal.
+    Its attributes:
+    - `status`: exit status for the first signal, 128 plus its number; 0 without a signal.
 
-    Examples
-    --------
     >>> with Interruption(lambda: print("stopping")) as interruption:
     ...     signal.raise_signal(signal.SIGTERM)
     stopping

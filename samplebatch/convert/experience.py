@@ -54,12 +54,8 @@ class Steps(NamedTuple):
 
     An episode is a trajectory of one agent: steps with the same `eps_id`, `env_id` and `agent_index`.
 
-    Attributes
-    ----------
-    batch
-        The rows, under RLlib's names.
-    bounds
-        First row of each episode, followed by the number of rows, shape (k + 1,).
+    - `batch`: the rows, under RLlib's names.
+    - `bounds`: first row of each episode, followed by the number of rows, shape (k + 1,).
     """
 
     batch: SampleBatch
@@ -85,18 +81,10 @@ def as_steps(source: Source) -> Steps:
     Rows that are already in this order are not copied. Actions in the policy's unit are mapped to the environment's.
     Without `eps_id`, flags delimit the episodes.
 
-    Raises
-    ------
-    ColumnNotFoundError
-        If no column separates episodes: neither `eps_id` nor flags.
-    ColumnTypeError
-        If a MultiAgentBatch has several policies, or the source has an unsupported type.
-    ColumnMismatchError
-        If actions were mapped by a function, which is not recorded.
-    SequenceError
-        If rows are time-major, or steps of an episode are missing.
-    EmptyBufferError
-        If there are no steps.
+    Raises ColumnNotFoundError if no column separates episodes: neither `eps_id` nor flags. Raises ColumnTypeError if a
+    MultiAgentBatch has several policies, or the source has an unsupported type. Raises ColumnMismatchError if actions
+    were mapped by a function, which is not recorded. Raises SequenceError if rows are time-major, or steps of an
+    episode are missing. Raises EmptyBufferError if there are no steps.
     """
     batch, bounds = steps_as_recorded(source)
     return Steps(batch.to_environment_actions(), bounds)
@@ -269,23 +257,13 @@ def make_episode(
 ) -> SampleBatch:
     """Create a batch of an episode: `obs` and `new_obs` are views of the same observations.
 
-    Parameters
-    ----------
-    number
-        `eps_id` of the episode.
-    observations
-        Arrays of shape (n + 1, ...), or a tree of arrays, including the final observation.
-    columns
-        Other columns of the n steps.
-    terminated, truncated
-        Whether the last step terminates or truncates the episode.
-    action_unit
-        Unit of the actions.
+    - `number`: `eps_id` of the episode.
+    - `observations`: arrays of shape (n + 1, ...), or a tree of arrays, including the final observation.
+    - `columns`: other columns of the n steps.
+    - `terminated`, `truncated`: whether the last step terminates or truncates the episode.
+    - `action_unit`: unit of the actions.
 
-    Raises
-    ------
-    ColumnLengthError
-        If columns differ in length; names one.
+    Raises ColumnLengthError if columns differ in length; names one.
     """
     batch = SampleBatch(
         {
@@ -322,12 +300,8 @@ def join_episodes(episodes: list[SampleBatch]) -> SampleBatch:
 def stack_steps(steps: list[Any], path: str) -> Any:
     """Stack one value or tree per step into one array or a tree of arrays.
 
-    Raises
-    ------
-    ColumnMismatchError
-        If steps differ in structure; names the column.
-    ColumnTypeError
-        If steps differ in shape; names the column.
+    Raises ColumnMismatchError if steps differ in structure; names the column. Raises ColumnTypeError if steps differ in
+    shape; names the column.
 
     >>> stack_steps([{"x": 1.0, "arm": (2, 3)}, {"x": 4.0, "arm": (5, 6)}], "obs")
     {'x': array([1., 4.]), 'arm': (array([2, 5]), array([3, 6]))}
@@ -376,25 +350,13 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any
 def open_source(source: Any) -> Any:
     """Open a path as a dataset or buffer; other sources are returned unchanged.
 
-    Parameters
-    ----------
-    source
-        Path of a dataset folder, or of Parquet files of another library with RLlib's or Tianshou's column names, which
-        are loaded into a replay buffer. A replay buffer, `Dataset` or `MixedSampler` is returned unchanged.
+    - `source`: path of a dataset folder, or of Parquet files of another library with RLlib's or Tianshou's column
+      names, which are loaded into a replay buffer. A replay buffer, `Dataset` or `MixedSampler` is returned unchanged.
 
-    Raises
-    ------
-    ArgumentError
-        If the source is neither a path nor an object with `sample`.
-    FormatError
-        If a folder has no Parquet files, or one is damaged.
-    SampleBatchError
-        As `ReplayBuffer.extend` does.
-    OSError
-        If the path does not exist, or a file cannot be read.
+    Raises ArgumentError if the source is neither a path nor an object with `sample`. Raises FormatError if a folder has
+    no Parquet files, or one is damaged. Raises SampleBatchError as `ReplayBuffer.extend` does. Raises OSError if the
+    path does not exist, or a file cannot be read.
 
-    Examples
-    --------
     >>> import tempfile
     >>> from samplebatch import SampleBatch
     >>> folder = tempfile.mkdtemp() + "/steps"

@@ -66,12 +66,8 @@ Numbers = npt.NDArray[np.int64]
 class Feature(NamedTuple):
     """Column description in `info.json`.
 
-    Attributes
-    ----------
-    dtype
-        A NumPy dtype's name, `"string"`, `"image"` or `"video"`.
-    shape
-        Shape of a row; () for a scalar.
+    - `dtype`: a NumPy dtype's name, `"string"`, `"image"` or `"video"`.
+    - `shape`: shape of a row; () for a scalar.
     """
 
     dtype: str
@@ -81,10 +77,8 @@ class Feature(NamedTuple):
 class Episodes(NamedTuple):
     """Location of each episode's rows, in episode order.
 
-    Attributes
-    ----------
-    number, length, chunk, file
-        Episode number, frame count, chunk index and file index of each episode, shape (k,) each.
+    - `number`, `length`, `chunk`, `file`: episode number, frame count, chunk index and file index of each episode,
+      shape (k,) each.
     """
 
     number: Numbers
@@ -100,10 +94,7 @@ class Episodes(NamedTuple):
 class Layout:
     """Validated metadata of a dataset folder.
 
-    Attributes
-    ----------
-    features
-        The columns by name.
+    - `features`: the columns by name.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

@@ -799,11 +799,8 @@ _MAX_DIMENSIONS = 63
 def without_ray_types(table: pa.Table) -> pa.Table:
     """Convert Ray Data's tensor types to fixed-size or variable-size lists; other columns are unchanged.
 
-    Raises
-    ------
-    FormatError
-        If a tensor is not stored as Ray stores it, contradicts its declared shape, or has rows that vary in shape;
-        names the column.
+    Raises FormatError if a tensor is not stored as Ray stores it, contradicts its declared shape, or has rows that vary
+    in shape; names the column.
     """
     fields, columns = [], []
     for field, column in zip(table.schema, table.columns, strict=True):

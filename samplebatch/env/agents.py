@@ -37,13 +37,8 @@ def policy_by_kind(environment: Any) -> Callable[[Any], str]:
 
     Agents of one kind with different spaces cannot share a batch: each is mapped to its own policy.
 
-    Parameters
-    ----------
-    environment
-        A PettingZoo environment, of either interface, or a `MultiAgentEnv` of RLlib.
+    - `environment`: a PettingZoo environment, of either interface, or a `MultiAgentEnv` of RLlib.
 
-    Examples
-    --------
     >>> from samplebatch.env.registry import make_environment
     >>> mapping = policy_by_kind(make_environment("mpe2/simple_tag_v3"))
     >>> [mapping(agent) for agent in ("adversary_0", "adversary_2", "agent_0")]
@@ -119,19 +114,13 @@ class Episode(NamedTuple):
 class PolicyOfAgents:
     """Policies of agents in a multi-agent collector, from a user's mapping of agents or of agents and episodes.
 
-    Parameters
-    ----------
-    mapping
-        A mapping from agent ids to policy ids, or a function of the agent id, or of the agent id and the `Episode`. A
-        function receives the episode if it has a second parameter without a default, one named `episode`, or `*args`.
+    - `mapping`: a mapping from agent ids to policy ids, or a function of the agent id, or of the agent id and the
+      `Episode`. A function receives the episode if it has a second parameter without a default, one named `episode`, or
+      `*args`.
 
-    Attributes
-    ----------
-    sees_episodes
-        Whether the policy of an agent can differ between episodes.
+    Its attributes:
+    - `sees_episodes`: whether the policy of an agent can differ between episodes.
 
-    Examples
-    --------
     >>> by_turns = PolicyOfAgents(lambda agent, episode: "even" if (agent + episode.number) % 2 == 0 else "odd")
     >>> [by_turns(agent, Episode(7, 0, number)) for number in range(2) for agent in range(2)]
     ['even', 'odd', 'odd', 'even']
@@ -188,28 +177,18 @@ _APART = frozenset({"environment", "env_id", "groups", "_policy_of"})
 class AgentGroup:
     """Agents of one environment that share a policy and act simultaneously; their actions are computed together.
 
-    Attributes
-    ----------
-    adapter
-        Adapter of their environment.
-    policy_id
-        Policy of the agents.
-    agents
-        Ids of the k agents.
-    keys
-        Pair of `env_id` and agent id of each agent.
-    env_ids, indices, eps_ids
-        `env_id`, `agent_index` and `eps_id` of each agent, shape (k,).
-    observations, infos
-        Newest observation and info of each agent, which the environment may overwrite in its next step.
-    begins
-        Whether each agent has yet to act since the episode started or the agent rejoined; None if no agent has.
-    pick
-        Function that selects the values of the agents from a mapping by agent, as a tuple.
-    number_types
-        Types of their last rewards and flags that need no conversion, so that such values are not checked again.
-    shapes
-        Shapes of their last observations; None for an observation that is not an array.
+    - `adapter`: adapter of their environment.
+    - `policy_id`: policy of the agents.
+    - `agents`: ids of the k agents.
+    - `keys`: pair of `env_id` and agent id of each agent.
+    - `env_ids`, `indices`, `eps_ids`: `env_id`, `agent_index` and `eps_id` of each agent, shape (k,).
+    - `observations`, `infos`: newest observation and info of each agent, which the environment may overwrite in its
+      next step.
+    - `begins`: whether each agent has yet to act since the episode started or the agent rejoined; None if no agent has.
+    - `pick`: function that selects the values of the agents from a mapping by agent, as a tuple.
+    - `number_types`: types of their last rewards and flags that need no conversion, so that such values are not checked
+      again.
+    - `shapes`: shapes of their last observations; None for an observation that is not an array.
     """
 
     __slots__ = (
@@ -261,23 +240,14 @@ class AgentOutcomes(NamedTuple):
 class MultiAgentAdapter(ABC):
     """Base of adapters for multi-agent collectors: one environment and its current episode.
 
-    Parameters
-    ----------
-    environment
-        The environment.
-    env_id
-        Number of the environment, which its rows contain.
-    seed
-        Seed of the first reset. Later resets continue its generator, so that no two episodes are equal.
-    policy_of
-        Function that maps an agent id and an episode to a policy id.
+    - `environment`: the environment.
+    - `env_id`: number of the environment, which its rows contain.
+    - `seed`: seed of the first reset. Later resets continue its generator, so that no two episodes are equal.
+    - `policy_of`: function that maps an agent id and an episode to a policy id.
 
-    Attributes
-    ----------
-    groups
-        Agents that act next, by policy; empty outside of an episode.
-    eps_id, t
-        Id of the episode, and number of its environment steps.
+    Its attributes:
+    - `groups`: agents that act next, by policy; empty outside of an episode.
+    - `eps_id`, `t`: id of the episode, and number of its environment steps.
     """
 
     together: bool
@@ -362,10 +332,7 @@ class MultiAgentAdapter(ABC):
     def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
         """Make the agents of `groups` act.
 
-        Parameters
-        ----------
-        actions
-            Actions in environment units: one per agent, for each group.
+        - `actions`: actions in environment units: one per agent, for each group.
         """
 
     def _group(

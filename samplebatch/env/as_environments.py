@@ -27,18 +27,11 @@ from samplebatch.errors import ArgumentError, EnvironmentSpecError
 def as_environments(env: Any, num_envs: int | None = None, env_kwargs: Mapping[str, Any] | None = None) -> Environments:
     """Create an adapter of Gymnasium environments.
 
-    Parameters
-    ----------
-    env
-        An environment or vector environment, including Tianshou's; a function that creates one, or its id (see
-        `make_environment`); or a list of single environments, functions and ids.
-    num_envs
-        Number of environments to create from one function or id; 1 by default.
-    env_kwargs
-        Keyword arguments of the functions or ids.
+    - `env`: an environment or vector environment, including Tianshou's; a function that creates one, or its id (see
+      `make_environment`); or a list of single environments, functions and ids.
+    - `num_envs`: number of environments to create from one function or id; 1 by default.
+    - `env_kwargs`: keyword arguments of the functions or ids.
 
-    Examples
-    --------
     >>> as_environments("CartPole-v1", 3).num_envs
     3
     >>> import gymnasium
@@ -109,8 +102,6 @@ def make_all(sources: Sequence[Any]) -> list[Any]:
 def bind_arguments(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
     """Bind keyword arguments to functions and ids that create environments, also in a list.
 
-    Examples
-    --------
     >>> bind_arguments("CartPole-v1", {"max_episode_steps": 9})().spec.max_episode_steps
     9
     """
@@ -132,16 +123,10 @@ def is_factory(env: Any) -> bool:
 def environment_makers(env: Environment | Sequence[Environment], num_envs: int | None) -> list[Callable[[], Any]]:
     """Return the functions that create the environments of a collector.
 
-    Parameters
-    ----------
-    env
-        Functions or ids, one per environment; or one for all; or a vector environment of Tianshou, whose functions are
-        used.
-    num_envs
-        Number of environments, by default the number of functions.
+    - `env`: functions or ids, one per environment; or one for all; or a vector environment of Tianshou, whose functions
+      are used.
+    - `num_envs`: number of environments, by default the number of functions.
 
-    Examples
-    --------
     >>> len(environment_makers("CartPole-v1", 3)), len(environment_makers([dict, dict], None))
     (3, 2)
     """
@@ -171,8 +156,6 @@ def _maker(env: Any) -> Callable[[], Any]:
 def list_environments(env: Environment | Sequence[Environment], count: int) -> tuple[Environment, ...]:
     """Return the id or function of each environment of all workers.
 
-    Examples
-    --------
     >>> list_environments("CartPole-v1", 2)
     ('CartPole-v1', 'CartPole-v1')
     """

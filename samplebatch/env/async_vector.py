@@ -60,19 +60,12 @@ Answer = tuple[Any, ...]
 class EnvironmentProcesses:
     """Processes of `AsyncEnvironments`, which are queried individually.
 
-    Parameters
-    ----------
-    makers
-        Functions that each create an environment.
-    start_method
-        Start method of processes: `"spawn"`, `"forkserver"` or `"fork"`.
-    stall_timeout_s
-        Seconds without an answer after which a process counts as hung and is killed.
+    - `makers`: functions that each create an environment.
+    - `start_method`: start method of processes: `"spawn"`, `"forkserver"` or `"fork"`.
+    - `stall_timeout_s`: seconds without an answer after which a process counts as hung and is killed.
 
-    Attributes
-    ----------
-    processes
-        Processes in order of environments.
+    Its attributes:
+    - `processes`: processes in order of environments.
     """
 
     def __init__(self, makers: Sequence[Callable[[], Any]], start_method: str, stall_timeout_s: float) -> None:
@@ -162,14 +155,9 @@ class EnvironmentProcesses:
     ) -> list[tuple[int, list[Answer]]]:
         """Wait for answers and return all available ones.
 
-        Parameters
-        ----------
-        min_num
-            Number of processes to wait for; at most the number of pending ones.
-        timeout_s
-            Seconds after which fewer answers suffice, but at least one.
-        among
-            Whether to wait for each process, shape (num_envs,); other answers stay queued. None for all.
+        - `min_num`: number of processes to wait for; at most the number of pending ones.
+        - `timeout_s`: seconds after which fewer answers suffice, but at least one.
+        - `among`: whether to wait for each process, shape (num_envs,); other answers stay queued. None for all.
         """
         expected = self._asked.keys() | self._answers.keys()
         min_num = min(min_num, len(expected) if among is None else sum(bool(among[index]) for index in expected))
@@ -327,22 +315,14 @@ _NONE: Rows = np.empty(0, np.intp)
 class AsyncStepResult(NamedTuple):
     """Step results of environments that have answered: k have completed a step, m are ready for an action.
 
-    Attributes
-    ----------
-    envs
-        Environments that have completed a step, ascending, shape (k,).
-    columns
-        Columns `new_obs` (or its parts), `rewards`, `terminateds` and `truncateds` of the steps, shape (k, ...) each;
-        final observations where an episode ended. None if k is 0.
-    step_infos
-        Infos of the steps.
-    ended
-        Environments whose episode ended.
-    ready
-        Environments that are ready for an action, ascending, shape (m,): environments that completed a step and are not
-        being reset, and environments that have started an episode.
-    obs, infos
-        Observations and infos of the ready environments, observations by leaf. No leaves if m is 0.
+    - `envs`: environments that have completed a step, ascending, shape (k,).
+    - `columns`: columns `new_obs` (or its parts), `rewards`, `terminateds` and `truncateds` of the steps, shape (k,
+      ...) each; final observations where an episode ended. None if k is 0.
+    - `step_infos`: infos of the steps.
+    - `ended`: environments whose episode ended.
+    - `ready`: environments that are ready for an action, ascending, shape (m,): environments that completed a step and
+      are not being reset, and environments that have started an episode.
+    - `obs`, `infos`: observations and infos of the ready environments, observations by leaf. No leaves if m is 0.
     """
 
     envs: Rows
@@ -360,17 +340,10 @@ class AsyncEnvironments(Environments):
     An environment is reset immediately after its episode has ended. The reset is not a step, and the last step of the
     episode is returned without waiting for it.
 
-    Parameters
-    ----------
-    makers
-        Functions that each create an environment.
-    start_method
-        Start method of processes: `"spawn"`, `"forkserver"` or `"fork"`.
-    stall_timeout_s
-        Seconds without an answer after which an environment counts as hung.
+    - `makers`: functions that each create an environment.
+    - `start_method`: start method of processes: `"spawn"`, `"forkserver"` or `"fork"`.
+    - `stall_timeout_s`: seconds without an answer after which an environment counts as hung.
 
-    Examples
-    --------
     >>> from samplebatch.env.as_environments import environment_makers
     >>> environments = AsyncEnvironments(environment_makers("CartPole-v1", 2))
     >>> _ = environments.reset(seeds=[1, 2])
@@ -433,12 +406,8 @@ class AsyncEnvironments(Environments):
     def send(self, envs: Rows, actions: Sequence[Leaf]) -> None:
         """Step environments that are ready.
 
-        Parameters
-        ----------
-        envs
-            Environments, shape (k,).
-        actions
-            Leaves of the actions, shape (k, ...) each.
+        - `envs`: environments, shape (k,).
+        - `actions`: leaves of the actions, shape (k, ...) each.
         """
         for env, action in zip(envs.tolist(), self.actions.nest_each(actions, len(envs)), strict=True):
             self._processes.ask(env, STEP, action)
@@ -448,14 +417,9 @@ class AsyncEnvironments(Environments):
     ) -> AsyncStepResult:
         """Wait for pending environments and return the step results of all that have answered.
 
-        Parameters
-        ----------
-        min_num
-            Number of environments to wait for; at most the number of pending ones.
-        timeout_s
-            Seconds after which fewer environments suffice, but at least one.
-        among
-            Whether to wait for each environment, shape (num_envs,); others stay pending. None for all.
+        - `min_num`: number of environments to wait for; at most the number of pending ones.
+        - `timeout_s`: seconds after which fewer environments suffice, but at least one.
+        - `among`: whether to wait for each environment, shape (num_envs,); others stay pending. None for all.
         """
         stepped: dict[int, Sequence[Any]] = {}
         begun: dict[int, Sequence[Any]] = {}

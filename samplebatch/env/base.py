@@ -30,18 +30,11 @@ OUTCOMES = (names.REWARDS, names.TERMINATEDS, names.TRUNCATEDS)
 class StepResult(NamedTuple):
     """Steps of n environments as arrays, in time order.
 
-    Attributes
-    ----------
-    steps
-        Number of steps. Arrays of a single step may be owned by the environment.
-    new_obs
-        Arrays of shape (steps * n, ...), one per leaf.
-    rewards, terminateds, truncateds
-        Arrays of shape (steps * n,): float64, bool and bool.
-    infos
-        Infos by step; steps without infos may be missing.
-    autoreset
-        Rows of autoreset steps, which are not transitions; None if there are none.
+    - `steps`: number of steps. Arrays of a single step may be owned by the environment.
+    - `new_obs`: arrays of shape (steps * n, ...), one per leaf.
+    - `rewards`, `terminateds`, `truncateds`: arrays of shape (steps * n,): float64, bool and bool.
+    - `infos`: infos by step; steps without infos may be missing.
+    - `autoreset`: rows of autoreset steps, which are not transitions; None if there are none.
     """
 
     steps: int
@@ -78,10 +71,7 @@ def join_outcomes(
 def refuse_mask(arguments: Mapping[str, Any]) -> None:
     """Reject arguments of `reset` that exclude environments, because collectors reset all environments.
 
-    Raises
-    ------
-    EnvironmentSpecError
-        If the options contain a `reset_mask`.
+    Raises EnvironmentSpecError if the options contain a `reset_mask`.
     """
     if "reset_mask" in (arguments.get("options") or {}):
         raise EnvironmentSpecError("options must have no 'reset_mask', because a collector resets all environments")
@@ -90,23 +80,14 @@ def refuse_mask(arguments: Mapping[str, Any]) -> None:
 class Environments(ABC):
     """Base of adapters for environments that are stepped together; later steps do not change returned arrays.
 
-    Attributes
-    ----------
-    env
-        The stepped object: an environment, or a list of environments.
-    num_envs
-        Number of environments.
-    observation_space, action_space
-        Spaces of one environment.
-    observations, actions
-        Layouts of the spaces.
-    resets_later
-        Whether an environment is reset in an autoreset step after its episode, not with the last step.
-    keeps_seeds
-        Whether a collector without a seed resets the environments without seeds, so that seeds set before remain in
-        effect.
-    made
-        Number of `step` calls since all environments were reset; errors include it.
+    - `env`: the stepped object: an environment, or a list of environments.
+    - `num_envs`: number of environments.
+    - `observation_space`, `action_space`: spaces of one environment.
+    - `observations`, `actions`: layouts of the spaces.
+    - `resets_later`: whether an environment is reset in an autoreset step after its episode, not with the last step.
+    - `keeps_seeds`: whether a collector without a seed resets the environments without seeds, so that seeds set before
+      remain in effect.
+    - `made`: number of `step` calls since all environments were reset; errors include it.
     """
 
     resets_later = False
@@ -137,12 +118,8 @@ class Environments(ABC):
     def reset(self, *, seeds: Sequence[int] | None = None, **arguments: Any) -> tuple[Sequence[Leaf], Infos]:
         """Start an episode in every environment.
 
-        Parameters
-        ----------
-        seeds
-            One seed per environment; None continues their generators.
-        **arguments
-            Further arguments of the environment's `reset`; a `seed` among them has precedence.
+        - `seeds`: one seed per environment; None continues their generators.
+        - `**arguments`: further arguments of the environment's `reset`; a `seed` among them has precedence.
         """
 
     @abstractmethod
@@ -175,10 +152,7 @@ class Environments(ABC):
     def finish_chunk(self, steps: Sequence[Any]) -> StepResult:
         """Convert raw steps to a step result.
 
-        Parameters
-        ----------
-        steps
-            All raw steps since the last chunk; not empty.
+        - `steps`: all raw steps since the last chunk; not empty.
         """
         if len(steps) == 1:
             obs, reward, terminated, truncated, info, resets, *_ = steps[0]
@@ -212,10 +186,7 @@ class Environments(ABC):
 
         If they could not be pickled, nothing changes, and they must be reset.
 
-        Raises
-        ------
-        EnvironmentSpecError
-            If the classes differ.
+        Raises EnvironmentSpecError if the classes differ.
         """
         if not load_environments(self._parts(), state["saved"]):
             return False

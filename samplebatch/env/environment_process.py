@@ -57,19 +57,11 @@ def start_child(
 ) -> BaseProcess:
     """Start a process that ignores Ctrl-C, which this process handles.
 
-    Parameters
-    ----------
-    context
-        Multiprocessing context of a start method.
-    target, args, name
-        Arguments of `Process`.
-    must
-        Start of the error message if the arguments cannot be pickled.
+    - `context`: multiprocessing context of a start method.
+    - `target`, `args`, `name`: arguments of `Process`.
+    - `must`: start of the error message if the arguments cannot be pickled.
 
-    Raises
-    ------
-    EnvironmentSpecError
-        If the arguments cannot be pickled.
+    Raises EnvironmentSpecError if the arguments cannot be pickled.
     """
     exit_if_unguarded()
     process: BaseProcess = context.Process(target=target, args=args, name=name)
@@ -140,17 +132,10 @@ class SharedObservations:
     step, so no lock is needed. Leaves that are not numeric, and values wider than their space's dtype, are sent by
     pipe.
 
-    Parameters
-    ----------
-    layout
-        Layout of the observations.
-    num_envs
-        Number of environments.
-    region
-        Memory of `nbytes` bytes; None if no leaf is numeric.
+    - `layout`: layout of the observations.
+    - `num_envs`: number of environments.
+    - `region`: memory of `nbytes` bytes; None if no leaf is numeric.
 
-    Examples
-    --------
     >>> from gymnasium import spaces
     >>> layout = SpaceLayout(spaces.Dict(eye=spaces.Box(-1, 1, (2,)), mouth=spaces.Text(9)))
     >>> memory = SharedObservations.create(layout, 3)
@@ -190,14 +175,9 @@ class SharedObservations:
     def write(self, env: int, slot: int, leaves: Sequence[Leaf]) -> Left:
         """Write the observation of an environment, and return the leaves to send by pipe.
 
-        Parameters
-        ----------
-        env
-            Number of the environment.
-        slot
-            `NEW_OBS` or `FIRST_OBS`.
-        leaves
-            Leaves of the observation, shape (1, ...) each.
+        - `env`: number of the environment.
+        - `slot`: `NEW_OBS` or `FIRST_OBS`.
+        - `leaves`: leaves of the observation, shape (1, ...) each.
         """
         left: list[Any] = [None] * len(leaves)
         fits = True
@@ -211,14 +191,9 @@ class SharedObservations:
     def read(self, envs: Rows, slot: int, sent: Sequence[Left]) -> list[Leaf]:
         """Return observations of environments, leaf by leaf, in newly allocated memory.
 
-        Parameters
-        ----------
-        envs
-            Environments, shape (k,), k at least 1.
-        slot
-            `NEW_OBS` or `FIRST_OBS`.
-        sent
-            Return values of `write`, by environment.
+        - `envs`: environments, shape (k,), k at least 1.
+        - `slot`: `NEW_OBS` or `FIRST_OBS`.
+        - `sent`: return values of `write`, by environment.
         """
         leaves: list[Leaf] = []
         for number, shared in enumerate(self._leaves):
@@ -250,14 +225,9 @@ LAST, MORE = b"\0", b"\1"
 def run_environment(pipe: Connection, make: Callable[[], Any], index: int) -> None:
     """Create an environment and execute requests until the peer closes the pipe.
 
-    Parameters
-    ----------
-    pipe
-        Connection on which requests arrive.
-    make
-        Function that creates the environment.
-    index
-        Number of the environment, for errors.
+    - `pipe`: connection on which requests arrive.
+    - `make`: function that creates the environment.
+    - `index`: number of the environment, for errors.
     """
     # A forked child inherits the handlers of its parent.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -361,14 +331,9 @@ def _failure(error: Exception) -> bytes:
 class SingleStep(NamedTuple):
     """One step of one environment: the result of `EnvironmentStepper.step`.
 
-    Attributes
-    ----------
-    new_obs
-        Leaves of the observation, shape (1, ...) each.
-    reward, terminated, truncated
-        A float and two flags, of Python's or NumPy's types.
-    info
-        Copy of the info.
+    - `new_obs`: leaves of the observation, shape (1, ...) each.
+    - `reward`, `terminated`, `truncated`: a float and two flags, of Python's or NumPy's types.
+    - `info`: copy of the info.
     """
 
     new_obs: Sequence[Leaf]
@@ -388,22 +353,13 @@ class EnvironmentStepper:
 
     The returned arrays are owned by the caller: the environment may overwrite its own.
 
-    Parameters
-    ----------
-    env
-        A `gymnasium.Env`.
-    index
-        Number of the environment, for errors.
+    - `env`: a `gymnasium.Env`.
+    - `index`: number of the environment, for errors.
 
-    Attributes
-    ----------
-    env
-        The environment.
-    observations, actions
-        Layouts of its spaces.
+    Its attributes:
+    - `env`: the environment.
+    - `observations`, `actions`: layouts of its spaces.
 
-    Examples
-    --------
     >>> import gymnasium
     >>> stepper = EnvironmentStepper(gymnasium.make("CartPole-v1"))
     >>> obs, _ = stepper.reset(seed=1)
@@ -422,10 +378,7 @@ class EnvironmentStepper:
     def reset(self, **arguments: Any) -> tuple[Sequence[Leaf], dict[str, Any]]:
         """Reset the environment on request, and restart the step count for errors.
 
-        Parameters
-        ----------
-        **arguments
-            Arguments of the environment's `reset`.
+        - `**arguments`: arguments of the environment's `reset`.
         """
         self._made = 0
         return self.begin_episode(**arguments)
@@ -439,10 +392,7 @@ class EnvironmentStepper:
     def step(self, action: Any) -> SingleStep:
         """Step the environment.
 
-        Parameters
-        ----------
-        action
-            Action, with the structure of its space.
+        - `action`: action, with the structure of its space.
         """
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._resets = False

@@ -17,12 +17,8 @@ _ARGUMENTS = "_ezpickle_args"
 class SavedEnvironments(TypedDict):
     """Pickled environments in the state of collectors.
 
-    Attributes
-    ----------
-    pickles
-        One pickle per environment; None if an environment cannot be pickled.
-    why
-        Reason if `pickles` is None, otherwise None.
+    - `pickles`: one pickle per environment; None if an environment cannot be pickled.
+    - `why`: reason if `pickles` is None, otherwise None.
     """
 
     pickles: list[bytes] | None
@@ -40,10 +36,7 @@ def save_environments(envs: Sequence[Any]) -> SavedEnvironments:
 def load_environments(envs: Sequence[Any], saved: SavedEnvironments) -> bool:
     """Restore environments from `save_environments`; return whether they had been pickled.
 
-    Raises
-    ------
-    EnvironmentSpecError
-        If the classes differ.
+    Raises EnvironmentSpecError if the classes differ.
     """
     if saved["pickles"] is None:
         return False
@@ -57,13 +50,8 @@ def save_environment(env: Any) -> bytes:
 
     Windows, fonts and images of pygame are omitted, because rendering recreates them.
 
-    Raises
-    ------
-    Exception
-        Any, if a part cannot be pickled, such as a process or a simulator in another language.
+    Raises Exception if a part cannot be pickled, such as a process or a simulator in another language.
 
-    Examples
-    --------
     >>> import gymnasium
     >>> env, again = gymnasium.make("CartPole-v1"), gymnasium.make("CartPole-v1")
     >>> _ = env.reset(seed=1)
@@ -89,13 +77,7 @@ def save_environment(env: Any) -> bytes:
 
 
 def load_environment(env: Any, state: bytes) -> None:
-    """Restore an environment from `save_environment`.
-
-    Raises
-    ------
-    EnvironmentSpecError
-        If the class differs.
-    """
+    """Restore an environment from `save_environment`; raises EnvironmentSpecError if the class differs."""
     drawn = dict(_find_drawn(env))
 
     class Unpickler(pickle.Unpickler):

@@ -54,13 +54,8 @@ class EnvironmentList(Environments):
     An environment is reset after its episode, immediately or, if the adapter `resets_later`, by the next step. The
     values of a step are converted exactly; the environments may overwrite their arrays and infos.
 
-    Parameters
-    ----------
-    envs
-        Environments with equal spaces.
+    - `envs`: environments with equal spaces.
 
-    Examples
-    --------
     >>> import gymnasium, numpy as np
     >>> environments = EnvironmentList([gymnasium.make("CartPole-v1") for _ in range(3)])
     >>> obs, _ = environments.reset(seeds=[1, 2, 3])
@@ -515,10 +510,7 @@ class SyncEnvironments(EnvironmentList):
     This is equivalent to the autoreset modes same-step and disabled. The vector environment itself is not stepped; it
     must be reset before it is used again.
 
-    Parameters
-    ----------
-    env
-        The vector environment.
+    - `env`: the vector environment.
     """
 
     def __init__(self, env: Any) -> None:
@@ -562,10 +554,7 @@ class EnvPoolEnvironments(NextStepEnvironments):
 
     EnvPool seeds its environments on creation (`envpool.make(..., seed=1)`); the seed of a collector has no effect.
 
-    Parameters
-    ----------
-    env
-        An EnvPool created with `env_type="gymnasium"`, also in Gymnasium's wrappers of vector environments.
+    - `env`: an EnvPool created with `env_type="gymnasium"`, also in Gymnasium's wrappers of vector environments.
     """
 
     def __init__(self, env: Any) -> None:
@@ -603,10 +592,7 @@ def is_tianshou_vector(env: Any) -> bool:
 def open_vector(env: Any) -> Any:
     """Return the vector environment inside Tianshou's wrappers.
 
-    Raises
-    ------
-    EnvironmentSpecError
-        If the vector environment has been closed.
+    Raises EnvironmentSpecError if the vector environment has been closed.
     """
     inner = _unwrap(env)
     if inner.is_closed:
@@ -637,15 +623,9 @@ class TianshouEnvironments(EnvironmentList):
     Each step is one call of the vector environment, including wrappers such as `VectorEnvNormObs`. Environments whose
     episodes ended are reset together.
 
-    Parameters
-    ----------
-    env
-        The vector environment.
+    - `env`: the vector environment.
 
-    Raises
-    ------
-    EnvironmentSpecError
-        If the vector environment is closed or asynchronous, or spaces of environments differ.
+    Raises EnvironmentSpecError if the vector environment is closed or asynchronous, or spaces of environments differ.
     """
 
     keeps_seeds = True

@@ -63,8 +63,6 @@ def restore_finals(infos: dict[str, Any], ended: Rows, count: int) -> dict[str, 
 def replace_infos(infos: dict[str, Any], others: dict[str, Any], rows: Rows, count: int) -> dict[str, Any]:
     """Replace the infos of some of `count` rows by rows of other infos.
 
-    Examples
-    --------
     >>> both = np.array([True, True])
     >>> here, there = {"x": np.array([1, 2]), "_x": both}, {"y": np.array([0, 5]), "_y": ~both}
     >>> infos_to_rows(replace_infos(here, there, np.array([1]), 2), 2)
@@ -114,8 +112,6 @@ def _mask(infos: dict[str, Any], key: str, count: int) -> npt.NDArray[np.bool_]:
 def infos_to_rows(infos: Infos, rows: int) -> list[dict[str, Any]]:
     """Convert infos to one new dict per row, with Python numbers.
 
-    Examples
-    --------
     >>> infos_to_rows({"lives": np.array([3, 0]), "_lives": np.array([True, False])}, 2)
     [{'lives': 3}, {}]
     """
@@ -161,13 +157,8 @@ def batch_of(infos: Infos) -> Batch:
 def batch_of_steps(infos: Mapping[int, Infos], steps: int, count: int) -> Batch:
     """Convert the infos of `count` environments in several steps to a batch, step by step.
 
-    Parameters
-    ----------
-    infos
-        Infos by step; steps without infos may be missing.
+    - `infos`: infos by step; steps without infos may be missing.
 
-    Examples
-    --------
     >>> batch_of_steps({1: {"lives": np.array([3, 2])}}, steps=3, count=2).lives
     array([0, 0, 3, 2, 0, 0])
     """

@@ -134,8 +134,6 @@ def environment_factory(environment: Environment) -> Callable[[], Any]:
 
     If the environment is an id, the function is picklable, and imports the module in the process that calls it.
 
-    Examples
-    --------
     >>> environment_factory("mpe2/simple_spraed_v3")
     Traceback (most recent call last):
     samplebatch.errors.EnvironmentSpecError: no environment ...; did you mean 'mpe2/simple_spread_v3' or ...
@@ -201,13 +199,8 @@ def imports_module(name: str) -> bool:
 def environment_kind(environment: Any) -> Kind:
     """Return the stepping interface of an environment.
 
-    Raises
-    ------
-    EnvironmentSpecError
-        If the object is not an environment.
+    Raises EnvironmentSpecError if the object is not an environment.
 
-    Examples
-    --------
     >>> environment_kind(make_environment("CartPole-v1")), environment_kind(make_environment("mpe2/simple_spread_v3"))
     ('gymnasium', 'parallel')
     """

@@ -20,8 +20,6 @@ workers, and replacement workers."""
 def as_seeds(seed: Any) -> np.random.SeedSequence:
     """Convert a seed to a SeedSequence: an integer, a SeedSequence (returned unchanged), or None for a random seed.
 
-    Examples
-    --------
     >>> as_seeds(5).entropy, as_seeds(np.random.SeedSequence(7)).entropy
     (5, 7)
     """
@@ -52,18 +50,11 @@ def seed_number(seeds: np.random.SeedSequence) -> int:
 def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequence[int | None]:
     """Return the seed of each of `count` environments for a common reset; None continues a generator.
 
-    Parameters
-    ----------
-    count
-        Number of environments.
-    seeds
-        Default seed of each environment; None for no seeds.
-    seed
-        Seeds given by the caller, which have precedence: one per environment, or the first one, from which the others
-        count up.
+    - `count`: number of environments.
+    - `seeds`: default seed of each environment; None for no seeds.
+    - `seed`: seeds given by the caller, which have precedence: one per environment, or the first one, from which the
+      others count up.
 
-    Examples
-    --------
     >>> list(seeds_of_reset(2, [5, 3], 7))
     [7, 8]
     """
@@ -87,8 +78,6 @@ def generators_state() -> dict[str, Any]:
 def load_generators(state: Mapping[str, Any] | None) -> None:
     """Restore process-wide generators from `generators_state`; None, of workers in the caller's process, does nothing.
 
-    Examples
-    --------
     >>> state = generators_state()
     >>> drawn = random.random(), np.random.random()
     >>> load_generators(state)

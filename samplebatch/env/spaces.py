@@ -33,26 +33,15 @@ class SpaceLayout:
     Values of n environments have the form of Gymnasium's vector environments: dicts and tuples of arrays of shape
     (n, ...), and tuples of n objects for spaces that are not arrays (text, graph, sequence).
 
-    Parameters
-    ----------
-    space
-        Gymnasium space of one environment.
+    - `space`: Gymnasium space of one environment.
 
-    Attributes
-    ----------
-    plain
-        Whether the space is one numeric leaf, so that its values are one array.
-    names
-        Names of the leaves: dotted paths, or "" if the space is a leaf.
-    spaces
-        Spaces of the leaves.
-    structure
-        Nesting of the leaves; see `samplebatch.batch.tree`.
-    choices
-        First value and number of values of a discrete space, otherwise None.
+    Its attributes:
+    - `plain`: whether the space is one numeric leaf, so that its values are one array.
+    - `names`: names of the leaves: dotted paths, or "" if the space is a leaf.
+    - `spaces`: spaces of the leaves.
+    - `structure`: nesting of the leaves; see `samplebatch.batch.tree`.
+    - `choices`: first value and number of values of a discrete space, otherwise None.
 
-    Examples
-    --------
     >>> from gymnasium import spaces
     >>> layout = SpaceLayout(spaces.Dict(camera=spaces.Box(0, 1, (2,)), arm=spaces.Tuple([spaces.Discrete(3)])))
     >>> layout.names
@@ -115,16 +104,10 @@ class SpaceLayout:
     def flatten(self, values: Any) -> list[Leaf]:
         """Split the values of n environments into one array per leaf, without copying arrays; tensors stay tensors.
 
-        Parameters
-        ----------
-        values
-            Dicts, batches or tuples with the structure of the space, of arrays of shape (n, ...) or sequences of n
-            objects; in a batch, the items of a tuple are named `0`, `1`, ...
+        - `values`: dicts, batches or tuples with the structure of the space, of arrays of shape (n, ...) or sequences
+          of n objects; in a batch, the items of a tuple are named `0`, `1`, ...
 
-        Raises
-        ------
-        KeyError
-            If a part of the space is missing.
+        Raises KeyError if a part of the space is missing.
         """
         if self.plain:
             return [_as_rows(values)]
@@ -145,14 +128,9 @@ class SpaceLayout:
 
         Numbers are converted to the dtype of their space, or keep a wider dtype; see `exact_rows`.
 
-        Parameters
-        ----------
-        value
-            The value.
-        top
-            Name of the column, for errors.
-        refuse
-            Function that creates the error for a value that does not fit the space.
+        - `value`: the value.
+        - `top`: name of the column, for errors.
+        - `refuse`: function that creates the error for a value that does not fit the space.
         """
         if self.plain:
             space = self._space
@@ -168,17 +146,10 @@ class SpaceLayout:
         Every array is newly allocated. Numbers are converted to the dtype of their space, or keep a wider dtype; see
         `exact_rows`.
 
-        Parameters
-        ----------
-        values
-            One value per environment, not stacked.
-        top
-            Name of the column, for errors.
-        refuse
-            Function that creates the error for a value that does not fit the space.
+        - `values`: one value per environment, not stacked.
+        - `top`: name of the column, for errors.
+        - `refuse`: function that creates the error for a value that does not fit the space.
 
-        Examples
-        --------
         >>> from gymnasium import spaces
         >>> from samplebatch.errors import EnvironmentSpecError
         >>> layout = SpaceLayout(spaces.Dict(arm=spaces.Discrete(3)))

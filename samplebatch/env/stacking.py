@@ -40,15 +40,9 @@ class NestedRows(NamedTuple):
 def stack_rows(name: str, values: Sequence[Any]) -> Leaf | NestedRows:
     """Stack k values along a new axis, in a new array.
 
-    Parameters
-    ----------
-    name
-        Name of the column, for errors.
-    values
-        Arrays or numbers, whose dtypes may differ, trees of arrays and numbers, or any objects.
+    - `name`: name of the column, for errors.
+    - `values`: arrays or numbers, whose dtypes may differ, trees of arrays and numbers, or any objects.
 
-    Examples
-    --------
     >>> stack_rows("obs", [np.zeros(2), np.ones(2)])
     array([[0., 0.],
            [1., 1.]])
@@ -106,8 +100,6 @@ def join_blocks(name: str, blocks: Sequence[Leaf]) -> Leaf:
 
     The result has the dtype of the first block, or a wider one if another block requires it.
 
-    Examples
-    --------
     >>> join_blocks("a", [np.array([1, 2]), np.array([0.5])]).tolist()
     [1.0, 2.0, 0.5]
     """

@@ -27,8 +27,6 @@ Figures = dict[str, Any]
 def figures_of(stats: Any) -> Figures:
     """Return the numbers of a report by name, with nested summaries; arrays, batches and None are omitted.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from samplebatch.rollout import CollectStats
     >>> found = figures_of(CollectStats.from_counts(steps=6, time_s=2.0, returns=np.array([1.0]), lens=np.array([2])))
@@ -51,8 +49,6 @@ def figures_of(stats: Any) -> Figures:
 def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:
     """Flatten nested figures to names joined by `/`; values other than numbers are omitted.
 
-    Examples
-    --------
     >>> flat_figures({"loss": 1, "returns_stat": {"mean": 2.5, "of": None}})
     {'loss': 1.0, 'returns_stat/mean': 2.5}
     """
@@ -78,8 +74,6 @@ def short(value: Any) -> str:
 class RecentMeans:
     """Means of figures over their last 100 values, for trainers; NaN while any value in the window is NaN.
 
-    Examples
-    --------
     >>> losses = RecentMeans()
     >>> losses.add({"loss": 1.0}), losses.add({"loss": 3.0}), losses.add({"loss": float("nan")})
     ({'loss': 1.0}, {'loss': 2.0}, {'loss': nan})
@@ -377,10 +371,7 @@ _MAX_LINE = 1000
 class Display:
     """Plain lines on standard output, for trainers; base of other displays.
 
-    Parameters
-    ----------
-    verbose
-        Whether to print lines.
+    - `verbose`: whether to print lines.
     """
 
     def __init__(self, *, verbose: bool) -> None:

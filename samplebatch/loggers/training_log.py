@@ -105,12 +105,8 @@ class TrainingLog(Logger):
 class LearningCurve(NamedTuple):
     """Values of one figure over a training.
 
-    Attributes
-    ----------
-    unit
-        Unit of steps: `"env_step"`, `"update_step"` or `"epoch"`.
-    steps, values
-        Steps and values, shape (n,) each.
+    - `unit`: unit of steps: `"env_step"`, `"update_step"` or `"epoch"`.
+    - `steps`, `values`: steps and values, shape (n,) each.
     """
 
     unit: str
@@ -140,8 +136,6 @@ def read_log(folder: str | os.PathLike[str]) -> SampleBatch:
 def newest_figures(log: SampleBatch) -> SampleBatch:
     """Remove rows that were logged again: rows before a row with the same or a smaller number.
 
-    Examples
-    --------
     >>> newest_figures(SampleBatch(row=[0, 1, 2, 1], value=[0.0, 1.0, 2.0, 1.5]))["value"]
     array([0. , 1.5])
     """

@@ -73,8 +73,6 @@ def unit_of_actions(policy: Any, map_action: ActionMap | None, space: Any) -> Ac
 def unit_of_space(space: Any) -> ActionUnit | None:
     """Return the environment's unit; None for discrete spaces that start at 0.
 
-    Examples
-    --------
     >>> from gymnasium import spaces
     >>> unit_of_space(spaces.Dict(gear=spaces.Discrete(5), steer=spaces.Box(-1, 1)))
     ActionUnit()
@@ -90,8 +88,6 @@ def unit_of_space(space: Any) -> ActionUnit | None:
 def unit_of_policy(space: Any, bound_method: str | None, scaling: bool) -> ActionUnit | None:
     """Return the unit of actions that `bound_method` bounds to [-1, 1], before optional scaling to the space.
 
-    Examples
-    --------
     >>> from gymnasium import spaces
     >>> steer = spaces.Box(np.float32(-3), np.float32(3), (1,))
     >>> unit_of_policy(steer, "tanh", True), unit_of_policy(steer, "clip", False)
@@ -116,10 +112,7 @@ _FUNCTION = ActionUnit("function")
 def random_action_map(map_action: ActionMap | None) -> Literal["scale"] | None:
     """Return the `map_action` for random actions, which are only ever scaled.
 
-    Raises
-    ------
-    PolicySpecError
-        If `map_action` is none of its options.
+    Raises PolicySpecError if `map_action` is none of its options.
     """
     check_action_map(map_action)
     return "scale" if map_action == "scale" else None
@@ -130,13 +123,8 @@ def space_to_draw(map_action: ActionMap | None, space: Any) -> Any:
 
     With `"scale"`, the range is -1 to 1: recorded random actions have the same unit as the policy's actions.
 
-    Raises
-    ------
-    PolicySpecError
-        As `make_action_map`.
+    Raises PolicySpecError as `make_action_map`.
 
-    Examples
-    --------
     >>> from gymnasium import spaces
     >>> steer = spaces.Box(np.float32(-3), np.float32(5), (1,))
     >>> space_to_draw("scale", steer)

@@ -37,16 +37,10 @@ _new_tuple = tuple.__new__
 class ActResult(NamedTuple):
     """Actions of n environments with the columns to record.
 
-    Attributes
-    ----------
-    columns
-        Columns that are known before the step: observations, actions and further columns of the policy.
-    actions
-        Leaves of the actions in the unit of the environments.
-    state
-        Recurrent state for the next step; None if the policy has no state.
-    decision
-        Everything that the policy returned.
+    - `columns`: columns that are known before the step: observations, actions and further columns of the policy.
+    - `actions`: leaves of the actions in the unit of the environments.
+    - `state`: recurrent state for the next step; None if the policy has no state.
+    - `decision`: everything that the policy returned.
     """
 
     columns: Columns
@@ -70,26 +64,16 @@ class ActResult(NamedTuple):
 class Actor:
     """A policy with exploration noise and an action map; collectors call it once per step for all environments.
 
-    Parameters
-    ----------
-    map_action
-        Replaces the policy's own `map_action`. Random actions are mapped only by `"scale"`.
-    hidden_state
-        Name of an additional column for the state after each step, which Tianshou's collector stores; None for no such
-        column. The state before each step is always stored, in `state_in_0`, `state_in_1`, ...
+    - `map_action`: replaces the policy's own `map_action`. Random actions are mapped only by `"scale"`.
+    - `hidden_state`: name of an additional column for the state after each step, which Tianshou's collector stores;
+      None for no such column. The state before each step is always stored, in `state_in_0`, `state_in_1`, ...
 
-    Attributes
-    ----------
-    action_unit, random_unit
-        Units of recorded actions: of the policy's actions and of random actions.
-    unmaps_random
-        Whether random actions are converted to the policy's unit before they are recorded (see `unmap`).
+    Its attributes:
+    - `action_unit`, `random_unit`: units of recorded actions: of the policy's actions and of random actions.
+    - `unmaps_random`: whether random actions are converted to the policy's unit before they are recorded (see `unmap`).
 
-    Raises
-    ------
-    PolicySpecError
-        If the policy is not of a supported kind, has no exploration noise although it is enabled, or the action space
-        does not support `map_action`.
+    Raises PolicySpecError if the policy is not of a supported kind, has no exploration noise although it is enabled, or
+    the action space does not support `map_action`.
     """
 
     def __init__(
@@ -136,22 +120,13 @@ class Actor:
     def act(self, obs: Sequence[Leaf], info: Any, state: Any, rows: int) -> ActResult:
         """Call the policy on observations.
 
-        Parameters
-        ----------
-        obs
-            Leaves of the observations, each of shape (rows, ...).
-        info
-            Infos of the environments; ignored unless `takes_batch`.
-        state
-            Recurrent state that the policy returned for the previous step; None at the start.
-        rows
-            Number of environments.
+        - `obs`: leaves of the observations, each of shape (rows, ...).
+        - `info`: infos of the environments; ignored unless `takes_batch`.
+        - `state`: recurrent state that the policy returned for the previous step; None at the start.
+        - `rows`: number of environments.
 
-        Raises
-        ------
-        PolicySpecError
-            If the number of actions or of state rows is not `rows`, or the structure of the actions differs from the
-            action space.
+        Raises PolicySpecError if the number of actions or of state rows is not `rows`, or the structure of the actions
+        differs from the action space.
         """
         plain = self._plain
         policy_input: Any = obs[0] if plain else self._observations.batch(obs)

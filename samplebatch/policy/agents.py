@@ -50,13 +50,9 @@ Noise = bool | Callable[[Any, Any], Any]
 class AgentActions(NamedTuple):
     """Actions of n agents of one policy, with the columns to record.
 
-    Attributes
-    ----------
-    actions
-        One action per agent, in the unit of the environment.
-    columns
-        Columns by dotted name: `actions` in the unit of the policy, and further columns of the policy such as
-        log-probabilities. Arrays of shape (n, ...), or lists of n values.
+    - `actions`: one action per agent, in the unit of the environment.
+    - `columns`: columns by dotted name: `actions` in the unit of the policy, and further columns of the policy such as
+      log-probabilities. Arrays of shape (n, ...), or lists of n values.
     """
 
     actions: Sequence[Any]
@@ -66,10 +62,7 @@ class AgentActions(NamedTuple):
 class AgentActor(ABC):
     """Policy of a group of agents; a multi-agent collector calls it once per step for all its agents.
 
-    Attributes
-    ----------
-    action_unit
-        Unit of the recorded actions; None if unknown or before the first action.
+    - `action_unit`: unit of the recorded actions; None if unknown or before the first action.
     """
 
     action_unit: ActionUnit | None = None
@@ -78,12 +71,8 @@ class AgentActor(ABC):
     def act(self, groups: Sequence[AgentGroup], stacked_obs: Leaf | None) -> AgentActions:
         """Return one action per agent.
 
-        Parameters
-        ----------
-        groups
-            Groups of agents; actions are returned in this order.
-        stacked_obs
-            Observations of all agents, shape (n, ...); None if an observation is nested.
+        - `groups`: groups of agents; actions are returned in this order.
+        - `stacked_obs`: observations of all agents, shape (n, ...); None if an observation is nested.
         """
 
     def draw(self, groups: Sequence[AgentGroup], stacked_obs: Leaf | None) -> AgentActions:
@@ -309,12 +298,8 @@ _OF_DECISIONS = frozenset({"exploration_noise"})
 def check_options(name: str, options: Any, policy: Any) -> Any:
     """Validate a collector option that may be a mapping by policy id.
 
-    Raises
-    ------
-    PolicyNotFoundError
-        If the option has a policy id that the collector lacks.
-    PolicySpecError
-        If the value is not supported, or exploration noise is enabled for a random policy.
+    Raises PolicyNotFoundError if the option has a policy id that the collector lacks. Raises PolicySpecError if the
+    value is not supported, or exploration noise is enabled for a random policy.
     """
     by_id = isinstance(options, Mapping)
     for option in options.values() if by_id else (options,):

@@ -54,14 +54,9 @@ _FURTHER: Final = ("info", "state")
 class Signature(NamedTuple):
     """Arguments that an adapter passes to its policy.
 
-    Attributes
-    ----------
-    first
-        First argument: `"obs"`, `"tensor"` or `"batch"`.
-    positional
-        Further positional arguments, each `"info"` or `"state"`.
-    named
-        Further keyword arguments.
+    - `first`: first argument: `"obs"`, `"tensor"` or `"batch"`.
+    - `positional`: further positional arguments, each `"info"` or `"state"`.
+    - `named`: further keyword arguments.
     """
 
     first: str
@@ -76,13 +71,8 @@ class Signature(NamedTuple):
 def read_signature(policy: Any, takes: Argument | Sequence[Argument] | None = None) -> Signature:
     """Infer the arguments of a policy from its parameters.
 
-    Raises
-    ------
-    PolicySpecError
-        If `takes` is not supported, or a required parameter has an unknown name or does not exist.
+    Raises PolicySpecError if `takes` is not supported, or a required parameter has an unknown name or does not exist.
 
-    Examples
-    --------
     >>> read_signature(lambda obs, state, epsilon=0.1: obs)
     Signature(first='obs', positional=(), named=('state',))
     >>> read_signature(lambda s, hidden: s, takes=("obs", "state"))

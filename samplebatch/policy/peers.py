@@ -43,14 +43,10 @@ def is_module(policy: Any) -> bool:
 class PeerPolicy(ABC):
     """A policy of another library as a function of observations.
 
-    Attributes
-    ----------
-    policy
-        Object of the other library.
-    map_action, map_action_inverse
-        Conversion of recorded actions to environment actions and its inverse; None if they are equal.
-    action_unit
-        Unit of recorded actions; None if they are not mapped.
+    - `policy`: object of the other library.
+    - `map_action`, `map_action_inverse`: conversion of recorded actions to environment actions and its inverse; None if
+      they are equal.
+    - `action_unit`: unit of recorded actions; None if they are not mapped.
     """
 
     map_action: Any = None
@@ -256,10 +252,7 @@ def policy_of(policy: Any) -> Any:
 def wrap_peer(policy: Any, *, deterministic: bool = False) -> Any:
     """Wrap a policy of another library as a function of observations; return other policies unchanged.
 
-    Raises
-    ------
-    PolicySpecError
-        If `deterministic` is requested from a policy without a method for it.
+    Raises PolicySpecError if `deterministic` is requested from a policy without a method for it.
     """
     if isinstance(policy, PeerPolicy):
         return type(policy)(policy.policy, deterministic=True) if deterministic else policy

@@ -144,8 +144,6 @@ _PREFETCHED = 256
 class RandomByEnvironment:
     """Random actions for single-agent collectors, with one generator per environment.
 
-    Examples
-    --------
     >>> from gymnasium import spaces
     >>> seeds = np.random.SeedSequence(1).spawn(3)
     >>> policy = RandomByEnvironment(spaces.Discrete(9), range(3), seeds)

@@ -28,13 +28,8 @@ class PickledPolicy:
 
     Multiprocessing would place tensors of a module in shared memory, where updates of the learner reach the workers.
 
-    Raises
-    ------
-    PolicySpecError
-        If the policy cannot be pickled.
+    Raises PolicySpecError if the policy cannot be pickled.
 
-    Examples
-    --------
     >>> PickledPolicy({"walker": "random"})()
     {'walker': 'random'}
     """
@@ -56,21 +51,12 @@ class PickledPolicy:
 def make_policy(policy: Any, observation_space: Any, action_space: Any) -> Any:
     """Create a policy from a factory or a name; a policy and `"random"` are returned unchanged.
 
-    Parameters
-    ----------
-    policy
-        Factory: a class or function without required parameters other than `observation_space` and `action_space`;
-        the name of a factory or policy, `module:function`; or a policy.
-    observation_space, action_space
-        Arguments of the factory, if it has parameters with these names.
+    - `policy`: factory: a class or function without required parameters other than `observation_space` and
+      `action_space`; the name of a factory or policy, `module:function`; or a policy.
+    - `observation_space`, `action_space`: arguments of the factory, if it has parameters with these names.
 
-    Raises
-    ------
-    PolicySpecError
-        If the name cannot be imported.
+    Raises PolicySpecError if the name cannot be imported.
 
-    Examples
-    --------
     >>> class Constant:
     ...     def __init__(self, action_space):
     ...         self.action = action_space
@@ -135,13 +121,7 @@ def _factory_parameters(policy: Any) -> list[str] | None:
 
 
 def check_policy(policy: Any) -> None:
-    """Check that policies specified by name can be imported.
-
-    Raises
-    ------
-    PolicySpecError
-        If a name cannot be imported.
-    """
+    """Check that policies specified by name can be imported; raises PolicySpecError if a name cannot be imported."""
     for candidate in policy.values() if isinstance(policy, Mapping) else (policy,):
         if isinstance(candidate, str) and not is_random(candidate):
             _import_policy(candidate)
@@ -153,10 +133,7 @@ def load_weights(policy: Any, weights: Any) -> None:
     Calls `load_state_dict`, or else `set_weights`. Random policies ignore weights. Weights of a mapping are keyed by
     policy id or by its label (see `label_policies`).
 
-    Raises
-    ------
-    PolicySpecError
-        If the policy has neither method, or there are weights for an unknown policy id.
+    Raises PolicySpecError if the policy has neither method, or there are weights for an unknown policy id.
     """
     if isinstance(policy, Mapping):
         ids = {label: policy_id for policy_id, label in label_policies(policy).items()}
@@ -252,10 +229,7 @@ def load_policy(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> 
 def require_safe_torch(path: str, *, allow_pickle: bool = False) -> None:
     """Reject a file if the installed torch may execute its code even with `weights_only=True`.
 
-    Raises
-    ------
-    UntrustedPickleError
-        If torch is older than 2.6 and `allow_pickle` is False.
+    Raises UntrustedPickleError if torch is older than 2.6 and `allow_pickle` is False.
     """
     import torch
 

@@ -25,8 +25,6 @@ from samplebatch.errors import PolicySpecError
 def zero_rows(state: Any, rows: Rows) -> Any:
     """Return a copy of a state with zeros in the rows in which episodes start; None stays None.
 
-    Examples
-    --------
     >>> zero_rows((np.ones((3, 1)), np.ones(3)), np.array([1]))[1]
     array([1., 0., 1.])
     """
@@ -45,10 +43,7 @@ def zero_rows(state: Any, rows: Rows) -> Any:
 def check(state: Any, rows: int) -> None:
     """Check that a state has one row per environment.
 
-    Raises
-    ------
-    PolicySpecError
-        If a leaf is not an array or tensor with `rows` rows.
+    Raises PolicySpecError if a leaf is not an array or tensor with `rows` rows.
     """
 
     def check_leaf(leaf: Any) -> None:
@@ -125,8 +120,6 @@ def state_of(rows: Batch) -> Any:
 
     A tuple with a single item is returned as that item: both are stored as `state_in_0`.
 
-    Examples
-    --------
     >>> state_of(Batch(obs=[0, 1], state_in={"h": [0.0, 0.5], "c": [0.0, 0.25]})).h
     array([0. , 0.5])
     >>> state_of(Batch(obs=[0, 1], state_in_0=[0.0, 0.5], state_in_1=[0.0, 0.25]))

@@ -305,18 +305,12 @@ Parts = list[tuple[str, SampleBatch]]
 class FragmentView:
     """Rows of a fragment, split into units: environment steps, or one unit if the fragment cannot be split.
 
-    Parameters
-    ----------
-    parts
-        Rows of each policy.
-    units
-        Unit of each row of each part; None for a single unit.
-    counts
-        Cumulative environment steps, agent steps and episode ends before each unit and in total, shape (units + 1, 3).
-    flat
-        Whether the fragment is a `SampleBatch`.
-    is_copied
-        Whether the rows are a copy in train batch order.
+    - `parts`: rows of each policy.
+    - `units`: unit of each row of each part; None for a single unit.
+    - `counts`: cumulative environment steps, agent steps and episode ends before each unit and in total, shape (units +
+      1, 3).
+    - `flat`: whether the fragment is a `SampleBatch`.
+    - `is_copied`: whether the rows are a copy in train batch order.
     """
 
     def __init__(
@@ -418,14 +412,9 @@ def by_env_step(fragment: SampleBatch | MultiAgentBatch) -> FragmentView:
 class NumberedSteps(NamedTuple):
     """Environment steps of several policies, numbered by episode and time.
 
-    Attributes
-    ----------
-    units
-        Step number of each row, by policy.
-    episode
-        Episode number of each step, in order of appearance; ascending.
-    ids
-        `eps_id` of each episode.
+    - `units`: step number of each row, by policy.
+    - `episode`: episode number of each step, in order of appearance; ascending.
+    - `ids`: `eps_id` of each episode.
     """
 
     units: dict[PolicyID, Counts]
@@ -452,8 +441,6 @@ def number_steps(policies: Mapping[PolicyID, SampleBatch]) -> NumberedSteps | No
 def join_streams(fragments: Sequence[SampleBatch | MultiAgentBatch]) -> SampleBatch | MultiAgentBatch:
     """Join fragments and sort rows by `env_id`, `agent_index` and time, so that each agent's steps are contiguous.
 
-    Examples
-    --------
     >>> parts = [SampleBatch(env_id=[0, 1], agent_index=[0, 0], t=[time, time]) for time in range(2)]
     >>> join_streams(parts)["t"].tolist()
     [0, 1, 0, 1]

@@ -369,12 +369,8 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
 def leave_out_environments(state: Mapping[str, Any], why: str) -> dict[str, Any]:
     """Copy the state of a collector or of workers without environments, so that new episodes start on loading.
 
-    Parameters
-    ----------
-    state
-        Result of `state_dict` of a collector or of workers.
-    why
-        Reason for `why_reset`.
+    - `state`: result of `state_dict` of a collector or of workers.
+    - `why`: reason for `why_reset`.
     """
     if "workers" in state:
         workers = [
@@ -727,13 +723,8 @@ class EpisodeQuota:
 
     Counting the first episodes to end would bias results towards short ones.
 
-    Attributes
-    ----------
-    running
-        Whether each environment is in an episode that counts, shape (num_envs,).
+    - `running`: whether each environment is in an episode that counts, shape (num_envs,).
 
-    Examples
-    --------
     >>> quota = EpisodeQuota(2, n_episode=3)
     >>> quota.spend(np.array([[True, False], [True, False], [False, False]]))
     array([4])
@@ -764,10 +755,7 @@ class EpisodeQuota:
     def spend(self, ends: npt.NDArray[np.bool_]) -> Rows | None:
         """Count the episodes that end in steps of all environments.
 
-        Parameters
-        ----------
-        ends
-            Whether each step ended an episode, shape (steps, num_envs).
+        - `ends`: whether each step ended an episode, shape (steps, num_envs).
 
         Returns
         -------
@@ -815,8 +803,6 @@ class RemoteBuffer(Protocol):
 def check_order(owner: str, policy: Any, env: Any, *, makes_policy: bool = False) -> None:
     """Reject an environment passed as the policy, and a policy passed as the environment.
 
-    Examples
-    --------
     >>> check_order("Collector", "CartPole-v1", "random")
     Traceback (most recent call last):
     samplebatch.errors.ArgumentError: Collector must be given (policy, env, buffer), got env first and policy second

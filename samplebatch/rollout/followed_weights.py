@@ -46,22 +46,13 @@ class FollowedWeights:
     A subscription is read from shared memory. Other sources are polled by a thread with its own connection, so that no
     collection waits for a message.
 
-    Parameters
-    ----------
-    source
-        A `ReplayClient` or a `Subscription`.
-    poll_s
-        Seconds between two requests of the thread.
+    - `source`: a `ReplayClient` or a `Subscription`.
+    - `poll_s`: seconds between two requests of the thread.
 
-    Raises
-    ------
-    ArgumentError
-        If `source` has no method `latest`, or `poll_s` is not positive.
+    Raises ArgumentError if `source` has no method `latest`, or `poll_s` is not positive.
 
-    Attributes
-    ----------
-    version
-        Version of the policy's weights; 0 before the first.
+    Its attributes:
+    - `version`: version of the policy's weights; 0 before the first.
     """
 
     def __init__(self, source: WeightsSubscription | PublishedWeightsSource, *, poll_s: float = 0.1) -> None:
@@ -79,13 +70,9 @@ class FollowedWeights:
     def load_newest(self, policy: Any) -> None:
         """Load the newest weights into a policy, unless it already has them.
 
-        Raises
-        ------
-        SampleBatchError
-            If the source has reported an error since the last call, such as a `ServiceError` of an unreachable service.
-            The next call continues with the newest weights received by then.
-        PolicySpecError
-            If the policy cannot load weights.
+        Raises SampleBatchError if the source has reported an error since the last call, such as a `ServiceError` of an
+        unreachable service. The next call continues with the newest weights received by then. Raises PolicySpecError if
+        the policy cannot load weights.
         """
         if self._is_subscription:
             newest = self._source.latest() if self._source.version > self.version else None

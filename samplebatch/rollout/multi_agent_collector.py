@@ -423,10 +423,7 @@ class PolicyStep:
 
     If the same agents act in the next step, its observations are the next observations of this step.
 
-    Attributes
-    ----------
-    parts
-        Rows of each group.
+    - `parts`: rows of each group.
     """
 
     __slots__ = ("_actor", "actions", "columns", "groups", "observations", "parts", "policy_id", "streams", "t")
@@ -484,18 +481,11 @@ class PolicyStep:
 class Turn:
     """One agent's action, and its outcome after the agent has observed it.
 
-    Attributes
-    ----------
-    policy_id
-        Policy of the agent.
-    columns
-        Columns known so far: arrays of shape (1, ...), or lists of one value.
-    streams, t
-        Episode, stream and time, shape (1,).
-    step
-        Environment step of the turn: episode and time.
-    infos
-        Info of the agent, in a list; None until the outcome is known.
+    - `policy_id`: policy of the agent.
+    - `columns`: columns known so far: arrays of shape (1, ...), or lists of one value.
+    - `streams`, `t`: episode, stream and time, shape (1,).
+    - `step`: environment step of the turn: episode and time.
+    - `infos`: info of the agent, in a list; None until the outcome is known.
     """
 
     __slots__ = ("columns", "infos", "policy_id", "step", "streams", "t")

@@ -244,8 +244,6 @@ def check_hooks(
 ) -> tuple[Hook, ...]:
     """Return the hooks of a collector as a tuple.
 
-    Examples
-    --------
     >>> check_hooks({})
     Traceback (most recent call last):
     samplebatch.errors.ArgumentError: hooks must be a sequence of hooks, such as [hook], got a dict

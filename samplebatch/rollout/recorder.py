@@ -51,17 +51,12 @@ _count = np.count_nonzero
 class CountedSteps(NamedTuple):
     """Result of `EpisodeCount.add`: steps counted by episode.
 
-    Attributes
-    ----------
-    ended
-        Environments whose episodes ended, in time order, shape (e,); None for none.
-    returns, lens
-        Sum of rewards and number of steps per ended episode, shape (e,).
-    eps_id, t
-        Episode of each run, and number of steps before the run in its episode, shape (r,). A run is a sequence of steps
-        of one environment in one episode.
-    lengths, order
-        Length of each run, shape (r,), and steps in order of runs, shape (k,); None if each step is a run.
+    - `ended`: environments whose episodes ended, in time order, shape (e,); None for none.
+    - `returns`, `lens`: sum of rewards and number of steps per ended episode, shape (e,).
+    - `eps_id`, `t`: episode of each run, and number of steps before the run in its episode, shape (r,). A run is a
+      sequence of steps of one environment in one episode.
+    - `lengths`, `order`: length of each run, shape (r,), and steps in order of runs, shape (k,); None if each step is a
+      run.
     """
 
     ended: Rows | None
@@ -90,13 +85,8 @@ _NO_LENS: Ints = np.empty(0, np.int64)
 class EpisodeCount:
     """Counter of the episodes of n environments, for steps in chunks of any size.
 
-    Attributes
-    ----------
-    ended
-        Returns and lengths of completed episodes; recorders empty it.
+    - `ended`: returns and lengths of completed episodes; recorders empty it.
 
-    Examples
-    --------
     >>> count = EpisodeCount(2)
     >>> done = np.array([False, True, False, False])
     >>> counted = count.add(done, np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 1, 0, 1]), steps=2)
@@ -132,16 +122,10 @@ class EpisodeCount:
     def add(self, done: Flags, rewards: Floats, envs: Rows | None = None, steps: int = 1) -> CountedSteps:
         """Count steps, which must be in time order.
 
-        Parameters
-        ----------
-        done
-            Whether each step ended an episode, shape (k,).
-        rewards
-            Rewards, shape (k,).
-        envs
-            Environment of each step, shape (k,); None for all environments in order.
-        steps
-            Maximum steps of one environment; `envs` is required if it exceeds 1.
+        - `done`: whether each step ended an episode, shape (k,).
+        - `rewards`: rewards, shape (k,).
+        - `envs`: environment of each step, shape (k,); None for all environments in order.
+        - `steps`: maximum steps of one environment; `envs` is required if it exceeds 1.
         """
         if envs is not None and steps > 1:
             return self._add_runs(done, rewards, envs)
@@ -252,8 +236,6 @@ class Recorder:
     Rows are written in the order of steps. In a batch they are sorted by stream (`env_id` and `agent_index`) and time.
     Values are copied once where rows of one dtype are joined, and once into stream order.
 
-    Examples
-    --------
     >>> recorder, zero = Recorder(), np.zeros(2, int)
     >>> for t in range(3):
     ...     streams = Streams(np.array([7, 8]), np.array([0, 1]), zero)
@@ -277,24 +259,15 @@ class Recorder:
     ) -> None:
         """Write k rows of a policy.
 
-        Parameters
-        ----------
-        policy_id
-            Policy of the rows.
-        columns
-            Values by column. Arrays are referenced, not copied.
-        streams
-            Episodes and streams. Rows of a stream must be in time order.
-        t
-            Times, shape (k,).
-        infos
-            Infos, one item per row; None if all are empty. They are copied one level deep, as environments reuse them.
+        - `policy_id`: policy of the rows.
+        - `columns`: values by column. Arrays are referenced, not copied.
+        - `streams`: episodes and streams. Rows of a stream must be in time order.
+        - `t`: times, shape (k,).
+        - `infos`: infos, one item per row; None if all are empty. They are copied one level deep, as environments reuse
+          them.
 
-        Raises
-        ------
-        ColumnMismatchError
-            If columns differ from the policy's earlier rows in name or row shape, or in dtypes without a lossless
-            common dtype. Nothing is written then.
+        Raises ColumnMismatchError if columns differ from the policy's earlier rows in name or row shape, or in dtypes
+        without a lossless common dtype. Nothing is written then.
         """
         rows = self._policies.get(policy_id)
         if rows is None:
@@ -599,12 +572,8 @@ _NO_INFO: dict[str, Any] = {}
 class VectorRecorder:
     """Steps of n single-agent environments, recorded into a batch or added to a buffer.
 
-    Attributes
-    ----------
-    recorded
-        Steps since the last `take`.
-    looks_at_each_step
-        Whether hooks must be called on every single step.
+    - `recorded`: steps since the last `take`.
+    - `looks_at_each_step`: whether hooks must be called on every single step.
     """
 
     def __init__(
@@ -682,20 +651,12 @@ class VectorRecorder:
     ) -> None:
         """Record rows of steps.
 
-        Parameters
-        ----------
-        columns
-            Arrays of shape (k, ...), step by step.
-        infos
-            Infos by step; steps without infos may be missing.
-        envs
-            Index of each row's environment, shape (k,); None for all environments in order in each step.
-        steps
-            Number of steps, which all have the same number of rows.
-        drop
-            Rows to discard; None for none.
-        act
-            Decision, required if `on_step` was given.
+        - `columns`: arrays of shape (k, ...), step by step.
+        - `infos`: infos by step; steps without infos may be missing.
+        - `envs`: index of each row's environment, shape (k,); None for all environments in order in each step.
+        - `steps`: number of steps, which all have the same number of rows.
+        - `drop`: rows to discard; None for none.
+        - `act`: decision, required if `on_step` was given.
         """
         if not self._has_infos:
             infos = {}

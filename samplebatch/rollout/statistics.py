@@ -174,8 +174,6 @@ class RunningStatistics:
     `episode_statistics` reads a single batch. This class accumulates fragments, so that returns and lengths cover
     entire episodes. The parts of an episode must be added in order.
 
-    Examples
-    --------
     >>> running = RunningStatistics()
     >>> for t, rewards, done in (([0, 1], [1.0, 2.0], [False, False]), ([2], [4.0], [True])):
     ...     steps = SampleBatch(eps_id=[7] * len(t), t=t, agent_index=[0] * len(t), rewards=rewards, dones=done)

@@ -364,12 +364,8 @@ _LEFT = "left"
 def write_state(state: Mapping[str, Any], folder: Path, stem: str) -> Plain:
     """Write the frozen state of a table to files named after `stem`, and return the remaining parts.
 
-    Raises
-    ------
-    ColumnTypeError
-        If a column holds objects that cannot be pickled; names it.
-    OSError
-        If a file cannot be written.
+    Raises ColumnTypeError if a column holds objects that cannot be pickled; names it. Raises OSError if a file cannot
+    be written.
     """
     values = {name: value for name, value in state.items() if name not in ("buffer", _LEFT, "fragments")}
     if "fragments" in state:
@@ -384,14 +380,8 @@ def write_state(state: Mapping[str, Any], folder: Path, stem: str) -> Plain:
 def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Plain:
     """Return the state of a table from its files.
 
-    Raises
-    ------
-    FormatError
-        If a file is damaged, is another file, or is outside of the folder.
-    UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false; names it.
-    OSError
-        If a file cannot be read.
+    Raises FormatError if a file is damaged, is another file, or is outside of the folder. Raises UntrustedPickleError
+    if a column is pickled and `allow_pickle` is false; names it. Raises OSError if a file cannot be read.
     """
     if "fragments" in plain:
         return plain | {"fragments": _read_fragments(plain["fragments"], folder, allow_pickle=allow_pickle)}

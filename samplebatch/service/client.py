@@ -58,18 +58,12 @@ _log = logging.getLogger(__name__)
 class Shard:
     """Service among several that share a table, for `Shards`.
 
-    Attributes
-    ----------
-    number
-        Position among the services.
-    connection
-        Connection to the service.
-    share
-        Fraction of the inserts, relative to the other shares.
-    weight, weighed_at
-        Sum of the weights by which items are drawn, and the time of the answer, in seconds of the monotonic clock.
-    lost_at
-        Time of the last failure; None if the service is reachable.
+    - `number`: position among the services.
+    - `connection`: connection to the service.
+    - `share`: fraction of the inserts, relative to the other shares.
+    - `weight`, `weighed_at`: sum of the weights by which items are drawn, and the time of the answer, in seconds of the
+      monotonic clock.
+    - `lost_at`: time of the last failure; None if the service is reachable.
     """
 
     number: int
@@ -85,21 +79,12 @@ class Shards:
 
     An unreachable service is skipped and retried later.
 
-    Parameters
-    ----------
-    connections
-        One connection per service.
-    shares
-        Fraction of the inserts per service, relative to each other.
-    retry_s
-        Seconds after which an unreachable service is retried.
-    seed
-        Seed of the generator that draws shards.
+    - `connections`: one connection per service.
+    - `shares`: fraction of the inserts per service, relative to each other.
+    - `retry_s`: seconds after which an unreachable service is retried.
+    - `seed`: seed of the generator that draws shards.
 
-    Raises
-    ------
-    ArgumentError
-        If there are no connections, or not one share above 0 per connection.
+    Raises ArgumentError if there are no connections, or not one share above 0 per connection.
     """
 
     def __init__(
@@ -123,10 +108,7 @@ class Shards:
     def here(self) -> list[Shard]:
         """Return the reachable shards, after retrying those whose `retry_s` has elapsed.
 
-        Raises
-        ------
-        ServiceError
-            If no service can be reached.
+        Raises ServiceError if no service can be reached.
         """
         now = time.monotonic()
         for shard in self.all:
@@ -152,12 +134,7 @@ class Shards:
     def on(self, shard: Shard, use: Callable[[TableConnection], T]) -> T:
         """Call a shard's connection; mark the shard as lost if it cannot be reached.
 
-        Raises
-        ------
-        ServiceError
-            If the service cannot be reached.
-        SampleBatchError
-            As the call does.
+        Raises ServiceError if the service cannot be reached. Raises SampleBatchError as the call does.
         """
         try:
             return use(shard.connection)
@@ -171,12 +148,7 @@ class Shards:
     def on_all(self, use: Callable[[TableConnection], T]) -> list[T]:
         """Call every reachable shard and return the results.
 
-        Raises
-        ------
-        ServiceError
-            If no service can be reached.
-        SampleBatchError
-            As the call does.
+        Raises ServiceError if no service can be reached. Raises SampleBatchError as the call does.
         """
         results = []
         for shard in self.here():
@@ -194,10 +166,7 @@ class Shards:
         Each shard gets u in (0, 1), a hash of the stream and the shard's address. The largest -share / ln u wins
         (Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005).
 
-        Raises
-        ------
-        ServiceError
-            If no service can be reached.
+        Raises ServiceError if no service can be reached.
         """
         shards = self.here()
         shard = self._homes.get(key)
@@ -210,10 +179,7 @@ class Shards:
     def draw(self) -> Shard:
         """Draw a shard in proportion to the weights of its items; by shares if all weights are 0.
 
-        Raises
-        ------
-        ServiceError
-            If no service can be reached.
+        Raises ServiceError if no service can be reached.
         """
         now = time.monotonic()
         for shard in self.here():
@@ -235,14 +201,8 @@ def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
 
     Each stream has its own thread, which reads one item ahead. A stream that raises ServiceError has ended.
 
-    Raises
-    ------
-    ServiceError
-        If all streams have ended.
-    OwnershipError
-        In a forked child, where the threads do not exist.
-    SampleBatchError
-        As a stream does.
+    Raises ServiceError if all streams have ended. Raises OwnershipError in a forked child, where the threads do not
+    exist. Raises SampleBatchError as a stream does.
     """
     items: queue.Queue[tuple[int, Any]] = queue.Queue(len(streams))
     over = threading.Event()

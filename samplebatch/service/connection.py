@@ -42,13 +42,8 @@ Environment = int | None
 class OpenSteps:
     """Single steps of a client, collected into fragments per environment.
 
-    Parameters
-    ----------
-    count
-        Steps per fragment of an environment; the end of an episode completes a shorter fragment.
+    - `count`: steps per fragment of an environment; the end of an episode completes a shorter fragment.
 
-    Examples
-    --------
     >>> steps = OpenSteps(3)
     >>> for t in range(3):
     ...     steps.add(SampleBatch(obs=[t, -t], dones=[False, t == 1], env_id=[0, 1]))
@@ -235,10 +230,7 @@ class TableConnection:
     def cancel_draws(self, *, idle: bool = True) -> None:
         """Close the client for new calls, and let threads that wait for a sample raise, so that they release the lock.
 
-        Parameters
-        ----------
-        idle
-            Whether to cancel sessions, too, that nobody waits for; updates that are on their way are lost then.
+        - `idle`: whether to cancel sessions, too, that nobody waits for; updates that are on their way are lost then.
         """
         if self.is_forked:
             return

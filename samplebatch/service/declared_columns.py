@@ -54,22 +54,15 @@ Forms = dict[str, str]
 class DeclaredColumns:
     """The columns that fragments of a replay table must have, for `ReplayTable`.
 
-    Parameters
-    ----------
-    columns
-        Dtype per column, or a pair of dtype and row shape: `"float32"`, `("float32", (4,))`, or both as text,
-        `"float32[4]"`, `"uint8[84x84x3]"`. `"torch.float32[4]"` is a torch column; `"float32[?]"` has rows of varying
-        shape, with one `?` per axis. `"text"`, `"bytes"` and `"object"`, or `str`, `bytes` and `object`, are also
-        accepted. Names of nested columns contain dots. For fragments of several policies, a mapping of each policy to
-        such a mapping. As text, `NAME:DTYPE[SHAPE]` joined by `+`, with several policies `POLICY/NAME:DTYPE[SHAPE]`.
+    - `columns`: dtype per column, or a pair of dtype and row shape: `"float32"`, `("float32", (4,))`, or both as text,
+      `"float32[4]"`, `"uint8[84x84x3]"`. `"torch.float32[4]"` is a torch column; `"float32[?]"` has rows of varying
+      shape, with one `?` per axis. `"text"`, `"bytes"` and `"object"`, or `str`, `bytes` and `object`, are also
+      accepted. Names of nested columns contain dots. For fragments of several policies, a mapping of each policy to
+      such a mapping. As text, `NAME:DTYPE[SHAPE]` joined by `+`, with several policies `POLICY/NAME:DTYPE[SHAPE]`.
 
-    Raises
-    ------
-    ArgumentError
-        If a dtype is unknown, a shape is none that a row can have, or a name is declared twice; names the column.
+    Raises ArgumentError if a dtype is unknown, a shape is none that a row can have, or a name is declared twice; names
+    the column.
 
-    Examples
-    --------
     >>> declared = DeclaredColumns({"obs": ("float32", (4,)), "actions": int, "prompt": "text"})
     >>> print(declared)
     obs:float32[4]+actions:int64+prompt:text
@@ -104,10 +97,7 @@ class DeclaredColumns:
     def from_state(cls, state: Any) -> DeclaredColumns | None:
         """Return the columns that `state` described; None for none.
 
-        Raises
-        ------
-        ArgumentError, TypeError, ValueError
-            If it describes no columns.
+        Raises ArgumentError, TypeError and ValueError if it describes no columns.
         """
         if state is None:
             return None
@@ -152,10 +142,8 @@ class DeclaredColumns:
     def for_steps(self) -> DeclaredColumns:
         """Return the columns under the names of a table of steps, which are RLlib's.
 
-        Raises
-        ------
-        ArgumentError
-            If columns are by policy, since all policies share the columns of steps; or if two have the same name.
+        Raises ArgumentError if columns are by policy, since all policies share the columns of steps; or if two have the
+        same name.
         """
         if self.by_policy:
             raise ArgumentError(
@@ -203,27 +191,17 @@ class DeclaredColumns:
         Infos may be missing. `eps_id`, `env_id`, `agent_index`, `t`, `unroll_id` and `weights_version` of int64, and
         `eps_done` of bool, need no declaration.
 
-        Raises
-        ------
-        ColumnMismatchError
-            As `match_fragment` does.
+        Raises ColumnMismatchError as `match_fragment` does.
         """
         return _match(rows, self.flat, _is_info, _IDS, rename=_step_name)
 
     def check_stored(self, rows: SampleBatch[Any], *, last_frames: bool = False) -> None:
         """Check a stored row of a replay buffer, whose flags and rewards have the dtypes of buffers.
 
-        Parameters
-        ----------
-        rows
-            The row, with RLlib's names.
-        last_frames
-            Whether the buffer stores the last frame of each observation only.
+        - `rows`: the row, with RLlib's names.
+        - `last_frames`: whether the buffer stores the last frame of each observation only.
 
-        Raises
-        ------
-        ColumnMismatchError
-            As `match_fragment` does.
+        Raises ColumnMismatchError as `match_fragment` does.
         """
         free = (names.REWARDS, *_BUFFER_FLAGS, *(_FRAMES if last_frames else ()))
         columns = {name: column for name, column in rows._all().items() if name not in free}
@@ -278,10 +256,8 @@ def _match(
     `may_lack` decides whether a declared column may be missing, `others` are forms of undeclared columns, `where` is a
     prefix of errors, and `rename` maps a column of the batch to its declared name.
 
-    Raises
-    ------
-    ColumnMismatchError
-        If a column is missing, is not declared, or is declared otherwise; or if rows are padded sequences.
+    Raises ColumnMismatchError if a column is missing, is not declared, or is declared otherwise; or if rows are padded
+    sequences.
     """
     flags = batch._flags
     if (flags.time_major, flags.zero_padded) != (DEFAULT.time_major, DEFAULT.zero_padded):

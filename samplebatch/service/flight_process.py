@@ -28,10 +28,7 @@ class FlightProcess:
     def check(self) -> None:
         """Check that this process may use Flight, before it creates a client or a server.
 
-        Raises
-        ------
-        OwnershipError
-            If the process was forked from one that used Flight.
+        Raises OwnershipError if the process was forked from one that used Flight.
         """
         if self._number is None:
             self._number = os.getpid()

@@ -67,16 +67,10 @@ class RowSession:
 
     Taken rows are leased until the client confirms receipt, and returned otherwise.
 
-    Parameters
-    ----------
-    service, table
-        The service and its table.
-    writer
-        Stream of answers.
-    memory
-        Shared memory for rows; None to send them inline.
-    context
-        Flight's call context.
+    - `service`, `table`: the service and its table.
+    - `writer`: stream of answers.
+    - `memory`: shared memory for rows; None to send them inline.
+    - `context`: Flight's call context.
     """
 
     def __init__(
@@ -127,12 +121,8 @@ class RowSession:
     def _read_keys(self, rows: pa.RecordBatch) -> Any:
         """Return the keys attached to a request.
 
-        Raises
-        ------
-        SampleBatchError
-            If the data are not keys or exceed the size limit.
-        pyarrow.ArrowInvalid
-            If the buffers do not fit the schema.
+        Raises SampleBatchError if the data are not keys or exceed the size limit. Raises pyarrow.ArrowInvalid if the
+        buffers do not fit the schema.
         """
         self._service.check_nbytes("keys", rows.nbytes)
         rows.validate()
@@ -268,21 +258,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     Each call has its own thread, and memory for at most two samples or one fragment: a slow reader delays no other
     client.
 
-    Parameters
-    ----------
-    service
-        What it serves.
-    location
-        The address, as a URI.
-    token
-        The token that every call must bring; None for no such condition.
-    tls
-        Certificate and private key, in PEM; None to serve in plain text.
+    - `service`: what it serves.
+    - `location`: the address, as a URI.
+    - `token`: the token that every call must bring; None for no such condition.
+    - `tls`: certificate and private key, in PEM; None to serve in plain text.
 
-    Raises
-    ------
-    OwnershipError
-        If this process was forked from one that used Flight.
+    Raises OwnershipError if this process was forked from one that used Flight.
     """
 
     def __init__(

@@ -50,13 +50,7 @@ class _Portion:
         self._nbytes, self._max_nbytes = 0, max_nbytes
 
     def add(self, item: Item, weight: float | None = None) -> None:
-        """Add a fragment.
-
-        Raises
-        ------
-        CapacityError
-            If the fragments exceed the maximum size in bytes.
-        """
+        """Add a fragment; raises CapacityError if the fragments exceed the maximum size in bytes."""
         self._nbytes += item.nbytes
         if self._max_nbytes is not None and self._nbytes > self._max_nbytes:
             raise CapacityError(f"a sample must have at most {self._max_nbytes} bytes, got {self._nbytes} or more")
@@ -68,27 +62,15 @@ class _Portion:
 class FragmentItems(Items):
     """The fragments of a replay table, in the order in which they were inserted.
 
-    Parameters
-    ----------
-    kind
-        How fragments are sampled: `"fifo"`, `"lifo"`, `"key"`, `"uniform"` or `"prioritized"`.
-    capacity
-        How many there may be.
-    remover
-        Which is removed to make room: a word of `REMOVERS`, or `"none"` to hold inserts back instead.
-    max_times
-        How often each may be sampled before it is removed; 0 for any number of times.
-    seed
-        Of the generator.
-    alpha, beta
-        The exponents of priorities and of importance weights.
-    columns
-        Columns that fragments must have; None if the first fragment decides.
+    - `kind`: how fragments are sampled: `"fifo"`, `"lifo"`, `"key"`, `"uniform"` or `"prioritized"`.
+    - `capacity`: how many there may be.
+    - `remover`: which is removed to make room: a word of `REMOVERS`, or `"none"` to hold inserts back instead.
+    - `max_times`: how often each may be sampled before it is removed; 0 for any number of times.
+    - `seed`: of the generator.
+    - `alpha`, `beta`: the exponents of priorities and of importance weights.
+    - `columns`: columns that fragments must have; None if the first fragment decides.
 
-    Raises
-    ------
-    PriorityError
-        If alpha or beta is negative or no number.
+    Raises PriorityError if alpha or beta is negative or no number.
     """
 
     unit = "fragments"
@@ -143,16 +125,10 @@ class FragmentItems(Items):
     def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
         """Check a fragment, its priority and its key.
 
-        Raises
-        ------
-        ArgumentError
-            If a table by key gets a fragment without one, or any other a fragment with one.
-        ColumnMismatchError
-            If the table declares columns, and the fragment has others; names one.
-        ColumnTypeError
-            If it is no batch.
-        PriorityError
-            If the priority is no finite number, or nothing looks at priorities.
+        Raises ArgumentError if a table by key gets a fragment without one, or any other a fragment with one. Raises
+        ColumnMismatchError if the table declares columns, and the fragment has others; names one. Raises
+        ColumnTypeError if it is no batch. Raises PriorityError if the priority is no finite number, or nothing looks at
+        priorities.
         """
         fragment = rows if isinstance(rows, MultiAgentBatch) else as_flat(rows)
         if (self._kind == "key") != (key is not None):
@@ -185,10 +161,7 @@ class FragmentItems(Items):
     def insert(self, ready: Any, writer: str) -> Any:
         """Insert a fragment, and return its number, shape (1,).
 
-        Raises
-        ------
-        ColumnMismatchError
-            If it has other columns than those before; names one.
+        Raises ColumnMismatchError if it has other columns than those before; names one.
         """
         fragment, priority, key, nbytes = ready
         schema = _schema_of(fragment)
@@ -236,10 +209,7 @@ class FragmentItems(Items):
     def request(self, batch_size: int, mode: Any, options: Mapping[str, Any], seed: int | None) -> Request:
         """Check a request for fragments; options are `key`, in a table by key, and `beta`, in one by priority.
 
-        Raises
-        ------
-        ArgumentError
-            If there are never as many at once, an option is unknown, or a key is missing.
+        Raises ArgumentError if there are never as many at once, an option is unknown, or a key is missing.
         """
         defaults: dict[str, Any] = {}
         if self._kind == "key":
@@ -278,12 +248,8 @@ class FragmentItems(Items):
         Between portions of draws that may be repeated others get the lock: a fragment that is removed then was drawn
         all the same.
 
-        Raises
-        ------
-        CapacityError
-            If they would have too many bytes; nothing is sampled then.
-        EmptyBufferError
-            If the table was emptied between two portions.
+        Raises CapacityError if they would have too many bytes; nothing is sampled then. Raises EmptyBufferError if the
+        table was emptied between two portions.
         """
         rng = self._rng if request.seed is None else np.random.default_rng(request.seed)
         portion = _Portion(request.max_nbytes)
@@ -364,10 +330,8 @@ class FragmentItems(Items):
     def update_weight(self, indices: Any, weights: Any, generations: Any) -> int:
         """Give fragments new priorities, and return how many were there.
 
-        Raises
-        ------
-        PriorityError
-            If a priority is no finite number, there are not as many as fragments, or nothing looks at priorities.
+        Raises PriorityError if a priority is no finite number, there are not as many as fragments, or nothing looks at
+        priorities.
         """
         numbers, values = np.asarray(indices).reshape(-1), np.asarray(weights).reshape(-1)
         if len(values) != len(numbers):

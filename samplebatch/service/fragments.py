@@ -28,24 +28,12 @@ from samplebatch.errors import ArgumentError, ColumnLengthError, FormatError
 def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgentBatch:
     """Return a batch as the rows of a fragment, over the same memory.
 
-    Parameters
-    ----------
-    batch
-        As for `ReplayBuffer.extend`.
-    priorities
-        One for each row, shape (n,); None for none.
+    - `batch`: as for `ReplayBuffer.extend`.
+    - `priorities`: one for each row, shape (n,); None for none.
 
-    Raises
-    ------
-    ColumnTypeError
-        If it is no batch.
-    ArgumentError
-        If there are priorities for the steps of several policies.
-    ColumnLengthError
-        If there are not n priorities.
+    Raises ColumnTypeError if it is no batch. Raises ArgumentError if there are priorities for the steps of several
+    policies. Raises ColumnLengthError if there are not n priorities.
 
-    Examples
-    --------
     >>> fragment_rows({"obs": [1, 2], "rew": [0.5, 1.0]}, [1.0, 2.0]).column_names
     ('obs', 'rewards', 'priority')
     """
@@ -69,8 +57,6 @@ def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgen
 def with_info_columns(fragment: SampleBatch | MultiAgentBatch) -> SampleBatch | MultiAgentBatch:
     """Turn the infos of a collector's steps into separate columns, as buffers do.
 
-    Examples
-    --------
     >>> infos = np.array([{"lives": 3}, {}], object)
     >>> with_info_columns(SampleBatch(obs=[1, 2], infos=infos)).column_names
     ('obs', 'infos.lives')
@@ -94,13 +80,8 @@ def _with_info_columns(steps: SampleBatch) -> SampleBatch:
 def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns: dict[str, Any]) -> SampleBatch:
     """Return a step, or a row for each of some environments, as rows; parameters as of `ReplayBuffer.add`.
 
-    Raises
-    ------
-    SampleBatchError
-        As `ReplayBuffer.add` does.
+    Raises SampleBatchError as `ReplayBuffer.add` does.
 
-    Examples
-    --------
     >>> step_rows({"obs": 1, "act": 0, "rew": 1.0, "terminated": False, "truncated": False}, None, {})["rewards"]
     array([1.])
     """
@@ -133,10 +114,7 @@ def with_batch_text(rows: pa.RecordBatch, text: str | None) -> pa.RecordBatch:
 def read_fragment(rows: pa.RecordBatch) -> SampleBatch | MultiAgentBatch:
     """View a record batch that a writer has put, or a learner has got, as a fragment.
 
-    Raises
-    ------
-    SampleBatchError
-        As `SampleBatch.from_arrow` and `MultiAgentBatch.from_arrow` do.
+    Raises SampleBatchError as `SampleBatch.from_arrow` and `MultiAgentBatch.from_arrow` do.
     """
     table = pa.Table.from_batches([rows])
     try:
@@ -163,8 +141,6 @@ class _Form(NamedTuple):
 class FragmentEncoder:
     """Encoder of a client's fragments, which are much like the ones before. Threads may share one.
 
-    Examples
-    --------
     >>> encoder = FragmentEncoder()
     >>> for rows in (2, 3):
     ...     print(encoder.encode(SampleBatch(obs=list(range(rows)))).to_pydict())
@@ -179,10 +155,7 @@ class FragmentEncoder:
     def encode(self, batch: Any, priorities: Any = None) -> pa.RecordBatch:
         """View a batch as a fragment; parameters as of `fragment_rows`.
 
-        Raises
-        ------
-        SampleBatchError
-            As `fragment_rows` and `SampleBatch.to_arrow` do.
+        Raises SampleBatchError as `fragment_rows` and `SampleBatch.to_arrow` do.
         """
         rows = fragment_rows(batch, priorities)
         if isinstance(rows, MultiAgentBatch):
@@ -206,8 +179,6 @@ class FragmentDecoder:
 
     The first one is read by Arrow and checked. Of the others, only the sizes of buffers are checked.
 
-    Examples
-    --------
     >>> encoder, decoder = FragmentEncoder(), FragmentDecoder()
     >>> for rows in (2, 3):
     ...     print(decoder.decode(encoder.encode(SampleBatch(obs=list(range(rows)))), None)["obs"])
@@ -221,19 +192,11 @@ class FragmentDecoder:
     def decode(self, rows: pa.RecordBatch, text: str | None) -> SampleBatch | MultiAgentBatch:
         """View a record batch as a fragment.
 
-        Parameters
-        ----------
-        rows
-            The record batch.
-        text
-            The description of the batch, where it is another than in the schema; None where it is the same.
+        - `rows`: the record batch.
+        - `text`: the description of the batch, where it is another than in the schema; None where it is the same.
 
-        Raises
-        ------
-        SampleBatchError
-            As `read_fragment` does.
-        pyarrow.ArrowException
-            If the buffers do not fit the schema.
+        Raises SampleBatchError as `read_fragment` does. Raises pyarrow.ArrowException if the buffers do not fit the
+        schema.
         """
         form = self._form
         if form is not None and text is None:

@@ -28,18 +28,11 @@ Pause = Callable[[int], None]
 class Request:
     """A checked request for a sample.
 
-    Attributes
-    ----------
-    batch_size
-        Steps, sequences, episodes or fragments that are asked for.
-    mode
-        Unit of `batch_size`.
-    options
-        Arguments of that mode.
-    seed
-        Of the generator that draws; None for the table's own generator.
-    max_nbytes
-        Bytes that the sample may have; None for any number.
+    - `batch_size`: steps, sequences, episodes or fragments that are asked for.
+    - `mode`: unit of `batch_size`.
+    - `options`: arguments of that mode.
+    - `seed`: of the generator that draws; None for the table's own generator.
+    - `max_nbytes`: bytes that the sample may have; None for any number.
     """
 
     batch_size: int
@@ -114,20 +107,12 @@ class InsertResult:
 class Items(ABC):
     """The items of a replay table; all but `prepare`, `request` and `finish` are called with the lock held.
 
-    Attributes
-    ----------
-    unit
-        The word for several items.
-    modes
-        The modes of sampling, the usual one first.
-    lock
-        The lock of the table.
-    capacity
-        How many items there may be.
-    max_times
-        How often each may be sampled; 0 for any number of times.
-    declared
-        Columns that rows must have; None if the first rows decide.
+    - `unit`: the word for several items.
+    - `modes`: the modes of sampling, the usual one first.
+    - `lock`: the lock of the table.
+    - `capacity`: how many items there may be.
+    - `max_times`: how often each may be sampled; 0 for any number of times.
+    - `declared`: columns that rows must have; None if the first rows decide.
     """
 
     unit: str
@@ -169,10 +154,8 @@ class Items(ABC):
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
         """Draw a sample for `finish`, and return it and how many items were sampled.
 
-        Raises
-        ------
-        CapacityError
-            If it would have more bytes than the request permits; nothing is sampled then, and nothing gathered.
+        Raises CapacityError if it would have more bytes than the request permits; nothing is sampled then, and nothing
+        gathered.
         """
 
     @abstractmethod
@@ -217,13 +200,8 @@ class Items(ABC):
 def take_options(options: Mapping[str, Any], defaults: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """Merge options into their defaults.
 
-    Raises
-    ------
-    ArgumentError
-        If one is unknown; names the near ones.
+    Raises ArgumentError if one is unknown; names the near ones.
 
-    Examples
-    --------
     >>> take_options({"length": 8}, {"length": 1, "burn_in": 0}, "sequences")
     {'length': 8, 'burn_in': 0}
     """

@@ -231,12 +231,8 @@ class _Waiting:
 class WaitingRoom:
     """The requests that a table holds back: its back-pressure.
 
-    Parameters
-    ----------
-    name
-        The table's name.
-    lock
-        The table's lock, which `admit` gives up while it waits.
+    - `name`: the table's name.
+    - `lock`: the table's lock, which `admit` gives up while it waits.
     """
 
     def __init__(self, name: str, lock: RLock) -> None:
@@ -326,12 +322,8 @@ class WaitingRoom:
     def pause(self, is_cancelled: IsCancelled | None = None) -> None:
         """Release the lock, which must be held, to other threads in the middle of a request.
 
-        Raises
-        ------
-        TableClosedError
-            If the table was closed meanwhile.
-        AbandonedError
-            If nobody waits for the answer any more.
+        Raises TableClosedError if the table was closed meanwhile. Raises AbandonedError if nobody waits for the answer
+        any more.
         """
         # A released lock goes to the next thread that requests it, which needs time to do so.
         self._changed.wait(_PAUSE_S)

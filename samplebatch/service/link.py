@@ -35,14 +35,8 @@ _UNTRUSTED: Final = ("certificate verify failed", "is not in peer certificate")
 class _Errors:
     """Error translation for the calls of a link.
 
-    Raises
-    ------
-    LostError
-        If the call failed on its way.
-    AccessError
-        If the service's certificate is not trusted.
-    SampleBatchError
-        If the service rejected the call.
+    Raises LostError if the call failed on its way. Raises AccessError if the service's certificate is not trusted.
+    Raises SampleBatchError if the service rejected the call.
     """
 
     __slots__ = ("_uri",)
@@ -73,12 +67,8 @@ class _Errors:
 class Patience:
     """The wait for a service that cannot be reached, for a client's calls and streams: exponential backoff with jitter.
 
-    Parameters
-    ----------
-    uri
-        The address, for the error.
-    reconnect_s
-        Seconds after which it ends, from the first failure on.
+    - `uri`: the address, for the error.
+    - `reconnect_s`: seconds after which it ends, from the first failure on.
     """
 
     def __init__(self, uri: str, reconnect_s: float) -> None:
@@ -88,10 +78,7 @@ class Patience:
     def wait(self, error: LostError) -> None:
         """Pause after a failure.
 
-        Raises
-        ------
-        ServiceError
-            If `reconnect_s` has elapsed; names the waiting time and the number of attempts.
+        Raises ServiceError if `reconnect_s` has elapsed; names the waiting time and the number of attempts.
         """
         self._failures += 1
         if self._failures == 1:
@@ -112,23 +99,13 @@ class Patience:
 class Link:
     """The connection of a client to the one address of a service.
 
-    Parameters
-    ----------
-    uri
-        The address.
-    token
-        The word that the service wants; None for none.
-    tls_root_certs
-        Certificates in PEM that verify the service's; the system's if None.
-    reconnect_s
-        Seconds for which to try again where the service cannot be reached.
+    - `uri`: the address.
+    - `token`: the word that the service wants; None for none.
+    - `tls_root_certs`: certificates in PEM that verify the service's; the system's if None.
+    - `reconnect_s`: seconds for which to try again where the service cannot be reached.
 
-    Raises
-    ------
-    ArgumentError
-        If the address is none, or there are no certificates among `tls_root_certs`.
-    OwnershipError
-        If this process was forked from one that used Flight.
+    Raises ArgumentError if the address is none, or there are no certificates among `tls_root_certs`. Raises
+    OwnershipError if this process was forked from one that used Flight.
     """
 
     def __init__(self, uri: str, token: str | None, tls_root_certs: bytes | None, reconnect_s: float) -> None:
@@ -162,21 +139,12 @@ class Link:
     ) -> T:
         """Repeat a call until the service can be reached.
 
-        Parameters
-        ----------
-        call
-            The call.
-        on_lost
-            Called after each failure.
-        patience
-            The result of `recover` after a first failure.
+        - `call`: the call.
+        - `on_lost`: called after each failure.
+        - `patience`: the result of `recover` after a first failure.
 
-        Raises
-        ------
-        ServiceError
-            If the service cannot be reached for `reconnect_s` seconds.
-        SampleBatchError
-            As the call does.
+        Raises ServiceError if the service cannot be reached for `reconnect_s` seconds. Raises SampleBatchError as the
+        call does.
         """
         while True:
             try:
@@ -203,12 +171,7 @@ class Link:
     def act(self, action: str, body: Any = b"") -> list[Any]:
         """Carry out an action, and return the bodies of its results.
 
-        Raises
-        ------
-        LostError
-            If the connection is gone.
-        SampleBatchError
-            As the service does.
+        Raises LostError if the connection is gone. Raises SampleBatchError as the service does.
         """
         with self.errors:
             return [result.body for result in self._client.do_action(flight.Action(action, body), self._call)]

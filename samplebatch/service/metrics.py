@@ -35,13 +35,8 @@ _TIMEOUT_S = 10.0
 def render_metrics(infos: Iterable[dict[str, Any]]) -> str:
     """Write the state of tables in Prometheus's text format.
 
-    Parameters
-    ----------
-    infos
-        What `ReplayTable.info` returned of each.
+    - `infos`: what `ReplayTable.info` returned of each.
 
-    Examples
-    --------
     >>> table = ReplayTable("replay", capacity=100)
     >>> print(render_metrics([table.info()]).splitlines()[2])
     samplebatch_table_size{table="replay"} 0

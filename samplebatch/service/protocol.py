@@ -70,22 +70,11 @@ def write_json(values: Mapping[str, Any]) -> bytes:
 def read_json(raw: Any, about: str) -> dict[str, Any]:
     """Read an answer of the service.
 
-    Parameters
-    ----------
-    raw
-        Its bytes, or anything with the buffer protocol.
-    about
-        The answer, for errors: `"an acknowledgement"`.
+    - `raw`: its bytes, or anything with the buffer protocol.
+    - `about`: the answer, for errors: `"an acknowledgement"`.
 
-    Raises
-    ------
-    CapacityError
-        If there are more bytes than a request may have.
-    FormatError
-        If it is no JSON object.
+    Raises CapacityError if there are more bytes than a request may have. Raises FormatError if it is no JSON object.
 
-    Examples
-    --------
     >>> read_json(b"[]", "an answer")
     Traceback (most recent call last):
     samplebatch.errors.FormatError: an answer must be a JSON object, it is not
@@ -96,13 +85,8 @@ def read_json(raw: Any, about: str) -> dict[str, Any]:
 def read_request(raw: Any, about: str) -> dict[str, Any]:
     """Read a request of a client: as `read_json`, with integers that NumPy and Arrow can represent.
 
-    Raises
-    ------
-    CapacityError, FormatError
-        As `read_json` does; FormatError also if an integer has more than 64 bits.
+    Raises CapacityError and FormatError as `read_json` does; FormatError also if an integer has more than 64 bits.
 
-    Examples
-    --------
     >>> read_request(b'{"n_step": 9223372036854775808}', "the ticket")
     Traceback (most recent call last):
     samplebatch.errors.FormatError: the ticket must have integers of at most 64 bits, one has 19 digits
@@ -135,13 +119,9 @@ def _whole_number(digits: str) -> int:
 def header(token: str) -> str:
     """Return the header by which a call brings a token.
 
-    Raises
-    ------
-    ArgumentError
-        If the token is empty or has other characters than visible ASCII ones, which no header can hold.
+    Raises ArgumentError if the token is empty or has other characters than visible ASCII ones, which no header can
+    hold.
 
-    Examples
-    --------
     >>> header("sesame")
     'Bearer sesame'
     """
@@ -151,26 +131,14 @@ def header(token: str) -> str:
 
 
 def check_names(request: Mapping[str, Any], allowed: Collection[str], about: str) -> None:
-    """Reject a request with unknown entries.
-
-    Raises
-    ------
-    FormatError
-        If there is one; names it, and the near ones.
-    """
+    """Reject a request with unknown entries; raises FormatError if there is one; names it, and the near ones."""
     for name in request:
         if name not in allowed:
             raise FormatError(f"{about} must have no entry {name!r}; {near_names(name, allowed)}")
 
 
 def text(name: str, value: object) -> str:
-    """Return a string of a request.
-
-    Raises
-    ------
-    ArgumentError
-        If it is none.
-    """
+    """Return a string of a request; raises ArgumentError if it is none."""
     if not isinstance(value, str):
         raise ArgumentError(f"{name} must be a string, got a {type(value).__name__}")
     return value
@@ -179,17 +147,9 @@ def text(name: str, value: object) -> str:
 def short_text(name: str, value: object) -> str:
     """Return a name that a client gives, which the service may keep.
 
-    Raises
-    ------
-    ArgumentError
-        If it is no string.
-    CapacityError
-        If it is longer than names may be.
-    FormatError
-        If it has no form in UTF-8.
+    Raises ArgumentError if it is no string. Raises CapacityError if it is longer than names may be. Raises FormatError
+    if it has no form in UTF-8.
 
-    Examples
-    --------
     >>> short_text("writer", "w" * 300)
     Traceback (most recent call last):
     samplebatch.errors.CapacityError: writer must have at most 256 bytes in UTF-8, got 300
@@ -208,35 +168,21 @@ def short_text(name: str, value: object) -> str:
 class Draw:
     """A request for samples of one kind, as a ticket of DoGet or as the command of a DoExchange.
 
-    Attributes
-    ----------
-    table
-        The table's name.
-    batch_size
-        Steps, sequences, episodes or fragments of a sample.
-    mode
-        Unit of `batch_size`; None for the table's default.
-    count
-        Samples of a DoGet; None for as many as are read.
-    timeout_s
-        Seconds that the table's limits may hold a sample back; None for as long as they do.
-    seed
-        Seed of the draw; None for the table's own generator.
-    n_step, gamma, length, burn_in, padded
-        As for `ReplayBuffer.sample` and `ReplayBuffer.sample_sequences`.
-    unfinished
-        As for `ReplayBuffer.sample_episodes`.
-    beta
-        The exponent of importance weights; None for the table's own.
-    key
-        The key of a fragment, of a table that is read by key.
-    nonce
-        The secret that proves that client and service share memory; None to be sent all samples.
-    ahead
-        Whether the learner asks for samples before it has the ones before: a large one is sent while the next is drawn.
+    - `table`: the table's name.
+    - `batch_size`: steps, sequences, episodes or fragments of a sample.
+    - `mode`: unit of `batch_size`; None for the table's default.
+    - `count`: samples of a DoGet; None for as many as are read.
+    - `timeout_s`: seconds that the table's limits may hold a sample back; None for as long as they do.
+    - `seed`: seed of the draw; None for the table's own generator.
+    - `n_step`, `gamma`, `length`, `burn_in`, `padded`: as for `ReplayBuffer.sample` and
+      `ReplayBuffer.sample_sequences`.
+    - `unfinished`: as for `ReplayBuffer.sample_episodes`.
+    - `beta`: the exponent of importance weights; None for the table's own.
+    - `key`: the key of a fragment, of a table that is read by key.
+    - `nonce`: the secret that proves that client and service share memory; None to be sent all samples.
+    - `ahead`: whether the learner asks for samples before it has the ones before: a large one is sent while the next is
+      drawn.
 
-    Examples
-    --------
     >>> draw = Draw("replay", 256, n_step=3)
     >>> Draw.read(draw.write(), "the ticket") == draw
     True
@@ -270,12 +216,8 @@ class Draw:
     def read(cls, raw: Any, about: str) -> Draw:
         """Read a request.
 
-        Raises
-        ------
-        CapacityError, FormatError
-            As `read_request` does; or if it has other entries than a request.
-        ArgumentError
-            If an entry is outside of the values that it may have; names it.
+        Raises CapacityError and FormatError as `read_request` does; or if it has other entries than a request. Raises
+        ArgumentError if an entry is outside of the values that it may have; names it.
         """
         request = read_request(raw, about)
         check_names(request, [field.name for field in fields(cls)], about)
@@ -339,25 +281,15 @@ _CHECKS: Final[dict[str, Any]] = {
 class Fragment:
     """The metadata of a fragment that a writer puts, beside its rows.
 
-    Attributes
-    ----------
-    number
-        Sequence number in the writer's stream, from 1 on; 0 for none. A fragment whose number is not above the last
-        inserted one was sent again, and is only acknowledged.
-    timeout_s
-        Seconds that the table's limits may hold it back; None for as long as they do.
-    key
-        Its key, for a table that is read by key.
-    priority
-        Its priority, for a table of fragments that looks at priorities.
-    batch
-        The batch's description in the schema metadata if it differs from the one at the start of the stream; None if
-        it is the same.
-    update
-        For a table of rows, whether all keys must exist, or none; None for either.
+    - `number`: sequence number in the writer's stream, from 1 on; 0 for none. A fragment whose number is not above the
+      last inserted one was sent again, and is only acknowledged.
+    - `timeout_s`: seconds that the table's limits may hold it back; None for as long as they do.
+    - `key`: its key, for a table that is read by key.
+    - `priority`: its priority, for a table of fragments that looks at priorities.
+    - `batch`: the batch's description in the schema metadata if it differs from the one at the start of the stream;
+      None if it is the same.
+    - `update`: for a table of rows, whether all keys must exist, or none; None for either.
 
-    Examples
-    --------
     >>> Fragment.read(Fragment(3, key="level 1").write()).key
     'level 1'
     """
@@ -377,10 +309,7 @@ class Fragment:
     def read(cls, raw: Any) -> Fragment:
         """Read the metadata; None is read as no metadata.
 
-        Raises
-        ------
-        CapacityError, FormatError, ArgumentError
-            As `Draw.read` does.
+        Raises CapacityError, FormatError and ArgumentError as `Draw.read` does.
         """
         if raw is None:
             return cls()
@@ -448,8 +377,6 @@ class TakenNumbers:
 
     Fragments of a stream arrive in the order of their numbers: one whose number is not above the last was sent again.
 
-    Examples
-    --------
     >>> taken = TakenNumbers()
     >>> taken.note("actor-0", "a", 1)
     >>> taken.includes("actor-0", "a", 1), taken.includes("actor-0", "a", 2), taken.includes("actor-0", "b", 1)
@@ -482,8 +409,6 @@ class TakenNumbers:
     def state(self) -> list[list[Any]]:
         """List the writer, the name and the number of each stream, the one that was silent for the longest time first.
 
-        Examples
-        --------
         >>> taken = TakenNumbers.from_state([["actor-0", "a", 7]])
         >>> taken.state()
         [['actor-0', 'a', 7]]
@@ -492,13 +417,7 @@ class TakenNumbers:
 
     @classmethod
     def from_state(cls, state: Any) -> TakenNumbers:
-        """Make the numbers that `state` returned.
-
-        Raises
-        ------
-        FormatError
-            If they are none.
-        """
+        """Make the numbers that `state` returned; raises FormatError if they are none."""
         found = cls()
         try:
             for writer, stream, number in state:

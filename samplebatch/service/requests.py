@@ -41,12 +41,8 @@ _log = logging.getLogger(__name__)
 class Bounds:
     """The sizes that a service holds its clients to.
 
-    Attributes
-    ----------
-    message_nbytes
-        Bytes of a fragment, of a sample, or of weights.
-    shared_nbytes
-        Maximum shared memory for the samples of one client, in bytes; further samples are sent.
+    - `message_nbytes`: bytes of a fragment, of a sample, or of weights.
+    - `shared_nbytes`: maximum shared memory for the samples of one client, in bytes; further samples are sent.
     """
 
     message_nbytes: int = 1 << 30
@@ -56,16 +52,10 @@ class Bounds:
 class RequestHandler:
     """Handler of the requests to the tables and weights of a replay service; threads may call it at the same time.
 
-    Parameters
-    ----------
-    tables
-        The tables, by their names.
-    bounds
-        The sizes that clients are held to.
-    checkpoint
-        Writes all tables to the disk, and returns where; None where the service keeps none.
-    weights
-        The weights; by default there are none yet.
+    - `tables`: the tables, by their names.
+    - `bounds`: the sizes that clients are held to.
+    - `checkpoint`: writes all tables to the disk, and returns where; None where the service keeps none.
+    - `weights`: the weights; by default there are none yet.
     """
 
     def __init__(
@@ -103,12 +93,7 @@ class RequestHandler:
     def table(self, name: object) -> ReplayTable | RowTable:
         """Return a table.
 
-        Raises
-        ------
-        ArgumentError
-            If there is none of that name.
-        SampleBatchError
-            As `short_text` does.
+        Raises ArgumentError if there is none of that name. Raises SampleBatchError as `short_text` does.
         """
         table = self.tables.get(short_text("table", name))
         if table is None:
@@ -129,27 +114,15 @@ class RequestHandler:
     ) -> dict[str, Any]:
         """Insert a fragment, and return its acknowledgement.
 
-        Parameters
-        ----------
-        table
-            Where it goes.
-        writer
-            Name of the writer, which selects its rings.
-        stream
-            Which of the writer's streams brings it: the fragments of each are numbered by themselves.
-        rows, fragment
-            Rows and metadata of the fragment.
-        is_cancelled
-            Returns whether the writer is gone; a blocked fragment is discarded then.
-        decoder
-            Of the fragments of the stream that brings it.
+        - `table`: where it goes.
+        - `writer`: name of the writer, which selects its rings.
+        - `stream`: which of the writer's streams brings it: the fragments of each are numbered by themselves.
+        - `rows`, `fragment`: rows and metadata of the fragment.
+        - `is_cancelled`: returns whether the writer is gone; a blocked fragment is discarded then.
+        - `decoder`: of the fragments of the stream that brings it.
 
-        Raises
-        ------
-        SampleBatchError
-            If it is no fragment, too large, or rejected by the table.
-        pyarrow.ArrowException
-            If its buffers do not fit its schema.
+        Raises SampleBatchError if it is no fragment, too large, or rejected by the table. Raises pyarrow.ArrowException
+        if its buffers do not fit its schema.
         """
         if rows is None:
             raise FormatError("a fragment must have rows, this message has none")
@@ -207,13 +180,7 @@ class RequestHandler:
     # Samples
 
     def sample(self, draw: Draw, reader: str = "", is_cancelled: IsCancelled | None = None) -> Sample:
-        """Draw a sample.
-
-        Raises
-        ------
-        SampleBatchError
-            If the table rejects the request, or the sample would be too large.
-        """
+        """Draw a sample; raises SampleBatchError if the table rejects the request, or the sample would be too large."""
         table = self.replay_table(draw.table)
         self._check_items(table, "a sample", draw.batch_size * (draw.length or 1))
         if table.unit == "steps":
@@ -244,12 +211,8 @@ class RequestHandler:
     def update(self, table: ReplayTable, rows: pa.RecordBatch, *, any_generation: bool = False) -> int:
         """Give rows new priorities: columns `batch_indexes`, `priority` and `generation`, which may be ignored.
 
-        Raises
-        ------
-        SampleBatchError
-            If columns are missing or not numbers, or the table rejects the update.
-        pyarrow.ArrowException
-            If the buffers do not fit the schema.
+        Raises SampleBatchError if columns are missing or not numbers, or the table rejects the update. Raises
+        pyarrow.ArrowException if the buffers do not fit the schema.
         """
         self.check_nbytes("an update", rows.nbytes)
         rows.validate()
@@ -268,13 +231,7 @@ class RequestHandler:
             raise CapacityError(f"{about} must have at most {max_items} {table.unit}, got {count}")
 
     def check_nbytes(self, about: str, nbytes: int) -> None:
-        """Reject a message that exceeds the maximum size.
-
-        Raises
-        ------
-        CapacityError
-            If it is.
-        """
+        """Reject a message that exceeds the maximum size; raises CapacityError if it is."""
         if nbytes > self.bounds.message_nbytes:
             raise CapacityError(f"{about} must have at most {self.bounds.message_nbytes} bytes, got {nbytes}")
 
@@ -283,12 +240,7 @@ class RequestHandler:
     def act(self, action: str, body: Any) -> list[Any]:
         """Carry out an action, and return the bodies of its results.
 
-        Raises
-        ------
-        ArgumentError
-            If there is no such action.
-        SampleBatchError
-            If it fails.
+        Raises ArgumentError if there is no such action. Raises SampleBatchError if it fails.
         """
         act = self._actions.get(action)
         if act is None:

@@ -49,12 +49,8 @@ ROWS, EPISODES, FRAGMENTS = "rows", "episodes", "fragments"
 class Packed(NamedTuple):
     """A sample on its way, as one message of a stream.
 
-    Attributes
-    ----------
-    batch
-        Its rows.
-    metadata
-        Further metadata, for JSON.
+    - `batch`: its rows.
+    - `metadata`: further metadata, for JSON.
     """
 
     batch: pa.RecordBatch
@@ -107,12 +103,7 @@ def _listed(values: Any) -> Any:
 def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> samplers.Sample[Any, Any]:
     """View a record batch as a sample; columns of numbers are read-only views.
 
-    Raises
-    ------
-    FormatError
-        If the batch is no sample.
-    SampleBatchError
-        As `SampleBatch.from_arrow` does.
+    Raises FormatError if the batch is no sample. Raises SampleBatchError as `SampleBatch.from_arrow` does.
     """
     try:
         about = json.loads((packed.schema.metadata or {})[SAMPLE_KEY])
@@ -152,13 +143,7 @@ def batch_text(schema: pa.Schema, sent: pa.Schema) -> str | None:
 
 
 def read_stream(raw: Any) -> pa.RecordBatch:
-    """Read the record batch of an Arrow stream.
-
-    Raises
-    ------
-    FormatError
-        If it is none, or has no record batch.
-    """
+    """Read the record batch of an Arrow stream; raises FormatError if it is none, or has no record batch."""
     try:
         with ipc.open_stream(raw) as stream:
             return stream.read_next_batch()
@@ -254,8 +239,6 @@ def _aligned(nbytes: int) -> int:
 def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
     """Cut a message of metadata into its JSON and the streams behind it, of no bytes where there are none.
 
-    Examples
-    --------
     >>> cut_inline(b'{"updated":3}')
     (b'{"updated":3}', array([], dtype=uint8))
     """
@@ -274,13 +257,8 @@ def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
 def split_inline(streams: Bytes, sizes: Any) -> list[Bytes]:
     """Split the bytes behind the JSON of a message into streams of known sizes.
 
-    Raises
-    ------
-    FormatError
-        If there are not as many bytes.
+    Raises FormatError if there are not as many bytes.
 
-    Examples
-    --------
     >>> [part.nbytes for part in split_inline(np.zeros(192, np.uint8), [70, 8])]
     [70, 8]
     """
@@ -296,8 +274,6 @@ def split_inline(streams: Bytes, sizes: Any) -> list[Bytes]:
 class SampleWriter:
     """Writer of the samples of a session, for the service; a sample of a known form takes one copy.
 
-    Examples
-    --------
     >>> sample = Sample(Batch(obs=np.zeros((2, 3)), rew=np.ones(2)), np.array([7, 9]), np.array([1, 1]))
     >>> writer, reader = SampleWriter(), SampleReader()
     >>> stream, told = writer.prepare(sample)
@@ -396,19 +372,10 @@ class SampleReader:
     def read(self, stream: Bytes, metadata: Mapping[str, Any] | None = None) -> samplers.Sample[Any, Any]:
         """View the sample of a stream.
 
-        Parameters
-        ----------
-        stream
-            Bytes of the stream, shape (nbytes,).
-        metadata
-            Metadata of the sample.
+        - `stream`: bytes of the stream, shape (nbytes,).
+        - `metadata`: metadata of the sample.
 
-        Raises
-        ------
-        FormatError
-            If it is no stream of a record batch.
-        SampleBatchError
-            As `unpack` does.
+        Raises FormatError if it is no stream of a record batch. Raises SampleBatchError as `unpack` does.
         """
         head = head_of(stream)
         entry = None if head is None else self._layouts.get(head)
@@ -480,10 +447,7 @@ class _ObjectsReader:
     def read(self, rows: pa.RecordBatch) -> samplers.Sample[Any, Any] | None:
         """View the numbers and decode the objects of a record batch; None if the general reader must read it.
 
-        Raises
-        ------
-        SampleBatchError
-            As `SampleBatch.from_arrow` does.
+        Raises SampleBatchError as `SampleBatch.from_arrow` does.
         """
         columns = self._plan.read(rows)
         if columns is None:
@@ -565,10 +529,7 @@ def read_secret(address: dict[str, Any]) -> str | None:
 class SampleMemory:
     """Regions with the samples of one client, for the service.
 
-    Parameters
-    ----------
-    max_nbytes
-        Maximum total size of the regions.
+    - `max_nbytes`: maximum total size of the regions.
     """
 
     def __init__(self, max_nbytes: int) -> None:
@@ -596,10 +557,7 @@ class SampleMemory:
 def take(memory_address: Any) -> Bytes:
     """Map the stream of a sample that the service has put into a region, read-only.
 
-    Raises
-    ------
-    FormatError, PeerDiedError
-        If it is not there, or the service has ended.
+    Raises FormatError and PeerDiedError if it is not there, or the service has ended.
     """
     try:
         *region, start, nbytes = memory_address

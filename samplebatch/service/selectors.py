@@ -19,20 +19,12 @@ from samplebatch.errors import FormatError
 class Item:
     """A fragment in a table.
 
-    Attributes
-    ----------
-    number
-        How many fragments were inserted before it, ever: its id.
-    fragment
-        The fragment.
-    priority
-        How much it counts for samplers and removers that look at priorities.
-    key
-        Its key in a table by key.
-    times
-        How often it was sampled.
-    nbytes
-        Bytes of its columns.
+    - `number`: how many fragments were inserted before it, ever: its id.
+    - `fragment`: the fragment.
+    - `priority`: how much it counts for samplers and removers that look at priorities.
+    - `key`: its key in a table by key.
+    - `times`: how often it was sampled.
+    - `nbytes`: bytes of its columns.
     """
 
     number: int
@@ -50,10 +42,7 @@ Items = OrderedDict[int, Item]
 class Selector(ABC):
     """Item selection policy of a table; notified of insertions, updates and removals.
 
-    Parameters
-    ----------
-    items
-        The table's fragments, which the table changes.
+    - `items`: the table's fragments, which the table changes.
     """
 
     by_priority: ClassVar[bool] = False
@@ -84,10 +73,7 @@ class Selector(ABC):
     def load_state_dict(self, state: Any) -> None:
         """Restore a state, after `add` was called for the same fragments.
 
-        Raises
-        ------
-        FormatError
-            If it is the state of other fragments.
+        Raises FormatError if it is the state of other fragments.
         """
         return None
 
@@ -147,14 +133,9 @@ class AnyItem(Selector):
 class ByPriority(Selector):
     """In proportion to priorities, with the sum tree and the importance weights of prioritized buffers.
 
-    Parameters
-    ----------
-    items
-        The table's fragments.
-    capacity
-        How many there may be.
-    alpha, beta
-        As for `PrioritizedReplayBuffer`.
+    - `items`: the table's fragments.
+    - `capacity`: how many there may be.
+    - `alpha`, `beta`: as for `PrioritizedReplayBuffer`.
     """
 
     by_priority = True

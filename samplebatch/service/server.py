@@ -40,19 +40,11 @@ _OUT_OF_DATE: Final = {9, 10}
 def read_pair(tls: Pair, names: tuple[str, str] = ("tls[0]", "tls[1]")) -> tuple[bytes, bytes]:
     """Read a certificate and its private key.
 
-    Parameters
-    ----------
-    tls
-        The paths of both.
-    names
-        The arguments or options that they were given by.
+    - `tls`: the paths of both.
+    - `names`: the arguments or options that they were given by.
 
-    Raises
-    ------
-    ArgumentError
-        If there is no certificate or no private key in PEM, or the key is encrypted or of another certificate.
-    OSError
-        If a file cannot be read.
+    Raises ArgumentError if there is no certificate or no private key in PEM, or the key is encrypted or of another
+    certificate. Raises OSError if a file cannot be read.
     """
     certificate, key = (_read(path, name) for path, name in zip(tls, names, strict=True))
     first, second = (repr(os.fspath(path)) for path in tls)

@@ -38,19 +38,12 @@ _ROUNDS = 3
 class DrawsLeft:
     """The draws that are left of each slot of a buffer, for tables that limit how often a step is sampled.
 
-    Parameters
-    ----------
-    capacity
-        Slots of the buffer.
-    most
-        How often each step may be sampled.
+    - `capacity`: slots of the buffer.
+    - `most`: how often each step may be sampled.
 
-    Attributes
-    ----------
-    counts
-        The draws that are left of each slot, 0 where there is no step; shape (capacity,).
-    total
-        Their sum.
+    Its attributes:
+    - `counts`: the draws that are left of each slot, 0 where there is no step; shape (capacity,).
+    - `total`: their sum.
     """
 
     def __init__(self, capacity: int, most: int) -> None:
@@ -130,10 +123,7 @@ class DrawsLeft:
     def load(self, counts: npt.NDArray[np.int64]) -> None:
         """Carry on from the counts of another.
 
-        Raises
-        ------
-        FormatError
-            If they are of other slots, or more than there may be.
+        Raises FormatError if they are of other slots, or more than there may be.
         """
         if counts.shape != self.counts.shape or (counts < 0).any() or (counts > self.most).any():
             raise FormatError(
@@ -178,30 +168,17 @@ def step_options(kind: str) -> dict[str, Any]:
 class StepItems(Items):
     """Steps of a replay table, for `ReplayTable`; each draw equals the draw of the buffer.
 
-    Parameters
-    ----------
-    kind
-        `"uniform"` or `"prioritized"`.
-    capacity
-        How many steps there may be, rounded up so that all rings have as many.
-    streams
-        Number of rings. Each environment of each writer has its own ring while there are enough; then it replaces the
-        owner of the least recently written ring.
-    max_times
-        How often each step may be sampled; 0 for any number of times.
-    seed
-        Of the buffer's generator.
-    options
-        Options of the buffer, and the default `n_step` and `gamma` of samples.
-    columns
-        Columns that steps must have; None if the first steps decide.
+    - `kind`: `"uniform"` or `"prioritized"`.
+    - `capacity`: how many steps there may be, rounded up so that all rings have as many.
+    - `streams`: number of rings. Each environment of each writer has its own ring while there are enough; then it
+      replaces the owner of the least recently written ring.
+    - `max_times`: how often each step may be sampled; 0 for any number of times.
+    - `seed`: of the buffer's generator.
+    - `options`: options of the buffer, and the default `n_step` and `gamma` of samples.
+    - `columns`: columns that steps must have; None if the first steps decide.
 
-    Raises
-    ------
-    ArgumentError
-        If an option is unknown, or not of its values; or if columns are declared by policy.
-    PriorityError
-        If alpha or beta is negative or no number.
+    Raises ArgumentError if an option is unknown, or not of its values; or if columns are declared by policy. Raises
+    PriorityError if alpha or beta is negative or no number.
     """
 
     unit = "steps"
@@ -258,10 +235,7 @@ class StepItems(Items):
     def declare(self, columns: DeclaredColumns | None) -> None:
         """Accept only steps with these columns from now on.
 
-        Raises
-        ------
-        ArgumentError
-            If columns are by policy, or two have one name.
+        Raises ArgumentError if columns are by policy, or two have one name.
         """
         self.declared = None if columns is None else columns.for_steps()
 
@@ -270,19 +244,10 @@ class StepItems(Items):
     def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
         """Check a fragment of steps, and bring its columns under the names of buffers.
 
-        Raises
-        ------
-        ArgumentError
-            If there is a key.
-        CapacityError
-            If there are more steps than a ring has slots.
-        PriorityError
-            If there are priorities, and steps have none; if they are not one, or one for each step, or no finite
-            numbers.
-        ColumnMismatchError
-            If the table declares columns, and the steps have others; names one.
-        SampleBatchError
-            As `ReplayBuffer.extend` does.
+        Raises ArgumentError if there is a key. Raises CapacityError if there are more steps than a ring has slots.
+        Raises PriorityError if there are priorities, and steps have none; if they are not one, or one for each step, or
+        no finite numbers. Raises ColumnMismatchError if the table declares columns, and the steps have others; names
+        one. Raises SampleBatchError as `ReplayBuffer.extend` does.
         """
         if key is not None:
             raise ArgumentError("steps have no keys; keys are for tables of kind 'key'")
@@ -360,12 +325,8 @@ class StepItems(Items):
         Options are `beta`, of a prioritized table; of steps `n_step` and `gamma`; of sequences `length`, `burn_in` and
         `padded`; of episodes `unfinished`.
 
-        Raises
-        ------
-        ArgumentError
-            If an option is unknown or not of its values, or steps are counted and cannot be in that mode.
-        PriorityError
-            If `beta` is negative or no number.
+        Raises ArgumentError if an option is unknown or not of its values, or steps are counted and cannot be in that
+        mode. Raises PriorityError if `beta` is negative or no number.
         """
         defaults: dict[str, Any] = {
             "steps": self._n_step,
@@ -402,10 +363,7 @@ class StepItems(Items):
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
         """Draw a sample as the buffer does; steps that were sampled often enough are not drawn.
 
-        Raises
-        ------
-        CapacityError
-            If the sample would have too many bytes; nothing is gathered then.
+        Raises CapacityError if the sample would have too many bytes; nothing is gathered then.
         """
         table = self.buffer._table
         table.max_gather_nbytes = request.max_nbytes
@@ -485,12 +443,8 @@ class StepItems(Items):
     def update_weight(self, indices: Any, weights: Any, generations: Any) -> int:
         """Give steps new priorities as the buffer does, and return how many were there.
 
-        Raises
-        ------
-        PriorityError
-            If steps have no priorities; or as `PrioritizedReplayBuffer.update_weight` does.
-        SampleBatchError
-            As that does.
+        Raises PriorityError if steps have no priorities; or as `PrioritizedReplayBuffer.update_weight` does. Raises
+        SampleBatchError as that does.
         """
         buffer: Any = self.buffer
         if self._prioritized is None:
@@ -515,10 +469,7 @@ class StepItems(Items):
     def set_max_times(self, times: int) -> None:
         """Change how often each step may be sampled, counted from when there was such a limit.
 
-        Raises
-        ------
-        ArgumentError
-            If the buffer draws only steps with all frames of a stack.
+        Raises ArgumentError if the buffer draws only steps with all frames of a stack.
         """
         if times and self.buffer.options["sample_avail"]:
             raise ArgumentError("max_times_sampled counts every step, and sample_avail draws only some; leave one out")
@@ -557,13 +508,7 @@ class StepItems(Items):
         return [[writer, environment, ring] for (writer, environment), ring in self._streams.items()]
 
     def set_streams(self, streams: Any) -> None:
-        """Restore the writers' rings that `streams` returned.
-
-        Raises
-        ------
-        FormatError
-            If there are not as many rings.
-        """
+        """Restore the writers' rings that `streams` returned; raises FormatError if there are not as many rings."""
         rings_of_streams = OrderedDict(
             ((str(writer), int(environment)), int(ring)) for writer, environment, ring in streams
         )

@@ -57,16 +57,10 @@ class FragmentWriter:
     Fragments are retained until they are acknowledged. After a lost connection, those that the service has not inserted
     are sent again; fragments are numbered, so none is inserted twice.
 
-    Parameters
-    ----------
-    link
-        The connection.
-    table
-        The table's name.
-    name
-        Name of the writer; each of its environments has a ring in the table.
-    max_unacknowledged
-        Maximum number of fragments in flight.
+    - `link`: the connection.
+    - `table`: the table's name.
+    - `name`: name of the writer; each of its environments has a ring in the table.
+    - `max_unacknowledged`: maximum number of fragments in flight.
     """
 
     def __init__(self, link: Link, table: str, name: str, max_unacknowledged: int) -> None:
@@ -88,12 +82,8 @@ class FragmentWriter:
     def put(self, rows: pa.RecordBatch, fragment: Fragment) -> None:
         """Send a fragment; wait for acknowledgements first if too many fragments are in flight.
 
-        Raises
-        ------
-        ServiceError
-            If the service cannot be reached; the fragment is not sent if too many are in flight.
-        SampleBatchError
-            If the service rejects this fragment or an earlier one; only the rejected one is discarded.
+        Raises ServiceError if the service cannot be reached; the fragment is not sent if too many are in flight. Raises
+        SampleBatchError if the service rejects this fragment or an earlier one; only the rejected one is discarded.
         """
         try:
             while len(self.pending) >= self._max:
@@ -254,16 +244,10 @@ class SampleSession:
 
     The service answers in order. With samples ahead, a thread receives them while the learner computes.
 
-    Parameters
-    ----------
-    link
-        The connection.
-    draw
-        The samples.
-    ahead
-        Number of samples drawn ahead.
-    nonce
-        The secret by which the service knows that samples can be mapped; None to be sent them.
+    - `link`: the connection.
+    - `draw`: the samples.
+    - `ahead`: number of samples drawn ahead.
+    - `nonce`: the secret by which the service knows that samples can be mapped; None to be sent them.
     """
 
     def __init__(self, link: Link, draw: Draw, ahead: int, nonce: str | None) -> None:
@@ -291,12 +275,8 @@ class SampleSession:
     def next(self) -> Sample[Any, Any]:
         """Return the next sample, and ask for those ahead.
 
-        Raises
-        ------
-        LostError
-            If the connection is gone.
-        SampleBatchError
-            If the service rejects the request; the session stays open.
+        Raises LostError if the connection is gone. Raises SampleBatchError if the service rejects the request; the
+        session stays open.
         """
         self._ask(1)
         while not self._found:
@@ -325,10 +305,7 @@ class SampleSession:
     def update(self, indices: Any, priorities: Any, generations: Any) -> None:
         """Send new priorities of rows, shape (n,) each; generations may be None. `settle` reports errors.
 
-        Raises
-        ------
-        LostError
-            If the connection is gone.
+        Raises LostError if the connection is gone.
         """
         row_generations = np.zeros(len(indices), np.int64) if generations is None else generations
         rows = pa.RecordBatch.from_arrays(

@@ -65,14 +65,9 @@ class _Array(NamedTuple):
 class Published(NamedTuple):
     """The newest weights of one name, as a service keeps them.
 
-    Attributes
-    ----------
-    version
-        Their number, which goes up with each publication.
-    epoch
-        Word for the service process that numbered them. Versions of different epochs cannot be compared.
-    stream
-        The weights as an Arrow stream.
+    - `version`: their number, which goes up with each publication.
+    - `epoch`: word for the service process that numbered them. Versions of different epochs cannot be compared.
+    - `stream`: the weights as an Arrow stream.
     """
 
     version: int
@@ -165,27 +160,14 @@ class PublishedWeights:
 def pack_weights(weights: Mapping[str, Any], name: str, after: int = 0) -> pa.Buffer:
     """Write weights, with one copy.
 
-    Parameters
-    ----------
-    weights
-        A dict of arrays, tensors and numbers, flat or nested.
-    name
-        The name that they are published under.
-    after
-        The highest version that the publisher knows; the service gives a higher one.
+    - `weights`: a dict of arrays, tensors and numbers, flat or nested.
+    - `name`: the name that they are published under.
+    - `after`: the highest version that the publisher knows; the service gives a higher one.
 
-    Raises
-    ------
-    ColumnTypeError
-        If they are no such dict, dicts are nested deeper than 32, or a dtype cannot be built from bytes; names the
-        value.
-    CapacityError
-        If there are more than 65,536 arrays.
-    DeviceError
-        If a tensor is not in host memory; names it.
+    Raises ColumnTypeError if they are no such dict, dicts are nested deeper than 32, or a dtype cannot be built from
+    bytes; names the value. Raises CapacityError if there are more than 65,536 arrays. Raises DeviceError if a tensor is
+    not in host memory; names it.
 
-    Examples
-    --------
     >>> weights = {"layer.0": {"bias": np.arange(2.0)}, "step": 7}
     >>> name, found = unpack_weights(pack_weights(weights, "policy"))
     >>> name, found["layer.0"], found["step"].item()
@@ -215,12 +197,8 @@ def pack_weights(weights: Mapping[str, Any], name: str, after: int = 0) -> pa.Bu
 def unpack_weights(raw: Any) -> tuple[str, dict[str, Any]]:
     """Read weights, and the name that they are published under; arrays are views of the bytes, read-only if these are.
 
-    Raises
-    ------
-    FormatError
-        If the bytes are no weights, or name a dtype whose arrays or tensors cannot be built from bytes.
-    CapacityError
-        If there are more than 65,536 arrays.
+    Raises FormatError if the bytes are no weights, or name a dtype whose arrays or tensors cannot be built from bytes.
+    Raises CapacityError if there are more than 65,536 arrays.
     """
     about, arrays, data = _read(raw)
     weights: dict[str, Any] = {}

@@ -33,10 +33,7 @@ _write = os.write
 class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """The receiver's hold on a block: its bytes, shape (nbytes,), which every array over it keeps alive.
 
-    Attributes
-    ----------
-    first
-        Lease of the message's first block, if this is another block of the message.
+    - `first`: lease of the message's first block, if this is another block of the message.
     """
 
     __slots__ = ("first",)
@@ -46,10 +43,7 @@ class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 class LeaseRef(weakref.ref[Lease]):
     """The weak reference to a lease that returns its block when the lease is gone.
 
-    Attributes
-    ----------
-    ident
-        The number of its message.
+    - `ident`: the number of its message.
     """
 
     __slots__ = ("ident",)
@@ -62,12 +56,8 @@ class ReturnPipe:
     A block may be returned at any moment, during another return and from several threads, so nothing is locked. A
     number that was possibly not written is written again; the producer accepts each once.
 
-    Attributes
-    ----------
-    descriptor
-        The pipe; -1 before `open`.
-    lent
-        The references of the leases that are out, by number.
+    - `descriptor`: the pipe; -1 before `open`.
+    - `lent`: the references of the leases that are out, by number.
     """
 
     def __init__(self) -> None:
@@ -166,15 +156,9 @@ def block_nbytes(nbytes: int) -> int:
 class Arena:
     """Free and allocated ranges of an arena, for `Blocks`.
 
-    Parameters
-    ----------
-    start, stop
-        Start and end of the arena, both aligned.
-    allocated
-        Allocated ranges: start and size of each.
+    - `start`, `stop`: start and end of the arena, both aligned.
+    - `allocated`: allocated ranges: start and size of each.
 
-    Examples
-    --------
     >>> arena = Arena(0, 1 << 20)
     >>> start = arena.take(200_000)
     >>> start, arena.take(1 << 20) is None
@@ -200,10 +184,7 @@ class Arena:
     def take(self, nbytes: int) -> int | None:
         """Allocate a range of bytes and return its start; None if no free range is long enough.
 
-        Parameters
-        ----------
-        nbytes
-            A size that `block_nbytes` gives.
+        - `nbytes`: a size that `block_nbytes` gives.
         """
         reusable = self._kept.get(nbytes)
         if reusable:
@@ -282,32 +263,20 @@ class Blocks:
     signal handler may raise between any two calls, so a caller clears the flag `is_settled` until its block is in one
     of the two. A caller that finds the flag cleared rebuilds the arena from them.
 
-    Parameters
-    ----------
-    start, stop
-        Start and end of the arena.
-    back
-        The pipe through which the consumer gives blocks back, by the number of their message. It never waits.
+    - `start`, `stop`: start and end of the arena.
+    - `back`: the pipe through which the consumer gives blocks back, by the number of their message. It never waits.
 
-    Attributes
-    ----------
-    arena
-        Its free blocks.
-    lent
-        The blocks that the consumer has, by the number of their message.
-    reserved
-        Blocks of reservations by their start, each with a reference to its keeper; a block is free when its keeper is
-        gone.
-    is_settled
-        Whether every allocated block is among `lent` or `reserved`.
-    sending
-        Number of the newest message.
-    is_sent
-        Whether it was written.
-    sent
-        Number of messages that were written before it.
-    starved_since
-        When it was first asked how long there has been no block; None if there is one. The caller sets that.
+    Its attributes:
+    - `arena`: its free blocks.
+    - `lent`: the blocks that the consumer has, by the number of their message.
+    - `reserved`: blocks of reservations by their start, each with a reference to its keeper; a block is free when its
+      keeper is gone.
+    - `is_settled`: whether every allocated block is among `lent` or `reserved`.
+    - `sending`: number of the newest message.
+    - `is_sent`: whether it was written.
+    - `sent`: number of messages that were written before it.
+    - `starved_since`: when it was first asked how long there has been no block; None if there is one. The caller sets
+      that.
     """
 
     def __init__(self, start: int, stop: int, back: int) -> None:

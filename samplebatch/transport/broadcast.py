@@ -570,12 +570,8 @@ def _cutter(root: npt.NDArray[np.uint8], start: int) -> Callable[[int], npt.NDAr
 class Status(NamedTuple):
     """How far a broadcast is.
 
-    Attributes
-    ----------
-    newest
-        Number of the newest publication; 0 if there is none yet.
-    closed
-        Whether there will be no more.
+    - `newest`: number of the newest publication; 0 if there is none yet.
+    - `closed`: whether there will be no more.
     """
 
     newest: int
@@ -585,14 +581,9 @@ class Status(NamedTuple):
 class Content(NamedTuple):
     """The bytes of one publication in its block.
 
-    Attributes
-    ----------
-    values
-        The bytes of the values, shape (nbytes,).
-    head
-        The bytes that describe them, copied.
-    head_sum
-        The checksum that they must have.
+    - `values`: the bytes of the values, shape (nbytes,).
+    - `head`: the bytes that describe them, copied.
+    - `head_sum`: the checksum that they must have.
     """
 
     values: npt.NDArray[np.uint8]
@@ -603,22 +594,13 @@ class Content(NamedTuple):
 class Board:
     """The blocks of a broadcast, and the counters that name the publication in each.
 
-    Parameters
-    ----------
-    region
-        The region that `create` laid out, in this process or another.
+    - `region`: the region that `create` laid out, in this process or another.
 
-    Attributes
-    ----------
-    blocks
-        Number of blocks.
-    block_nbytes
-        Size of a block in bytes, for values and description.
+    Its attributes:
+    - `blocks`: number of blocks.
+    - `block_nbytes`: size of a block in bytes, for values and description.
 
-    Raises
-    ------
-    FormatError
-        If `create` has not laid it out.
+    Raises FormatError if `create` has not laid it out.
     """
 
     def __init__(self, region: Region) -> None:
@@ -637,10 +619,7 @@ class Board:
     def create(cls, block_nbytes: int, blocks: int) -> Self:
         """Lay out blocks of `block_nbytes` bytes each, rounded up to pages.
 
-        Raises
-        ------
-        SharedMemoryError
-            If so much memory is not free.
+        Raises SharedMemoryError if so much memory is not free.
         """
         block_nbytes = -(-block_nbytes // _PAGE) * _PAGE
         region = Region.create(_PAGE + blocks * block_nbytes)
@@ -708,14 +687,9 @@ class Board:
     def publish(self, values_nbytes: int, head_nbytes: int, head_sum: int) -> int:
         """Commit the block that was written as the newest publication, wake waiting readers, and return its number.
 
-        Parameters
-        ----------
-        values_nbytes
-            Bytes of the values, from the block's beginning on.
-        head_nbytes
-            Size of their description, which starts at the next aligned offset.
-        head_sum
-            Its checksum.
+        - `values_nbytes`: bytes of the values, from the block's beginning on.
+        - `head_nbytes`: size of their description, which starts at the next aligned offset.
+        - `head_sum`: its checksum.
         """
         version = self.status.newest + 1
         at = self._word(version)
@@ -740,13 +714,7 @@ class Board:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def content(self, version: int) -> Content | None:
-        """Find a publication, or None if it is not there any more.
-
-        Raises
-        ------
-        FormatError
-            If it exceeds its block.
-        """
+        """Find a publication, or None if it is not there any more; raises FormatError if it exceeds its block."""
         at = self._word(version)
         if not self.still_holds(version):
             return None
@@ -856,13 +824,8 @@ MAX_DEPTH: Final = 32
 def weights_to_batch(weights: Mapping[str, Any], path: str = "", depth: int = 1) -> Batch:
     """View weights as a nested batch, without gradients.
 
-    Raises
-    ------
-    ColumnTypeError
-        If a name is not a string, or dicts are nested deeper than `MAX_DEPTH`; names where.
+    Raises ColumnTypeError if a name is not a string, or dicts are nested deeper than `MAX_DEPTH`; names where.
 
-    Examples
-    --------
     >>> weights_to_batch({"layer.0": {"bias": np.zeros(2)}})["layer.0"]
     Batch(
         bias: array([0., 0.]),
@@ -900,19 +863,12 @@ def batch_to_weights(batch: Node) -> dict[str, Any]:
 def write_weights(target: Mapping[str, Any], part: Part, places: Sequence[Place], root: npt.NDArray[np.uint8]) -> None:
     """Copy weights into the arrays and tensors of others that have their names, shapes and dtypes.
 
-    Parameters
-    ----------
-    target
-        Where they are written to: a model's `state_dict()`, for instance.
-    part, places
-        Descriptions of the weights, and their offsets.
-    root
-        Memory that contains them.
+    - `target`: where they are written to: a model's `state_dict()`, for instance.
+    - `part`, `places`: descriptions of the weights, and their offsets.
+    - `root`: memory that contains them.
 
-    Raises
-    ------
-    ColumnMismatchError
-        If the target has other names, shapes or dtypes; names the first. Nothing is written then.
+    Raises ColumnMismatchError if the target has other names, shapes or dtypes; names the first. Nothing is written
+    then.
     """
     columns = iter(part.columns)
     fixed = iter(places)

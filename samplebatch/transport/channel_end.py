@@ -129,12 +129,7 @@ class ChannelEnd(Transferable):
     def _own(self) -> None:
         """Bind this end to this process, or check that it is bound.
 
-        Raises
-        ------
-        OwnershipError
-            If another process has bound it.
-        ChannelClosedError
-            If this end is closed.
+        Raises OwnershipError if another process has bound it. Raises ChannelClosedError if this end is closed.
         """
         if self._owner != this_process[0]:
             self._bind()

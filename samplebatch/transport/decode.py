@@ -91,27 +91,15 @@ def decode(
 ) -> AnyBatch:
     """Put a batch together over the bytes of its block.
 
-    Parameters
-    ----------
-    schema
-        The description of its columns.
-    plan
-        Positions of the columns.
-    metadata
-        All else that the message has.
-    root
-        The block, which has at least the plan's bytes.
-    cut
-        Cuts the buffers of variable columns in order.
-    allow_pickle
-        Whether pickled columns may be unpickled.
+    - `schema`: the description of its columns.
+    - `plan`: positions of the columns.
+    - `metadata`: all else that the message has.
+    - `root`: the block, which has at least the plan's bytes.
+    - `cut`: cuts the buffers of variable columns in order.
+    - `allow_pickle`: whether pickled columns may be unpickled.
 
-    Raises
-    ------
-    UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false; names it.
-    FormatError
-        If they do not agree; or another of `DAMAGE`.
+    Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false; names it. Raises FormatError if they
+    do not agree; or another of `DAMAGE`.
     """
     missing = [()] * len(schema.parts)
     all_entries, all_flags = metadata.get(VARIABLE) or missing, metadata.get(FLAGS, missing)
@@ -268,12 +256,8 @@ _UP: Final = ALIGNMENT - 1
 class BlockColumns:
     """The columns in the window of a batch that was received: their places in a block, which they keep.
 
-    Parameters
-    ----------
-    root
-        The bytes of the block.
-    places
-        Positions of the columns by name.
+    - `root`: the bytes of the block.
+    - `places`: positions of the columns by name.
     """
 
     __slots__ = ("_places", "_root")
@@ -330,22 +314,14 @@ class LazyColumn:
 class Decoder:
     """Decoder of the messages of one channel, for the consumer.
 
-    Parameters
-    ----------
-    memory
-        The region.
-    returns
-        Where blocks go back.
-    allow_pickle
-        Whether pickled columns may be unpickled.
+    - `memory`: the region.
+    - `returns`: where blocks go back.
+    - `allow_pickle`: whether pickled columns may be unpickled.
 
-    Attributes
-    ----------
-    ident
-        Number of the newest message that a block was leased for; 0 if there is none yet.
-    unfinished
-        The lease of the message that is being opened, until the caller has its batch. One that was interrupted is
-        opened again with it.
+    Its attributes:
+    - `ident`: number of the newest message that a block was leased for; 0 if there is none yet.
+    - `unfinished`: the lease of the message that is being opened, until the caller has its batch. One that was
+      interrupted is opened again with it.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], returns: ReturnPipe, *, allow_pickle: bool = False) -> None:
@@ -359,17 +335,10 @@ class Decoder:
     def open(self, fields: tuple[Any, ...]) -> AnyBatch:
         """Make a batch over the block of a message, and lease the block. The caller sets `unfinished` to None after it.
 
-        Parameters
-        ----------
-        fields
-            The fields of a message of kind `BATCH`, as `unpack_fields` gives them, whose checksum is right.
+        - `fields`: the fields of a message of kind `BATCH`, as `unpack_fields` gives them, whose checksum is right.
 
-        Raises
-        ------
-        FormatError
-            If it is impossible.
-        UntrustedPickleError
-            If a column is pickled and that is not allowed; names it.
+        Raises FormatError if it is impossible. Raises UntrustedPickleError if a column is pickled and that is not
+        allowed; names it.
         """
         _, version, _, flags, number, ident, start, nbytes, _, metadata_nbytes, _, rows, _ = fields
         memory = self._memory

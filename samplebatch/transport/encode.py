@@ -65,18 +65,11 @@ _BARE_KEY = (np.dtype(np.uint8), (0,), None, BARE)
 class Frame:
     """Encoded batch whose arrays have not been copied yet.
 
-    Attributes
-    ----------
-    schema
-        The description of its columns.
-    rows
-        Rows of each part.
-    arrays
-        The values of its fixed columns, in order over all parts.
-    metadata
-        All that is neither in the schema nor in the rows, as JSON can hold it; perhaps empty.
-    buffers
-        The buffers of its variable columns.
+    - `schema`: the description of its columns.
+    - `rows`: rows of each part.
+    - `arrays`: the values of its fixed columns, in order over all parts.
+    - `metadata`: all that is neither in the schema nor in the rows, as JSON can hold it; perhaps empty.
+    - `buffers`: the buffers of its variable columns.
     """
 
     __slots__ = ("arrays", "buffers", "metadata", "rows", "schema")
@@ -138,12 +131,8 @@ class PartEncoder:
     def dump(self, name: str, column: Column) -> list[Any]:
         """Encode a variable column as a header and the sizes of its buffers, which are retained.
 
-        Raises
-        ------
-        UntrustedPickleError
-            If it has to be pickled and that is not allowed; names the column.
-        ColumnTypeError
-            If one of its objects cannot be; names the column.
+        Raises UntrustedPickleError if it has to be pickled and that is not allowed; names the column. Raises
+        ColumnTypeError if one of its objects cannot be; names the column.
         """
         try:
             header, buffers = column.dump()
@@ -189,14 +178,9 @@ class Encoder:
     def encode(self, batch: AnyBatch) -> Frame:
         """Encode a batch.
 
-        Raises
-        ------
-        ColumnTypeError
-            If it is no batch, or has a value that cannot be sent; names it.
-        UntrustedPickleError
-            If a column has to be pickled and that is not allowed; names it.
-        DeviceError
-            If a column is not in host memory.
+        Raises ColumnTypeError if it is no batch, or has a value that cannot be sent; names it. Raises
+        UntrustedPickleError if a column has to be pickled and that is not allowed; names it. Raises DeviceError if a
+        column is not in host memory.
         """
         if isinstance(batch, SampleBatch):
             columns = batch._all()
@@ -328,14 +312,8 @@ def _column(key: tuple[Any, ...]) -> Fixed | Variable:
 def encode_tree(source: Node, part: PartEncoder, prefix: str = "") -> tuple[Any, ...]:
     """Encode a tree; return its structure: pairs of a name and the structure below it, None for a leaf.
 
-    Raises
-    ------
-    ColumnTypeError
-        If a leaf cannot be sent; names it.
-    UntrustedPickleError
-        If a leaf has to be pickled and that is not allowed; names it.
-    DeviceError
-        If a tensor is not in host memory; names it.
+    Raises ColumnTypeError if a leaf cannot be sent; names it. Raises UntrustedPickleError if a leaf has to be pickled
+    and that is not allowed; names it. Raises DeviceError if a tensor is not in host memory; names it.
     """
     structure: list[tuple[str, Any]] = []
     for name, value in source.__dict__.items():
@@ -406,8 +384,6 @@ def halve(batch: AnyBatch) -> Sequence[AnyBatch]:
 
     Sequences are not cut. A `MultiAgentBatch` is split between environment steps, for which it needs `eps_id` and `t`.
 
-    Examples
-    --------
     >>> [part["a"].tolist() for part in halve(SampleBatch(a=[1, 2, 3]))]
     [[1], [2, 3]]
     >>> halve(SampleBatch(a=[1]))

@@ -33,12 +33,8 @@ _MAX_PID = (1 << 31) - 1
 class ProcessIdentity(NamedTuple):
     """Process identity that survives PID reuse.
 
-    Attributes
-    ----------
-    pid
-        Its number.
-    started
-        Start time in the system's ticks since boot; 0 if the system does not provide it.
+    - `pid`: its number.
+    - `started`: start time in the system's ticks since boot; 0 if the system does not provide it.
     """
 
     pid: int
@@ -60,13 +56,8 @@ class ProcessWatch:
 
     Where there are descriptors of processes it holds one, which is readable once the process has ended.
 
-    Parameters
-    ----------
-    identity
-        Identity of the process, as the process declared it.
+    - `identity`: identity of the process, as the process declared it.
 
-    Examples
-    --------
     >>> watch = ProcessWatch(ProcessIdentity.own())
     >>> watch.is_alive()
     True
@@ -163,10 +154,7 @@ def _state_of(pid: int) -> tuple[str, int] | None:
 class Recipient:
     """A process that an end was given to when it was started, as its parent sees it.
 
-    Parameters
-    ----------
-    started
-        An object that `multiprocessing` keeps for as long as the process runs.
+    - `started`: an object that `multiprocessing` keeps for as long as the process runs.
     """
 
     def __init__(self, started: Any) -> None:
@@ -232,13 +220,8 @@ os.register_at_fork(before=_give_to_child)
 class Poller:
     """Descriptors to wait for until one of them is readable.
 
-    Parameters
-    ----------
-    *descriptors
-        Initial descriptors; more can be registered.
+    - `*descriptors`: initial descriptors; more can be registered.
 
-    Examples
-    --------
     >>> import os
     >>> reader, writer = os.pipe()
     >>> poller = Poller(reader)
@@ -297,13 +280,8 @@ class Poller:
 def deadline_of(timeout_s: float | None) -> float | None:
     """Return the moment at which the time given is over, in seconds of the monotonic clock; None if it never is.
 
-    Raises
-    ------
-    ValueError
-        If the time is negative or no number.
+    Raises ValueError if the time is negative or no number.
 
-    Examples
-    --------
     >>> deadline_of(0.0) <= time.monotonic()
     True
     >>> deadline_of(float("nan"))

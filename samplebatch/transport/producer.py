@@ -281,10 +281,7 @@ class Reservation:
 def schema_key(columns: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
     """Return the schema's entries of columns that are given by dtype, or by dtype and row shape.
 
-    Raises
-    ------
-    ColumnTypeError
-        If it is no mapping, or a column has no fixed number of bytes per row; names it.
+    Raises ColumnTypeError if it is no mapping, or a column has no fixed number of bytes per row; names it.
     """
     if isinstance(columns, SampleBatch) or not isinstance(columns, Mapping):
         raise ColumnTypeError(
@@ -334,13 +331,7 @@ def are_same(columns: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
 
 
 def row_count(rows: Any) -> int:
-    """Return a number of rows.
-
-    Raises
-    ------
-    RowIndexError
-        If it is no integer from 0 on.
-    """
+    """Return a number of rows; raises RowIndexError if it is no integer from 0 on."""
     if not isinstance(rows, int | np.integer) or isinstance(rows, bool) or rows < 0:
         raise RowIndexError(f"rows must be a whole number from 0 on, got {rows!r}")
     return int(rows)

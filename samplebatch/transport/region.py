@@ -89,15 +89,9 @@ class Region:
 
     `create` reserves every page, so that memory that is not there is an error then, and not a signal later.
 
-    Attributes
-    ----------
-    nbytes
-        Size of the memory, as asked for.
-    writable
-        Whether this process has mapped it for writing.
+    - `nbytes`: size of the memory, as asked for.
+    - `writable`: whether this process has mapped it for writing.
 
-    Examples
-    --------
     >>> with Region.create(1000) as region:
     ...     region.memory[:5] = b"hello"
     ...     bytes(region.memory[:5]), region.nbytes, region.address % 64
@@ -118,17 +112,10 @@ class Region:
     def create(cls, nbytes: int) -> Self:
         """Make a region of zeros, and reserve its pages.
 
-        Parameters
-        ----------
-        nbytes
-            Size; a positive number.
+        - `nbytes`: size; a positive number.
 
-        Raises
-        ------
-        ValueError
-            If the size is not positive.
-        SharedMemoryError
-            If so much memory is not free; names the size and what is free.
+        Raises ValueError if the size is not positive. Raises SharedMemoryError if so much memory is not free; names the
+        size and what is free.
         """
         return cls._create(nbytes, named=not _HAS_MEMFD)
 
@@ -150,25 +137,15 @@ class Region:
     def attach(cls, descriptor: int, nbytes: int, *, sealed: bool = _HAS_MEMFD, writable: bool = True) -> Self:
         """Map the memory of a descriptor that another process has sent.
 
-        Parameters
-        ----------
-        descriptor
-            The descriptor of `fileno` there, in this process's numbering. It belongs to the region from here on, and is
-            closed if this raises.
-        nbytes
-            Expected size of the region.
-        sealed
-            Whether the memory must be such that nobody can shrink it any more. What `create` makes is, where the
-            system has such memory.
-        writable
-            Whether to map it for writing; otherwise a write raises in NumPy.
+        - `descriptor`: the descriptor of `fileno` there, in this process's numbering. It belongs to the region from
+          here on, and is closed if this raises.
+        - `nbytes`: expected size of the region.
+        - `sealed`: whether the memory must be such that nobody can shrink it any more. What `create` makes is, where
+          the system has such memory.
+        - `writable`: whether to map it for writing; otherwise a write raises in NumPy.
 
-        Raises
-        ------
-        FormatError
-            If the memory has another size, is no shared memory, or can still be shrunk.
-        SharedMemoryError
-            If it cannot be mapped.
+        Raises FormatError if the memory has another size, is no shared memory, or can still be shrunk. Raises
+        SharedMemoryError if it cannot be mapped.
         """
         try:
             status = os.fstat(descriptor)
@@ -195,10 +172,7 @@ class Region:
     def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The bytes as an array of shape (nbytes,), which keeps the memory alive.
 
-        Raises
-        ------
-        ValueError
-            If the region is closed.
+        Raises ValueError if the region is closed.
         """
         return np.asarray(self._open())
 
@@ -213,13 +187,7 @@ class Region:
         return self._open().address
 
     def fileno(self) -> int:
-        """Return the descriptor.
-
-        Raises
-        ------
-        ValueError
-            If the region is closed, or its descriptor is.
-        """
+        """Return the descriptor; raises ValueError if the region is closed, or its descriptor is."""
         if self._descriptor < 0:
             raise ValueError("the region's descriptor is closed")
         return self._descriptor
@@ -230,10 +198,7 @@ class Region:
         The first copy into fresh pages takes several times as long as later ones; mapping them all in advance takes
         less than that difference. Kernels without this feature do nothing.
 
-        Parameters
-        ----------
-        start, stop
-            Bytes; the range is extended to page boundaries.
+        - `start`, `stop`: bytes; the range is extended to page boundaries.
         """
         mapping = self._open()
         start -= start % mmap.PAGESIZE
@@ -248,10 +213,7 @@ class Region:
 
         Later writes allocate new pages, if there are any. Systems without this feature do nothing.
 
-        Parameters
-        ----------
-        start
-            Byte, rounded up to a page boundary.
+        - `start`: byte, rounded up to a page boundary.
         """
         mapping = self._open()
         start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -360,8 +322,6 @@ def free_nbytes() -> int | None:
     error. So callers that reserve a large region check this estimate first. Other processes may use the memory a moment
     later. Memory that only caches files counts as free.
 
-    Examples
-    --------
     >>> free = free_nbytes()
     >>> free is None or free > 0
     True
@@ -491,15 +451,9 @@ class SharedCounters:
 
     Numbers are read and written atomically.
 
-    Parameters
-    ----------
-    memory
-        The bytes, at an address that is a multiple of 8. They live as long as the counters.
-    count
-        Number of counters.
+    - `memory`: the bytes, at an address that is a multiple of 8. They live as long as the counters.
+    - `count`: number of counters.
 
-    Examples
-    --------
     >>> counters = SharedCounters(np.zeros(64, np.uint8), 8)
     >>> counters[3] = 2**64 - 1
     >>> counters[3], counters[0]
@@ -525,14 +479,9 @@ class SharedCounters:
 
         The memory may be read-only.
 
-        Parameters
-        ----------
-        index
-            Of the counter.
-        seen
-            The number that it had.
-        timeout_s
-            Seconds to wait at the most.
+        - `index`: of the counter.
+        - `seen`: the number that it had.
+        - `timeout_s`: seconds to wait at the most.
         """
         if _FUTEX is None:
             self._watch(index, seen, timeout_s)

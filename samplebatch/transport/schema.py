@@ -62,18 +62,11 @@ def align(nbytes: int) -> int:
 class Fixed(NamedTuple):
     """The description of a column with rows of one shape.
 
-    Attributes
-    ----------
-    name
-        Its dotted name; empty in a nested batch, whose structure has the names.
-    dtype
-        Of the bytes in the block.
-    row_shape
-        Shape of one row; shape of the value if it has no axis of rows.
-    torch
-        Name of the torch dtype if it is a tensor.
-    form
-        `WHOLE`, `SCALAR`, `GRADIENT`, several of them, `BARE`, or nothing.
+    - `name`: its dotted name; empty in a nested batch, whose structure has the names.
+    - `dtype`: of the bytes in the block.
+    - `row_shape`: shape of one row; shape of the value if it has no axis of rows.
+    - `torch`: name of the torch dtype if it is a tensor.
+    - `form`: `WHOLE`, `SCALAR`, `GRADIENT`, several of them, `BARE`, or nothing.
     """
 
     name: str
@@ -97,21 +90,13 @@ class Variable(NamedTuple):
 class Part(NamedTuple):
     """The columns of one batch of a message.
 
-    Attributes
-    ----------
-    label
-        The policy's id in a `MultiAgentBatch`, else empty.
-    columns
-        The columns, in order.
-    structure
-        Nesting of the columns. For a `SampleBatch` the JSON of its nested columns; for a `Batch` pairs of a name and
-        its value: None for the next column, or such pairs.
-    nested
-        The structure of a `SampleBatch`'s nested columns, read.
-    has_variable
-        Whether a column is variable.
-    flags
-        Flags of the batch, with the unit of its actions, unless a message has others.
+    - `label`: the policy's id in a `MultiAgentBatch`, else empty.
+    - `columns`: the columns, in order.
+    - `structure`: nesting of the columns. For a `SampleBatch` the JSON of its nested columns; for a `Batch` pairs of a
+      name and its value: None for the next column, or such pairs.
+    - `nested`: the structure of a `SampleBatch`'s nested columns, read.
+    - `has_variable`: whether a column is variable.
+    - `flags`: flags of the batch, with the unit of its actions, unless a message has others.
     """
 
     label: PolicyID
@@ -125,13 +110,7 @@ class Part(NamedTuple):
     def of(
         cls, label: PolicyID, columns: tuple[Fixed | Variable, ...], structure: Any, unit: ActionUnit | None = None
     ) -> Part:
-        """Complete a part.
-
-        Raises
-        ------
-        ValueError
-            If the structure does not fit the columns.
-        """
+        """Complete a part; raises ValueError if the structure does not fit the columns."""
         nested = _nested(structure, columns) if isinstance(structure, str) and structure else {}
         has_variable = any(isinstance(column, Variable) for column in columns)
         return cls(label, columns, structure, nested, has_variable, flags_of_unit(unit))
@@ -148,19 +127,12 @@ class Place(NamedTuple):
 class Plan:
     """Aligned offsets of the fixed columns of a message in its block.
 
-    Attributes
-    ----------
-    parts
-        The places of each part's fixed columns, in order.
-    nbytes
-        Bytes from the block's beginning to the last column's end, rounded up.
-    roomy_nbytes
-        The same, with room for short metadata.
-    names
-        The places of each part by name, or in a nested batch by their number.
-    by_name
-        Columns of the only part, if nothing else is needed: the arrays of one `SampleBatch` without sequences, all of
-        equal length.
+    - `parts`: the places of each part's fixed columns, in order.
+    - `nbytes`: bytes from the block's beginning to the last column's end, rounded up.
+    - `roomy_nbytes`: the same, with room for short metadata.
+    - `names`: the places of each part by name, or in a nested batch by their number.
+    - `by_name`: columns of the only part, if nothing else is needed: the arrays of one `SampleBatch` without sequences,
+      all of equal length.
     """
 
     __slots__ = ("_targets", "by_name", "names", "nbytes", "parts", "roomy_nbytes")
@@ -199,16 +171,10 @@ class Plan:
 class Schema:
     """The kind of batch and the parts of a message.
 
-    Attributes
-    ----------
-    kind
-        `SAMPLE_BATCH`, `MULTI_AGENT_BATCH` or `NESTED_BATCH`.
-    parts
-        One part; in a `MultiAgentBatch` one for each policy.
-    number
-        By which messages refer to it, once the other process knows it.
-    is_plain
-        Whether it is a `SampleBatch` of arrays without sequences.
+    - `kind`: `SAMPLE_BATCH`, `MULTI_AGENT_BATCH` or `NESTED_BATCH`.
+    - `parts`: one part; in a `MultiAgentBatch` one for each policy.
+    - `number`: by which messages refer to it, once the other process knows it.
+    - `is_plain`: whether it is a `SampleBatch` of arrays without sequences.
     """
 
     __slots__ = ("_plans", "_simple_plans", "is_plain", "kind", "number", "parts")
@@ -239,12 +205,8 @@ class Schema:
     def plan(self, rooms: Rows, rows: Rows) -> Plan:
         """Lay out the columns of a message.
 
-        Parameters
-        ----------
-        rooms
-            Rows that there is room for.
-        rows
-            Rows that are in use, from the first on.
+        - `rooms`: rows that there is room for.
+        - `rows`: rows that are in use, from the first on.
         """
         plan = self._plans.get((rooms, rows))
         if plan is None:
@@ -298,10 +260,7 @@ class Schema:
     def read(cls, described: Any) -> Schema:
         """Build a schema from the description that another process sent.
 
-        Raises
-        ------
-        FormatError
-            If it is no description that `describe` gives.
+        Raises FormatError if it is no description that `describe` gives.
         """
         try:
             kind = described["kind"]

@@ -50,18 +50,11 @@ Span = tuple[int, int]
 class Address(NamedTuple):
     """Where a receiver finds a parcel.
 
-    Attributes
-    ----------
-    way
-        Path of the sender's descriptor, or a duplicate that `multiprocessing` provides.
-    token
-        Random number at the region's start: detects another file with the descriptor's number.
-    generation
-        Which of the messages that the region has carried.
-    nbytes
-        Size of the region.
-    kept
-        Whether the sender uses the region again. If not, the receiver gives its pages back when it is done.
+    - `way`: path of the sender's descriptor, or a duplicate that `multiprocessing` provides.
+    - `token`: random number at the region's start: detects another file with the descriptor's number.
+    - `generation`: which of the messages that the region has carried.
+    - `nbytes`: size of the region.
+    - `kept`: whether the sender uses the region again. If not, the receiver gives its pages back when it is done.
     """
 
     way: Any
@@ -107,15 +100,9 @@ class _Parcel:
 class SharedQueueMemory:
     """The regions through which a process sends batches in queues that others built, for shared pickling.
 
-    Parameters
-    ----------
-    keep_nbytes
-        Memory in bytes that may be retained, warm, for further messages; `keep` changes it.
-    by_path
-        Whether receivers can open the sender's descriptors by their paths.
+    - `keep_nbytes`: memory in bytes that may be retained, warm, for further messages; `keep` changes it.
+    - `by_path`: whether receivers can open the sender's descriptors by their paths.
 
-    Examples
-    --------
     >>> memory = SharedQueueMemory(keep_nbytes=1 << 20)
     >>> address, spans = memory.send([np.arange(3)])
     >>> [np.frombuffer(buffer, int).tolist() for buffer in receive(address, spans)]
@@ -155,12 +142,8 @@ class SharedQueueMemory:
     def write(self, nbytes: int, write: Callable[[npt.NDArray[np.uint8]], object]) -> tuple[Address, Span] | None:
         """Let a function write a parcel's only buffer.
 
-        Parameters
-        ----------
-        nbytes
-            The size of the buffer.
-        write
-            Called with the memory, shape (nbytes,). If it raises, the parcel is not sent.
+        - `nbytes`: the size of the buffer.
+        - `write`: called with the memory, shape (nbytes,). If it raises, the parcel is not sent.
 
         Returns
         -------
@@ -315,14 +298,8 @@ def _own_identity() -> ProcessIdentity:
 def receive(address: Address, spans: Sequence[Span]) -> list[npt.NDArray[np.uint8]]:
     """Map a parcel, and view every buffer in it. The parcel is the receiver's until the last view is gone.
 
-    Raises
-    ------
-    PeerDiedError
-        If the sender has ended.
-    FormatError
-        If the message was received before, or the parcel does not match the address.
-    OSError
-        If this process may not open the sender's descriptors.
+    Raises PeerDiedError if the sender has ended. Raises FormatError if the message was received before, or the parcel
+    does not match the address. Raises OSError if this process may not open the sender's descriptors.
     """
     region = Region.attach(_open(address.way), address.nbytes)
     region.close_descriptor()

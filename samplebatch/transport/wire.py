@@ -49,22 +49,14 @@ unpack_fields = Struct("<4sBBHIQQQQIIQI").unpack
 class Message(NamedTuple):
     """One message.
 
-    Attributes
-    ----------
-    kind
-        `BATCH`, `FAILURE`, `END`, `HELLO` or `STARVED`.
-    flags
-        `DEFINES` or nothing.
-    schema
-        Number of the schema.
-    ident
-        Number of the message, by which its blocks are given back; each is greater than the one before.
-    start, nbytes
-        Start of the block, relative to the arena, and its size.
-    metadata_start, metadata_nbytes, metadata_sum
-        Start of the metadata, its size, 0 if there is none, and its checksum.
-    rows
-        Rows of every fixed column, unless the metadata declares them.
+    - `kind`: `BATCH`, `FAILURE`, `END`, `HELLO` or `STARVED`.
+    - `flags`: `DEFINES` or nothing.
+    - `schema`: number of the schema.
+    - `ident`: number of the message, by which its blocks are given back; each is greater than the one before.
+    - `start`, `nbytes`: start of the block, relative to the arena, and its size.
+    - `metadata_start`, `metadata_nbytes`, `metadata_sum`: start of the metadata, its size, 0 if there is none, and its
+      checksum.
+    - `rows`: rows of every fixed column, unless the metadata declares them.
     """
 
     kind: int
@@ -103,13 +95,7 @@ def pack(
 
 
 def unpack(raw: bytes | bytearray) -> Message:
-    """Unpack a message.
-
-    Raises
-    ------
-    FormatError
-        If the bytes are no message, or damaged.
-    """
+    """Unpack a message; raises FormatError if the bytes are no message, or damaged."""
     if len(raw) != MESSAGE_NBYTES:
         raise FormatError(f"a message must have {MESSAGE_NBYTES} bytes, got {len(raw)}")
     magic, version, *fields, checksum = unpack_fields(raw)
@@ -174,13 +160,7 @@ def pack_metadata(metadata: dict[str, Any]) -> bytes:
 
 
 def unpack_metadata(raw: bytes, checksum: int) -> dict[str, Any]:
-    """Read metadata.
-
-    Raises
-    ------
-    FormatError
-        If its bytes have another checksum, or are no JSON.
-    """
+    """Read metadata; raises FormatError if its bytes have another checksum, or are no JSON."""
     if crc32(raw) != checksum:
         raise FormatError("a message's metadata must match its checksum; it is damaged")
     try:
@@ -226,13 +206,7 @@ def flags_of(plain: Any) -> Flags:
 
 
 def count_of(value: Any) -> int:
-    """Validate a count from another process.
-
-    Raises
-    ------
-    FormatError
-        If it is none.
-    """
+    """Validate a count from another process; raises FormatError if it is none."""
     if type(value) is not int or value < 0:
         raise FormatError("a message's counts must be integers from 0")
     return value
@@ -241,10 +215,7 @@ def count_of(value: Any) -> int:
 def read_rows(plain: Any) -> Rows:
     """Validate the numbers of rows of the parts of a schema from another process.
 
-    Raises
-    ------
-    FormatError
-        If they are no list of counts, and of lists of counts.
+    Raises FormatError if they are no list of counts, and of lists of counts.
     """
     if not isinstance(plain, list):
         raise FormatError(f"a message's rows must be a list of counts, got a {type(plain).__name__}")

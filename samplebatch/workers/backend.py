@@ -25,14 +25,9 @@ if TYPE_CHECKING:
 class WorkerExit(Exception):
     """A worker has failed, died or hung, and all its messages have been received.
 
-    Attributes
-    ----------
-    how
-        How the worker ended.
-    why
-        Reason reported by the worker, if any.
-    details
-        Further details, such as a traceback.
+    - `how`: how the worker ended.
+    - `why`: reason reported by the worker, if any.
+    - `details`: further details, such as a traceback.
     """
 
     def __init__(self, how: str, why: str = "", details: str = "") -> None:
@@ -66,10 +61,7 @@ _ALL_ARENAS_NBYTES, _MIN_ARENA_NBYTES, _MAX_ARENA_NBYTES = 256 << 20, 8 << 20, 6
 class BackendOptions:
     """Arguments of `RolloutWorkers` for its backend.
 
-    Attributes
-    ----------
-    num_workers, policy, start_method, capacity_nbytes, ray_options
-        Arguments of `RolloutWorkers`.
+    - `num_workers`, `policy`, `start_method`, `capacity_nbytes`, `ray_options`: arguments of `RolloutWorkers`.
     """
 
     num_workers: int
@@ -92,18 +84,11 @@ class BackendOptions:
 class Worker(ABC):
     """Base of workers in any backend, which receive requests and send fragments.
 
-    Attributes
-    ----------
-    spec
-        Environments and policy.
-    request
-        Current request; None if all requests are done.
-    env_steps, episodes
-        Environment steps and completed episodes received for the current request.
-    fragments, total_steps
-        Total number of received messages and environment steps.
-    heard_at
-        Monotonic time of the last progress; the stall deadline starts there.
+    - `spec`: environments and policy.
+    - `request`: current request; None if all requests are done.
+    - `env_steps`, `episodes`: environment steps and completed episodes received for the current request.
+    - `fragments`, `total_steps`: total number of received messages and environment steps.
+    - `heard_at`: monotonic time of the last progress; the stall deadline starts there.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -136,13 +121,7 @@ class Worker(ABC):
     @property
     @abstractmethod
     def answer(self) -> Any:
-        """Newest requested state.
-
-        Raises
-        ------
-        FormatError
-            If the state cannot be unpickled in this process.
-        """
+        """Newest requested state; raises FormatError if the state cannot be unpickled in this process."""
 
     @property
     @abstractmethod
@@ -169,10 +148,7 @@ class Worker(ABC):
     def receive(self, timeout_s: float = 0.0) -> Collected | None:
         """Receive the next fragment; None if there is none, or if the request is done.
 
-        Raises
-        ------
-        WorkerExit
-            If the worker has ended and there are no more fragments.
+        Raises WorkerExit if the worker has ended and there are no more fragments.
         """
 
     @abstractmethod
@@ -235,10 +211,7 @@ class Backend(ABC):
     def pack_policy(self, policy: Any) -> Callable[[], Any]:
         """Return a function that creates a copy of a policy in a worker.
 
-        Raises
-        ------
-        PolicySpecError
-            If the policy cannot be sent to a worker.
+        Raises PolicySpecError if the policy cannot be sent to a worker.
         """
 
     @property

@@ -69,16 +69,10 @@ class WorkerPool:
     If no machine has resources for a replacement, because idle workers keep theirs, an idle worker makes the missing
     steps in its own environments.
 
-    Attributes
-    ----------
-    workers
-        Current workers, in order.
-    failures
-        Failures of workers, in time order.
-    earlier_failures
-        Number of failures before the run was resumed.
-    waiting_s
-        Seconds spent waiting for fragments.
+    - `workers`: current workers, in order.
+    - `failures`: failures of workers, in time order.
+    - `earlier_failures`: number of failures before the run was resumed.
+    - `waiting_s`: seconds spent waiting for fragments.
     """
 
     def __init__(

@@ -274,8 +274,6 @@ created environments, and whether the parent requests the worker to end."""
 class WorkerCounters:
     """Counters of each worker, which survive its death; all but `ENDING` are written by the worker.
 
-    Examples
-    --------
     >>> board = WorkerCounters.create(2)
     >>> board.line(1)[MADE] += 3
     >>> int(board.line(1)[MADE]), int(board.line(0)[MADE])

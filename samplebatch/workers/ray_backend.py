@@ -82,19 +82,12 @@ Kind = Literal["progress", "fragment", "state", "end", "failed"]
 class Report:
     """Progress of an actor, part of each answer; small enough to bypass the object store.
 
-    Attributes
-    ----------
-    kind
-        Kind of the answer.
-    pid, node
-        Process id and node id.
-    num_envs
-        Number of environments; 0 until they are created.
-    messages, sent, made
-        Answers to requests that were not over, environment steps in them, and environment steps completed that were
-        sent or may yet be sent.
-    why, details
-        Reason of a failure, and its traceback.
+    - `kind`: kind of the answer.
+    - `pid`, `node`: process id and node id.
+    - `num_envs`: number of environments; 0 until they are created.
+    - `messages`, `sent`, `made`: answers to requests that were not over, environment steps in them, and environment
+      steps completed that were sent or may yet be sent.
+    - `why`, `details`: reason of a failure, and its traceback.
     """
 
     kind: Kind = "progress"
@@ -113,12 +106,8 @@ class RayCollector:
 
     The methods `report` and `stop` run in a separate thread, while another call collects.
 
-    Parameters
-    ----------
-    spec
-        Pickled `WorkerSpec`.
-    threads
-        Number of torch threads.
+    - `spec`: pickled `WorkerSpec`.
+    - `threads`: number of torch threads.
     """
 
     def __init__(self, spec: bytes, threads: int) -> None:
@@ -138,14 +127,10 @@ class RayCollector:
     ) -> tuple[Report, Body | bytes | None]:
         """Collect the next fragment of a request.
 
-        Parameters
-        ----------
-        number
-            Number of the request; a request that is over is answered with its end.
-        request
-            Pickled request, in the first call of the request.
-        version, weights
-            Version of the newest weights, and a list with their reference in the object store unless sent before.
+        - `number`: number of the request; a request that is over is answered with its end.
+        - `request`: pickled request, in the first call of the request.
+        - `version`, `weights`: version of the newest weights, and a list with their reference in the object store
+          unless sent before.
         """
         if self._failure is None:
             try:
@@ -594,13 +579,9 @@ class RayWorker(Worker):
 class StoredFragments:
     """Fragments of one worker in Ray's store that this process still references, which pins them.
 
-    Parameters
-    ----------
-    capacity_nbytes
-        Twice the maximum number of pinned bytes, as half of a worker's memory may be lent: more fragments are copied.
+    - `capacity_nbytes`: twice the maximum number of pinned bytes, as half of a worker's memory may be lent: more
+      fragments are copied.
 
-    Examples
-    --------
     >>> from samplebatch import SampleBatch
     >>> stored = StoredFragments(1600)
     >>> kept = [stored.open(pack(SampleBatch(obs=np.zeros(100)))) for _ in range(2)]
@@ -640,10 +621,7 @@ class StoredFragments:
 class StoredWeights(Weights):
     """Newest weights, as a reference that is sent to actors with their calls.
 
-    Attributes
-    ----------
-    newest
-        Version, and a list with the reference; 0 and an empty list before the first publication.
+    - `newest`: version, and a list with the reference; 0 and an empty list before the first publication.
     """
 
     def __init__(self, connect: Callable[[], Any]) -> None:

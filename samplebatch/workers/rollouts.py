@@ -12,10 +12,7 @@ from samplebatch.workers.workers import RolloutWorkers
 class Rollouts:
     """Source of steps for trainers: a collector in this process, with the learner's policy object.
 
-    Attributes
-    ----------
-    buffer
-        Buffer of the steps; None for a test collector.
+    - `buffer`: buffer of the steps; None for a test collector.
     """
 
     def __init__(self, source: Any) -> None:
@@ -51,15 +48,10 @@ class Rollouts:
 class WorkerRollouts(Rollouts):
     """Rollouts of workers, which load the newest weights before they collect.
 
-    Parameters
-    ----------
-    workers
-        Started workers with a buffer; or, if asynchronous, any source with the methods `publish` and `receive`, such as
-        `RemoteActors`.
-    policy
-        The learner's policy, a torch module; workers have copies.
-    is_asynchronous
-        Whether workers continue between two calls of `collect`.
+    - `workers`: started workers with a buffer; or, if asynchronous, any source with the methods `publish` and
+      `receive`, such as `RemoteActors`.
+    - `policy`: the learner's policy, a torch module; workers have copies.
+    - `is_asynchronous`: whether workers continue between two calls of `collect`.
     """
 
     def __init__(self, workers: Any, policy: Any, *, is_asynchronous: bool = False) -> None:

@@ -48,26 +48,16 @@ class Collected(NamedTuple):
 class WorkerSpec:
     """Environments and policy of one worker, pickled to its process.
 
-    Attributes
-    ----------
-    index
-        Number of the worker, counted from 0.
-    envs
-        Ids or functions that create its environments.
-    policy
-        Function that creates the policy, or the policies by id.
-    num_envs
-        Number of environments, whose ids start at `index * num_envs`.
-    policy_mapping, exploration_noise, map_action, hooks, infos
-        Arguments of `RolloutWorkers`.
-    seed
-        Seed of the run, or a derived seed if the worker replaces another.
-    first_unroll_id
-        `unroll_id` of its first fragment.
-    earlier_versions
-        Number of weights published before the run was resumed, in addition to those counted by this run's memory.
-    buffer
-        Buffer to which the worker writes its steps; None to send them.
+    - `index`: number of the worker, counted from 0.
+    - `envs`: ids or functions that create its environments.
+    - `policy`: function that creates the policy, or the policies by id.
+    - `num_envs`: number of environments, whose ids start at `index * num_envs`.
+    - `policy_mapping`, `exploration_noise`, `map_action`, `hooks`, `infos`: arguments of `RolloutWorkers`.
+    - `seed`: seed of the run, or a derived seed if the worker replaces another.
+    - `first_unroll_id`: `unroll_id` of its first fragment.
+    - `earlier_versions`: number of weights published before the run was resumed, in addition to those counted by this
+      run's memory.
+    - `buffer`: buffer to which the worker writes its steps; None to send them.
     """
 
     index: int
@@ -94,14 +84,9 @@ class WorkerSpec:
 class Request:
     """Request to one worker, pickled to its process.
 
-    Attributes
-    ----------
-    n_step, n_episode
-        Amount to collect; unlimited if both are None.
-    fragment_length
-        Environment steps per fragment; None for a single fragment.
-    random, render, reset_before_collect, gym_reset_kwargs
-        As for `RolloutWorkers.collect`.
+    - `n_step`, `n_episode`: amount to collect; unlimited if both are None.
+    - `fragment_length`: environment steps per fragment; None for a single fragment.
+    - `random`, `render`, `reset_before_collect`, `gym_reset_kwargs`: as for `RolloutWorkers.collect`.
     """
 
     n_step: int | None = None
@@ -117,12 +102,8 @@ class Request:
 class StateRequest(Request):
     """Request to one worker to return or restore its state, pickled to its process.
 
-    Attributes
-    ----------
-    state
-        State to restore; None to return the worker's state.
-    earlier_versions
-        As in `WorkerSpec`, if `state` is given.
+    - `state`: state to restore; None to return the worker's state.
+    - `earlier_versions`: as in `WorkerSpec`, if `state` is given.
     """
 
     state: Mapping[str, Any] | None = None
@@ -170,10 +151,7 @@ _COUNTED = frozenset(
 class Task(ABC):
     """Environments and policy of one worker, which collect fragment by fragment on request.
 
-    Attributes
-    ----------
-    episodes
-        Returns and lengths of unfinished episodes, over all fragments.
+    - `episodes`: returns and lengths of unfinished episodes, over all fragments.
     """
 
     _collector: Collector | MultiAgentCollector
@@ -473,12 +451,8 @@ def _even(total: int, count: int) -> npt.NDArray[np.int64]:
 def start_task(spec: WorkerSpec, weights: WeightsSource, count_steps: Count, *, threads: int = 1) -> Task:
     """Create the task of a worker with its own process, and seed the process-wide generators.
 
-    Parameters
-    ----------
-    spec, weights, count_steps
-        As for `make_task`.
-    threads
-        Number of torch threads, if the policy or the environments import torch.
+    - `spec`, `weights`, `count_steps`: as for `make_task`.
+    - `threads`: number of torch threads, if the policy or the environments import torch.
     """
     seeds = seeds_at(spec.seed, PROCESS, spec.index)
     _seed(seeds)

@@ -772,11 +772,8 @@ class BufferWriter:
     worker was replaced or a fragment was dropped, the newest step of the ring is marked as truncated: no episode in the
     buffer has a gap.
 
-    Parameters
-    ----------
-    buffer
-        A single-agent buffer with one ring per environment, or a `MultiAgentReplayBuffer`, which connects steps by
-        itself.
+    - `buffer`: a single-agent buffer with one ring per environment, or a `MultiAgentReplayBuffer`, which connects steps
+      by itself.
     """
 
     def __init__(self, buffer: Any) -> None:
