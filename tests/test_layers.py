@@ -116,8 +116,6 @@ ONE_IMPORTER = {
     "is a layer's door to the only layer above that needs it, or one of several behind such a door": {
         "samplebatch.service.fragment_items",
         "samplebatch.service.step_items",
-        "samplebatch.workers.process_backend",
-        "samplebatch.workers.rollouts",
     },
     "runs in a process of its own, or in place of that": {
         "samplebatch.env.async_vector",

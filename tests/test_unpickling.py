@@ -28,8 +28,7 @@ ALLOWED = {
         "transport/shared_pickling.py": "what multiprocessing itself unpickles, in two parts",
         "policy/source.py": "bytes that the parent process has pickled",
         "workers/ray_backend.py": "what the actors and the learner of one run have pickled for each other",
-        "env/environment_process.py": "requests of the parent process",
-        "env/async_vector.py": "answers of the processes of the user's own environments",
+        "env/async_vector.py": "requests of the parent process, and answers of the processes of its environments",
     },
     "pickle.Unpickler": {
         "batch/inert_pickle.py": "one that finds stubs in place of classes",
@@ -64,7 +63,7 @@ TRUSTED = {
     "column/interface.py": "whoever unpickles a column runs its pickle already",
     "batch/frame.py": "whoever unpickles a batch runs its pickle already",
     "storage/datasets/parts.py": "columns that are shown have no rows, and so nothing to unpickle",
-    "workers/process_backend.py": "workers are processes of the user's own code",
+    "workers/backend.py": "workers are processes of the user's own code",
     "workers/ray_backend.py": "actors are processes of the user's own code, and run what their learner has pickled",
     "workers/task.py": "a worker loads the state that its parent was allowed to",
 }

@@ -16,9 +16,8 @@ from samplebatch.cli.terminal import FAILED, INTERRUPTED, Interruption, complain
 from samplebatch.errors import ArgumentError, SampleBatchError
 from samplebatch.names import for_rich, for_terminal
 from samplebatch.service.checkpoint import Checkpoints
-from samplebatch.service.metrics import MetricsServer
 from samplebatch.service.row_table import RowTable
-from samplebatch.service.server import ReplayServer, read_pair
+from samplebatch.service.server import MetricsServer, ReplayServer, read_pair
 from samplebatch.service.table import ReplayTable, parse_table
 from samplebatch.service.weights import PublishedWeights
 

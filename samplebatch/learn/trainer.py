@@ -22,8 +22,7 @@ from samplebatch.learn.policy import policy_within_training_step
 from samplebatch.loggers.logger import RecentMeans, figures_of, make_display, short
 from samplebatch.rollout.statistics import CollectStats, PrintedAsDict, SequenceSummaryStats
 from samplebatch.storage.datasets.mixed_sampler import SourceState
-from samplebatch.workers.rollouts import Rollouts, make_rollouts
-from samplebatch.workers.workers import RolloutWorkers
+from samplebatch.workers.workers import Rollouts, RolloutWorkers, make_rollouts
 
 _COUNTS = (
     "max_epochs",

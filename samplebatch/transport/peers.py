@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import select
 import signal
 import sys
@@ -16,12 +17,14 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import context, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final, NamedTuple, Self
+
+from samplebatch.errors import EnvironmentSpecError
 
 _HAS_EPOLL: Final = sys.platform == "linux"
 _monotonic = time.monotonic
@@ -395,3 +398,75 @@ if sys.version_info >= (3, 13):
     _record_run_errors()
     if multiprocessing.parent_process() is not None:
         _record_current_run_error()
+
+
+# Child processes
+
+_GUARD_ADVICE: Final = (
+    "put the statements of the main module that start processes under "
+    '`if __name__ == "__main__":`, because each process imports that module'
+)
+
+
+def start_child(
+    context: Any, target: Callable[..., None], args: tuple[Any, ...], *, name: str, must: str
+) -> BaseProcess:
+    """Start a process that ignores Ctrl-C, which this process handles.
+
+    - `context`: multiprocessing context of a start method.
+    - `target`, `args`, `name`: arguments of `Process`.
+    - `must`: start of the error message if the arguments cannot be pickled.
+
+    Raises EnvironmentSpecError if the arguments cannot be pickled.
+    """
+    exit_if_unguarded()
+    process: BaseProcess = context.Process(target=target, args=args, name=name)
+    try:
+        with interrupts_blocked():
+            process.start()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise EnvironmentSpecError(f"{must}: {error}") from error
+    return process
+
+
+class ChildExit(NamedTuple):
+    """Exit status of a process (None while it runs), a description of its end, and advice or an empty string."""
+
+    status: int | None
+    how: str
+    advice: str
+
+
+def wait_for_exit(process: BaseProcess, timeout_s: float) -> ChildExit:
+    """Wait for a process to exit and describe its end."""
+    process.join(timeout_s)
+    status = process.exitcode
+    return ChildExit(status, describe_exit(status), _GUARD_ADVICE if status == UNGUARDED_STATUS else "")
+
+
+def end_children(processes: Sequence[BaseProcess], timeout_s: float) -> None:
+    """Terminate processes; kill processes that are still alive after `timeout_s` seconds."""
+    for end in ("terminate", "kill"):
+        running = [process for process in processes if process.is_alive()]
+        for process in running:
+            getattr(process, end)()
+        for process in running:
+            process.join(timeout_s)
+
+
+def describe_exit(status: int | None) -> str:
+    """Describe how a process ended, from its exit status; None if it is still running.
+
+    >>> describe_exit(-9), describe_exit(3)
+    ('was killed by SIGKILL', 'exited with status 3')
+    """
+    if status is None:
+        return "closed its stream"
+    if status == UNGUARDED_STATUS:
+        return "imported the main module, which starts processes when it is imported"
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"

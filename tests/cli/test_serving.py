@@ -33,7 +33,7 @@ from samplebatch.service import (
     checkpoint,
 )
 from samplebatch.service.checkpoint import write_state
-from samplebatch.service.metrics import render_metrics
+from samplebatch.service.server import render_metrics
 from tests.service.table_rows import episode, fragment
 
 ROOT = Path(__file__).parents[2]

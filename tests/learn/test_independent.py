@@ -28,7 +28,7 @@ from samplebatch.learn import (
     OUNoise,
     ValueCritic,
 )
-from samplebatch.workers.rollouts import WorkerRollouts
+from samplebatch.workers.workers import WorkerRollouts
 
 ROLES = ("speaker", "listener")
 

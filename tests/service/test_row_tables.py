@@ -24,8 +24,8 @@ from samplebatch.errors import (
     TableClosedError,
 )
 from samplebatch.service import Checkpoints, ReplayClient, ReplayServer, RowClient, RowTable
-from samplebatch.service.metrics import render_metrics
 from samplebatch.service.row_table import Selection
+from samplebatch.service.server import render_metrics
 
 
 @pytest.fixture
