@@ -128,6 +128,7 @@ ONE_IMPORTER = {
         "samplebatch.service.flight_server",
     },
     "is a file format of its own": {
+        "samplebatch.storage.buffers.segments",
         "samplebatch.storage.foreign.parquet",
     },
 }

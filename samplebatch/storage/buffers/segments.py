@@ -1,0 +1,400 @@
+"""Rows of successive checkpoints in segment files, of which each checkpoint writes only changed groups of rows.
+
+A table is split into groups of consecutive rows, per ring. A manifest lists segment number, offset, size and digest of
+each group, and is stored in the checkpoint. A group whose digest equals the digest at the same position of the previous
+checkpoint is not written: the manifest refers to the earlier segment. Groups are compared by content, so that rows that
+were changed in place are found, too.
+
+The caller replaces the checkpoint atomically between `SegmentWriter.write` and `SegmentWriter.remove_unreferenced`. A
+process that is killed at any moment leaves a checkpoint whose segments exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.batch.frame import dump_columns, load_columns
+from samplebatch.column.compressed import CompressedColumn
+from samplebatch.column.interface import Column
+from samplebatch.column.memory import as_bytes
+from samplebatch.errors import ColumnMismatchError, FormatError, SampleBatchError
+from samplebatch.storage.files import replacing, sync
+
+Manifest = dict[str, Any]
+"""Locations of a table's rows: `rows_per_group`; `rings`: number of groups per ring; `groups`: array of segment, offset
+and size of each group, int64 of shape (n, 3); `digests`: array of uint8, shape (n, 16)."""
+
+_GROUP_NBYTES = (1 << 14, 1 << 16)
+"""Minimum and maximum size of a group, about 1/2048 of a table: one changed row writes its group, and each group
+requires 40 bytes of every manifest."""
+
+_SEGMENT_NBYTES = 1 << 26
+"""Approximate maximum size of a segment: obsolete rows of a ring buffer free segments one after another."""
+
+_DIGEST_NBYTES = 16
+_LENGTH = struct.Struct("<Q")
+_NAME = re.compile(r"rows-([0-9]{1,15})\.bin")
+
+
+def encode_columns(columns: Sequence[Column]) -> bytes:
+    """Serialize columns for `decode_columns`.
+
+    Examples
+    --------
+    >>> from samplebatch.column.tensor import TensorColumn
+    >>> decode_columns(encode_columns([TensorColumn(np.arange(3))]), "bytes")[0].values
+    array([0, 1, 2])
+    """
+    return b"".join(_parts(columns))
+
+
+def decode_columns(data: Any, source: str, *, allow_pickle: bool = False) -> list[Column]:
+    """Restore the columns of `encode_columns`, as views of the bytes.
+
+    Raises
+    ------
+    FormatError
+        If the bytes are not encoded columns.
+    UntrustedPickleError
+        If a column is pickled and `allow_pickle` is false.
+    """
+    view = memoryview(data).cast("B")
+    try:
+        (length,) = _LENGTH.unpack_from(view)
+        header, sizes = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
+        buffers, at = [], _LENGTH.size + length
+        for size in sizes:
+            if type(size) is not int or not 0 <= size <= len(view) - at:
+                raise ValueError(f"a buffer must have at most {len(view) - at} bytes, got {size}")
+            buffers.append(view[at : at + size])
+            at += size
+        if at != len(view):
+            raise ValueError(f"the buffers must have {len(view)} bytes, got {at}")
+        return list(load_columns(_tuples(header), buffers, allow_pickle=allow_pickle).values())
+    except SampleBatchError:
+        raise
+    except (struct.error, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
+        raise FormatError(f"{source} must contain encoded columns: {error}; it is damaged") from error
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _parts(columns: Sequence[Column]) -> list[bytes | memoryview]:
+    """Return the parts of encoded columns: length of the header, header, buffers without a copy."""
+    header, buffers = dump_columns({str(index): column for index, column in enumerate(columns)})
+    views = [memoryview(as_bytes(buffer) if isinstance(buffer, np.ndarray) else buffer).cast("B") for buffer in buffers]
+    encoded = json.dumps([header, [view.nbytes for view in views]]).encode()
+    return [_LENGTH.pack(len(encoded)), encoded, *views]
+
+
+@contextlib.contextmanager
+def locked_checkpoint(folder: Path, *, exclusive: bool) -> Iterator[None]:
+    """Lock a folder, so that no process removes segments that another one is about to read or refer to."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Some network file systems have no locks of folders.
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
+
+
+class SegmentWriter:
+    """Writer of one checkpoint's rows: `add` tables, `write` them, and after the checkpoint `remove_unreferenced`.
+
+    Parameters
+    ----------
+    folder
+        Folder of the checkpoint and its segments.
+    previous
+        Manifests of the previous checkpoint, in the order in which their tables were added.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from samplebatch.column.tensor import TensorColumn
+    >>> folder, values = Path(tempfile.mkdtemp()), np.arange(100_000)
+    >>> first = SegmentWriter(folder)
+    >>> manifest = first.add([TensorColumn(values)], [100_000])
+    >>> first.write()
+    >>> values[7] = -1
+    >>> second = SegmentWriter(folder, [manifest])
+    >>> changed = second.add([TensorColumn(values)], [100_000])
+    >>> second.write()
+    >>> [path.stat().st_size // 1000 for path in sorted(folder.iterdir())]
+    [802, 16]
+    >>> read_rows(folder, changed)[0].values[5:9]
+    array([ 5,  6, -1,  8])
+    """
+
+    def __init__(self, folder: Path, previous: Sequence[Manifest] = ()) -> None:
+        self._folder = folder
+        self._previous = previous
+        self._tables: list[_Table] = []
+        self._sizes = {number: (folder / name).stat().st_size for number, name in _segments(folder)}
+        self._written: list[Path] = []
+
+    def add(self, columns: Sequence[Column], ring_rows: Sequence[int]) -> Manifest:
+        """Add the columns of a table with the rows of each ring in order; `write` completes the manifest."""
+        number = len(self._tables)
+        table = _Table(columns, ring_rows, self._previous[number] if number < len(self._previous) else None)
+        self._tables.append(table)
+        return table.manifest
+
+    def write(self) -> None:
+        """Write changed groups to new segments, and sync them to disk.
+
+        Raises
+        ------
+        OSError
+            If the segments cannot be written, for example because the disk is full; none is left then.
+        """
+        for table in self._tables:
+            table.find_unchanged(self._sizes)
+        self._compact()
+        try:
+            self._write_segments()
+            if self._written:
+                sync(self._folder)
+        except BaseException:
+            self.discard()
+            raise
+        for table in self._tables:
+            table.complete_manifest()
+
+    def _compact(self) -> None:
+        """Mark groups in sparse segments as changed, until the segments have at most twice the size of live rows."""
+        locations = np.concatenate([table.groups for table in self._tables] or [np.zeros((0, 3), np.int64)])
+        live = {segment: 0 for segment in np.unique(locations[:, 0]).tolist() if segment >= 0}
+        for segment in live:
+            live[segment] = int(locations[locations[:, 0] == segment, 2].sum())
+        total, live_total = sum(self._sizes[segment] for segment in live), sum(live.values())
+        for segment in sorted(live, key=lambda segment: live[segment] / self._sizes[segment]):
+            if total <= 2 * live_total:
+                break
+            total -= self._sizes[segment] - live[segment]
+            for table in self._tables:
+                table.groups[table.groups[:, 0] == segment] = -1
+
+    def _write_segments(self) -> None:
+        pending = [
+            (table, group) for table in self._tables for group in np.flatnonzero(table.groups[:, 0] < 0).tolist()
+        ]
+        segment, at = max(self._sizes, default=-1) + 1, 0
+        while at < len(pending):
+            path = self._folder / f"rows-{segment}.bin"
+            with replacing(path, unnamed=True) as file:
+                offset = 0
+                while at < len(pending) and offset < _SEGMENT_NBYTES:
+                    table, group = pending[at]
+                    parts = table.encode(group)
+                    for part in parts:
+                        file.write(part)
+                    nbytes = sum(map(len, parts))
+                    table.groups[group] = segment, offset, nbytes
+                    # Pickles of the same objects may differ.
+                    table.digests[group] = np.frombuffer(_digest(parts), np.uint8)
+                    offset += nbytes
+                    at += 1
+            self._written.append(path)
+            segment += 1
+
+    def discard(self) -> None:
+        """Remove the segments of this checkpoint, which was not completed."""
+        for path in self._written:
+            path.unlink(missing_ok=True)
+
+    def remove_unreferenced(self) -> None:
+        """Remove segments that the checkpoint does not refer to, and files of killed processes; sync first."""
+        sync(self._folder)
+        referenced = {segment for table in self._tables for segment in np.unique(table.groups[:, 0]).tolist()}
+        obsolete = [name for number, name in _segments(self._folder) if number not in referenced]
+        for name in [*obsolete, *(path.name for path in self._folder.glob(".rows-*.bin.*.tmp"))]:
+            (self._folder / name).unlink(missing_ok=True)
+
+
+def _segments(folder: Path) -> list[tuple[int, str]]:
+    """List number and name of each segment."""
+    return [(int(match[1]), name) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
+
+
+def _digest(parts: Iterable[bytes | memoryview]) -> bytes:
+    # Cryptographic, because equal digests are taken for equal rows.
+    digest = hashlib.blake2b(digest_size=_DIGEST_NBYTES)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+class _Table:
+    """Columns of a table, split into groups.
+
+    Attributes
+    ----------
+    manifest
+        Locations of the groups, complete once they are written.
+    groups, digests
+        Segment, offset and size of each group, with segment -1 before it is written; and its digest.
+    """
+
+    def __init__(self, columns: Sequence[Column], ring_rows: Sequence[int], previous: Manifest | None) -> None:
+        self._columns = columns
+        self._previous = previous
+        rows = len(columns[0])
+        nbytes = sum(column.nbytes for column in columns)
+        group_nbytes = min(max(nbytes >> 11, _GROUP_NBYTES[0]), _GROUP_NBYTES[1])
+        rows_per_group = max(1, group_nbytes * rows // max(1, nbytes))
+        earlier = 0 if previous is None else previous["rows_per_group"]
+        if rows_per_group <= 4 * earlier <= 16 * rows_per_group:
+            # The size of compressed rows varies; another split would write all rows again.
+            rows_per_group = earlier
+        self._ranges: list[tuple[int, int]] = []
+        counts, start = [], 0
+        for count in ring_rows:
+            starts = range(start, start + count, rows_per_group)
+            self._ranges += [(at, min(at + rows_per_group, start + count)) for at in starts]
+            counts.append(len(starts))
+            start += count
+        self.manifest: Manifest = {"rows_per_group": rows_per_group, "rings": counts}
+        self.groups = np.full((len(self._ranges), 3), -1, np.int64)
+        self.digests = np.zeros((len(self._ranges), _DIGEST_NBYTES), np.uint8)
+
+    def encode(self, group: int) -> list[bytes | memoryview]:
+        """Serialize the rows of a group."""
+        start, stop = self._ranges[group]
+        return _parts([column.slice(_boundary(column, start), _boundary(column, stop)) for column in self._columns])
+
+    def find_unchanged(self, sizes: Mapping[int, int]) -> None:
+        """Set digests, and the locations of groups that equal those of the previous checkpoint."""
+        for group in range(len(self._ranges)):
+            self.digests[group] = np.frombuffer(_digest(self.encode(group)), np.uint8)
+        previous = self._previous
+        if previous is None or previous["rows_per_group"] != self.manifest["rows_per_group"]:
+            return
+        groups, digests = check_manifest(previous)
+        start = earlier_start = 0
+        for count, earlier in zip(self.manifest["rings"], previous["rings"], strict=False):
+            common = min(count, earlier)
+            now, then = slice(start, start + common), slice(earlier_start, earlier_start + common)
+            same = (self.digests[now] == digests[then]).all(1)
+            self.groups[now][same] = groups[then][same]
+            start, earlier_start = start + count, earlier_start + earlier
+        # Groups whose segment was removed or truncated are written again.
+        stops = self.groups[:, 1:].sum(1).tolist()
+        is_missing = [
+            stop > sizes.get(segment, -1) for segment, stop in zip(self.groups[:, 0].tolist(), stops, strict=True)
+        ]
+        self.groups[np.array(is_missing, np.bool_)] = -1
+
+    def complete_manifest(self) -> None:
+        """Set locations and digests in the manifest."""
+        self.manifest |= {"groups": self.groups, "digests": self.digests}
+
+
+def _boundary(column: Column, row: int) -> int:
+    """Return the first row of a compressed block from a row on, so that no block is in two groups."""
+    if not isinstance(column, CompressedColumn):
+        return row
+    return column.bounds[bisect_left(column.bounds, row)]
+
+
+def read_rows(folder: Path, manifest: Any, *, allow_pickle: bool = False) -> list[Column]:
+    """Read the columns of a table from its segments.
+
+    Parameters
+    ----------
+    folder
+        Folder of the segments.
+    manifest
+        A complete manifest, which is validated.
+    allow_pickle
+        Whether pickled objects in columns may be unpickled.
+
+    Raises
+    ------
+    FormatError
+        If a segment is missing or has changed, or the manifest is invalid.
+    UntrustedPickleError
+        If a column is pickled and `allow_pickle` is false.
+    """
+    groups, digests = check_manifest(manifest)
+    parts: list[list[Column]] = []
+    file, opened = None, -1
+    try:
+        for (segment, offset, nbytes), digest in zip(groups.tolist(), digests, strict=True):
+            path = folder / f"rows-{segment}.bin"
+            if segment != opened:
+                if file is not None:
+                    file.close()
+                if not path.is_file():
+                    raise FormatError(f"{str(path)!r} must contain rows of the checkpoint, got no file")
+                file, opened = path.open("rb"), segment
+            assert file is not None
+            if nbytes > os.fstat(file.fileno()).st_size - offset:
+                raise FormatError(f"{str(path)!r} must have {offset + nbytes} bytes, got fewer; it is damaged")
+            file.seek(offset)
+            data = file.read(nbytes)
+            if hashlib.blake2b(data, digest_size=_DIGEST_NBYTES).digest() != digest.tobytes():
+                raise FormatError(f"{str(path)!r} must match its digests, got changed bytes; it is damaged")
+            parts.append(decode_columns(data, repr(str(path)), allow_pickle=allow_pickle))
+    finally:
+        if file is not None:
+            file.close()
+    if any(len(columns) != len(parts[0]) for columns in parts):
+        raise FormatError(f"groups of rows in {str(folder)!r} must have equal columns, got others; damaged")
+    return [_join(columns, folder) for columns in zip(*parts, strict=True)]
+
+
+def _join(columns: Sequence[Column], folder: Path) -> Column:
+    try:
+        if len({type(column) for column in columns}) > 1:
+            raise ColumnMismatchError("a column must have one kind")
+        return type(columns[0]).concat(columns, "column")
+    except SampleBatchError as error:
+        raise FormatError(f"groups of rows in {str(folder)!r} must have equal columns: {error}; damaged") from error
+
+
+def check_manifest(manifest: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Validate a manifest; return its groups and digests.
+
+    Raises
+    ------
+    FormatError
+        If the manifest is invalid.
+    """
+    try:
+        groups, digests = manifest["groups"], manifest["digests"]
+        if not (isinstance(groups, np.ndarray) and groups.dtype == np.int64 and groups.shape[1:] == (3,)):
+            raise ValueError("locations must be integers of shape (n, 3)")
+        if not (isinstance(digests, np.ndarray) and digests.dtype == np.uint8 and digests.shape[1:] == (16,)):
+            raise ValueError("digests must be bytes of shape (n, 16)")
+        counts = [manifest["rows_per_group"], *manifest["rings"]]
+        if any(type(count) is not int or count < 0 for count in counts):
+            raise ValueError("counts must be integers of at least 0")
+        if not len(groups) == len(digests) == sum(manifest["rings"]) > 0:
+            raise ValueError(f"it must have one location and digest per group, got {len(groups)} and {len(digests)}")
+        if groups.min() < 0 or groups.max() >= 1 << 48 or not groups[:, 2].all():
+            raise ValueError("locations must be valid")
+        # A manifest that lists a group repeatedly could require any amount of memory.
+        segments, offsets, sizes = groups[np.lexsort((groups[:, 1], groups[:, 0]))].T
+        if ((segments[1:] == segments[:-1]) & (offsets[1:] < offsets[:-1] + sizes[:-1])).any():
+            raise ValueError("locations must not overlap")
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"rows of a checkpoint must have a valid manifest: {error}; it is damaged") from error
+    return groups, digests
