@@ -313,7 +313,6 @@ _readers = Recent[bytes, TableReader](limit=64)
 
 
 def _reader_of(schema: pa.Schema) -> TableReader:
-    """Return the cached reader of a schema."""
     key = schema.serialize().to_pybytes()
 
     def make() -> TableReader:

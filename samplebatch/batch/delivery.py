@@ -448,7 +448,6 @@ class Delivery:
 
 
 def _make_ahead(items: Iterator[T], count: int) -> Iterator[T]:
-    """Yield items with `count` items prefetched."""
     queue = deque(islice(items, count))
     while queue:
         item = queue.popleft()

@@ -235,7 +235,6 @@ def level(parts: Sequence[B], missing: Missing) -> list[B]:
 
 
 def _rows_of(part: SampleBatch[Any], name: str) -> int:
-    """Return the number of rows that a column requires."""
     if not part._has_sequences:
         return part.count
     sequences = len(part.column(names.SEQ_LENS))

@@ -512,7 +512,6 @@ def _split(batch: SampleBatch[Any]) -> Iterator[tuple[Any, SampleBatch[Any]]]:
 
 
 def _count_env_steps(parts: dict[PolicyID, SampleBatch[Any]]) -> int:
-    """Count the environment steps of one episode."""
     if not all(names.T in part for part in parts.values()):
         return max(part.count for part in parts.values())
     t = np.concatenate([np.asarray(part[names.T]) for part in parts.values()])

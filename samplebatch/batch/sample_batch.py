@@ -507,7 +507,6 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return self._gather(np.arange(*rows) if isinstance(rows, tuple) else rows)
 
     def _range(self, start: int, stop: int) -> Self:
-        """View the steps of `batch[start:stop]`."""
         return sequences.view_whole(self, start, stop) if self._has_sequences else self._view(start, stop)
 
     def _view(self, start: int, stop: int) -> Self:
@@ -613,7 +612,6 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
             yield self._nest(flat) if self._nested else flat
 
     def _rowwise(self) -> dict[str, Column]:
-        """Return columns with one row per step."""
         return sequences.rowwise(self) if self._has_sequences else self._all()
 
     def _nest(self, flat: dict[str, Any]) -> dict[str, Any]:
@@ -1030,7 +1028,6 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         return self
 
     def _to(self, target: Target) -> Self:
-        """Convert the columns to a target's form."""
         return self._with({name: delivery.convert_column(column, target) for name, column in self._all().items()})
 
     def to_dict(self) -> dict[str, Any]:

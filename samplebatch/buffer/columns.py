@@ -232,7 +232,6 @@ def _nbytes_of(tree: Any) -> int:
 
 
 def _one_row(value: Any) -> Any:
-    """Add a leading axis to the value of one row."""
     kind = KINDS[type(value)]
     if kind in (ARRAY, TENSOR):
         return value[None]

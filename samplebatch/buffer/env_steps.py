@@ -143,7 +143,6 @@ class EnvSteps:
                 buffer_rows.counts.extend(np.zeros(count, np.intp))
 
     def _compact(self) -> None:
-        """Remove incomplete steps."""
         complete = np.flatnonzero(self._is_complete.values)
         for buffer_rows in self._buffers.values():
             slots, counts = buffer_rows.at(complete), buffer_rows.counts.values[complete]

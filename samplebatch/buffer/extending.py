@@ -96,7 +96,6 @@ def find_streams(
 
 
 def _number_ids(ids: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """Return the first position of each id, and the number of each row's id."""
     if len(ids) and (ids == ids[0]).all():
         return np.zeros(1, np.intp), np.zeros(len(ids), np.intp)
     _, first, number = np.unique(ids, return_index=True, return_inverse=True)

@@ -201,7 +201,6 @@ class HERReplayBuffer(ReplayBuffer):
         self._keep_in(storage)
 
     def _set_up_goals(self, compute_reward_fn: RewardFunction, horizon: int, future_k: float) -> None:
-        """Set the reward function and the parameters of relabelling."""
         self.compute_reward_fn = compute_reward_fn
         self.horizon = horizon
         self.future_k = future_k
@@ -266,7 +265,6 @@ class HERReplayBuffer(ReplayBuffer):
         return Sample(rows, slots - self._start if self._start else slots)
 
     def _check_goals(self) -> None:
-        """Raise ColumnNotFoundError if there are observations without goals."""
         tree = self._table.columns.tree
         after = "obs_next" if self._table.keeps_next else "obs"
         for name, goal in ((after, ACHIEVED), ("obs", DESIRED), (after, DESIRED)) if tree else ():

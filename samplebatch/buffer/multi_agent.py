@@ -434,7 +434,6 @@ class MultiAgentReplayBuffer:
         return drawn, max((len(slots) for slots in drawn.values()), default=0)
 
     def _draw_steps(self, batch_size: int | None) -> Ints:
-        """Sample positions of environment steps."""
         if batch_size is not None and batch_size > 0:
             return self._steps.draw(batch_size, self._rng)
         every = self._steps.all()

@@ -191,7 +191,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._sampler.on_add(slots)
 
     def _check_written(self, slots: Ints, has_row: Flags) -> None:
-        """Raise RowIndexError if a slot has no row."""
         if not has_row.all():
             missing = int(slots[~has_row][0]) - self._start
             raise RowIndexError(f"index {missing} must have a row to get a priority, got an empty slot")

@@ -153,7 +153,6 @@ class CompressedStore(store.Store):
         return CompressedColumn.compress(TensorColumn(rows), bulk=True).blocks[0]
 
     def _sealed_chunk(self, i: int) -> CompressedColumn:
-        """View sealed chunk i as a column."""
         n, form = self._rows_in(i), self._form
         return CompressedColumn([self._blocks[i]], [n], [0], [0, n], form.dtype, form.row_shape, trusted=True)
 
@@ -174,7 +173,6 @@ class CompressedStore(store.Store):
         return self._form.gathered_nbytes(slots)
 
     def _rows_of(self, i: int) -> npt.NDArray[Any]:
-        """Return the rows of chunk i for reading."""
         if i in self._open:
             return self._open[i].rows
         return self._blank(i) if self._blocks[i] is None else self._sealed_chunk(i).decompress().values

@@ -324,7 +324,6 @@ class Table:
         self._commit()
 
     def _write(self, values: dict[str, Any], obs_next: Any, rings: Ints | None, n: int, *, single: bool) -> None:
-        """Validate and write a step of rings."""
         ready = self.columns.fit(values, n, single=single)
         finals = self.finals if obs_next is not None else None
         final_ready = finals.fit(obs_next, n, single=single) if finals is not None else None
@@ -614,7 +613,6 @@ def compile_fast_add(table: Table, values: dict[str, Any], n: int | None) -> Fas
 
 
 def _source(text: _Text, table: Table, *, single: bool) -> str:
-    """Assemble the source of the function."""
     has_finals, one_ring = table.finals is not None, table.rings.n == 1
     has_listener = table.listener is not None
     row_shape = table.columns.tree["rew"].row_shape

@@ -94,7 +94,6 @@ class ReplayBufferManager(ReplayBuffer):
         self._order = list(range(len(maxsizes)))
 
     def _gather(self, buffers: Sequence[ReplayBuffer]) -> None:
-        """Copy rows and running episodes of buffers, ring by ring."""
         if not any(len(buffer) for buffer in buffers):
             return
         rings = self._table.rings
@@ -112,7 +111,6 @@ class ReplayBufferManager(ReplayBuffer):
         rings.unite()
 
     def _bind(self, buffers: Sequence[ReplayBuffer]) -> None:
-        """Convert buffers to parts of this one."""
         parts = np.empty(len(buffers), object)
         for ring, buffer in enumerate(buffers):
             buffer._table, buffer._ring, buffer._start = self._table, ring, int(self._table.rings.edges[ring])

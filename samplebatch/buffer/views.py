@@ -124,7 +124,6 @@ def set_columns(table: Table | None, batch: Any) -> None:
 
 
 def _is_stored(stored: Store | Tree, value: Any) -> bool:
-    """Return whether a value equals a stored column or tree of columns."""
     if isinstance(stored, Store):
         shown = stored.values
         if value is shown or isinstance(shown, np.ndarray):

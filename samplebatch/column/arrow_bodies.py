@@ -172,7 +172,6 @@ class _Message:
         self._view, self._start, self._nbytes = view, start + described, length
 
     def rows(self) -> int:
-        """Return the number of rows of the batch."""
         return 0 if self._batch is None else self._batch.long(_LENGTH)
 
     def decompressed_nbytes(self) -> int:
@@ -212,29 +211,24 @@ class _Table:
         self._offsets = struct.unpack_from(f"<{count}H", view, fields + 4)
 
     def has(self, field: int) -> bool:
-        """Return whether the table has a field."""
         return field < len(self._offsets) and self._offsets[field] != 0
 
     def byte(self, field: int) -> int:
-        """Read a one-byte number."""
         offset = self._offsets[field] if field < len(self._offsets) else 0
         return self._view[self._at + offset] if offset else 0
 
     def long(self, field: int) -> int:
-        """Read an eight-byte number."""
         offset = self._offsets[field] if field < len(self._offsets) else 0
         number: int = _I64.unpack_from(self._view, self._at + offset)[0] if offset else 0
         return number
 
     def table(self, field: int) -> _Table | None:
-        """Return a nested table."""
         if not self.has(field):
             return None
         position = self._at + self._offsets[field]
         return _Table(self._view, position + _U32.unpack_from(self._view, position)[0])
 
     def structs(self, field: int, form: struct.Struct) -> Iterator[tuple[int, ...]]:
-        """Read the structs of a vector."""
         start, stop = self._vector(field, form)
         return form.iter_unpack(self._view[start:stop])
 

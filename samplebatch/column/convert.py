@@ -374,5 +374,4 @@ def _ragged(elements: Any, offsets: Any, shapes: Any) -> RaggedColumn | RaggedTo
 
 
 def _host(values: Any) -> npt.NDArray[Any]:
-    """Convert an array, a tensor on any device or a list to an array."""
     return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)

@@ -366,7 +366,6 @@ class RaggedRows(VaryingRows):
         )
 
     def _blank(self, mask: Self) -> Self:
-        """Set the elements outside a mask to 0."""
         flags = self._flags(mask)
         if isinstance(self.elements, np.ndarray):
             flat: Any = _clear_elements(self.flat, flags.flat)
@@ -546,7 +545,6 @@ class RaggedRows(VaryingRows):
         return type(self).from_lengths(values, counts)
 
     def _per_row(self, name: str, values: Any) -> npt.NDArray[np.int64]:
-        """Return one integer per row."""
         numbers = _host(values)
         if numbers.dtype.kind not in "iu" and numbers.size:
             raise ArgumentError(f"{name} must be integers, got dtype {numbers.dtype}")
@@ -602,5 +600,4 @@ def _clear_elements(flat: npt.NDArray[Any], flags: npt.NDArray[np.bool_]) -> npt
 
 
 def _host(values: Any) -> npt.NDArray[Any]:
-    """Convert a number, a list, an array or a tensor to an array."""
     return np.asarray(values.cpu() if hasattr(values, "cpu") else values)

@@ -150,7 +150,6 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         """Return the bootstrap values of `obs_next`, shape (n,)."""
 
     def _action_values(self, critic: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return a critic's values of the actions in a batch, shape (n,)."""
         if self.policy.action_type == "discrete":
             values: torch.Tensor = self._all_action_values(critic, batch.obs)
             return values.gather(-1, batch.act[:, None].long())[:, 0]

@@ -512,7 +512,6 @@ def _gae_of_rows(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Any, Any]:
-    """Implement `gae` for ragged rewards."""
     from samplebatch import kernels
 
     _require_rows("rewards", rewards)
@@ -532,7 +531,6 @@ def _gae_of_rows(
 def _vtrace_of_rows(
     rewards: Any, values: Any, log_ratios: Any, next_values: npt.ArrayLike | None, gamma: float, *clips: Any
 ) -> VTrace:
-    """Implement `vtrace` for ragged rewards."""
     _require_rows("rewards", rewards)
     for name, rows in (("values", values), ("log_ratios", log_ratios)):
         _require_rows(name, rows)
@@ -551,7 +549,6 @@ def _vtrace_of_rows(
 
 
 def _discounted_returns_of_rows(rewards: Any, next_values: npt.ArrayLike | None, *, gamma: float) -> Any:
-    """Implement `discounted_returns` for ragged rewards."""
     _require_rows("rewards", rewards)
     gamma = fraction("gamma", gamma)
     offsets = rewards.layout[0]

@@ -256,7 +256,6 @@ def open_locked(path: Path, must: str = "must not be open elsewhere") -> int:
 
 
 def _lock_owner(fd: int) -> str:
-    """Return the owner recorded in a lock file."""
     try:
         pid, host = os.pread(fd, 512, 0).decode().split()
         if int(pid) == os.getpid() and host == socket.gethostname():

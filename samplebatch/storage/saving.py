@@ -239,7 +239,6 @@ def _refuse_missing(name: str, missing: dict[str, Any]) -> None:
 
 
 def _select(batch: batches.AnyBatch, columns: Sequence[str] | None, filters: Filters, name: str) -> batches.AnyBatch:
-    """Select rows and columns of a batch in memory."""
     table = batches.to_table(batch)
     rows = batches.take_rows(batch, RowFilter(filters, table.schema, repr(name)).rows(table))
     if columns is None:

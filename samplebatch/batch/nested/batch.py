@@ -357,7 +357,6 @@ class _Unit:
 
 
 def _has_leaves(source: Node) -> bool:
-    """Return whether the tree has any leaf."""
     return any(KINDS[type(value)] != NODE or _has_leaves(value) for value in source.__dict__.values())
 
 

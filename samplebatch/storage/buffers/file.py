@@ -488,7 +488,6 @@ def _check_rows(file: _Rows, about: Mapping[str, Any], bound: MemoryBound) -> No
 
 
 def _table_of(file: _Rows, about: Mapping[str, Any], bound: MemoryBound, *, allow_pickle: bool = False) -> Table:
-    """Create a table from the rows of a file, in parts."""
     _check_rows(file, about, bound)
     form, final_form, schema = about["structure"], about["finals"], file.schema
     count = len(form["kinds"])
@@ -524,7 +523,6 @@ def _table_of(file: _Rows, about: Mapping[str, Any], bound: MemoryBound, *, allo
 def _restore_finals(
     table: Table, slots: Ints, file: _Rows, form: Mapping[str, Any], *, allow_pickle: bool = False
 ) -> None:
-    """Restore final observations and their rows."""
     count = len(form["kinds"])
     buffer_state.check_structure(form["tree"], count)
     names = [name for name, _ in named_leaves(form["tree"])]

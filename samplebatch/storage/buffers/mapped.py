@@ -124,7 +124,6 @@ def _create_buffer(folder: BufferFolder, cls: type[_Buffer]) -> _Buffer:
 
 
 def _create_table(folder: BufferFolder) -> Table:
-    """Create a table with the columns of a folder and empty rings."""
     about = folder.about
     try:
         maxsizes = [int(size) for size in about["maxsizes"]]
@@ -142,7 +141,6 @@ def _create_table(folder: BufferFolder) -> Table:
 
 
 def _restore_weights(sampler: Sampler, folder: BufferFolder, table: Table) -> None:
-    """Restore the weights of stored rows in a prioritized sampler."""
     if not isinstance(sampler, Prioritized) or WEIGHTS not in folder.columns:
         return
     stored = table.rings.stored_slots()
@@ -290,7 +288,6 @@ class FolderJournal:
 
 
 def _count(tree: Tree) -> int:
-    """Count the names in a tree."""
     return sum([1 + _count(node) if type(node) is dict else 1 for node in tree.values()])
 
 

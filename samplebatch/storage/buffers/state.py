@@ -218,7 +218,6 @@ def generator_from_state(state: Any) -> np.random.Generator:
 
 
 def _arrays(state: Any) -> Any:
-    """Convert lists back to arrays."""
     if isinstance(state, Mapping):
         return {name: _arrays(inner) for name, inner in state.items()}
     return np.array(state, np.uint64) if isinstance(state, list) else state

@@ -199,7 +199,6 @@ def read_about(folder: Path) -> tuple[int, dict[str, Any]]:
 
 
 def _state(path: Path, settled: FileState | None) -> FileState:
-    """Read the state of a file; its checksums only if it has changed since the settled state."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)

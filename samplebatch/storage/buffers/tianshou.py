@@ -89,7 +89,6 @@ class Standing:
 
 
 def _batch_stub(values: dict[str, Any]) -> Standing:
-    """Create a stub of a Tianshou batch."""
     return Standing(_BATCH, values)
 
 
@@ -347,7 +346,6 @@ def table_in(
 
 
 def _parts(found: buffer_state.State, children: Mapping[str, Any], reader: AttributeReader) -> list[buffer_state.State]:
-    """Return the attributes of each ring's buffer."""
     if "buffers" not in children:
         total = reader.value(children["_ep_return"]) if "_ep_return" in children else found["_ep_return"]
         return [found | {"_ep_return": total}]
@@ -459,7 +457,6 @@ def _write(buffer: ReplayBuffer, path: str | os.PathLike[str], compression: str 
 
 
 def _write_columns(buffer: Any, group: h5py.Group, compression: str | None) -> None:
-    """Write the columns with one row per slot; slots without a step are not written."""
     rings, start = buffer._table.rings, buffer._start
     sizes = rings.sizes_of_all()
     chosen = range(rings.n) if buffer._ring is None else (buffer._ring,)
@@ -570,7 +567,6 @@ def _counting(rings: buffer_state.State) -> tuple[int, Ranges]:
 
 
 def _numbers(children: Mapping[str, Any], reader: Hdf5Reader) -> buffer_state.State:
-    """Read numbers stored as datasets: Tianshou pickles the numbers of a loaded buffer."""
     import h5py
 
     numbers: buffer_state.State = {}

@@ -581,7 +581,6 @@ class DatasetBatches:
         return windows
 
     def _read(self, window: int) -> AnyBatch:
-        """Read the rows of a window, shuffled if requested."""
         rows = np.concatenate([np.arange(start, stop) for start, stop in self._windows[window].tolist()])
         batch = self._rows.take(rows)
         if not self._shuffle:
@@ -694,11 +693,9 @@ def _torch_class() -> Any:
             return iter(self._share_of_worker())
 
         def state_dict(self) -> dict[str, Any]:
-            """Return the position of this worker."""
             return self._share_of_worker().state_dict()
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            """Resume from the position of this worker."""
             self._share_of_worker().load_state_dict(state)
 
         def __reduce__(self) -> tuple[Any, ...]:

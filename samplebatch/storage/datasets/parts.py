@@ -281,7 +281,6 @@ class DatasetRows:
         return take_rows(self._group(0), np.zeros(0, np.int64))
 
     def _group(self, number: int) -> AnyBatch:
-        """Read a row group, or return it from the cache."""
         part, group = self._groups[number]
         key = (part.name, group)
         batch, nbytes = self._cache.pop(key, (None, 0))
@@ -342,7 +341,6 @@ class DatasetRows:
         return sorted({policy for part in self.snapshot.parts for policy, rows in part.policies or () if rows})
 
     def _selected_rows(self, number: int) -> Rows:
-        """Return the selected rows of a row group."""
         part, group = self._groups[number]
         start, rows = int(self._starts[number]), self._count_rows(number)
         if not rows:
@@ -461,7 +459,6 @@ class DatasetWriter:
         return fewer
 
     def _write(self, batch: AnyBatch, state: commit_log.Snapshot, compression: str) -> commit_log.Part:
-        """Write the file of an uncommitted part."""
         number = max((_number(part.name) for part in state.parts), default=-1) + 1
         path = self._folder / f"part-{number:06d}-{secrets.token_hex(4)}.parquet"
         write_parquet(batch, path, compression=compression)

@@ -193,7 +193,6 @@ class Hdf5Reader:
         return array.astype(np.dtype(array.dtype.str)) if array.dtype.metadata else array
 
     def _numbers(self, dataset: Any) -> npt.NDArray[Any]:
-        """Read an entire dataset, or its selected rows."""
         shape = dataset.shape
         if self._rows is None or not shape or shape[0] != self._rows[0] or 0 in shape:
             self._take(dataset, dataset.size)

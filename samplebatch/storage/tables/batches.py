@@ -415,7 +415,6 @@ class _Comparison(NamedTuple):
         return None
 
     def holds(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-        """Return a mask of the rows that satisfy the comparison."""
         mask: npt.NDArray[np.bool_] = self.compare(columns[self.name], self.value)
         return mask
 

@@ -198,7 +198,6 @@ def _missing(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _children(array: pa.Array) -> list[pa.Array]:
-    """Return the children of a struct or list array, sliced to its rows."""
     if pa.types.is_struct(array.type):
         return [array.field(i) for i in range(array.type.num_fields)]
     if pa.types.is_fixed_size_list(array.type):
