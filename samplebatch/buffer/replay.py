@@ -88,7 +88,10 @@ class ReplayBuffer:
 
     Raises
     ------
-    If `size` is not an integer from 0 to 2**47, `stack_num` is less than 1, or `reward_dtype` is another dtype.
+    ArgumentError
+        If `size` is not an integer from 0 to 2**47, `stack_num` is less than 1, or `reward_dtype` is another dtype.
+    StorageError
+        If the folder is not empty, or cannot store compressed or ragged rows.
 
     Attributes
     ----------
@@ -844,20 +847,14 @@ class ReplayBuffer:
     def prev(self, index: Any) -> Any:
         """Return the index of the previous step in the episode; a first step returns its own index.
 
-        Raises
-        ------
-        RowIndexError
-            If an index is out of bounds.
+        Raises RowIndexError if an index is out of bounds.
         """
         return views.neighbours(self, index, Rings.prev_within, Rings.prev)
 
     def next(self, index: Any) -> Any:
         """Return the index of the next step in the episode; a last step returns its own index.
 
-        Raises
-        ------
-        RowIndexError
-            If an index is out of bounds.
+        Raises RowIndexError if an index is out of bounds.
         """
         return views.neighbours(self, index, Rings.next_within, Rings.next)
 
@@ -1039,8 +1036,9 @@ class ReplayBuffer:
 
         Raises
         ------
-        If another process has the buffer open, or the folder contains no buffer; if it is damaged, which names file and
-        column, contains a buffer of another class, or was copied while open.
+        StorageError, FormatError
+            If another process has the buffer open, or the folder contains no buffer; if it is damaged, which names file
+            and column, contains a buffer of another class, or was copied while open.
 
         Examples
         --------
