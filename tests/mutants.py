@@ -60,7 +60,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
 """Modules that are mutated, and their tests; the examples of their docstrings are run as well."""
 PRELOADED = ("hypothesis", "numba", "numpy", "pyarrow.parquet", "torch")
 """What each mutant's process has imported before it is forked; nothing of the project."""
-COPIED = ("samplebatch", "tests", "benchmarks", "pyproject.toml")
+COPIED = ("samplebatch", "tests", "benchmarks", "docs", "pyproject.toml")
 LEAST_TIMEOUT_S = 60.0
 Call = tuple[str, int]
 """A function: its file, and the line where its code begins."""
