@@ -198,7 +198,7 @@ def test_a_checkpoint_that_does_not_describe_its_tables_is_refused(tmp_path: Pat
     told = json.loads(path.read_bytes())
     del told["checksum"], told["tables"]["uniform"]["remover"]
     path.write_text(json.dumps(told))
-    with pytest.raises(FormatError, match="must declare the remover of table 'uniform', it does not"):
+    with pytest.raises(FormatError, match="must declare the remover of table 'uniform', got none"):
         Checkpoints(tmp_path).restore([make("uniform")])
 
 
@@ -373,9 +373,13 @@ HOLDER = """
 import os, sys, time
 from samplebatch.service import Checkpoints
 checkpoints = Checkpoints(sys.argv[1])
+receiver, sender = os.pipe()
 child = os.fork()
 if child:
+    os.read(receiver, 1)
     print(os.getpid(), child, flush=True)
+else:
+    os.write(sender, b"1")  # the child has closed its copy of the lock
 time.sleep(600)
 """
 
@@ -410,7 +414,7 @@ def test_a_folder_is_free_once_it_is_closed(tmp_path: Path) -> None:
     first.write([make("uniform")])
     first.close()
     first.close()
-    with pytest.raises(StorageError, match="must be open to be used, they are closed"):
+    with pytest.raises(StorageError, match="must be open, got closed ones"):
         first.write([make("uniform")])
     (tmp_path / "lock").write_bytes(b"\xff what nobody wrote")
     with Checkpoints(tmp_path) as second:
@@ -475,7 +479,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_reports_the_cause(name: str,
     assert done.returncode == 0, done.stderr
     at_home, at_client = done.stdout.splitlines()
     assert at_home == f"27 {tmp_path}"
-    assert at_client == f"[Errno 27] a checkpoint must be written, it is not: File too large: '{tmp_path}'"
+    assert at_client == f"[Errno 27] a checkpoint cannot be written: File too large: '{tmp_path}'"
 
 
 @pytest.mark.parametrize(
@@ -669,9 +673,9 @@ def test_damage_is_found(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(StorageError, match=r"must be a folder of checkpoints or a new one, it has 'notes\.txt'"):
+    with pytest.raises(StorageError, match=r"must be a folder of checkpoints or new, got a folder with 'notes\.txt'"):
         Checkpoints(tmp_path)
-    with pytest.raises(StorageError, match="it is a file"):
+    with pytest.raises(StorageError, match="or new, got a file"):
         Checkpoints(tmp_path / "notes.txt")
 
 
@@ -680,15 +684,15 @@ def test_tables_that_are_others_are_refused(tmp_path: Path) -> None:
     table.extend(episode(0, range(3)))
     Checkpoints(tmp_path).write([table])
     for other, error, message in (
-        (ReplayTable("u", capacity=8), StorageError, "has a table 't', which would be lost"),
+        (ReplayTable("u", capacity=8), StorageError, "tables must include 't', which .* has"),
         (ReplayTable("t", capacity=9), ColumnMismatchError, "table 't' must have capacity 8, as in .* got 9"),
         (
             ReplayTable("t", capacity=8, kind="prioritized"),
             ColumnMismatchError,
             "kind 'uniform', as in .* 'prioritized'",
         ),
-        (ReplayTable("t", capacity=8, stack_num=2), ColumnMismatchError, "class, sizes and options"),
-        (ReplayTable("t", capacity=8, streams=2), ColumnMismatchError, "class, sizes and options"),
+        (ReplayTable("t", capacity=8, stack_num=2), ColumnMismatchError, "class, ring sizes and options"),
+        (ReplayTable("t", capacity=8, streams=2), ColumnMismatchError, "class, ring sizes and options"),
     ):
         with pytest.raises(error, match=message):
             Checkpoints(tmp_path).restore([other])
