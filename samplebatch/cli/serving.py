@@ -241,6 +241,6 @@ def _rate(now: int, before: int, seconds: float) -> str:
 
 
 def _held(table: str, request: Mapping[str, Any]) -> str:
-    who = repr(request["who"]) if request["who"] else "somebody"
+    who = repr(request["who"]) if request["who"] else "a client"
     seconds = max(time.time() - request["since"], 0.0)
-    return f"{table}: the {request['action']} of {who} has been held back for {seconds:.1f} s: {request['why']}"
+    return f"{table}: the {request['action']} of {who} has been blocked for {seconds:.1f} s: {request['why']}"

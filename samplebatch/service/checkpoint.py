@@ -1,4 +1,4 @@
-"""Checkpoints: the tables of a service in a folder, written without stopping writers and learners."""
+"""Checkpoints: snapshots of a service's tables in a folder, written while clients continue."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ _NAME = re.compile(r"checkpoint-(\d{9,})")
 _PARTIAL = ".checkpoint-"
 _VERSION = 1
 _SAME = ("kind", "items", "remover", "capacity")
-"""Facts of a table that its checkpoint must share."""
+"""Attributes that a table and its checkpoint must have in common."""
 
 _open_checkpoints: weakref.WeakSet[Checkpoints] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is written, for logs.
+    """Complete checkpoint, for logs.
 
     Attributes
     ----------
     path
-        Its folder.
+        Folder of the checkpoint.
     sizes
-        How many items of each table it has, by the table's name.
+        Number of items by table name.
     nbytes
-        Bytes of its files.
+        Total size of the files in bytes.
     seconds
         Duration of the write in seconds.
     """
@@ -77,30 +77,30 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of a service in a folder, for a server that is to carry on after a crash.
+    """Checkpoints of a service in a folder, from which a server resumes after a crash.
 
-    Each table is a snapshot of one moment; the moments of two tables differ. Inserts are blocked at most while a few
-    megabytes are copied in memory. A checkpoint is a separate folder, renamed to its final name when it is complete on
-    disk, so a killed process leaves only complete checkpoints.
+    Tables are snapshotted one at a time; writes acknowledged after a table's snapshot are not in the checkpoint.
+    Inserts are blocked only while a few megabytes are copied in memory. A checkpoint is a separate folder, renamed to
+    its final name when it is complete on disk, so a killed process leaves only complete checkpoints.
 
-    One process at a time uses a folder: it is locked from here on until `close`, the end of the object, or the end of
-    the process, however that ends. A forked child has no lock; it gets one at its first write if its parent has ended.
+    The folder is locked for one process until `close`, the deletion of the object, or the end of the process. A forked
+    child does not have the lock; it acquires the lock at its first write if its parent has ended.
 
     Parameters
     ----------
     folder
         Folder of the checkpoints; created if it does not exist.
     keep
-        How many to keep, the newest.
+        Number of checkpoints to retain, the newest.
     allow_pickle
-        Whether columns may be unpickled that Arrow has no type for, when tables are restored.
+        Whether restoring tables may unpickle columns without an Arrow type.
 
     Raises
     ------
     ArgumentError
-        If `keep` is no integer from 1.
+        If `keep` is not a positive integer.
     StorageError
-        If the folder holds other files, or is a file; or if another service uses it, names that process.
+        If the folder is a file or contains other files; or if another process uses it, names that process.
 
     Examples
     --------
@@ -127,8 +127,8 @@ class Checkpoints:
         if self.folder.exists():
             others = [] if not self.folder.is_dir() else [path for path in self.folder.iterdir() if not _is_own(path)]
             if others or not self.folder.is_dir():
-                finding = f"has {others[0].name!r}" if others else "is a file"
-                raise StorageError(f"{str(self.folder)!r} must be a folder of checkpoints or a new one, it {finding}")
+                finding = f"a folder with {others[0].name!r}" if others else "a file"
+                raise StorageError(f"{str(self.folder)!r} must be a folder of checkpoints or new, got {finding}")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._unlock: weakref.finalize[[int], Checkpoints] | None = None
         self._closed = False
@@ -149,7 +149,7 @@ class Checkpoints:
 
     def _claim(self) -> None:
         if self._closed:
-            raise StorageError(f"the checkpoints of {str(self.folder)!r} must be open to be used, they are closed")
+            raise StorageError(f"the checkpoints of {str(self.folder)!r} must be open, got closed ones")
         if self._unlock is None:
             descriptor = open_locked(self.folder / _LOCK, "must be used by one service at a time")
             self._unlock = weakref.finalize(self, os.close, descriptor)
@@ -170,16 +170,16 @@ class Checkpoints:
         Parameters
         ----------
         tables
-            The tables of a service.
+            Tables of a service.
         weights
-            Its weights, `ReplayServer.weights`, which are written with their versions; None to leave them out.
+            Weights of the service, `ReplayServer.weights`, to write with their versions; None to omit them.
 
         Raises
         ------
         ColumnTypeError
-            If a column holds objects that cannot be pickled; names it.
+            If a column contains objects that cannot be pickled; names it.
         OSError
-            If the disk is full or fails; names the folder. Older checkpoints stay then.
+            If the disk is full or fails; names the folder. Older checkpoints are retained.
         StorageError
             If another process uses the folder, or this object is closed.
         """
@@ -230,30 +230,30 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def restore(self, tables: Iterable[ReplayTable | RowTable], weights: PublishedWeights | None = None) -> Path | None:
-        """Let tables carry on from the newest checkpoint; those that it does not have stay as they are.
+        """Restore tables from the newest checkpoint; tables that it does not contain are unchanged.
 
         Parameters
         ----------
         tables
-            The tables of a service.
+            Tables of a service.
         weights
             Receives the weights of the checkpoint and their versions, for `ReplayServer`; ignored if None.
 
         Returns
         -------
-        The checkpoint's folder; None if there is no checkpoint.
+        Folder of the checkpoint; None if there is no checkpoint.
 
         Raises
         ------
         FormatError
             If the checkpoint is damaged; names the file.
         ColumnMismatchError
-            If a table was of another kind, capacity or options.
+            If a table has another kind, capacity or options than in the checkpoint.
         StorageError
-            If the checkpoint has a table that is not among these, whose items would be lost with the next one; if
+            If the checkpoint has a table that is not in `tables`, whose items the next checkpoint would discard; if
             another process uses the folder, or this object is closed.
         UntrustedPickleError
-            If a column is pickled, and that is not allowed; names it.
+            If a column is pickled and `allow_pickle` is false; names it.
         """
         with self._lock:
             self._claim()
@@ -263,17 +263,19 @@ class Checkpoints:
         path = paths[-1]
         manifest = read_plain(path / _MANIFEST)
         if manifest.get("version") != _VERSION or not isinstance(manifest.get("tables"), dict):
-            raise FormatError(f"{str(path)!r} must be a checkpoint of version {_VERSION}, it is not")
+            got = f"version {manifest.get('version')!r:.40}" if "version" in manifest else "no version"
+            raise FormatError(f"{str(path)!r} must be a checkpoint of version {_VERSION} with tables, got {got}")
         served = {table.name: table for table in tables}
         for name, about in manifest["tables"].items():
             if name not in served:
                 raise StorageError(
-                    f"{str(path)!r} has a table {name!r}, which would be lost; serve it, or another folder"
+                    f"tables must include {name!r}, which {str(path)!r} has and the next checkpoint would lose; serve "
+                    "it, or use another folder"
                 )
             info = served[name].info()
             for fact in (*_SAME, "state"):
                 if not isinstance(about, dict) or fact not in about:
-                    raise FormatError(f"{str(path)!r} must declare the {fact} of table {name!r}, it does not")
+                    raise FormatError(f"{str(path)!r} must declare the {fact} of table {name!r}, got none")
             for fact in _SAME:
                 if about[fact] != info[fact]:
                     raise ColumnMismatchError(
@@ -311,7 +313,7 @@ def _read_weights(folder: Path, described: Any) -> PublishedWeights:
             path = file_in(folder, about["file"])
             stream = pa.py_buffer(path.read_bytes())
             if zlib.crc32(stream) != about["crc32"] or about["name"] in state:
-                raise FormatError(f"{str(path)!r} must have the weights that were written to it, it is damaged")
+                raise FormatError(f"{str(path)!r} must have the checksum of its manifest entry, got damaged weights")
             state[about["name"]] = Published(about["version"], about["epoch"], stream)
         weights.load(state)
     return weights
@@ -330,9 +332,7 @@ def _name_failure(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         cause = error.strerror or str(error).partition("\n")[0]
-        raise StorageError(
-            error.errno or errno.EIO, f"a checkpoint must be written, it is not: {cause}", str(folder)
-        ) from error
+        raise StorageError(error.errno or errno.EIO, f"a checkpoint cannot be written: {cause}", str(folder)) from error
 
 
 @contextmanager
@@ -345,7 +345,7 @@ def _name_damage(folder: Path, what: str) -> Iterator[None]:
         if str(folder) in str(error):
             raise
         kind = CapacityError if isinstance(error, CapacityError) else FormatError
-        raise kind(f"{str(folder)!r} must have values that {what} can have, it has not: {error}") from error
+        raise kind(f"{str(folder)!r} must have valid values for {what}: {error}") from error
 
 
 def _release_in_child() -> None:
@@ -364,8 +364,8 @@ _LEFT = "left"
 def write_state(state: Mapping[str, Any], folder: Path, stem: str) -> Plain:
     """Write the frozen state of a table to files named after `stem`, and return the remaining parts.
 
-    Raises ColumnTypeError if a column holds objects that cannot be pickled; names it. Raises OSError if a file cannot
-    be written.
+    Raises ColumnTypeError if a column contains objects that cannot be pickled; names it. Raises OSError if a file
+    cannot be written.
     """
     values = {name: value for name, value in state.items() if name not in ("buffer", _LEFT, "fragments")}
     if "fragments" in state:
@@ -436,5 +436,5 @@ def _read_fragments(plain: Plain, folder: Path, *, allow_pickle: bool = False) -
         must = f"{file.name!r} must be of fragments of a table"
         fragments.append(batch_in(table, metadata_of(table.schema), must, bound, allow_pickle=allow_pickle))
     if any(file.num_groups != count for (file, _), count in zip(files, groups, strict=True)):
-        raise FormatError("the files of a table must have the fragments that are listed, they have others")
+        raise FormatError("the files of a table must have the fragments that its state lists, got more or fewer")
     return fragments

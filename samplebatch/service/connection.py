@@ -1,4 +1,4 @@
-"""TableConnection: the streams, requests and pending fragments of a client at one service."""
+"""TableConnection: streams, requests and pending fragments of a client at one service."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 Environment = int | None
-"""The number of an environment; None where there is but one, without a number."""
+"""Number of an environment; None for a single environment without a number."""
 
 
 class OpenSteps:
@@ -56,15 +56,15 @@ class OpenSteps:
         self._rows: dict[Environment, list[SampleBatch]] = {}
         self._form: Any = None
         self._added: list[Environment] = []
-        """The environments of the step that was added last."""
+        """Environments of the last added step."""
         self._ended: set[Environment] = set()
-        """Those whose episodes have ended."""
+        """Environments whose episode has ended."""
 
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))
 
     def fits(self, rows: SampleBatch) -> bool:
-        """Return whether rows have the columns, dtypes and shapes of the collected ones."""
+        """Return whether rows have the same columns, dtypes and shapes as the collected steps."""
         return not self._rows or self._form == _form_of(rows)
 
     def add(self, rows: SampleBatch) -> None:
@@ -79,7 +79,7 @@ class OpenSteps:
                 self._ended.add(environment)
 
     def undo(self) -> None:
-        """Remove the step that was added last, if it has not been sent."""
+        """Remove the last added step, if it has not been sent."""
         for environment in reversed(self._added):
             rows = self._rows.get(environment, [])
             if rows:
@@ -95,7 +95,7 @@ class OpenSteps:
         return sorted({*full, *self._ended}, key=str)
 
     def groups(self) -> list[list[Environment]]:
-        """Group all environments by the fragments that their steps go into."""
+        """Group all environments by fragment."""
         single: list[Environment] = [None] if None in self._rows else []
         numbered: list[Environment] = [environment for environment in self._rows if environment is not None]
         return [group for group in (single, numbered) if group]
@@ -105,14 +105,14 @@ class OpenSteps:
         return join([row for environment in environments for row in self._rows[environment]])
 
     def drop(self, environments: list[Environment]) -> None:
-        """Forget the steps of environments, which are sent."""
+        """Discard the steps of environments."""
         for environment in environments:
             del self._rows[environment]
             self._ended.discard(environment)
         self._added = []
 
     def clear(self) -> None:
-        """Forget all steps."""
+        """Discard all steps."""
         self.drop(list(self._rows))
 
 
@@ -124,16 +124,16 @@ def _form_of(rows: SampleBatch) -> Any:
 T = TypeVar("T")
 
 _MAX_DRAWS: Final = 64
-"""Requests that a client remembers to have checked."""
+"""Maximum number of cached, validated requests of a client."""
 
 _MAX_SESSIONS: Final = 4
-"""Kinds of samples that a client has streams of at once."""
+"""Maximum number of open sessions of a client."""
 _END_S: Final = 1.0
-"""Seconds that ending waits for other threads."""
+"""Seconds for which `end` waits for other threads."""
 
 
 class TableConnection:
-    """Connection of a `ReplayClient` to the table of one service; arguments as of that class. Threads may share it."""
+    """Connection of a `ReplayClient`, whose arguments it has, to a table of one service; thread-safe."""
 
     def __init__(
         self,
@@ -163,9 +163,9 @@ class TableConnection:
                 self._certificates = file.read()
         self._lock = threading.RLock()
         self._draws: dict[Any, Draw] = {}
-        """Requests that were checked, by what was asked for."""
+        """Validated requests by arguments."""
         self._known_weights: dict[str, tuple[int, str]] = {}
-        """Version and epoch of the last weights that were received or published, by name."""
+        """Version and epoch of the last received or published weights, by name."""
         self._closed = self._ended = False
         self._process = os.getpid()
         flight_process.register_client(self)
@@ -174,11 +174,11 @@ class TableConnection:
         self._encoder = FragmentEncoder()
         self._open_steps = OpenSteps(self._fragment_steps)
         self._sessions: OrderedDict[Draw, SampleSession] = OrderedDict()
-        """Sessions by what is asked for, the one that was used last at the end."""
+        """Sessions by request, the most recently used last."""
         self._streaming: set[SampleSession] = set()
-        """The sessions of streams, which their readers use without the lock."""
+        """Sessions of streams, which their readers use without the lock."""
         self._nonce: str | None = None
-        self._has_asked = not shared_memory
+        self._nonce_is_read = not shared_memory
         self._holds_steps: bool | None = None
 
     def new_link(self) -> Link:
@@ -188,15 +188,15 @@ class TableConnection:
         return Link(self.uri, self._token, self._certificates, self._reconnect_s)
 
     def check_open(self) -> None:
-        """Check that the client is not closed, and in the process that created it."""
+        """Raise an error if the client is closed or belongs to another process."""
         if self._closed:
-            raise ServiceError("the client must be open to be used, it has been closed")
+            raise ServiceError("the client must be open, got a closed one")
         if self._process != os.getpid():
             self._check_process()
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            # The threads of gRPC do not exist in a forked child, which would wait for them indefinitely.
+            # gRPC's threads do not exist in a forked child, which would wait for them forever.
             raise OwnershipError(
                 "a client of a service cannot be used in a forked child; start processes by 'spawn' or 'forkserver', "
                 "which pickle it"
@@ -216,7 +216,7 @@ class TableConnection:
         self.cancel_draws(idle=False)
         try:
             if not self._lock.acquire(timeout=_END_S):
-                # A thread asked for a sample meanwhile.
+                # Another thread has requested a sample meanwhile.
                 self.cancel_draws()
                 self._lock.acquire()
             try:
@@ -228,9 +228,9 @@ class TableConnection:
             self.end()
 
     def cancel_draws(self, *, idle: bool = True) -> None:
-        """Close the client for new calls, and let threads that wait for a sample raise, so that they release the lock.
+        """Reject new calls, and make threads that wait for a sample raise, so that they release the lock.
 
-        - `idle`: whether to cancel sessions, too, that nobody waits for; updates that are on their way are lost then.
+        - `idle`: whether to cancel idle sessions, too; their updates in transit are lost.
         """
         if self.is_forked:
             return
@@ -240,7 +240,7 @@ class TableConnection:
                 session.cancel()
 
     def end(self) -> None:
-        """Close the connection, and forget the fragments that are not acknowledged."""
+        """Close the connection, and discard fragments that are not acknowledged."""
         if self.is_forked:
             return
         self.cancel_draws()
@@ -269,13 +269,13 @@ class TableConnection:
 
     @property
     def written(self) -> WriteCounts:
-        """Counts of the fragments that were sent."""
+        """Counts of sent fragments."""
         return self._writer.counts
 
     def add(self, batch: Any, buffer_ids: Any, columns: dict[str, Any]) -> None:
-        """Send a step, or keep it until there are enough for a fragment."""
+        """Send a step, or retain it until a fragment is complete."""
         rows = step_rows(batch, buffer_ids, columns)
-        # A copy, as the values may be written over before it is acknowledged.
+        # A copy, because the caller may overwrite the values before they are acknowledged.
         rows = rows if buffer_ids is None else rows.copy()
         if self._fragment_steps == 1:
             self._put(self._encoder.encode(rows), Fragment())
@@ -299,7 +299,7 @@ class TableConnection:
         self._put(rows, Fragment(key=key, priority=single))
 
     def add_fragment(self, fragment: SampleBatch | MultiAgentBatch) -> None:
-        """Send a fragment of a collector; in tables of steps the infos become separate columns."""
+        """Send a fragment of a collector; for tables of steps infos become separate columns."""
         with self._lock:
             if self._holds_steps is None:
                 self._holds_steps = self.table_info()["items"] == "steps"
@@ -338,7 +338,7 @@ class TableConnection:
         self._writer.put(rows, fragment)
 
     def flush(self) -> None:
-        """Wait until all fragments and updates of this client have been carried out."""
+        """Wait until the service has applied all fragments and updates of this client."""
         with self._lock:
             self.check_open()
             self._flush()
@@ -352,22 +352,22 @@ class TableConnection:
     # Sampling
 
     def _find_draw(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Draw:
-        """Return a request that was validated as the service does it; equal requests are validated once."""
-        # With their types: True equals 1, and is rejected.
-        asked = batch_size, type(batch_size), mode, *options.items(), *map(type, options.values())
+        """Return a request, validated as the service does; equal requests are validated once."""
+        # The key contains types: True equals 1, but is rejected.
+        arguments = batch_size, type(batch_size), mode, *options.items(), *map(type, options.values())
         try:
-            return self._draws[asked]
+            return self._draws[arguments]
         except (TypeError, KeyError) as error:
             draw = Draw(self.table, batch_size, mode, timeout_s=self._timeout_s, **options)
             checked = Draw.read(draw.write(), "the request")
             if isinstance(error, KeyError):
                 if len(self._draws) >= _MAX_DRAWS:
                     self._draws.clear()
-                self._draws[asked] = checked
+                self._draws[arguments] = checked
             return checked
 
     def sample(self, batch_size: int, mode: str | None, options: Mapping[str, Any]) -> Sample[Any, Any]:
-        """Return the next sample of a kind, on a stream that is opened when it is first asked for."""
+        """Return the next sample of a session, which is opened on first use."""
         draw = self._find_draw(batch_size, mode, options)
         with self._lock:
             self.check_open()
@@ -378,10 +378,10 @@ class TableConnection:
             return self._link.retry(lambda: self._session(draw).next(), self._drop_sessions, patience)
 
     def update_weight(self, indices: Any, priorities: Any, generations: Any) -> None:
-        """Send new priorities after the last sample that was drawn.
+        """Send new priorities after the last drawn sample.
 
-        Limits may hold back samples that were asked for ahead, and the next insert waits for the update: it goes by a
-        session without samples then.
+        With prefetching, a separate session carries updates: limits may block the prefetched samples, and the next
+        insert waits for the update.
         """
         with self._lock:
             self.check_open()
@@ -389,13 +389,13 @@ class TableConnection:
             self._link.retry(lambda: self._session(draw).update(indices, priorities, generations), self._drop_sessions)
 
     def _session(self, draw: Draw) -> SampleSession:
-        """Return the open session of a request, after inserting fragments and carrying out other updates."""
+        """Return the open session of a request, after sending fragments and settling other updates."""
         if self._open_steps or self._writer.pending:
             self._flush()
         sessions = self._sessions
         if not self._prefetch:
-            for asked, other in sessions.items():
-                if asked != draw and other.has_updates:
+            for request, other in sessions.items():
+                if request != draw and other.has_updates:
                     other.settle()
         session = sessions.get(draw)
         if session is None:
@@ -408,23 +408,23 @@ class TableConnection:
         else:
             sessions.move_to_end(draw)
         if self._closed:
-            # Closing cancels the sessions that it finds.
+            # `cancel_draws` may have missed this session.
             self.check_open()
         return session
 
     def _drop_sessions(self) -> None:
         """Close the sessions of a lost connection and discard the nonce: the service may have been restarted."""
         self._close_sessions()
-        self._has_asked = not self._shared_memory
+        self._nonce_is_read = not self._shared_memory
         self._nonce = None
 
     def _settle_updates(self) -> None:
-        """Wait until the service has carried out all updates; those on a lost connection are discarded."""
+        """Wait until the service has applied all updates; updates of a lost connection are discarded."""
         if any(session.has_updates for session in self._sessions.values()):
             self._link.retry(self._settle_sessions, self._drop_sessions)
 
     def _settle_sessions(self) -> None:
-        refusals: list[SampleBatchError] = []
+        rejections: list[SampleBatchError] = []
         for session in list(self._sessions.values()):
             while session.has_updates:
                 try:
@@ -432,14 +432,14 @@ class TableConnection:
                 except LostError:
                     raise
                 except SampleBatchError as error:
-                    refusals.append(error)
-        if refusals:
-            raise refusals[0]
+                    rejections.append(error)
+        if rejections:
+            raise rejections[0]
 
     def stream(
         self, batch_size: int, mode: str | None, options: Mapping[str, Any], prefetch: int
     ) -> Generator[Sample[Any, Any], None, None]:
-        """Yield the samples of a separate session; open another one if the connection is lost.
+        """Yield the samples of a separate session; open another session if the connection is lost.
 
         The session has a separate connection: a thread may hold the lock while its fragments wait for this reader.
         """
@@ -471,12 +471,12 @@ class TableConnection:
     def _open_stream(self, link: Link, draw: Draw, ahead: int) -> SampleSession:
         """Open the session of a stream, after the service has answered."""
         self.check_open()
-        # A session opens though nobody is there; and another service has another secret.
+        # A session can be opened without a service, and a restarted service has another secret.
         link.retry(lambda: link.act("info", write_json({"table": self.table})))
         nonce = _read_nonce(link) if self._shared_memory else None
         session = link.retry(lambda: SampleSession(link, draw, ahead, nonce))
         self._streaming.add(session)
-        self.check_open()  # closing cancels the sessions that it finds
+        self.check_open()  # `cancel_draws` may have missed this session
         return session
 
     def _close_stream(self, session: SampleSession | None) -> None:
@@ -486,30 +486,30 @@ class TableConnection:
 
     def _find_nonce(self) -> str | None:
         """Return the secret that proves that client and service share a machine; None on another machine."""
-        if not self._has_asked:
+        if not self._nonce_is_read:
             self._nonce = _read_nonce(self._link)
-            self._has_asked = True
+            self._nonce_is_read = True
         return self._nonce
 
     # Weights
 
     def publish(self, weights: Mapping[str, Any], name: str) -> int:
-        """Publish weights, and return their version."""
+        """Publish weights; return their version."""
         with self._lock:
             return self.publish_packed(pack_weights(weights, name, self._known_weights.get(name, (0, ""))[0]), name)
 
     def publish_packed(self, packed: Any, name: str) -> int:
-        """Publish what `pack_weights` returned."""
+        """Publish the result of `pack_weights`; return its version."""
         with self._lock:
             self._known_weights[name] = version = _read_version(self._act("publish", packed))
         return version[0]
 
     def weights_version(self, name: str) -> int:
-        """Return the version of the newest weights that the service has; 0 if it has none."""
+        """Return the version of the service's newest weights, or 0."""
         return _read_version(self._act("latest", write_json({"name": name, "version_only": True})))[0]
 
     def latest(self, newer_than: int, name: str) -> Publication | None:
-        """Return the newest weights, if they are newer than a version."""
+        """Return the newest weights if they are newer than a version."""
         with self._lock:
             self.check_open()
             request = {"name": name, "newer_than": whole("newer_than", newer_than)}
@@ -527,12 +527,12 @@ class TableConnection:
     # The table
 
     def info(self) -> dict[str, Any]:
-        """Return the state of the table, once the fragments of this client are in it."""
+        """Return the state of the table after flushing this client's fragments."""
         self.flush()
         return self.table_info()
 
     def table_info(self) -> dict[str, Any]:
-        """Return the state of the table at once, also while other calls of this client wait."""
+        """Return the state of the table immediately, without flushing."""
         return self._act("info", write_json({"table": self.table}))
 
     def reset(self) -> None:
@@ -541,11 +541,11 @@ class TableConnection:
         self._act("reset", write_json({"table": self.table}))
 
     def set_limits(self, limits: Mapping[str, Any]) -> dict[str, Any]:
-        """Change limits of the table, and return its state."""
+        """Change limits of the table; return its state."""
         return self._act("limits", write_json({"table": self.table, **limits}))
 
     def checkpoint(self) -> str:
-        """Let the service write all tables to the disk, and return where."""
+        """Make the service write a checkpoint of all tables; return its path."""
         self.flush()
         return str(self._act("checkpoint")["path"])
 

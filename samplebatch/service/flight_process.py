@@ -1,4 +1,4 @@
-"""FlightProcess: the process that uses Arrow Flight, and what its forked children do with the objects of Flight."""
+"""FlightProcess: the process that uses Arrow Flight, and its forked children."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from samplebatch.errors import OwnershipError
 class FlightProcess:
     """The process whose gRPC threads serve the Flight objects of this interpreter, for clients and servers.
 
-    A forked child inherits the objects without the threads. There a destructor would wait for the threads without end,
-    or write to a connection that the parent uses, so the child never destroys the objects.
+    A forked child inherits the objects without the threads. A destructor in the child would wait for the threads
+    forever, or write to a connection of the parent, so the child never destroys the objects.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class FlightProcess:
         self._objects.update(objects)
 
     def register_client(self, client: Any) -> None:
-        """Register a client, whose `_lock` is renewed in forked children: the thread that holds it is not there."""
+        """Register a client, whose `_lock` is replaced in forked children, where its owner thread does not exist."""
         self._clients.add(client)
 
     def _enter_child(self) -> None:

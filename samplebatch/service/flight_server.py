@@ -1,4 +1,4 @@
-"""The Arrow Flight server in front of a replay service, and its sessions with clients. It loads `pyarrow.flight`."""
+"""Arrow Flight server of a replay service, and its sessions with clients; imports `pyarrow.flight`."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class RowSession:
                     f"table {self._table.name!r} must hold steps or fragments, got rows; use a RowClient"
                 )
             if ask not in self._answers:
-                raise FormatError(f"the request must ask for an action, got {ask!r}; {near_names(ask, self._answers)}")
+                raise FormatError(f"'ask' must be a known action, got {ask!r}; {near_names(ask, self._answers)}")
             self._answers[ask](request, keys)
         except AbandonedError:
             raise
@@ -138,7 +138,7 @@ class RowSession:
         self._drop_lease()
         number = request.get("number")
         if not isinstance(number, int) or number < 1:
-            raise FormatError("the request must have a number of at least 1, got another")
+            raise FormatError(f"'number' must be an integer from 1, got {str(number)[:80]!r}")
         lease = self._table.lease(
             Selection.of(request.get("n"), request),
             short_text("consumer", request.get("consumer")),
@@ -242,10 +242,10 @@ def _require_keys(keys: Any) -> Any:
 
 
 _AHEAD_NBYTES: Final = 1 << 18
-"""Bytes from which a sample is sent by another thread, while the next one is drawn."""
+"""Size of a sample in bytes from which a separate thread sends it while the next one is drawn."""
 
 _ONE: Final = b"{}"
-"""The request for one sample, which most are."""
+"""Request for one sample, the most common request."""
 
 _NOT_ARROW: Final = "the message must be complete Arrow data, it is not: {}"
 
@@ -253,17 +253,16 @@ _log = logging.getLogger(__name__)
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    """The Flight server of a replay service, for `ReplayServer`.
+    """Flight server of a replay service, for `ReplayServer`.
 
-    Each call has its own thread, and memory for at most two samples or one fragment: a slow reader delays no other
-    client.
+    Each call has its own thread, and memory for at most two samples or one fragment: a slow reader does not delay other
+    clients.
 
-    - `service`: what it serves.
-    - `location`: the address, as a URI.
-    - `token`: the token that every call must bring; None for no such condition.
+    - `service`: handler of the requests.
+    - `location`: address as a URI.
+    - `token`: token that each call must have; None for no authentication.
     - `tls`: certificate and private key, in PEM; None to serve in plain text.
-
-    Raises OwnershipError if this process was forked from one that used Flight.
+    - `Raises OwnershipError if this process was forked from one that used Flight.`
     """
 
     def __init__(
@@ -279,13 +278,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         flight_process.register(self)
 
     def close(self) -> None:
-        """Free the memory that is shared with clients."""
+        """Release the memory shared with clients."""
         self._secret.close()
 
     # Fragments
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Insert the fragments of a writer, and acknowledge each one."""
+        """Insert the fragments of a writer, and acknowledge each fragment."""
         with _flight_errors():
             target, decoder = self._place(descriptor), FragmentDecoder()
             while (chunk := _next(reader)) is not None:
@@ -296,13 +295,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                     refusal = _ours(error)
                     refusal.fragment = fragment.number  # type: ignore[attr-defined]
                     raise refusal from None
-                # Nothing of a fragment is kept while the next one is waited for.
+                # Release the fragment before waiting for the next one.
                 del chunk
                 if not _acknowledge(writer, acknowledgement):
                     return
 
     def _place(self, descriptor: Any) -> tuple[Any, str, str]:
-        """Return the table, the writer and the stream that the path of a descriptor names."""
+        """Return table, writer and stream from the path of a descriptor."""
         path = [part.decode(errors="replace") for part in descriptor.path or ()]
         if not 1 <= len(path) <= 3:
             raise FormatError(f"a path must be a table, or a table, a writer and a stream, got {len(path)} parts")
@@ -339,7 +338,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 sample = ahead.result()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Answer the requests of a learner, in their order: draws, and batches of priorities."""
+        """Answer the requests of a learner in order: draws and batches of priorities."""
         with _flight_errors():
             draw = Draw.read(descriptor.command or b"", "the command")
             memory = self._secret.open(draw.nonce, self._service.bounds.shared_nbytes) if draw.nonce else None
@@ -356,7 +355,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     # Actions
 
     def do_action(self, context: Any, action: Any) -> Any:
-        """Carry out an action."""
+        """Perform an action."""
         with _flight_errors():
             body = pa.py_buffer(b"") if action.body is None else action.body
             if action.type == "attach":
@@ -375,12 +374,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             return iter([self._describe(name) for name in self._service.tables])
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        """Describe the table that a descriptor names."""
+        """Describe the table of a descriptor."""
         with _flight_errors():
             return self._describe(self._place(descriptor)[0].name)
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
-        """Return the schema of the fragments of a table; it is empty until there is one."""
+        """Return the schema of a table's fragments, empty before the first fragment."""
         with _flight_errors():
             return flight.SchemaResult(self._service.schema(self._place(descriptor)[0].name))
 
@@ -397,10 +396,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class _Session:
-    """The requests of one learner, which are answered in their order.
+    """Requests of one learner, answered in order.
 
-    To a learner that asks ahead, a large sample is sent by another thread while the next one is drawn; there
-    is never more than one on its way and one that waits for it. Small ones that were asked for together go together.
+    If the learner requests samples ahead, a separate thread sends a large sample while the next one is drawn; at most
+    one sample is being sent and one is waiting. Small samples of one request share a message.
     """
 
     def __init__(
@@ -410,7 +409,7 @@ class _Session:
         self._table = service.replay_table(draw.table)
         self._samples = SampleWriter()
         self._small: list[Stream] = []
-        """Samples that were drawn, and wait to go in one message."""
+        """Drawn samples that will share a message."""
         self._at_once = replace(draw, timeout_s=0.0)
         self._pool = ThreadPoolExecutor(1, "samplebatch-send")
         self._sending: Future[None] | None = None

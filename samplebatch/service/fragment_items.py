@@ -1,4 +1,4 @@
-"""FragmentItems: entire fragments in a replay table, each sampled as it was inserted."""
+"""FragmentItems: fragments in a replay table, sampled as inserted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from samplebatch.service.selectors import Items as ItemsByNumber
 from samplebatch.storage.buffers.state import generator_from_state, generator_state
 
 _PORTION: Final = 1024
-"""Fragments that are drawn before others get the lock."""
+"""Number of fragments drawn before the lock is released."""
 
 Fragment = SampleBatch[Any] | MultiAgentBatch[Any]
 _Schema = dict[Any, Any]
@@ -42,7 +42,7 @@ _Units = dict[Any, ActionUnit | None]
 
 
 class _Portion:
-    """The fragments of a sample so far, whose bytes are bounded."""
+    """Fragments drawn so far for a sample of limited size."""
 
     def __init__(self, max_nbytes: int | None) -> None:
         self.items: list[Item] = []
@@ -60,17 +60,17 @@ class _Portion:
 
 
 class FragmentItems(Items):
-    """The fragments of a replay table, in the order in which they were inserted.
+    """Fragments of a replay table, in insertion order.
 
-    - `kind`: how fragments are sampled: `"fifo"`, `"lifo"`, `"key"`, `"uniform"` or `"prioritized"`.
-    - `capacity`: how many there may be.
-    - `remover`: which is removed to make room: a word of `REMOVERS`, or `"none"` to hold inserts back instead.
-    - `max_times`: how often each may be sampled before it is removed; 0 for any number of times.
-    - `seed`: of the generator.
-    - `alpha`, `beta`: the exponents of priorities and of importance weights.
-    - `columns`: columns that fragments must have; None if the first fragment decides.
+    - `kind`: sampling order: `"fifo"`, `"lifo"`, `"key"`, `"uniform"` or `"prioritized"`.
+    - `capacity`: maximum number of fragments.
+    - `remover`: eviction policy: a key of `REMOVERS`, or `"none"` to block inserts into a full table.
+    - `max_times`: number of samples after which a fragment is removed; 0 for no limit.
+    - `seed`: seed of the generator.
+    - `alpha`, `beta`: exponents of priorities and of importance weights.
+    - `columns`: required columns; None if the first fragment determines them.
 
-    Raises PriorityError if alpha or beta is negative or no number.
+    Raises PriorityError if alpha or beta is negative or not a number.
     """
 
     unit = "fragments"
@@ -123,17 +123,17 @@ class FragmentItems(Items):
     # Inserting
 
     def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
-        """Check a fragment, its priority and its key.
+        """Validate a fragment, its priority and its key.
 
-        Raises ArgumentError if a table by key gets a fragment without one, or any other a fragment with one. Raises
-        ColumnMismatchError if the table declares columns, and the fragment has others; names one. Raises
-        ColumnTypeError if it is no batch. Raises PriorityError if the priority is no finite number, or nothing looks at
-        priorities.
+        Raises ArgumentError if a fragment for a table by key has no key, or a fragment for another table has one.
+        Raises ColumnMismatchError if the fragment's columns differ from the declared columns; names one. Raises
+        ColumnTypeError if the fragment is not a batch. Raises PriorityError if the priority is not a finite number, or
+        the table does not use priorities.
         """
         fragment = rows if isinstance(rows, MultiAgentBatch) else as_flat(rows)
         if (self._kind == "key") != (key is not None):
-            must = "must have a key" if key is None else "has no keys"
-            raise ArgumentError(f"a fragment for a table of kind {self._kind!r} {must}; see the table's kind")
+            must = "must have a key, got none" if key is None else f"must have no key, got {key!r}"
+            raise ArgumentError(f"a fragment for a table of kind {self._kind!r} {must}")
         if key is not None and not isinstance(key, str):
             raise ArgumentError(f"the key of a fragment must be a string, got a {type(key).__name__}")
         if self.declared is not None:
@@ -153,15 +153,15 @@ class FragmentItems(Items):
         return abs(float(size.reshape(-1)[0]))
 
     def hold_insert(self, ready: Any) -> Hold | None:
-        """Hold an insert while the table is full and nothing is removed; a fragment of the same key is replaced."""
+        """Block an insert if the table is full and has no remover; a fragment with the same key is replaced."""
         if self._remover is not None or len(self) < self.capacity or ready[2] in self._by_key:
             return None
-        return Hold(f"it is full with {self.capacity} fragments, and none is removed to make room", needs_room=True)
+        return Hold(f"it is full with {self.capacity} fragments, and only sampling removes them", needs_room=True)
 
     def insert(self, ready: Any, writer: str) -> Any:
-        """Insert a fragment, and return its number, shape (1,).
+        """Insert a fragment; return its number, shape (1,).
 
-        Raises ColumnMismatchError if it has other columns than those before; names one.
+        Raises ColumnMismatchError if its columns differ from those of earlier fragments; names one.
         """
         fragment, priority, key, nbytes = ready
         schema = _schema_of(fragment)
@@ -207,9 +207,10 @@ class FragmentItems(Items):
     # Sampling
 
     def request(self, batch_size: int, mode: Any, options: Mapping[str, Any], seed: int | None) -> Request:
-        """Check a request for fragments; options are `key`, in a table by key, and `beta`, in one by priority.
+        """Validate a request for fragments; options are `key` for a table by key and `beta` for a prioritized one.
 
-        Raises ArgumentError if there are never as many at once, an option is unknown, or a key is missing.
+        Raises ArgumentError if the table can never return that many fragments, an option is unknown, or a key is
+        missing.
         """
         defaults: dict[str, Any] = {}
         if self._kind == "key":
@@ -218,15 +219,17 @@ class FragmentItems(Items):
             defaults = {"beta": self._beta}
         merged = take_options(options, defaults, f"fragments of a table of kind {self._kind!r}")
         if self._kind == "key" and (not isinstance(merged["key"], str) or batch_size != 1):
-            raise ArgumentError("a sample of a table of kind 'key' is of one fragment; give batch_size=1 and its key")
+            raise ArgumentError("a sample of a table of kind 'key' requires batch_size=1 and key=, a string")
         at_once = self.capacity * max(self.max_times, 1)
         if self._kind in ("fifo", "lifo") or self._remover_word in ("none", "lifo", "lowest_priority"):
-            # A table that always removes the newest may retain fragments with a single draw left.
+            # A table that always evicts the newest fragment may retain fragments with a single remaining draw.
             at_once = self.capacity
         elif not self.max_times:
             at_once = batch_size
         if batch_size > at_once:
-            raise ArgumentError(f"batch_size must be at most {at_once} here, which a full table has, got {batch_size}")
+            raise ArgumentError(
+                f"batch_size must be at most {at_once}, the fragments of a full table, got {batch_size}"
+            )
         return Request(batch_size, mode, merged, seed)
 
     def hold_sample(self, request: Request) -> Hold | None:
@@ -240,20 +243,20 @@ class FragmentItems(Items):
         required = request.batch_size if self._kind in ("fifo", "lifo") or self.max_times else 1
         if available >= required:
             return None
-        return Hold(f"{required} fragments are asked for, and {available} may be sampled", needs_items=True)
+        return Hold(f"{required} fragments are requested, and {available} may be sampled", needs_items=True)
 
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
-        """Draw fragments one by one; those that reach `max_times` are removed.
+        """Draw fragments one by one, and remove those that reach `max_times`.
 
-        Between portions of draws that may be repeated others get the lock: a fragment that is removed then was drawn
-        all the same.
+        If fragments may be drawn repeatedly, the lock is released between portions. A fragment that is removed during
+        such a pause remains in the sample.
 
-        Raises CapacityError if they would have too many bytes; nothing is sampled then. Raises EmptyBufferError if the
-        table was emptied between two portions.
+        Raises CapacityError if the sample would exceed its maximum size; nothing is sampled. Raises EmptyBufferError if
+        the table is emptied between two portions.
         """
         rng = self._rng if request.seed is None else np.random.default_rng(request.seed)
         portion = _Portion(request.max_nbytes)
-        gone: dict[int, Item] = {}
+        exhausted: dict[int, Item] = {}
         paused = 0
         if self._sampler is None:
             portion.add(self._by_key[request.options["key"]])
@@ -262,23 +265,25 @@ class FragmentItems(Items):
             for item in islice(ordered, request.batch_size):
                 portion.add(item)
         elif self.max_times:
-            gone = self._draw_counted(request, rng, portion)
+            exhausted = self._draw_counted(request, rng, portion)
         else:
             while len(portion.items) < request.batch_size:
                 if len(portion.items) - paused >= _PORTION:
                     pause(len(portion.items) - paused)
                     paused = len(portion.items)
                     if not self._items:
-                        raise EmptyBufferError("a table must have fragments to draw from, it was emptied meanwhile")
+                        raise EmptyBufferError(
+                            "the table must have fragments, got none: it was reset during the sample"
+                        )
                 portion.add(*self._pick(request, rng))
         for item in portion.items:
             if item.number in self._items:
-                self._count(item, is_drawn=item.number in gone)
+                self._count(item, is_drawn=item.number in exhausted)
         weights = portion.weights
         return (portion.items, np.array(weights) / max(weights) if weights else None), len(portion.items)
 
     def _pick(self, request: Request, rng: np.random.Generator) -> tuple[Item, float | None]:
-        """Draw a fragment with its importance weight, if it has one."""
+        """Draw a fragment with its importance weight, None without priorities."""
         assert self._sampler is not None
         item = self._sampler.pick(rng)
         if not isinstance(self._sampler, ByPriority):
@@ -289,7 +294,7 @@ class FragmentItems(Items):
         """Draw fragments with a limited number of draws; return the exhausted ones by number."""
         assert self._sampler is not None
         times: dict[int, int] = {}
-        gone: dict[int, Item] = {}
+        exhausted: dict[int, Item] = {}
         try:
             for _ in range(request.batch_size):
                 item, weight = self._pick(request, rng)
@@ -297,12 +302,12 @@ class FragmentItems(Items):
                 times[item.number] = times.get(item.number, item.times) + 1
                 if times[item.number] >= self.max_times:
                     self._sampler.remove(item)
-                    gone[item.number] = item
+                    exhausted[item.number] = item
         except BaseException:
-            for item in reversed(gone.values()):
+            for item in reversed(exhausted.values()):
                 self._sampler.add(item)
             raise
-        return gone
+        return exhausted
 
     def _count(self, item: Item, *, is_drawn: bool) -> None:
         """Count a draw of a fragment, and remove the fragment if it is exhausted."""
@@ -328,14 +333,13 @@ class FragmentItems(Items):
     # Changing
 
     def update_weight(self, indices: Any, weights: Any, generations: Any) -> int:
-        """Give fragments new priorities, and return how many were there.
+        """Set new priorities of fragments; return the number of fragments that still exist.
 
-        Raises PriorityError if a priority is no finite number, there are not as many as fragments, or nothing looks at
-        priorities.
+        Raises PriorityError if a priority is not finite, the lengths differ, or the table does not use priorities.
         """
         numbers, values = np.asarray(indices).reshape(-1), np.asarray(weights).reshape(-1)
         if len(values) != len(numbers):
-            raise PriorityError(f"priorities must be {len(numbers)}, one for each fragment, got {len(values)}")
+            raise PriorityError(f"priorities must have {len(numbers)} values, one per fragment, got {len(values)}")
         priorities = [self._priority(value) for value in values]
         count = 0
         for number, priority in zip(numbers.tolist(), priorities, strict=True):
@@ -350,25 +354,25 @@ class FragmentItems(Items):
         return count
 
     def set_max_times(self, times: int) -> None:
-        """Change how often each may be sampled; those that were so often are removed."""
+        """Change the maximum number of samples, and remove fragments that have reached it."""
         self.max_times = times
         for item in list(self._items.values()):
             if times and item.times >= times:
                 self._remove(item)
 
     def reset(self) -> None:
-        """Remove all fragments; columns may be others afterwards."""
+        """Remove all fragments; later fragments may have other columns."""
         self._clear()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all fragments."""
+        """Size of all fragments in bytes."""
         return self._nbytes
 
-    # Carrying on elsewhere
+    # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the fragments themselves, and all that the table needs to carry on as it would have."""
+        """Return the fragments, without copies, and all state that later samples depend on."""
         items = list(self._items.values())
         return {
             "fragments": [item.fragment for item in items],
@@ -385,17 +389,17 @@ class FragmentItems(Items):
     def _check_item(self, number: Any, priority: Any, key: Any, times: Any, last: int) -> None:
         """Check a fragment's values in a state; raises ArgumentError or FormatError that names the invalid value."""
         if len(self) >= self.capacity:
-            raise FormatError(f"fragments must be at most {self.capacity}, there are more")
+            raise FormatError(f"the number of fragments must be at most {self.capacity}, got more")
         if count_of("number", number) <= last:
-            raise FormatError(f"number must be above the number before it, {last}, got {number}")
+            raise FormatError(f"number must be greater than the previous number, {last}, got {number}")
         finite("priority", priority)
         if count_of("times", times) >= self.max_times > 0:
             raise FormatError(f"times must be below max_times, {self.max_times}, got {times}")
         if (self._kind == "key") != isinstance(key, str) or (key is not None and key in self._by_key):
-            raise FormatError("key must be a string of one fragment in a table by key, and null in others")
+            raise FormatError(f"key must be a unique string in a table by key, and null in others, got {key!r:.80}")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Carry on from a state."""
+        """Restore a state."""
         parts = [state[name] for name in ("numbers", "fragments", "priorities", "keys", "times")]
         if self.declared is not None:
             parts[1] = [self.declared.match_fragment(fragment) for fragment in parts[1]]
@@ -410,7 +414,7 @@ class FragmentItems(Items):
             self._add(Item(number, fragment, float(priority), key, times, nbytes=_nbytes_of(fragment)))
         self._next, self._rng = count_of("next", state["next"]), rng
         if self._next <= last:
-            raise FormatError(f"next must be above the number of the last fragment, {last}, got {self._next}")
+            raise FormatError(f"next must be greater than the number of the last fragment, {last}, got {self._next}")
         self._largest = finite("largest", state["largest"])
         for selector, selector_state in zip(self._selectors, state["selectors"], strict=True):
             selector.load_state_dict(selector_state)
@@ -427,7 +431,7 @@ def _nbytes_of(fragment: Fragment) -> int:
 
 
 def _schema_of(fragment: Fragment) -> _Schema:
-    """Return the columns that further fragments must have, by policy: kinds, dtypes and row shapes."""
+    """Return the columns that later fragments must have, by policy: kinds, dtypes and row shapes."""
     if isinstance(fragment, MultiAgentBatch):
         return {("policy", policy): _columns_of(part) for policy, part in fragment.policy_batches.items()}
     return {"flat": _columns_of(fragment)}
@@ -438,6 +442,17 @@ def _ragged_hint(form: Any, previous: Any) -> str:
     was_array = isinstance(previous, tuple) and previous[0] in ("tensor", "torch") and bool(previous[2])
     is_array = isinstance(form, tuple) and form[0] in ("tensor", "torch", "ragged", "ragged_torch") and bool(form[2])
     return "; rows of varying shape are declared in every fragment: ragged=" if was_array and is_array else ""
+
+
+def _describe_mismatch(name: str, form: Any, previous: Any) -> str:
+    """Return the error for a column that differs from earlier fragments."""
+    if previous is None:
+        return f"a fragment must have the columns of earlier fragments, got the new column {name!r}"
+    expected, got = (
+        value if isinstance(value, str) else f"{value[0]} of {value[1]} with rows of shape {value[2]}"
+        for value in (previous, form)
+    )
+    return f"column {name!r} must be {expected}, as in earlier fragments, got {got}{_ragged_hint(form, previous)}"
 
 
 def _merge_units(units: _Units, fragment: Fragment) -> _Units:
@@ -456,7 +471,7 @@ def _columns_of(batch: SampleBatch[Any]) -> _Schema:
 
 
 def _match(fragment: Fragment, schema: _Schema) -> Fragment:
-    """Convert columns to ragged ones where earlier fragments have these, and the rows have one shape or no elements."""
+    """Convert columns whose rows have one shape, or no elements, to ragged columns if earlier fragments have these."""
     if isinstance(fragment, MultiAgentBatch):
         parts = {
             policy: _match_columns(part, schema.get(("policy", policy), {}))
@@ -484,16 +499,20 @@ def _match_columns(batch: SampleBatch[Any], forms: _Schema) -> SampleBatch[Any]:
 def _check_alike(schema: _Schema, previous: _Schema) -> None:
     """Check that a fragment has the columns of earlier fragments."""
     if ("flat" in schema) != ("flat" in previous):
-        raise ColumnMismatchError("fragments of a table must all be flat, or all have policies, one is otherwise")
+        got = "a flat one after" if "flat" in schema else "one with policies after"
+        raise ColumnMismatchError(
+            f"fragments of a table must all be flat or all have policies, got {got} the other kind"
+        )
     for part, columns in schema.items():
         for name, form in columns.items() if part in previous else ():
             if previous[part].get(name) != form:
                 raise ColumnMismatchError(
-                    "fragments of a table must have one layout, all sequences or none"
+                    "fragments of a table must all be padded sequences of one layout, or all be plain steps"
                     if name is None
-                    else f"column {name!r} must be as in the fragments before, it is of another dtype or shape, or new"
-                    + _ragged_hint(columns[name], previous[part].get(name))
+                    else _describe_mismatch(name, form, previous[part].get(name))
                 )
         absent = previous[part].keys() - columns.keys() if part in previous else ()
         if absent:
-            raise ColumnMismatchError(f"column {min(absent)!r} is missing, and the fragments before have it")
+            raise ColumnMismatchError(
+                f"a fragment must have column {min(absent)!r}, as earlier fragments have, got none"
+            )

@@ -1,4 +1,4 @@
-"""Fragments of writers as Arrow record batches, over the memory of their columns."""
+"""Fragments as Arrow record batches over the memory of their columns."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgen
     """Return a batch as the rows of a fragment, over the same memory.
 
     - `batch`: as for `ReplayBuffer.extend`.
-    - `priorities`: one for each row, shape (n,); None for none.
+    - `priorities`: priority of each row, shape (n,); None for the default priority.
 
-    Raises ColumnTypeError if it is no batch. Raises ArgumentError if there are priorities for the steps of several
-    policies. Raises ColumnLengthError if there are not n priorities.
+    Raises ColumnTypeError if the value is not a batch. Raises ArgumentError if priorities are passed for a batch of
+    several policies. Raises ColumnLengthError if the number of priorities is not n.
 
     >>> fragment_rows({"obs": [1, 2], "rew": [0.5, 1.0]}, [1.0, 2.0]).column_names
     ('obs', 'rewards', 'priority')
@@ -48,14 +48,14 @@ def fragment_rows(batch: Any, priorities: Any = None) -> SampleBatch | MultiAgen
     if priorities is not None:
         given = np.asarray(priorities, np.float64).reshape(-1)
         if len(given) != rows.count:
-            raise ColumnLengthError(f"priorities must be {rows.count}, one a row, got {len(given)}")
+            raise ColumnLengthError(f"priorities must be {rows.count}, one per row, got {len(given)}")
         rows = rows.copy(shallow=True)
         rows[names.PRIORITY] = given
     return rows
 
 
 def with_info_columns(fragment: SampleBatch | MultiAgentBatch) -> SampleBatch | MultiAgentBatch:
-    """Turn the infos of a collector's steps into separate columns, as buffers do.
+    """Convert the infos of a collector's steps to separate columns, as buffers do.
 
     >>> infos = np.array([{"lives": 3}, {}], object)
     >>> with_info_columns(SampleBatch(obs=[1, 2], infos=infos)).column_names
@@ -78,9 +78,9 @@ def _with_info_columns(steps: SampleBatch) -> SampleBatch:
 
 
 def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns: dict[str, Any]) -> SampleBatch:
-    """Return a step, or a row for each of some environments, as rows; parameters as of `ReplayBuffer.add`.
+    """Return a step of one or several environments as rows; parameters as for `ReplayBuffer.add`.
 
-    Raises SampleBatchError as `ReplayBuffer.add` does.
+    Raises SampleBatchError as `ReplayBuffer.add`.
 
     >>> step_rows({"obs": 1, "act": 0, "rew": 1.0, "terminated": False, "truncated": False}, None, {})["rewards"]
     array([1.])
@@ -105,33 +105,33 @@ def as_record_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def with_batch_text(rows: pa.RecordBatch, text: str | None) -> pa.RecordBatch:
-    """Put a description of the batch into the metadata of a schema; None leaves it as it is."""
+    """Replace the description of the batch in the metadata of a schema; None leaves it unchanged."""
     if text is None:
         return rows
     return rows.replace_schema_metadata({**(rows.schema.metadata or {}), METADATA_KEY: text.encode()})
 
 
 def read_fragment(rows: pa.RecordBatch) -> SampleBatch | MultiAgentBatch:
-    """View a record batch that a writer has put, or a learner has got, as a fragment.
+    """View a record batch as a fragment.
 
-    Raises SampleBatchError as `SampleBatch.from_arrow` and `MultiAgentBatch.from_arrow` do.
+    Raises SampleBatchError as `SampleBatch.from_arrow` and `MultiAgentBatch.from_arrow`.
     """
     table = pa.Table.from_batches([rows])
     try:
         about = metadata_of(table.schema)
-        table.column_names  # noqa: B018 (they are decoded when they are first looked at)
+        table.column_names  # noqa: B018 (names are decoded on first access)
     except UnicodeDecodeError as error:
-        raise FormatError("a fragment must have names in UTF-8, it has others") from error
+        raise FormatError(f"a fragment must have column names in UTF-8: {error}") from error
     several = about is not None and about.get("type") == "MultiAgentBatch"
     return MultiAgentBatch.from_arrow(table) if several else SampleBatch.from_arrow(table)
 
 
 _MAX_FORMS: Final = 8
-"""Forms of fragments that a client remembers."""
+"""Maximum number of cached fragment forms per client."""
 
 
 class _Form(NamedTuple):
-    """Form of fragments: batches with these parts beside their columns have record batches of this plan."""
+    """Form of fragments: the parts of a batch besides its columns, and the plan of its record batches."""
 
     nested: dict[str, Structure]
     flags: Flags
@@ -139,7 +139,7 @@ class _Form(NamedTuple):
 
 
 class FragmentEncoder:
-    """Encoder of a client's fragments, which are much like the ones before. Threads may share one.
+    """Encoder of a client's fragments, with cached plans for forms that repeat; thread-safe.
 
     >>> encoder = FragmentEncoder()
     >>> for rows in (2, 3):
@@ -150,12 +150,12 @@ class FragmentEncoder:
 
     def __init__(self) -> None:
         self._forms: tuple[_Form, ...] = ()
-        """The newest one first."""
+        """Cached forms, the newest first."""
 
     def encode(self, batch: Any, priorities: Any = None) -> pa.RecordBatch:
-        """View a batch as a fragment; parameters as of `fragment_rows`.
+        """View a batch as a fragment; parameters as for `fragment_rows`.
 
-        Raises SampleBatchError as `fragment_rows` and `SampleBatch.to_arrow` do.
+        Raises SampleBatchError as `fragment_rows` and `SampleBatch.to_arrow`.
         """
         rows = fragment_rows(batch, priorities)
         if isinstance(rows, MultiAgentBatch):
@@ -175,9 +175,9 @@ class FragmentEncoder:
 
 
 class FragmentDecoder:
-    """Decoder of the fragments of one stream, which have one schema, for the service.
+    """Decoder of the fragments of one stream, which share a schema, for the service.
 
-    The first one is read by Arrow and checked. Of the others, only the sizes of buffers are checked.
+    Arrow reads and validates the first fragment. For later fragments only the sizes of buffers are validated.
 
     >>> encoder, decoder = FragmentEncoder(), FragmentDecoder()
     >>> for rows in (2, 3):
@@ -193,10 +193,9 @@ class FragmentDecoder:
         """View a record batch as a fragment.
 
         - `rows`: the record batch.
-        - `text`: the description of the batch, where it is another than in the schema; None where it is the same.
+        - `text`: description of the batch if it differs from the description in the schema, otherwise None.
 
-        Raises SampleBatchError as `read_fragment` does. Raises pyarrow.ArrowException if the buffers do not fit the
-        schema.
+        Raises SampleBatchError as `read_fragment`. Raises pyarrow.ArrowException if the buffers do not fit the schema.
         """
         form = self._form
         if form is not None and text is None:

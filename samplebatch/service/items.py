@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 Mode = Literal["steps", "sequences", "episodes", "fragments"]
 Ints = npt.NDArray[np.int64]
 Pause = Callable[[int], None]
-"""Called between portions of a draw with the items that were sampled since: others get the lock meanwhile."""
+"""Called between portions of a draw, with the number of items sampled since the last call; releases the lock."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A checked request for a sample.
+    """Validated request for a sample.
 
-    - `batch_size`: steps, sequences, episodes or fragments that are asked for.
+    - `batch_size`: number of requested steps, sequences, episodes or fragments.
     - `mode`: unit of `batch_size`.
     - `options`: arguments of that mode.
-    - `seed`: of the generator that draws; None for the table's own generator.
-    - `max_nbytes`: bytes that the sample may have; None for any number.
+    - `seed`: seed of the generator for this sample; None for the table's generator.
+    - `max_nbytes`: maximum size of the sample in bytes; None for no limit.
     """
 
     batch_size: int
@@ -52,17 +52,17 @@ class Sample(samplers.Sample[Any, Any]):
         concatenated steps of episodes; (n, length, ...) for sequences. From a table of fragments the concatenated
         fragments, of the inserted type.
     indices
-        Where they are, to be handed back to `update_weight`: slots of steps, shape (n,); of sequences, shape
-        (n, length), -1 where there is none; numbers of fragments, shape (k,).
+        Indices for `update_weight`: slots of steps, shape (n,); for sequences shape (n, length), -1 for padding;
+        numbers of fragments, shape (k,).
     generation
-        Generations of the slots, shape (n,); for sequences those of their first steps after burn-in; for fragments
-        zeros.
+        Generations of the slots, shape (n,); for sequences the generations of their first steps after burn-in; for
+        fragments zeros.
     weights
-        Importance weights, shape of `generation`; None where nothing is drawn by priority.
+        Importance weights, shape of `generation`; None without priorities.
     lengths
         Rows of each episode or fragment, shape (k,); None for steps and sequences.
     held_s
-        Seconds that the table held the request back.
+        Seconds for which the table blocked the request.
     """
 
     lengths: Ints | None
@@ -84,18 +84,18 @@ class Sample(samplers.Sample[Any, Any]):
 
 @dataclass(frozen=True)
 class InsertResult:
-    """The result of an insert into a replay table, for writers.
+    """Result of an insert into a replay table.
 
     Attributes
     ----------
     inserted
-        Rows that were inserted.
+        Number of inserted rows.
     indices
-        Where the items are: slots of steps, shape (rows,); the number of a fragment, shape (1,).
+        Slots of steps, shape (rows,), or the number of the fragment, shape (1,).
     size
-        Items of the table afterwards.
+        Number of items in the table after the insert.
     held_s
-        Seconds that the table held the request back.
+        Seconds for which the table blocked the request.
     """
 
     inserted: int
@@ -105,14 +105,14 @@ class InsertResult:
 
 
 class Items(ABC):
-    """The items of a replay table; all but `prepare`, `request` and `finish` are called with the lock held.
+    """Content of a replay table; all methods except `prepare`, `request` and `finish` require the lock.
 
-    - `unit`: the word for several items.
-    - `modes`: the modes of sampling, the usual one first.
-    - `lock`: the lock of the table.
-    - `capacity`: how many items there may be.
-    - `max_times`: how often each may be sampled; 0 for any number of times.
-    - `declared`: columns that rows must have; None if the first rows decide.
+    - `unit`: `"steps"` or `"fragments"`.
+    - `modes`: modes of sampling, the default first.
+    - `lock`: lock of the table.
+    - `capacity`: maximum number of items.
+    - `max_times`: maximum number of times that each item is sampled; 0 for no limit.
+    - `declared`: required columns; None if the first rows determine them.
     """
 
     unit: str
@@ -127,48 +127,47 @@ class Items(ABC):
         """Return the number of items."""
 
     def declare(self, columns: DeclaredColumns | None) -> None:
-        """Accept only rows with these columns from now on; None accepts those that the first rows have."""
+        """Require these columns of later rows; None lets the first rows determine the columns."""
         self.declared = columns
 
     @abstractmethod
     def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
-        """Check rows, and return them ready for `insert`, how many items they are, and how many rows."""
+        """Validate rows; return the argument of `insert`, the number of items and the number of rows."""
 
     @abstractmethod
     def hold_insert(self, ready: Any) -> Hold | None:
-        """Return why there is no room for the result of `prepare`; None if there is room."""
+        """Return why a full table blocks the result of `prepare`; None if it does not."""
 
     @abstractmethod
     def insert(self, ready: Any, writer: str) -> Ints:
-        """Insert rows, and return the indices of the items."""
+        """Insert rows; return the indices of the items."""
 
     @abstractmethod
     def request(self, batch_size: int, mode: Mode, options: Mapping[str, Any], seed: int | None) -> Request:
-        """Check a request for a sample."""
+        """Validate a request for a sample."""
 
     @abstractmethod
     def hold_sample(self, request: Request) -> Hold | None:
-        """Return which items a request lacks; None if it lacks none."""
+        """Return why a request has to wait for items; None if it does not."""
 
     @abstractmethod
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
-        """Draw a sample for `finish`, and return it and how many items were sampled.
+        """Draw a sample; return the argument of `finish` and the number of sampled items.
 
-        Raises CapacityError if it would have more bytes than the request permits; nothing is sampled then, and nothing
-        gathered.
+        Raises CapacityError if the sample would exceed `max_nbytes` of the request; nothing is sampled or gathered.
         """
 
     @abstractmethod
     def finish(self, drawn: Any) -> Sample:
-        """Make a sample of one that is drawn; the lock is free."""
+        """Gather the rows of a drawn sample, without the lock."""
 
     @abstractmethod
     def update_weight(self, indices: Any, weights: Any, generations: Any) -> int:
-        """Give items new priorities, and return how many were there."""
+        """Set new priorities of items; return the number of items that still exist."""
 
     @abstractmethod
     def set_max_times(self, times: int) -> None:
-        """Change how often each item may be sampled."""
+        """Change the maximum number of times that each item is sampled."""
 
     @abstractmethod
     def reset(self) -> None:
@@ -176,7 +175,7 @@ class Items(ABC):
 
     @property
     def weight(self) -> float:
-        """The sum of the weights by which items are drawn: their number, unless it goes by priority."""
+        """Sum of all sampling weights; without priorities the number of items."""
         return float(len(self))
 
     @property
@@ -186,21 +185,21 @@ class Items(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the items, and all that it needs to carry on as it would have."""
+        """Return the items and all state that later samples depend on."""
 
     def freeze(self) -> dict[str, Any]:
-        """Return the state as it is at this moment, for a checkpoint; large parts may be read later."""
+        """Return the current state for a checkpoint, which may read large parts later."""
         return self.state_dict()
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Carry on from a state of items of the same kind."""
+        """Restore the state of items of the same kind."""
 
 
 def take_options(options: Mapping[str, Any], defaults: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """Merge options into their defaults.
 
-    Raises ArgumentError if one is unknown; names the near ones.
+    Raises ArgumentError if an option is unknown; suggests near names.
 
     >>> take_options({"length": 8}, {"length": 1, "burn_in": 0}, "sequences")
     {'length': 8, 'burn_in': 0}

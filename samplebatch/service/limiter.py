@@ -1,4 +1,4 @@
-"""RateLimiter: how far writers and learners of a table may run ahead of each other."""
+"""RateLimiter: limits the ratio of samples to inserts, and the size below which a table cannot be sampled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RateLimiter:
-    """The limits of a replay table, in items: how many must be there to sample, and how often each may be sampled.
+    """Limits of a replay table, in items: the minimum size for sampling, and the ratio of samples to inserts.
 
     Each insert beyond the first `min_size` earns `samples_per_insert` samples. The difference between earned and drawn
     samples is at most `error_buffer`, in both directions. A request starts when its first item satisfies this limit,
@@ -26,25 +26,25 @@ class RateLimiter:
     Parameters
     ----------
     min_size
-        Items that a table must have to be sampled. Until then nobody who inserts is held back.
+        Minimum number of items for sampling. Inserts into a smaller table are never blocked.
     samples_per_insert
         Samples that each insert earns; None for no such limit.
     error_buffer
-        How far samples may be ahead or behind. By default a tenth of what `min_size` inserts earn, and at least that
-        of two inserts, or two samples.
+        Maximum number of samples ahead or behind. By default a tenth of the samples that `min_size` inserts earn, and
+        at least two samples or the samples that two inserts earn.
 
     Raises
     ------
     ArgumentError
-        If `min_size` is no integer from 1, `samples_per_insert` no finite number above 0, or `error_buffer` below 1 or
-        `samples_per_insert`; if there is an `error_buffer` without `samples_per_insert`.
+        If `min_size` is not a positive integer, `samples_per_insert` is not a positive finite number, `error_buffer`
+        is less than 1 or `samples_per_insert`, or `error_buffer` is given without `samples_per_insert`.
 
     Attributes
     ----------
     min_size, samples_per_insert, error_buffer
-        As given.
+        The arguments.
     inserted, sampled
-        Items so far.
+        Number of items inserted and sampled.
 
     Examples
     --------
@@ -68,12 +68,12 @@ class RateLimiter:
 
     def _use(self, min_size: Any, samples_per_insert: Any, error_buffer: Any) -> None:
         """Validate and apply limits."""
-        least = whole("min_size", min_size, 1)
+        minimum = whole("min_size", min_size, 1)
         ratio = None if samples_per_insert is None else positive("samples_per_insert", samples_per_insert)
         if error_buffer is not None and ratio is None:
             raise ArgumentError("error_buffer must come with samples_per_insert, got none")
         if ratio is not None and error_buffer is None:
-            error_buffer = max(2.0 * max(1.0, ratio), 0.1 * ratio * least)
+            error_buffer = max(2.0 * max(1.0, ratio), 0.1 * ratio * minimum)
         buffer = None if error_buffer is None else positive("error_buffer", error_buffer)
         if isinf(ratio or 0.0) or isinf(buffer or 0.0):
             raise ArgumentError(
@@ -84,11 +84,11 @@ class RateLimiter:
                 f"error_buffer must be at least {max(1.0, ratio):g}, one sample or the samples of one insert, "
                 f"got {buffer:g}"
             )
-        self.min_size, self.samples_per_insert, self.error_buffer = least, ratio, buffer
+        self.min_size, self.samples_per_insert, self.error_buffer = minimum, ratio, buffer
 
     @property
     def _due(self) -> float:
-        """Samples that are earned and not drawn; negative if more are drawn than earned."""
+        """Samples that are earned but not drawn; negative if more are drawn than earned."""
         inserts, samples = self._origin
         return (self.samples_per_insert or 0.0) * (self.inserted - inserts) - (self.sampled - samples)
 
@@ -126,8 +126,8 @@ class RateLimiter:
     def set_limits(self, size: int, limits: Mapping[str, Any]) -> None:
         """Change some limits of a table with `size` items; an error leaves all limits unchanged.
 
-        A ratio counts from the change on, and from when `min_size` items are there. A new ratio has a new default for
-        `error_buffer`.
+        A new ratio counts inserts and samples after the change, once the table has `min_size` items. It resets
+        `error_buffer` to its default.
 
         Raises
         ------
@@ -162,11 +162,11 @@ class RateLimiter:
         return {name: getattr(self, name) for name in ("min_size", "samples_per_insert", "error_buffer")}
 
     def reset(self) -> None:
-        """Count from the beginning, for a table that is empty."""
+        """Reset all counts to 0, for an empty table."""
         self.inserted = self.sampled = 0
         self._origin = (self.min_size, 0)
 
-    # Carrying on elsewhere
+    # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """Return limits and counts as plain values, for `from_state_dict`.
@@ -180,12 +180,12 @@ class RateLimiter:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Make a limiter that continues from a state.
+        """Create a limiter from a state.
 
         Raises
         ------
         ArgumentError
-            If a limit or a count is none.
+            If a limit or a count is invalid.
         """
         limiter = cls(
             state["min_size"], samples_per_insert=state["samples_per_insert"], error_buffer=state["error_buffer"]
@@ -199,40 +199,39 @@ class RateLimiter:
 Action = Literal["insert", "sample"]
 IsCancelled = Callable[[], bool]
 
-_LOOK_S = 0.2
-"""Seconds after which it is looked whether anybody waits for an answer."""
+_CANCELLATION_INTERVAL_S = 0.2
+"""Seconds between two checks whether a blocked request was cancelled."""
 _PAUSE_S = 1e-4
-"""Seconds of a pause between two portions of a request."""
+"""Seconds for which the lock is released between two portions of a request."""
 
 
 class Hold(NamedTuple):
-    """The reason for which a request is held back."""
+    """Reason why a request is blocked."""
 
     why: str
     needs_items: bool = False
-    """Whether more items would admit it, and nothing else: inserts are not held back by a ratio meanwhile."""
+    """Whether only more items can admit it; meanwhile the ratio does not block inserts."""
     needs_room: bool = False
-    """Whether removing an item by sampling would admit it, and nothing else: samples are not held back by a ratio
-    meanwhile."""
+    """Whether only removing an item by sampling can admit it; meanwhile the ratio does not block samples."""
 
 
 @dataclass
 class _Waiting:
-    """A request that is held back."""
+    """Blocked request."""
 
     who: str
     action: Action
     since: float
-    look: Callable[[], Hold | None]
+    hold: Callable[[], Hold | None]
     needs_items: bool = False
     needs_room: bool = False
 
 
 class WaitingRoom:
-    """The requests that a table holds back: its back-pressure.
+    """Blocked requests of a table: its back-pressure.
 
     - `name`: the table's name.
-    - `lock`: the table's lock, which `admit` gives up while it waits.
+    - `lock`: the table's lock, which `admit` releases while it waits.
     """
 
     def __init__(self, name: str, lock: RLock) -> None:
@@ -243,12 +242,12 @@ class WaitingRoom:
 
     @property
     def needs_items(self) -> bool:
-        """Whether a sample waits for items, and for nothing else."""
+        """Whether a sample waits for items only."""
         return any(waiting.needs_items for waiting in self._waiting.values())
 
     @property
     def needs_room(self) -> bool:
-        """Whether an insert waits for room, and for nothing else."""
+        """Whether an insert waits for room only."""
         return any(waiting.needs_room for waiting in self._waiting.values())
 
     def admit(
@@ -259,7 +258,7 @@ class WaitingRoom:
         timeout_s: float | None,
         is_cancelled: IsCancelled | None = None,
     ) -> float:
-        """Wait until nothing holds a request back; the lock must be held.
+        """Wait until a request is no longer blocked (lock held).
 
         Parameters
         ----------
@@ -281,62 +280,62 @@ class WaitingRoom:
         Raises
         ------
         LimitTimeoutError
-            If it still is after that time.
+            If the request is still blocked after `timeout_s`.
         TableClosedError
-            If the table is closed, or is meanwhile.
+            If the table is closed, before the call or during the wait.
         AbandonedError
-            If nobody waits for the answer any more.
+            If the caller cancels the request.
         """
         self._check_open()
         reason = hold()
         if reason is None:
             return 0.0
-        begun = time.monotonic()
+        started = time.monotonic()
         waiting = _Waiting(who, action, time.time(), hold)
         self._waiting[id(waiting)] = waiting
         try:
             while reason is not None:
-                left = None if timeout_s is None else begun + timeout_s - time.monotonic()
+                left = None if timeout_s is None else started + timeout_s - time.monotonic()
                 if left is not None and left <= 0.0:
                     whose = f" of {who!r}" if who else ""
                     raise LimitTimeoutError(
-                        f"table {self._name!r} held back the {action}{whose} for {time.monotonic() - begun:.1f} s: "
+                        f"table {self._name!r} blocked the {action}{whose} for {time.monotonic() - started:.1f} s: "
                         f"{reason.why}",
                         reason.why,
                         waiting.since,
                     )
                 if (reason.needs_items and not waiting.needs_items) or (reason.needs_room and not waiting.needs_room):
-                    # The other side that a ratio held back is admitted now. Once only: two who wait would wake each
-                    # other.
+                    # Admit requests of the other side that the ratio blocked. Only once: otherwise two waiting
+                    # requests would wake each other forever.
                     self.wake()
                 waiting.needs_items, waiting.needs_room = reason.needs_items, reason.needs_room
-                self._changed.wait(_shortest(left, None if is_cancelled is None else _LOOK_S))
+                self._changed.wait(_shortest(left, None if is_cancelled is None else _CANCELLATION_INTERVAL_S))
                 self._check_open()
                 if is_cancelled is not None and is_cancelled():
-                    raise AbandonedError(f"table {self._name!r} held back a request that nobody waits for any more")
+                    raise AbandonedError(f"table {self._name!r} blocked a request that its client has cancelled")
                 reason = hold()
         finally:
             del self._waiting[id(waiting)]
-        return time.monotonic() - begun
+        return time.monotonic() - started
 
     def pause(self, is_cancelled: IsCancelled | None = None) -> None:
-        """Release the lock, which must be held, to other threads in the middle of a request.
+        """Release the lock for other threads in the middle of a request (lock held).
 
-        Raises TableClosedError if the table was closed meanwhile. Raises AbandonedError if nobody waits for the answer
-        any more.
+        Raises TableClosedError if another thread closes the table. Raises AbandonedError if the caller cancels the
+        request.
         """
-        # A released lock goes to the next thread that requests it, which needs time to do so.
+        # Another thread acquires the lock only if it remains free for a moment.
         self._changed.wait(_PAUSE_S)
         self._check_open()
         if is_cancelled is not None and is_cancelled():
-            raise AbandonedError(f"table {self._name!r} was drawn from for a request that nobody waits for any more")
+            raise AbandonedError(f"table {self._name!r} was sampled for a request that its client has cancelled")
 
     def _check_open(self) -> None:
         if self.closed:
-            raise TableClosedError(f"table {self._name!r} is closed, and allows no inserts and samples")
+            raise TableClosedError(f"table {self._name!r} is closed: it accepts no inserts or samples")
 
     def wake(self) -> None:
-        """Let all who wait look again; the lock must be held."""
+        """Wake all waiters so that they re-check their condition (lock held)."""
         if self._waiting:
             self._changed.notify_all()
 
@@ -346,13 +345,10 @@ class WaitingRoom:
         self._changed.notify_all()
 
     def held_back(self) -> list[dict[str, Any]]:
-        """List who is held back, oldest first: `who`, `action`, `why`, and `since`, in seconds of Unix time.
-
-        The reasons are current; the lock must be held.
-        """
+        """List blocked requests, oldest first: `who`, `action`, `why` and `since` in Unix seconds (lock held)."""
         requests = []
         for waiting in sorted(self._waiting.values(), key=lambda waiting: waiting.since):
-            hold = waiting.look()
+            hold = waiting.hold()
             if hold is not None:
                 requests.append({"who": waiting.who, "action": waiting.action, "why": hold.why, "since": waiting.since})
         return requests

@@ -1,4 +1,4 @@
-"""Link: the connection of a client to the one address of a service. It loads `pyarrow.flight`."""
+"""Link: connection of a client to one service; imports `pyarrow.flight`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samplebatch.service.protocol import Draw, LostError, header, read_error, re
 T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-"""Seconds of pauses, at the most: each is up to twice as long as the one before."""
+"""Initial and maximum seconds of a pause between attempts, which doubles after each failure."""
 _OPTIONS: Final = [
     # A local pool, so that this client does not wait for another client's connection.
     ("grpc.use_local_subchannel_pool", 1),
@@ -29,14 +29,14 @@ _OPTIONS: Final = [
 
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _UNTRUSTED: Final = ("certificate verify failed", "is not in peer certificate")
-"""How gRPC words that a certificate is of nobody whom the client trusts, or of another address."""
+"""gRPC's messages for an untrusted certificate, or a certificate for another address."""
 
 
 class _Errors:
     """Error translation for the calls of a link.
 
-    Raises LostError if the call failed on its way. Raises AccessError if the service's certificate is not trusted.
-    Raises SampleBatchError if the service rejected the call.
+    Raises LostError if the connection was lost during the call. Raises AccessError if the service's certificate is not
+    trusted. Raises SampleBatchError if the service rejected the call.
     """
 
     __slots__ = ("_uri",)
@@ -54,7 +54,7 @@ class _Errors:
                 raise read_error(_read(details, error)) from None
             sentence = _sentence(error)
             if any(sign in sentence for sign in _UNTRUSTED):
-                # Certificates do not get better by waiting.
+                # A retry cannot succeed.
                 raise AccessError(
                     f"the certificate of the service at {self._uri} must be issued for this address and verified by "
                     f"tls_root_certs, got another: {sentence}"
@@ -65,15 +65,15 @@ class _Errors:
 
 
 class Patience:
-    """The wait for a service that cannot be reached, for a client's calls and streams: exponential backoff with jitter.
+    """Exponential backoff with jitter for an unreachable service.
 
-    - `uri`: the address, for the error.
-    - `reconnect_s`: seconds after which it ends, from the first failure on.
+    - `uri`: address for the error.
+    - `reconnect_s`: maximum waiting time in seconds, from the first failure.
     """
 
     def __init__(self, uri: str, reconnect_s: float) -> None:
         self._uri, self._reconnect_s = uri, reconnect_s
-        self._failures, self._began, self._pause_s = 0, 0.0, _FIRST_PAUSE_S
+        self._failures, self._started, self._pause_s = 0, 0.0, _FIRST_PAUSE_S
 
     def wait(self, error: LostError) -> None:
         """Pause after a failure.
@@ -82,9 +82,9 @@ class Patience:
         """
         self._failures += 1
         if self._failures == 1:
-            # Not before: limits may have held a call back for long, until its connection broke.
-            self._began = time.monotonic()
-        waited_s = time.monotonic() - self._began
+            # The call itself does not count: limits may have blocked it for long before its connection was lost.
+            self._started = time.monotonic()
+        waited_s = time.monotonic() - self._started
         if waited_s >= self._reconnect_s:
             raise ServiceError(
                 f"the replay service at {self._uri} must be reachable, it has not been for {waited_s:.0f} s in "
@@ -97,15 +97,15 @@ class Patience:
 
 
 class Link:
-    """The connection of a client to the one address of a service.
+    """Connection of a client to one service.
 
-    - `uri`: the address.
-    - `token`: the word that the service wants; None for none.
-    - `tls_root_certs`: certificates in PEM that verify the service's; the system's if None.
-    - `reconnect_s`: seconds for which to try again where the service cannot be reached.
+    - `uri`: address of the service.
+    - `token`: token that the service requires; None if it requires none.
+    - `tls_root_certs`: PEM certificates that verify the service's certificate; None for the system's certificates.
+    - `reconnect_s`: maximum seconds of retries while the service is unreachable.
 
-    Raises ArgumentError if the address is none, or there are no certificates among `tls_root_certs`. Raises
-    OwnershipError if this process was forked from one that used Flight.
+    Raises ArgumentError if the address is invalid, or `tls_root_certs` contains no certificate. Raises OwnershipError
+    if this process was forked from one that used Flight.
     """
 
     def __init__(self, uri: str, token: str | None, tls_root_certs: bytes | None, reconnect_s: float) -> None:
@@ -139,12 +139,12 @@ class Link:
     ) -> T:
         """Repeat a call until the service can be reached.
 
-        - `call`: the call.
+        - `call`: function without arguments.
         - `on_lost`: called after each failure.
-        - `patience`: the result of `recover` after a first failure.
+        - `patience`: result of `recover` after a first failure.
 
         Raises ServiceError if the service cannot be reached for `reconnect_s` seconds. Raises SampleBatchError as the
-        call does.
+        call.
         """
         while True:
             try:
@@ -169,15 +169,15 @@ class Link:
         return Patience(self.uri, self._reconnect_s)
 
     def act(self, action: str, body: Any = b"") -> list[Any]:
-        """Carry out an action, and return the bodies of its results.
+        """Call an action of the service; return the bodies of its results.
 
-        Raises LostError if the connection is gone. Raises SampleBatchError as the service does.
+        Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects the action.
         """
         with self.errors:
             return [result.body for result in self._client.do_action(flight.Action(action, body), self._call)]
 
     def put(self, path: tuple[str, ...], schema: pa.Schema) -> tuple[Any, Any]:
-        """Open a stream of fragments; return its writer, and the reader of acknowledgements."""
+        """Open a stream of fragments; return its writer and the reader of acknowledgements."""
         with self.errors:
             stream: tuple[Any, Any] = self._client.do_put(flight.FlightDescriptor.for_path(*path), schema, self._call)
         flight_process.register(*stream)
@@ -192,7 +192,7 @@ class Link:
         return stream
 
     def close(self) -> None:
-        """Close the connection; a forked child leaves it to its parent."""
+        """Close the connection, unless this process is a forked child."""
         if self._process == os.getpid():
             self._client.close()
 

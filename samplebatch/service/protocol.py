@@ -1,4 +1,4 @@
-"""Protocol: the requests of the replay service, as JSON, and how each is checked before anything is done.
+"""Protocol: requests of the replay service as JSON, and their validation.
 
 Experience, indices and priorities are Arrow record batches; everything else is small JSON. The page "The replay
 service" describes the complete wire format.
@@ -18,16 +18,16 @@ from samplebatch.arguments import choice, count_of, fraction, positive, whole
 from samplebatch.errors import ArgumentError, CapacityError, FormatError, SampleBatchError, near_names
 
 MAX_REQUEST_NBYTES: Final = 1 << 20
-"""Bytes of JSON in a request."""
+"""Maximum size of a request in bytes of JSON."""
 
 MAX_NAME_NBYTES: Final = 256
-"""Bytes in UTF-8 of a name that a client gives: of a table, a writer, a stream, a key or weights."""
+"""Maximum length of a client's names (table, writer, stream, key, weights) in bytes of UTF-8."""
 
 _MAX_SENTENCE: Final = 1000
-"""Characters of JSON of a sentence that goes back: gRPC sends it four times in headers of 8 KiB."""
+"""Maximum length of an error message as JSON: gRPC repeats it four times in headers of 8 KiB."""
 
 MAX_ASKED: Final = 1024
-"""Samples that a request of a session may ask for."""
+"""Maximum number of samples per request of a session."""
 
 _MAX_WHOLE: Final = (1 << 63) - 1
 """Largest integer in a request."""
@@ -39,13 +39,13 @@ ACTIONS: Final = {
     "checkpoint": "Write all tables to the disk.",
     "reset": "Empty a table.",
     "limits": "Change the limits of a table.",
-    "update_weight": "Give rows of a table new priorities.",
+    "update_weight": "Set new priorities of rows of a table.",
     "publish": "Store weights, an Arrow stream, and return their version.",
     "latest": "Return the newest weights, as an Arrow stream.",
-    "acknowledged": "Return the number of the last fragment that was inserted from a stream of a writer.",
-    "attach": "Return where a client on the same machine finds a secret that proves so.",
+    "acknowledged": "Return the number of the last inserted fragment of a writer's stream.",
+    "attach": "Return the location of a secret that only clients on the same machine can read.",
 }
-"""Actions, by their names."""
+"""Descriptions of actions by name."""
 
 SAMPLE_KEY: Final = b"samplebatch.sample"
 """Key of a sample's description in the metadata of its schema."""
@@ -55,7 +55,7 @@ WEIGHTS_KEY: Final = b"samplebatch.weights"
 
 
 class LostError(errors.ServiceError):
-    """The connection to a service is gone, and nobody knows how far a call got: a link makes another one."""
+    """The connection to a service was lost, so the outcome of a call is unknown; a `Link` reconnects."""
 
 
 def write_json(values: Mapping[str, Any]) -> bytes:
@@ -70,26 +70,27 @@ def write_json(values: Mapping[str, Any]) -> bytes:
 def read_json(raw: Any, about: str) -> dict[str, Any]:
     """Read an answer of the service.
 
-    - `raw`: its bytes, or anything with the buffer protocol.
-    - `about`: the answer, for errors: `"an acknowledgement"`.
+    - `raw`: the answer, an object with the buffer protocol.
+    - `about`: name of the answer for errors, such as `"an acknowledgement"`.
 
-    Raises CapacityError if there are more bytes than a request may have. Raises FormatError if it is no JSON object.
+    Raises CapacityError if the answer has more than `MAX_REQUEST_NBYTES` bytes. Raises FormatError if the answer is not
+    a JSON object.
 
     >>> read_json(b"[]", "an answer")
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: an answer must be a JSON object, it is not
+    samplebatch.errors.FormatError: an answer must be a JSON object, got a list
     """
     return _read_object(raw, about, int)
 
 
 def read_request(raw: Any, about: str) -> dict[str, Any]:
-    """Read a request of a client: as `read_json`, with integers that NumPy and Arrow can represent.
+    """Read a request of a client as `read_json` does; integers must have at most 64 bits, as in NumPy and Arrow.
 
-    Raises CapacityError and FormatError as `read_json` does; FormatError also if an integer has more than 64 bits.
+    Raises CapacityError and FormatError as `read_json`; FormatError also if an integer has more than 64 bits.
 
     >>> read_request(b'{"n_step": 9223372036854775808}', "the ticket")
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: the ticket must have integers of at most 64 bits, one has 19 digits
+    samplebatch.errors.FormatError: the ticket must have integers of at most 64 bits, got one of 19 digits
     """
     return _read_object(raw, about, _whole_number)
 
@@ -103,52 +104,57 @@ def _read_object(raw: Any, about: str, parse_int: Callable[[str], int]) -> dict[
     except FormatError as error:
         raise FormatError(f"{about} {error}") from None
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{about} must be a JSON object, it is not") from error
+        raise FormatError(f"{about} must be a JSON object, got {message.nbytes} bytes of other data") from error
     if not isinstance(request, dict):
-        raise FormatError(f"{about} must be a JSON object, it is not")
+        raise FormatError(f"{about} must be a JSON object, got a {type(request).__name__}")
     return request
 
 
 def _whole_number(digits: str) -> int:
     # Count the digits first: converting millions of digits is slow.
     if len(digits) > 20 or abs(int(digits)) > _MAX_WHOLE:
-        raise FormatError(f"must have integers of at most 64 bits, one has {len(digits)} digits")
+        raise FormatError(f"must have integers of at most 64 bits, got one of {len(digits)} digits")
     return int(digits)
 
 
 def header(token: str) -> str:
-    """Return the header by which a call brings a token.
+    """Return the authorization header of a token.
 
-    Raises ArgumentError if the token is empty or has other characters than visible ASCII ones, which no header can
-    hold.
+    Raises ArgumentError if the token is empty or contains characters that are not visible ASCII, which a header cannot
+    represent.
 
     >>> header("sesame")
     'Bearer sesame'
     """
     if not text("token", token) or not all("!" <= letter <= "~" for letter in token):
-        raise ArgumentError("token must be a word of visible ASCII characters, it is not")
+        raise ArgumentError(
+            "token must be a non-empty string of visible ASCII characters, got an empty or other string"
+        )
     return f"Bearer {token}"
 
 
 def check_names(request: Mapping[str, Any], allowed: Collection[str], about: str) -> None:
-    """Reject a request with unknown entries; raises FormatError if there is one; names it, and the near ones."""
+    """Reject a request with unknown entries.
+
+    Raises FormatError if an entry is unknown; names it and suggests near names.
+    """
     for name in request:
         if name not in allowed:
             raise FormatError(f"{about} must have no entry {name!r}; {near_names(name, allowed)}")
 
 
 def text(name: str, value: object) -> str:
-    """Return a string of a request; raises ArgumentError if it is none."""
+    """Return a string of a request; raises ArgumentError if the value is not a string."""
     if not isinstance(value, str):
         raise ArgumentError(f"{name} must be a string, got a {type(value).__name__}")
     return value
 
 
 def short_text(name: str, value: object) -> str:
-    """Return a name that a client gives, which the service may keep.
+    """Return a client's name for something, which the service may store.
 
-    Raises ArgumentError if it is no string. Raises CapacityError if it is longer than names may be. Raises FormatError
-    if it has no form in UTF-8.
+    Raises ArgumentError if the value is not a string. Raises CapacityError if it has more than `MAX_NAME_NBYTES` bytes.
+    Raises FormatError if it cannot be encoded as UTF-8.
 
     >>> short_text("writer", "w" * 300)
     Traceback (most recent call last):
@@ -158,7 +164,7 @@ def short_text(name: str, value: object) -> str:
     try:
         size = len(string.encode())
     except UnicodeEncodeError as error:
-        raise FormatError(f"{name} must be text in UTF-8, it is not") from error
+        raise FormatError(f"{name} must be encodable as UTF-8, got a surrogate at position {error.start}") from error
     if size > MAX_NAME_NBYTES:
         raise CapacityError(f"{name} must have at most {MAX_NAME_NBYTES} bytes in UTF-8, got {size}")
     return string
@@ -166,22 +172,22 @@ def short_text(name: str, value: object) -> str:
 
 @dataclass(frozen=True)
 class Draw:
-    """A request for samples of one kind, as a ticket of DoGet or as the command of a DoExchange.
+    """Request for samples: the ticket of a DoGet or the command of a DoExchange.
 
-    - `table`: the table's name.
-    - `batch_size`: steps, sequences, episodes or fragments of a sample.
+    - `table`: name of the table.
+    - `batch_size`: number of steps, sequences, episodes or fragments per sample.
     - `mode`: unit of `batch_size`; None for the table's default.
-    - `count`: samples of a DoGet; None for as many as are read.
-    - `timeout_s`: seconds that the table's limits may hold a sample back; None for as long as they do.
-    - `seed`: seed of the draw; None for the table's own generator.
+    - `count`: number of samples of a DoGet; None for no limit.
+    - `timeout_s`: maximum seconds for which the table's limits may block a sample; None for no limit.
+    - `seed`: seed of the draw; None for the table's generator.
     - `n_step`, `gamma`, `length`, `burn_in`, `padded`: as for `ReplayBuffer.sample` and
       `ReplayBuffer.sample_sequences`.
     - `unfinished`: as for `ReplayBuffer.sample_episodes`.
-    - `beta`: the exponent of importance weights; None for the table's own.
-    - `key`: the key of a fragment, of a table that is read by key.
-    - `nonce`: the secret that proves that client and service share memory; None to be sent all samples.
-    - `ahead`: whether the learner asks for samples before it has the ones before: a large one is sent while the next is
-      drawn.
+    - `beta`: exponent of importance weights; None for the table's exponent.
+    - `key`: key of the fragment, for a table by key.
+    - `nonce`: secret that proves that client and service share memory; None to receive all samples in messages.
+    - `ahead`: whether the learner requests samples before it has received earlier ones: a large sample is sent while
+      the next one is drawn.
 
     >>> draw = Draw("replay", 256, n_step=3)
     >>> Draw.read(draw.write(), "the ticket") == draw
@@ -216,24 +222,24 @@ class Draw:
     def read(cls, raw: Any, about: str) -> Draw:
         """Read a request.
 
-        Raises CapacityError and FormatError as `read_request` does; or if it has other entries than a request. Raises
-        ArgumentError if an entry is outside of the values that it may have; names it.
+        Raises CapacityError and FormatError as `read_request`; FormatError also if an entry is unknown. Raises
+        ArgumentError if an entry is invalid; names it.
         """
         request = read_request(raw, about)
         check_names(request, [field.name for field in fields(cls)], about)
         if "table" not in request:
-            raise FormatError(f"{about} must name a table, it does not")
+            raise FormatError(f"{about} must have the entry 'table', got {sorted(request)}")
         for name, value in request.items():
             if value is not None or name in ("table", "batch_size"):
                 _CHECKS[name](name, value)
         draw = cls(**request)
         if draw.mode == "sequences" and draw.length is None:
-            raise ArgumentError("length must be given for sequences, it is not")
+            raise ArgumentError("length must be an integer from 1 for sequences, got none")
         return draw
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The options of `ReplayTable.sample` that are given."""
+        """Options for `ReplayTable.sample`, without those that are None."""
         values = {name: getattr(self, name) for name in _OPTIONS}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -274,21 +280,21 @@ _CHECKS: Final[dict[str, Any]] = {
     "batch": text,
     "update": _flag,
 }
-"""How each entry of a `Draw` and of a `Fragment` is checked."""
+"""Validators of the entries of a `Draw` and of a `Fragment`."""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """The metadata of a fragment that a writer puts, beside its rows.
+    """Metadata of a fragment, sent with its rows.
 
-    - `number`: sequence number in the writer's stream, from 1 on; 0 for none. A fragment whose number is not above the
-      last inserted one was sent again, and is only acknowledged.
-    - `timeout_s`: seconds that the table's limits may hold it back; None for as long as they do.
-    - `key`: its key, for a table that is read by key.
-    - `priority`: its priority, for a table of fragments that looks at priorities.
+    - `number`: sequence number in the writer's stream, from 1; 0 for none. A fragment whose number is not greater than
+      the last inserted one was sent again, and is only acknowledged.
+    - `timeout_s`: maximum seconds for which the table's limits may block the fragment; None for no limit.
+    - `key`: key of the fragment, for a table by key.
+    - `priority`: priority of the fragment, for a table of fragments that uses priorities.
     - `batch`: the batch's description in the schema metadata if it differs from the one at the start of the stream;
       None if it is the same.
-    - `update`: for a table of rows, whether all keys must exist, or none; None for either.
+    - `update`: for a table of rows: True if all keys must exist, False if none may exist, None for no requirement.
 
     >>> Fragment.read(Fragment(3, key="level 1").write()).key
     'level 1'
@@ -309,7 +315,7 @@ class Fragment:
     def read(cls, raw: Any) -> Fragment:
         """Read the metadata; None is read as no metadata.
 
-        Raises CapacityError, FormatError and ArgumentError as `Draw.read` does.
+        Raises CapacityError, FormatError and ArgumentError as `Draw.read`.
         """
         if raw is None:
             return cls()
@@ -322,7 +328,7 @@ class Fragment:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """Describe an error for the other side: its class, its sentence, and its attributes that are plain.
+    """Describe an error for the other side: class, message and plain attributes.
 
     >>> describe_error(ArgumentError("there is no action " + "x" * 2000))["message"][-10:]
     'xxxxxx ...'
@@ -348,9 +354,9 @@ def write_error(error: BaseException) -> bytes:
 
 
 def read_error(answer: Mapping[str, Any]) -> SampleBatchError:
-    """Make the error that the other side has written, of the same class where the library has it.
+    """Create the error that the other side described, of the same class if the library has it.
 
-    Tables are closed by a service that ends, so this is a lost connection: another one may follow.
+    A service closes its tables when it ends, so TableClosedError becomes a LostError, after which clients reconnect.
 
     >>> read_error({"error": "EmptyBufferError", "message": "a buffer must have rows"})
     EmptyBufferError('a buffer must have rows')
@@ -360,7 +366,7 @@ def read_error(answer: Mapping[str, Any]) -> SampleBatchError:
         cls = LostError
     if not (isinstance(cls, type) and issubclass(cls, SampleBatchError)):
         cls = errors.ServiceError
-    # Not called: some classes have further arguments, which are among the attributes.
+    # The constructor is bypassed: some classes have further arguments, which are among the attributes.
     error: SampleBatchError = cls.__new__(cls)
     error.args = (str(answer.get("message")),)
     attributes = answer.get("attributes")
@@ -375,7 +381,8 @@ MAX_STREAMS: Final = 1 << 16
 class TakenNumbers:
     """Sequence number of the last inserted fragment of each stream, for `ReplayTable`.
 
-    Fragments of a stream arrive in the order of their numbers: one whose number is not above the last was sent again.
+    Fragments of a stream arrive in the order of their numbers: a number that is not greater than the last one belongs
+    to a fragment that was sent again.
 
     >>> taken = TakenNumbers()
     >>> taken.note("actor-0", "a", 1)
@@ -387,7 +394,7 @@ class TakenNumbers:
         self._last: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def last(self, writer: str, stream: str) -> int:
-        """Return the number of the last inserted fragment of a stream; 0 if there is none."""
+        """Return the number of the last inserted fragment of a stream, or 0."""
         return self._last.get((writer, stream), 0)
 
     def includes(self, writer: str, stream: str, number: int) -> bool:
@@ -397,7 +404,7 @@ class TakenNumbers:
     def note(self, writer: str, stream: str, number: int) -> None:
         """Record an inserted fragment, if it has a number.
 
-        The stream that was silent for the longest time is forgotten, if there are too many.
+        Beyond `MAX_STREAMS` the least recently active stream is discarded.
         """
         if not number:
             return
@@ -407,7 +414,7 @@ class TakenNumbers:
             self._last.popitem(last=False)
 
     def state(self) -> list[list[Any]]:
-        """List the writer, the name and the number of each stream, the one that was silent for the longest time first.
+        """List writer, name and number of each stream, the least recently active first.
 
         >>> taken = TakenNumbers.from_state([["actor-0", "a", 7]])
         >>> taken.state()
@@ -417,11 +424,13 @@ class TakenNumbers:
 
     @classmethod
     def from_state(cls, state: Any) -> TakenNumbers:
-        """Make the numbers that `state` returned; raises FormatError if they are none."""
-        found = cls()
+        """Restore the result of `state`; raises FormatError if an entry is not a writer, a stream and a number."""
+        taken = cls()
         try:
             for writer, stream, number in state:
-                found.note(text("writer", writer), text("stream", stream), count_of("number", number))
+                taken.note(text("writer", writer), text("stream", stream), count_of("number", number))
         except (TypeError, ValueError) as error:
-            raise FormatError("the state must list the number of each stream's last fragment, it does not") from error
-        return found
+            raise FormatError(
+                f"the state must list [writer, stream, number] of each stream's last fragment: {error}"
+            ) from error
+        return taken

@@ -1,4 +1,4 @@
-"""RemoteActors: actors that write to a queue of a replay service, as one source of steps for trainers."""
+"""RemoteActors: source of steps for trainers from actors that write to a queue of a replay service."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ class RemoteActors:
 
     Each actor is a `Collector(policy, env, client, weights=client, worker_index=i)` that collects in a loop. The
     learner publishes weights to the service, and its updates use the fragments in the order in which they arrive.
-    Actors may come and go: the queue's capacity holds them back, and the learner waits for fragments.
+    Actors may start and stop at any time. A full queue blocks them; the learner waits for fragments.
 
     Parameters
     ----------
     client
-        Client of a table of kind `"queue"`. It stays open.
+        Client of a table of kind `"queue"`; it is not closed here.
     buffer
-        Where the steps go until the next update: a buffer of one agent with a ring for each `env_id` of all actors, or
-        a `MultiAgentReplayBuffer`.
+        Buffer of the steps for the next update: a buffer of one agent with a ring per `env_id` of all actors, or a
+        `MultiAgentReplayBuffer`.
     max_lag
-        How many publications old the weights of a fragment may be; older fragments are dropped and counted. None for
-        no bound.
+        Maximum age of a fragment's weights in publications; older fragments are discarded and counted. None for no
+        limit.
 
     Attributes
     ----------
     client, buffer, max_lag
-        As given.
+        The arguments.
     version
-        Number of the newest weights that were published here; 0 before the first.
+        Version of the newest weights published by this object; 0 before the first.
     stale_fragments, stale_steps
-        Fragments, and environment steps in them, that were dropped because of `max_lag`.
+        Number of fragments discarded because of `max_lag`, and of their environment steps.
 
     Raises
     ------
     ArgumentError
-        If `client` is not a `ReplayClient`, or `max_lag` is not a whole number from 0.
+        If `client` is not a `ReplayClient`, or `max_lag` is not an integer from 0.
 
     Examples
     --------
@@ -77,30 +77,30 @@ class RemoteActors:
         self._fragments: Iterator[Any] | None = None
 
     def publish(self, weights: Mapping[str, Any]) -> int:
-        """Publish weights for all actors, and return their number.
+        """Publish weights for all actors; return their version.
 
         Raises
         ------
         ColumnTypeError, CapacityError, ServiceError
-            As `ReplayClient.publish` does.
+            As `ReplayClient.publish`.
         """
         self.version = self.client.publish(weights)
         return self.version
 
     def receive(self, n_step: int | None = None) -> CollectStats[Any]:
-        """Receive fragments into the buffer until at least `n_step` environment steps have arrived, and report on them.
+        """Receive fragments into the buffer until at least `n_step` environment steps have arrived; return statistics.
 
         Parameters
         ----------
         n_step
-            Number of steps; the last fragment is received entirely. None returns an empty report: actors continue.
+            Minimum number of steps; the last fragment is received entirely. None returns empty statistics.
 
         Raises
         ------
         ArgumentError
-            If `n_step` is not a whole number from 1, or the buffer lacks a ring for an `env_id`.
+            If `n_step` is not an integer from 1, or the buffer has no ring for an `env_id`.
         ColumnNotFoundError
-            If `max_lag` is given and a fragment has no column `weights_version`: its collector follows no weights.
+            If `max_lag` is set and a fragment has no column `weights_version`: its collector does not follow weights.
         ServiceError
             If the service cannot be reached.
         """
@@ -120,7 +120,7 @@ class RemoteActors:
         return count.report(time.perf_counter() - began)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts and where episodes continue; the buffer has its own state, and actors keep theirs."""
+        """Return the counts and the statistics of open episodes, without the states of the buffer and of actors."""
         return {
             "stale": (self.stale_fragments, self.stale_steps),
             "rings": self._writer.state_dict(),
@@ -130,7 +130,7 @@ class RemoteActors:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_pickle: bool = False) -> None:
-        """Continue the counts of a state that `state_dict` returned; it has no pickles, whatever `allow_pickle`."""
+        """Restore the result of `state_dict`, which contains no pickles; `allow_pickle` has no effect."""
         self.stale_fragments, self.stale_steps = state["stale"]
         self._writer.load_state_dict(state["rings"])
         self._episodes.load_state_dict(state["episodes"])

@@ -1,4 +1,4 @@
-"""RequestHandler: the requests of clients to the tables and weights of a replay service, without Flight."""
+"""RequestHandler: requests of clients to the tables and weights of a replay service, independent of Flight."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Bounds:
-    """The sizes that a service holds its clients to.
+    """Maximum sizes of requests and answers.
 
-    - `message_nbytes`: bytes of a fragment, of a sample, or of weights.
+    - `message_nbytes`: maximum size of a fragment, of a sample, or of weights, in bytes.
     - `shared_nbytes`: maximum shared memory for the samples of one client, in bytes; further samples are sent.
     """
 
@@ -50,12 +50,12 @@ class Bounds:
 
 
 class RequestHandler:
-    """Handler of the requests to the tables and weights of a replay service; threads may call it at the same time.
+    """Handler of requests to the tables and weights of a replay service; thread-safe.
 
-    - `tables`: the tables, by their names.
-    - `bounds`: the sizes that clients are held to.
-    - `checkpoint`: writes all tables to the disk, and returns where; None where the service keeps none.
-    - `weights`: the weights; by default there are none yet.
+    - `tables`: tables by name.
+    - `bounds`: maximum sizes of requests and answers.
+    - `checkpoint`: function that writes a checkpoint and returns its path; None for a service without checkpoints.
+    - `weights`: weights of the service; None for new, empty ones.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RequestHandler:
         self._checkpoint = checkpoint
         self._lock = threading.Lock()
         self._schemas: dict[str, pa.Schema] = {}
-        """Schema of the last fragment that was put, by table."""
+        """Schema of the last inserted fragment by table."""
         self.weights = PublishedWeights() if weights is None else weights
         self._actions: dict[str, Callable[[Any], list[Any]]] = {
             "info": self._info,
@@ -93,7 +93,7 @@ class RequestHandler:
     def table(self, name: object) -> ReplayTable | RowTable:
         """Return a table.
 
-        Raises ArgumentError if there is none of that name. Raises SampleBatchError as `short_text` does.
+        Raises ArgumentError if the service has no table of that name. Raises SampleBatchError as `short_text`.
         """
         table = self.tables.get(short_text("table", name))
         if table is None:
@@ -112,20 +112,20 @@ class RequestHandler:
         is_cancelled: IsCancelled | None = None,
         decoder: FragmentDecoder | None = None,
     ) -> dict[str, Any]:
-        """Insert a fragment, and return its acknowledgement.
+        """Insert a fragment; return its acknowledgement.
 
-        - `table`: where it goes.
+        - `table`: the table.
         - `writer`: name of the writer, which selects its rings.
-        - `stream`: which of the writer's streams brings it: the fragments of each are numbered by themselves.
+        - `stream`: name of the writer's stream; each stream numbers its fragments separately.
         - `rows`, `fragment`: rows and metadata of the fragment.
-        - `is_cancelled`: returns whether the writer is gone; a blocked fragment is discarded then.
-        - `decoder`: of the fragments of the stream that brings it.
+        - `is_cancelled`: returns whether the writer has disconnected; a blocked fragment is then discarded.
+        - `decoder`: decoder of the stream's fragments.
 
-        Raises SampleBatchError if it is no fragment, too large, or rejected by the table. Raises pyarrow.ArrowException
-        if its buffers do not fit its schema.
+        Raises SampleBatchError if the rows are not a fragment, are too large, or are rejected by the table. Raises
+        pyarrow.ArrowException if its buffers do not fit its schema.
         """
         if rows is None:
-            raise FormatError("a fragment must have rows, this message has none")
+            raise FormatError("a fragment must have rows, got a message without rows")
         self.check_nbytes("a fragment", rows.nbytes)
         check_rows(rows.num_rows, rows.nbytes, "a fragment")
         batch = (decoder or FragmentDecoder()).decode(rows, fragment.batch)
@@ -157,7 +157,7 @@ class RequestHandler:
         schema: pa.Schema,
         is_cancelled: IsCancelled | None,
     ) -> dict[str, Any]:
-        """Store columns of rows, whose keys are a column beside them, and return their acknowledgement."""
+        """Store columns of rows by their column of keys; return the acknowledgement."""
         if isinstance(columns, MultiAgentBatch):
             raise FormatError("columns of rows must be of one policy, got several policies")
         stored = table.put(
@@ -184,7 +184,7 @@ class RequestHandler:
         table = self.replay_table(draw.table)
         self._check_items(table, "a sample", draw.batch_size * (draw.length or 1))
         if table.unit == "steps":
-            # Windows are followed step by step.
+            # The cost of an n-step sample is proportional to the total length of its windows.
             window = table.capacity if draw.n_step is None else min(draw.n_step, table.capacity)
             if draw.n_step is not None and draw.batch_size * window > MAX_WINDOW_STEPS:
                 raise CapacityError(
@@ -209,7 +209,7 @@ class RequestHandler:
         return packed
 
     def update(self, table: ReplayTable, rows: pa.RecordBatch, *, any_generation: bool = False) -> int:
-        """Give rows new priorities: columns `batch_indexes`, `priority` and `generation`, which may be ignored.
+        """Set priorities of rows from columns `batch_indexes`, `priority` and, if `generation` applies, `generation`.
 
         Raises SampleBatchError if columns are missing or not numbers, or the table rejects the update. Raises
         pyarrow.ArrowException if the buffers do not fit the schema.
@@ -218,33 +218,33 @@ class RequestHandler:
         rows.validate()
         update = read_fragment(rows)
         if isinstance(update, MultiAgentBatch):
-            raise FormatError("an update must have columns of numbers, it has policies")
+            raise FormatError("an update must have columns of numbers, got a batch of policies")
         self._check_items(table, "an update", rows.num_rows)
         generations = None if any_generation else update[names.GENERATION]
         return table.update_weight(update[names.BATCH_INDEXES], update[names.PRIORITY], generations)
 
     @staticmethod
     def _check_items(table: ReplayTable, about: str, count: int) -> None:
-        """Reject a request of more items than may hold a table's lock."""
+        """Reject a request that would hold the table's lock for too many items."""
         max_items = MAX_STEPS if table.unit == "steps" else MAX_FRAGMENTS
         if count > max_items:
             raise CapacityError(f"{about} must have at most {max_items} {table.unit}, got {count}")
 
     def check_nbytes(self, about: str, nbytes: int) -> None:
-        """Reject a message that exceeds the maximum size; raises CapacityError if it is."""
+        """Reject a message that exceeds the maximum size; raises CapacityError if it does."""
         if nbytes > self.bounds.message_nbytes:
             raise CapacityError(f"{about} must have at most {self.bounds.message_nbytes} bytes, got {nbytes}")
 
     # Actions
 
     def act(self, action: str, body: Any) -> list[Any]:
-        """Carry out an action, and return the bodies of its results.
+        """Perform an action; return the bodies of its results.
 
-        Raises ArgumentError if there is no such action. Raises SampleBatchError if it fails.
+        Raises ArgumentError if the action is unknown. Raises SampleBatchError if the action fails.
         """
         act = self._actions.get(action)
         if act is None:
-            raise ArgumentError(f"there is no action {action!r}; {near_names(action, self._actions)}")
+            raise ArgumentError(f"action must be known, got {action!r}; {near_names(action, self._actions)}")
         return act(body)
 
     def _info(self, body: Any) -> list[bytes]:
@@ -265,7 +265,7 @@ class RequestHandler:
         except Exception as error:
             _log.exception("a checkpoint was not written")
             cause = str(error).partition("\n")[0]
-            raise StorageError(f"a checkpoint must be written, it is not: {type(error).__name__}: {cause}") from error
+            raise StorageError(f"a checkpoint cannot be written: {type(error).__name__}: {cause}") from error
         return [write_json({"path": str(path)})]
 
     def _reset(self, body: Any) -> list[bytes]:
@@ -284,7 +284,7 @@ class RequestHandler:
         lists = [request.get(name) for name in ("indices", "priorities", "generations")]
         arrays = [None if values is None else _numbers(values) for values in lists]
         if arrays[0] is None or arrays[1] is None:
-            raise FormatError("an update must have lists of indices and priorities, one is missing")
+            raise FormatError(f"an update must have the entries 'indices' and 'priorities', got {sorted(request)}")
         self._check_items(table, "an update", len(arrays[0]))
         return [write_json({"updated": table.update_weight(*arrays)})]
 
@@ -317,7 +317,7 @@ class RequestHandler:
         return [write_json({"number": table.taken(writer, stream)})]
 
     def close(self) -> None:
-        """Let all who wait at a table raise."""
+        """Make all blocked requests raise, by closing their tables."""
         for table in self.tables.values():
             table.close()
 
@@ -334,7 +334,7 @@ def _numbers(values: Any) -> Any:
     try:
         numbers = np.asarray(values)
     except ValueError as error:
-        raise FormatError("an update must have lists of numbers, one has others") from error
+        raise FormatError(f"an update must have lists of numbers: {error}") from error
     if numbers.ndim != 1 or (numbers.dtype.kind not in "iuf" and numbers.size):
-        raise FormatError("an update must have lists of numbers, one has others")
+        raise FormatError(f"an update must have lists of numbers, got {numbers.ndim} axes of {numbers.dtype}")
     return numbers

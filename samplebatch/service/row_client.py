@@ -502,7 +502,7 @@ class _Session:
                 chunk = self._reader.read_chunk()
         except (StopIteration, LostError) as error:
             if self._is_cancelled:
-                raise ServiceError("the client must be open to be used, it has been closed") from None
+                raise ServiceError("the client must be open, got a closed one") from None
             if isinstance(error, LostError):
                 raise
             raise LostError("the service has ended the session") from None

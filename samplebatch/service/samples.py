@@ -1,8 +1,8 @@
-"""Samples as Arrow record batches, over the memory that their rows were gathered in, and back.
+"""Samples as Arrow record batches over the memory of their gathered rows, and back.
 
-Columns of a sample are those of `SampleBatch.to_arrow`, under the table's names, and two more: `batch_indexes`, the
-indices of the rows, and `generation`, which `update_weight` requires. A row is a step, a sequence or an episode; the
-columns of an episode are lists of its steps.
+The columns of a sample are the columns of `SampleBatch.to_arrow` under the table's names, `batch_indexes`, the indices
+of the rows, and `generation`, which `update_weight` requires. A row is a step, a sequence or an episode; the columns of
+an episode are lists of its steps.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from samplebatch.transport.shared_queue import Address, SharedQueueMemory, recei
 T = TypeVar("T")
 
 ROWS, EPISODES, FRAGMENTS = "rows", "episodes", "fragments"
-"""Forms of a sample: rows of steps or sequences, a list of episodes, fragments as they were inserted."""
+"""Kinds of samples: rows of steps or sequences, a list of episodes, inserted fragments."""
 
 
 class Packed(NamedTuple):
-    """A sample on its way, as one message of a stream.
+    """Sample as one message of a stream.
 
-    - `batch`: its rows.
-    - `metadata`: further metadata, for JSON.
+    - `batch`: rows of the sample.
+    - `metadata`: further metadata for JSON.
     """
 
     batch: pa.RecordBatch
@@ -63,7 +63,7 @@ def pack(sample: Sample) -> Packed:
     Raises
     ------
     SampleBatchError
-        If a column has no form in Arrow; names it.
+        If a column has no Arrow type; names it.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def _listed(values: Any) -> Any:
 def unpack(packed: pa.RecordBatch, metadata: Mapping[str, Any]) -> samplers.Sample[Any, Any]:
     """View a record batch as a sample; columns of numbers are read-only views.
 
-    Raises FormatError if the batch is no sample. Raises SampleBatchError as `SampleBatch.from_arrow` does.
+    Raises FormatError if the batch is not a sample. Raises SampleBatchError as `SampleBatch.from_arrow`.
     """
     try:
         about = json.loads((packed.schema.metadata or {})[SAMPLE_KEY])
@@ -137,36 +137,39 @@ def have_same_columns(schema: pa.Schema, other: pa.Schema) -> bool:
 
 
 def batch_text(schema: pa.Schema, sent: pa.Schema) -> str | None:
-    """Return a schema's description of a batch; None if the schema that was sent has the same."""
+    """Return a schema's description of a batch; None if the sent schema has the same description."""
     texts = [(each.metadata or {}).get(METADATA_KEY, b"") for each in (schema, sent)]
     return None if texts[0] == texts[1] else texts[0].decode()
 
 
 def read_stream(raw: Any) -> pa.RecordBatch:
-    """Read the record batch of an Arrow stream; raises FormatError if it is none, or has no record batch."""
+    """Read the record batch of an Arrow stream.
+
+    Raises FormatError if the bytes are not an Arrow stream with a record batch.
+    """
     try:
         with ipc.open_stream(raw) as stream:
             return stream.read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise FormatError("a sample must be an Arrow stream with a record batch, it is not") from error
+        raise FormatError(f"a sample must be an Arrow stream with a record batch: {error or 'it has none'}") from error
 
 
 _MAX_FORMS: Final = 8
-"""Forms of samples that a session remembers."""
+"""Maximum number of sample layouts that a session caches."""
 
 _HEAD_NBYTES: Final = 1 << 12
-"""Prefix of a message that is searched first for the end of its JSON; many fragments have longer JSON."""
+"""Size of the prefix that is searched first for the end of a message's JSON, which is longer for many fragments."""
 _COPIED_NBYTES: Final = 1 << 18
-"""Bytes of streams up to which one copy is faster than copying their columns."""
+"""Size of streams in bytes up to which one copy is faster than copying each column."""
 MAX_INLINE: Final = 64
-"""Streams in a message."""
+"""Maximum number of streams per message."""
 
 Tree = dict[str, "str | Tree"]
 """A nested batch with the names of columns as its leaves."""
 
 
 class Stream(ABC):
-    """An Arrow stream that is about to be written into memory."""
+    """Arrow stream of known size, to be written into memory."""
 
     @property
     @abstractmethod
@@ -175,11 +178,11 @@ class Stream(ABC):
 
     @abstractmethod
     def write(self, out: Bytes) -> None:
-        """Write it into memory, shape (nbytes,)."""
+        """Write the stream into memory, shape (nbytes,)."""
 
 
 class RowsStream(Stream):
-    """The stream of a record batch, written by Arrow."""
+    """Stream of a record batch, written by Arrow."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self._rows = rows
@@ -192,7 +195,7 @@ class RowsStream(Stream):
         return int(counted.size())
 
     def write(self, out: Bytes) -> None:
-        """Write it into memory, shape (nbytes,)."""
+        """Write the stream into memory, shape (nbytes,)."""
         self._write(pa.FixedSizeBufferWriter(pa.py_buffer(out)))
 
     def _write(self, sink: Any) -> None:
@@ -201,7 +204,7 @@ class RowsStream(Stream):
 
 
 class LaidOutStream(Stream):
-    """The stream of a sample of a known form."""
+    """Stream of a sample with a cached layout."""
 
     def __init__(self, layout: StreamLayout, columns: Arrays) -> None:
         self._layout, self._columns = layout, columns
@@ -212,7 +215,7 @@ class LaidOutStream(Stream):
         return self._layout.nbytes
 
     def write(self, out: Bytes) -> None:
-        """Write it into memory, shape (nbytes,)."""
+        """Write the stream into memory, shape (nbytes,)."""
         self._layout.write(self._columns, out)
 
 
@@ -237,7 +240,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
-    """Cut a message of metadata into its JSON and the streams behind it, of no bytes where there are none.
+    """Split a metadata message into its JSON and the bytes of the streams after it, empty without streams.
 
     >>> cut_inline(b'{"updated":3}')
     (b'{"updated":3}', array([], dtype=uint8))
@@ -248,16 +251,16 @@ def cut_inline(raw: Any) -> tuple[bytes, Bytes]:
         header, newline, _ = message.tobytes().partition(b"\n")
     streams = message[len(header) + len(newline) :]
     if streams.nbytes <= _COPIED_NBYTES:
-        # To an address where numbers can be read; of larger ones, only the columns that need it are copied.
+        # Copy to an aligned address; for larger messages only misaligned columns are copied later.
         streams = memory.copy_of(streams)
         streams.flags.writeable = False
     return header, streams
 
 
 def split_inline(streams: Bytes, sizes: Any) -> list[Bytes]:
-    """Split the bytes behind the JSON of a message into streams of known sizes.
+    """Split the bytes after the JSON of a message into streams of given sizes.
 
-    Raises FormatError if there are not as many bytes.
+    Raises FormatError if the sizes do not match the number of bytes.
 
     >>> [part.nbytes for part in split_inline(np.zeros(192, np.uint8), [70, 8])]
     [70, 8]
@@ -265,18 +268,21 @@ def split_inline(streams: Bytes, sizes: Any) -> list[Bytes]:
     parts, start = [], 0
     for size in sizes if isinstance(sizes, list) else [None]:
         if not isinstance(size, int) or not 0 < size <= streams.nbytes - start:
-            raise FormatError("streams of samples must have the sizes that their message declares, got others")
+            raise FormatError(
+                f"streams of samples must have the sizes that their message declares, {str(sizes)[:80]}, got "
+                f"{streams.nbytes} bytes"
+            )
         parts.append(streams[start : start + size])
         start += _aligned(size)
     return parts
 
 
 class SampleWriter:
-    """Writer of the samples of a session, for the service; a sample of a known form takes one copy.
+    """Writer of a session's samples, for the service; a sample with a cached layout requires one copy.
 
     >>> sample = Sample(Batch(obs=np.zeros((2, 3)), rew=np.ones(2)), np.array([7, 9]), np.array([1, 1]))
     >>> writer, reader = SampleWriter(), SampleReader()
-    >>> stream, told = writer.prepare(sample)
+    >>> stream, metadata = writer.prepare(sample)
     >>> out = np.empty(stream.nbytes, np.uint8)
     >>> stream.write(out)
     >>> reader.read(out).indices, reader.read(out).batch.rew
@@ -285,12 +291,12 @@ class SampleWriter:
 
     def __init__(self) -> None:
         self._forms: list[tuple[tuple[Any, ...], StreamLayout]] = []
-        """Unit of actions and names without values, and the layout, of each form; the newest first."""
+        """Action unit, names without values, and layout of each form, the newest first."""
         self._last: Any = None
-        """The form of the last sample that had no layout."""
+        """Form of the last sample without a layout."""
 
     def prepare(self, sample: Sample) -> tuple[Stream, dict[str, Any]]:
-        """Return the stream and the metadata of a sample; raises as `pack` does."""
+        """Return stream and metadata of a sample; raises as `pack` does."""
         layout = self._find_layout(sample)
         if layout is not None:
             return LaidOutStream(*layout), {}
@@ -357,17 +363,17 @@ def _make_layout(sample: Sample) -> StreamLayout | None:
 
 
 class SampleReader:
-    """Reader of the samples of a session, for a learner.
+    """Reader of a session's samples, for a learner.
 
-    Arrow reads the first sample of each form, and the general reader validates it. A later stream is viewed if it has
-    the same bytes besides its columns. If only its schema is the same, its numbers are viewed and its objects decoded.
+    Arrow reads the first sample of each form, and the general reader validates it. A later stream with the same bytes
+    outside its columns is viewed. If only its schema is equal, its numbers are viewed and its objects are decoded.
     """
 
     def __init__(self) -> None:
         self._layouts: dict[bytes, tuple[StreamLayout, _Form]] = {}
-        """Layout and form of samples by the head of their streams."""
+        """Layout and form of samples by stream header."""
         self._readers: dict[bytes, _ObjectsReader | None] = {}
-        """Readers of samples with columns of objects, by the schema of their streams; None for the general reader."""
+        """Readers of samples with object columns by schema; None for the general reader."""
 
     def read(self, stream: Bytes, metadata: Mapping[str, Any] | None = None) -> samplers.Sample[Any, Any]:
         """View the sample of a stream.
@@ -375,7 +381,7 @@ class SampleReader:
         - `stream`: bytes of the stream, shape (nbytes,).
         - `metadata`: metadata of the sample.
 
-        Raises FormatError if it is no stream of a record batch. Raises SampleBatchError as `unpack` does.
+        Raises FormatError if the bytes are not a stream of a record batch. Raises SampleBatchError as `unpack`.
         """
         head = head_of(stream)
         entry = None if head is None else self._layouts.get(head)
@@ -396,7 +402,7 @@ class SampleReader:
         return sample
 
     def _remember(self, stream: Bytes, schema: bytes, rows: pa.RecordBatch, batch: Batch) -> None:
-        """Remember the form of a validated sample, if all its leaves are columns of numbers or objects."""
+        """Cache the form of a validated sample, if all its leaves are columns of numbers or objects."""
         form = _Form(_name_leaves(batch, ""), unit_of(batch))
         if not _has_leaves(form.tree, rows.schema.names):
             return
@@ -414,7 +420,7 @@ def _put_recent(recent: dict[bytes, T], key: bytes, value: T) -> None:
 
 
 class _Form(NamedTuple):
-    """Nesting of a sample's columns, and the unit of its actions."""
+    """Nesting of a sample's columns, and its action unit."""
 
     tree: Tree
     unit: ActionUnit | None
@@ -447,7 +453,7 @@ class _ObjectsReader:
     def read(self, rows: pa.RecordBatch) -> samplers.Sample[Any, Any] | None:
         """View the numbers and decode the objects of a record batch; None if the general reader must read it.
 
-        Raises SampleBatchError as `SampleBatch.from_arrow` does.
+        Raises SampleBatchError as `SampleBatch.from_arrow`.
         """
         columns = self._plan.read(rows)
         if columns is None:
@@ -483,18 +489,18 @@ def _nest(tree: Tree, columns: Arrays) -> Batch:
 
 _SECRET_NBYTES: Final = 32
 _MIN_NBYTES: Final = 1 << 16
-"""Bytes of a sample from which mapping it is faster than being sent it."""
+"""Size of a sample in bytes from which shared memory is faster than a message."""
 
 
 class Secret:
-    """A random number in shared memory of the service, which only clients on the same machine can read."""
+    """Random number in shared memory of the service, which only clients on the same machine can read."""
 
     def __init__(self) -> None:
         self._value = secrets.token_bytes(_SECRET_NBYTES)
         self._region: Region | None = None
 
     def address(self) -> dict[str, Any]:
-        """Return where a client finds the secret; empty if this machine has no such memory."""
+        """Return the location of the secret; empty if this machine does not support shared memory."""
         if not os.path.isdir("/proc/self/fd"):
             return {}
         if self._region is None:
@@ -550,14 +556,14 @@ class SampleMemory:
         return None if written is None else [*written[0], *written[1]]
 
     def close(self) -> None:
-        """Let go of all regions; samples that the client has live on."""
+        """Release all regions; samples that the client has received stay valid."""
         self._memory.close()
 
 
 def take(memory_address: Any) -> Bytes:
-    """Map the stream of a sample that the service has put into a region, read-only.
+    """Map the stream of a sample in a region of the service, read-only.
 
-    Raises FormatError and PeerDiedError if it is not there, or the service has ended.
+    Raises FormatError and PeerDiedError if the address is invalid, or the service has ended.
     """
     try:
         *region, start, nbytes = memory_address
@@ -565,6 +571,8 @@ def take(memory_address: Any) -> Bytes:
     except (TypeError, ValueError, OSError) as error:
         if isinstance(error, SampleBatchError):
             raise
-        raise FormatError("the address of a sample in shared memory must be valid, got another") from error
+        raise FormatError(
+            f"the address of a sample in shared memory must be valid, got {str(memory_address)[:80]}"
+        ) from error
     stream.flags.writeable = False
     return stream

@@ -1,4 +1,4 @@
-"""Selectors: how a table of fragments chooses the next to sample, or to remove to make room."""
+"""Selectors: item selection policies of a table of fragments, for sampling and for eviction."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from samplebatch.errors import FormatError
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """A fragment in a table.
+    """Fragment in a table.
 
-    - `number`: how many fragments were inserted before it, ever: its id.
+    - `number`: sequence number of the insertion, which identifies the fragment.
     - `fragment`: the fragment.
-    - `priority`: how much it counts for samplers and removers that look at priorities.
-    - `key`: its key in a table by key.
-    - `times`: how often it was sampled.
-    - `nbytes`: bytes of its columns.
+    - `priority`: priority for selectors by priority.
+    - `key`: key in a table by key.
+    - `times`: number of times that the fragment was sampled.
+    - `nbytes`: size of its columns in bytes.
     """
 
     number: int
@@ -36,13 +36,13 @@ class Item:
 
 
 Items = OrderedDict[int, Item]
-"""The fragments of a table by their numbers, oldest first."""
+"""Fragments of a table by number, oldest first."""
 
 
 class Selector(ABC):
     """Item selection policy of a table; notified of insertions, updates and removals.
 
-    - `items`: the table's fragments, which the table changes.
+    - `items`: fragments of the table, modified by the table.
     """
 
     by_priority: ClassVar[bool] = False
@@ -52,28 +52,28 @@ class Selector(ABC):
 
     @abstractmethod
     def pick(self, rng: np.random.Generator) -> Item:
-        """Choose one of at least one fragment."""
+        """Select a fragment; requires at least one."""
 
     def add(self, item: Item) -> None:
         """Add a fragment."""
         return None
 
     def change(self, item: Item) -> None:
-        """Note that a fragment was sampled, or has another priority."""
+        """Handle a change of a fragment's priority or number of samples."""
         return None
 
     def remove(self, item: Item) -> None:
-        """Note that a fragment has gone."""
+        """Handle the removal of a fragment."""
         return None
 
     def state_dict(self) -> Any:
-        """Return as plain values all that later draws depend on beside the fragments, for `load_state_dict`."""
+        """Return the state that later selections depend on, besides the fragments, as plain values."""
         return None
 
     def load_state_dict(self, state: Any) -> None:
         """Restore a state, after `add` was called for the same fragments.
 
-        Raises FormatError if it is the state of other fragments.
+        Raises FormatError if the state belongs to other fragments.
         """
         return None
 
@@ -82,7 +82,7 @@ class Oldest(Selector):
     """First in, first out."""
 
     def pick(self, rng: np.random.Generator) -> Item:
-        """Choose the oldest."""
+        """Select the oldest fragment."""
         return self._items[next(iter(self._items))]
 
 
@@ -90,51 +90,51 @@ class Newest(Selector):
     """Last in, first out."""
 
     def pick(self, rng: np.random.Generator) -> Item:
-        """Choose the newest."""
+        """Select the newest fragment."""
         return self._items[next(reversed(self._items))]
 
 
 class AnyItem(Selector):
-    """Each as likely as any other."""
+    """Uniform random selection."""
 
     def __init__(self, items: Items) -> None:
         super().__init__(items)
         self._numbers: list[int] = []
-        self._places: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
 
     def pick(self, rng: np.random.Generator) -> Item:
-        """Draw one."""
+        """Draw a fragment uniformly."""
         return self._items[self._numbers[int(rng.integers(len(self._numbers)))]]
 
     def add(self, item: Item) -> None:
         """Add a fragment."""
-        self._places[item.number] = len(self._numbers)
+        self._positions[item.number] = len(self._numbers)
         self._numbers.append(item.number)
 
     def remove(self, item: Item) -> None:
         """Remove a fragment; the last one moves to its position."""
-        position, last = self._places.pop(item.number), self._numbers.pop()
+        position, last = self._positions.pop(item.number), self._numbers.pop()
         if last != item.number:
             self._numbers[position] = last
-            self._places[last] = position
+            self._positions[last] = position
 
     def state_dict(self) -> list[int]:
-        """Return the order in which fragments are drawn from."""
+        """Return the internal order of the fragments, which draws depend on."""
         return list(self._numbers)
 
     def load_state_dict(self, state: list[int]) -> None:
-        """Draw from the fragments in this order; see `Selector.load_state_dict`."""
+        """Restore the internal order; see `Selector.load_state_dict`."""
         if sorted(state) != sorted(self._numbers):
             raise FormatError("the state of a selector must have the numbers of its fragments, got others")
         self._numbers = list(state)
-        self._places = {number: position for position, number in enumerate(state)}
+        self._positions = {number: position for position, number in enumerate(state)}
 
 
 class ByPriority(Selector):
-    """In proportion to priorities, with the sum tree and the importance weights of prioritized buffers.
+    """Selection with probability proportional to priority, as in prioritized buffers.
 
-    - `items`: the table's fragments.
-    - `capacity`: how many there may be.
+    - `items`: fragments of the table.
+    - `capacity`: maximum number of fragments.
     - `alpha`, `beta`: as for `PrioritizedReplayBuffer`.
     """
 
@@ -148,11 +148,11 @@ class ByPriority(Selector):
         self._owners: dict[int, Item] = {}
 
     def pick(self, rng: np.random.Generator) -> Item:
-        """Draw one in proportion to its priority."""
+        """Draw a fragment with probability proportional to its priority."""
         return self._owners[int(self._sampler.tree.draw(1, rng)[0])]
 
     def weight(self, item: Item, beta: float | None) -> float:
-        """Return the importance weight of a fragment, not divided by the largest."""
+        """Return the importance weight of a fragment before normalization by the maximum."""
         table_beta = self._sampler.beta
         try:
             self._sampler.beta = table_beta if beta is None else beta
@@ -167,14 +167,14 @@ class ByPriority(Selector):
         self._set(slot, item)
 
     def change(self, item: Item) -> None:
-        """Note that a fragment has another priority."""
+        """Update the weight of a fragment."""
         self._set(self._slots[item.number], item)
 
     def _set(self, slot: int, item: Item) -> None:
         self._sampler.update(np.array([slot]), np.array([item.priority]))
 
     def remove(self, item: Item) -> None:
-        """Set the weight of one that has gone to zero."""
+        """Set the weight of a removed fragment to 0."""
         slot = self._slots.pop(item.number)
         del self._owners[slot]
         self._sampler.on_remove(np.array([slot]))
@@ -186,7 +186,7 @@ class ByPriority(Selector):
         return {"slots": slots, "free": list(self._free), "smallest": float(self._sampler.smallest)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the fragments into these slots; see `Selector.load_state_dict`."""
+        """Restore the slots of fragments; see `Selector.load_state_dict`."""
         slots, free = list(state["slots"]), list(state["free"])
         smallest = finite("smallest", state["smallest"])
         if len(slots) != len(self._items) or sorted(slots + free) != list(range(len(slots) + len(self._free))):
@@ -201,7 +201,7 @@ class ByPriority(Selector):
 
 
 class _Heap(Selector):
-    """The fragment with the least rank, the oldest of equals: a heap from which stale entries are dropped late."""
+    """Fragment of lowest rank, the oldest if several have it: a heap with lazy deletion of stale entries."""
 
     def __init__(self, items: Items) -> None:
         super().__init__(items)
@@ -209,10 +209,10 @@ class _Heap(Selector):
 
     @abstractmethod
     def rank(self, item: Item) -> float:
-        """Return the number that the least of is chosen."""
+        """Return the rank; the fragment with the lowest rank is selected."""
 
     def pick(self, rng: np.random.Generator) -> Item:
-        """Choose the one of least rank."""
+        """Select the fragment of lowest rank."""
         while True:
             rank, number = self._heap[0]
             item = self._items.get(number)
@@ -221,19 +221,19 @@ class _Heap(Selector):
             heapq.heappop(self._heap)
 
     def add(self, item: Item) -> None:
-        """Enter a fragment, and drop stale entries once they are most of all."""
+        """Insert a fragment; rebuild the heap if most entries are stale."""
         heapq.heappush(self._heap, (self.rank(item), item.number))
         if len(self._heap) > 64 + 2 * len(self._items):
-            self._heap = [(self.rank(one), one.number) for one in self._items.values()]
+            self._heap = [(self.rank(entry), entry.number) for entry in self._items.values()]
             heapq.heapify(self._heap)
 
     def change(self, item: Item) -> None:
-        """Enter a fragment with its new rank; the old entry is stale."""
+        """Insert a fragment with its new rank; the previous entry becomes stale."""
         self.add(item)
 
 
 class LowestPriority(_Heap):
-    """The lowest priority, the oldest of equals."""
+    """Lowest priority first, the oldest of equal priorities."""
 
     by_priority = True
 
@@ -243,10 +243,10 @@ class LowestPriority(_Heap):
 
 
 class MostSampled(_Heap):
-    """The most often sampled, the oldest of equals."""
+    """Most often sampled first, the oldest of equals."""
 
     def rank(self, item: Item) -> float:
-        """Return how often it was sampled, negative."""
+        """Return the negative number of samples."""
         return -item.times
 
 
@@ -257,4 +257,4 @@ REMOVERS: dict[str, type[Selector]] = {
     "lowest_priority": LowestPriority,
     "most_sampled": MostSampled,
 }
-"""The rules by which a fragment is removed to make room, by the words for them."""
+"""Eviction policies by name."""

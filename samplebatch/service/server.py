@@ -1,4 +1,4 @@
-"""ReplayServer: replay tables behind Arrow Flight, for writers and learners on any machine."""
+"""ReplayServer: Arrow Flight server of replay tables, for writers and learners on any machine."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from samplebatch.service.flight_server import FlightServer
 
 Pair = tuple[str | os.PathLike[str], str | os.PathLike[str]]
-"""The paths of a certificate and of its private key, in PEM."""
+"""Paths of a PEM certificate and of its private key."""
 
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _KEY: Final = b"PRIVATE KEY-----"
 _OTHER_KEY: Final = {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"}
-"""Reasons of OpenSSL for the key of another certificate; the last where one is of RSA, and one of a curve."""
+"""OpenSSL's reasons for the key of another certificate; the last if only one of them is an elliptic-curve key."""
 _OUT_OF_DATE: Final = {9, 10}
-"""Codes of OpenSSL for a certificate that is not valid yet, and for one that has expired."""
+"""OpenSSL's codes for a certificate that is not valid yet and for an expired one."""
 
 
 def read_pair(tls: Pair, names: tuple[str, str] = ("tls[0]", "tls[1]")) -> tuple[bytes, bytes]:
     """Read a certificate and its private key.
 
-    - `tls`: the paths of both.
-    - `names`: the arguments or options that they were given by.
+    - `tls`: paths of both files.
+    - `names`: names of both arguments or options, for errors.
 
-    Raises ArgumentError if there is no certificate or no private key in PEM, or the key is encrypted or of another
-    certificate. Raises OSError if a file cannot be read.
+    Raises ArgumentError if a file contains no PEM certificate or private key, or the key is encrypted or belongs to
+    another certificate. Raises OSError if a file cannot be read.
     """
     certificate, key = (_read(path, name) for path, name in zip(tls, names, strict=True))
     first, second = (repr(os.fspath(path)) for path in tls)
@@ -54,25 +54,27 @@ def read_pair(tls: Pair, names: tuple[str, str] = ("tls[0]", "tls[1]")) -> tuple
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(tls[0])
     except ssl.SSLError as error:
         state = "a damaged one" if _CERTIFICATE in certificate else "none"
-        raise ArgumentError(f"{names[0]} must be a file with a certificate in PEM, {first} has {state}") from error
+        raise ArgumentError(f"{names[0]} must be a file with a PEM certificate, got {state} in {first}") from error
     try:
         _server_context(tls)
     except _EncryptedKey as error:
-        raise ArgumentError(f"{names[1]} must be a private key without a passphrase, {second} is encrypted") from error
+        raise ArgumentError(
+            f"{names[1]} must be a private key without a passphrase, got an encrypted one in {second}"
+        ) from error
     except ssl.SSLError as error:
         if error.reason in _OTHER_KEY:
             raise ArgumentError(
                 f"{names[1]} must be the private key of the certificate in {first}, got the key of another in {second}"
             ) from error
         state = "a damaged one" if _KEY in key else "none"
-        raise ArgumentError(f"{names[1]} must be a file with a private key in PEM, {second} has {state}") from error
+        raise ArgumentError(f"{names[1]} must be a file with a PEM private key, got {state} in {second}") from error
     return certificate, key
 
 
 def find_expiry(tls: Pair) -> str | None:
-    """Describe why clients will reject a certificate because of its dates; None if they will not.
+    """Describe why clients will reject a certificate because of its dates; None if it is valid.
 
-    A client that trusts nothing else shakes hands with it, in memory.
+    Performs an in-memory handshake with a client that trusts only this certificate.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
@@ -103,7 +105,7 @@ def _refuse_passphrase() -> str:
 
 def _server_context(tls: Pair) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # Flight decides which keys are too weak.
+    # Flight itself rejects weak keys.
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     context.load_cert_chain(*tls, password=_refuse_passphrase)
     return context
@@ -114,37 +116,39 @@ def _read(path: str | os.PathLike[str], name: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        # Its class follows from the number.
+        # OSError selects its subclass by the number.
         sentence = f"{name} must be a file that can be read, got {error.strerror}"
         raise OSError(error.errno, sentence, os.fspath(path)) from error
 
 
 _GRACE_S: Final = 0.25
-"""Seconds that clients have to end their calls once the server closes."""
+"""Seconds for which a closing server waits for the calls of clients."""
 _DESCRIPTORS: Final = "/proc/self/fd"
 
 
 class ReplayServer:
-    """Replay tables behind Arrow Flight, for writers and learners on any machine.
+    """Arrow Flight server of replay tables, for writers and learners on any machine.
 
-    As a context manager, or after `start`, it serves in background threads; `serve` runs in the foreground. Only this
-    machine can reach it unless `host` allows others. Without a token anybody who can reach it may read and write.
+    As a context manager, or after `start`, it serves in background threads; `serve` runs in the foreground. By default
+    only processes of this machine can connect (`host`). Without a token every client that can connect may read and
+    write.
 
     Parameters
     ----------
     tables
-        The tables; they are closed with the server.
+        Tables to serve; they are closed with the server.
     host, port
-        The address to listen at; port 0 for any that is free.
+        Address of the server; port 0 selects a free port.
     token
-        A word that clients must bring; None to serve everybody.
+        Access token that clients must send; None for no authentication.
     tls
-        The paths of a certificate and of its private key, in PEM; None to serve in plain text. A certificate that has
-        expired is served with a warning.
+        Paths of a PEM certificate and of its private key; None to serve without encryption. An expired certificate
+        raises a warning.
     checkpoint
-        Writes all tables to the disk and returns where, for clients that ask for it; None where there is nowhere to.
+        Function that writes a checkpoint and returns its path, called when a client requests one; None to reject such
+        requests.
     weights
-        Weights to serve from the start, such as those that `Checkpoints.restore` has filled; by default there are none.
+        Initial weights, such as those that `Checkpoints.restore` has filled; None for none.
     max_message_nbytes
         Maximum size of a fragment, a sample or weights, in bytes; larger ones are rejected.
     max_shared_nbytes
@@ -153,10 +157,10 @@ class ReplayServer:
     Raises
     ------
     ArgumentError
-        If two tables have one name, a number is not of its values, `tls` has no certificate or no private key in PEM,
-        or the key is encrypted or of another certificate.
+        If two tables have the same name, a number is out of range, `tls` contains no PEM certificate or private key, or
+        the key is encrypted or belongs to another certificate.
     ServiceError
-        If it cannot listen at the address.
+        If the server cannot listen at the address.
     OSError
         If a file of `tls` cannot be read.
     OwnershipError
@@ -165,11 +169,11 @@ class ReplayServer:
     Attributes
     ----------
     tables
-        The tables, by their names.
+        Tables by name.
     host, port
-        The address.
+        Address of the server.
     weights
-        The weights that clients have published, for `Checkpoints.write`.
+        Weights that clients have published, for `Checkpoints.write`.
 
     Examples
     --------
@@ -215,20 +219,20 @@ class ReplayServer:
         self._closed = False
         self._process = os.getpid()
         _servers.add(self)
-        # At the interpreter's exit, Flight would wait for the streams of clients that are open, in this process too.
+        # At interpreter exit, Flight would wait for the open streams of clients, including those of this process.
         self._at_exit = partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
 
     @property
     def uri(self) -> str:
-        """The address for clients."""
+        """Address for clients."""
         return f"{self._scheme}://{_in_uri(self.host)}:{self.port}"
 
     def start(self) -> Self:
         """Serve in background threads until `close` is called; a context manager does both."""
         self._check_process()
         if self._thread is None:
-            # Not Flight's own `serve`, which would replace the signal handlers of the process.
+            # Flight's `serve` would replace the signal handlers of the process.
             self._thread = threading.Thread(target=self._endpoint.wait, name="samplebatch-serve", daemon=True)
             self._thread.start()
         return self
@@ -245,7 +249,7 @@ class ReplayServer:
         self._endpoint.serve()
 
     def close(self) -> None:
-        """Close the tables, end all calls, and stop to listen. Calling it again does nothing.
+        """Close the tables, end all calls, and stop listening. Closing again does nothing.
 
         A forked child only discards the server; the parent continues to serve.
         """
@@ -261,7 +265,7 @@ class ReplayServer:
             stopping.start()
             stopping.join(_GRACE_S)
             while stopping.is_alive():
-                # Flight waits for every open stream, and a client may keep one for as long as it lives.
+                # Flight waits for every open stream, and clients may keep streams open indefinitely.
                 _cut_connections(self.port)
                 stopping.join(_GRACE_S)
             if self._thread is not None:
@@ -274,11 +278,11 @@ class ReplayServer:
 
 
 _servers: Final[weakref.WeakSet[ReplayServer]] = weakref.WeakSet()
-"""The servers whose sockets a forked child closes."""
+"""Servers whose sockets a forked child closes."""
 
 
 def _leave_sockets_to_parent() -> None:
-    """Close inherited sockets, which nobody would answer after the parent has ended."""
+    """Close inherited sockets: after the parent's end they would accept connections that nothing answers."""
     ports = {server.port for server in list(_servers)}
     for descriptor, port, _ in _sockets() if ports else ():
         if port in ports:
@@ -319,7 +323,7 @@ def _listen(service: RequestHandler, location: str, token: str | None, tls: tupl
     except SampleBatchError:
         raise
     except Exception as error:
-        raise ServiceError(f"a replay server must be able to listen at {location}, it is not: {error}") from error
+        raise ServiceError(f"a replay server cannot listen at {location}: {error}") from error
 
 
 def _cut_connections(port: int) -> None:
@@ -343,7 +347,7 @@ def _sockets() -> Iterator[tuple[int, int, bool]]:
                 address = connection.getsockname()
                 listens = bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
         except OSError:
-            # It was closed meanwhile.
+            # Another thread has closed the socket.
             continue
         if isinstance(address, tuple):
             yield descriptor, address[1], listens
@@ -415,26 +419,26 @@ def _labels(**labels: str) -> str:
 
 
 class MetricsServer:
-    """The metrics of replay tables over HTTP, at `/metrics`, for Prometheus on this machine.
+    """HTTP server of the metrics of replay tables at `/metrics`, for Prometheus on this machine.
 
     Parameters
     ----------
     tables
-        The tables.
+        Tables to report.
     port
-        The port on the loopback interface; 0 for any that is free.
+        Port of the loopback interface; 0 selects a free port.
 
     Raises
     ------
     ArgumentError
-        If the port is no integer from 0.
+        If the port is not an integer from 0.
     ServiceError
-        If it cannot listen there.
+        If the server cannot listen at the port.
 
     Attributes
     ----------
     url
-        Where the metrics are.
+        Address of the metrics.
 
     Examples
     --------
@@ -450,7 +454,7 @@ class MetricsServer:
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", whole("port", port)), handler)
         except (OSError, OverflowError) as error:
-            raise ServiceError(f"metrics must have a port to listen at, {port} is none: {error}") from error
+            raise ServiceError(f"the metrics server cannot listen at port {port}: {error}") from error
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/metrics"
         self._thread: threading.Thread | None = None
@@ -465,7 +469,7 @@ class MetricsServer:
         self.close()
 
     def close(self) -> None:
-        """Stop to listen. A forked child only drops the server."""
+        """Stop listening. A forked child only discards the server."""
         if self._thread is not None and self._process == os.getpid():
             self._server.shutdown()
             self._thread.join()
@@ -474,14 +478,14 @@ class MetricsServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers a request for metrics."""
+    """HTTP handler of requests for metrics."""
 
     tables: list[ReplayTable | RowTable]
     timeout = _TIMEOUT_S
     server_version = "samplebatch"
 
     def do_GET(self) -> None:
-        """Write the metrics, or that there is nothing else."""
+        """Send the metrics, or status 404 for another path."""
         if self.path.partition("?")[0] not in ("/", "/metrics"):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -493,5 +497,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Keep quiet: who looks every few seconds is no news."""
+        """Log nothing: Prometheus sends a request every few seconds."""
         return None

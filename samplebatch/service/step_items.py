@@ -32,18 +32,18 @@ from samplebatch.storage.buffers.state import plain
 Slots = npt.NDArray[np.intp]
 
 _ROUNDS = 3
-"""Rounds of drawing and refusing before all steps are looked at."""
+"""Rounds of rejection sampling before draws are made from the list of all remaining steps."""
 
 
 class DrawsLeft:
-    """The draws that are left of each slot of a buffer, for tables that limit how often a step is sampled.
+    """Remaining draws per slot of a buffer, for tables that limit how often a step is sampled.
 
-    - `capacity`: slots of the buffer.
-    - `most`: how often each step may be sampled.
+    - `capacity`: number of slots.
+    - `most`: maximum number of draws per step.
 
     Its attributes:
-    - `counts`: the draws that are left of each slot, 0 where there is no step; shape (capacity,).
-    - `total`: their sum.
+    - `counts`: remaining draws of each slot, 0 for slots without a step; shape (capacity,).
+    - `total`: sum of `counts`.
     """
 
     def __init__(self, capacity: int, most: int) -> None:
@@ -52,21 +52,21 @@ class DrawsLeft:
         self.total = 0
 
     def renew(self, slots: Slots) -> None:
-        """Note that new steps were written to slots."""
+        """Reset the draws of slots that have new steps."""
         slots = np.unique(slots)
         self.total += len(slots) * self.most - int(self.counts[slots].sum())
         self.counts[slots] = self.most
 
     def spent(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Return which slots have no draws left, shape (n,)."""
+        """Return a mask of the slots without remaining draws, shape (n,)."""
         is_spent: npt.NDArray[np.bool_] = self.counts[slots] == 0
         return is_spent
 
     @contextmanager
     def draw(self, buffer: ReplayBuffer, n: int) -> Iterator[Slots]:
-        """Draw n slots one by one as a buffer does, then remove exhausted ones from the sampler.
+        """Draw n slots one by one as a buffer does, then remove exhausted slots from the sampler.
 
-        Gather rows within the block, where their priorities are unchanged. At least n draws must be left. An error
+        Gather rows within the block, where their priorities are unchanged. At least n draws must remain. An error
         within the block undoes the draw.
         """
         sampler = buffer._sampler if isinstance(buffer._sampler, Prioritized) else None
@@ -80,11 +80,11 @@ class DrawsLeft:
             picked = picked[_ordinals(picked) < self.counts[picked]]
             np.subtract.at(self.counts, picked, 1)
             drawn = np.concatenate([drawn, picked])
-            gone = np.unique(picked[self.counts[picked] == 0])
-            if sampler is not None and len(gone):
-                spent.append(gone)
-                weights.append(sampler.tree.get(gone))
-                sampler.on_remove(gone)
+            exhausted = np.unique(picked[self.counts[picked] == 0])
+            if sampler is not None and len(exhausted):
+                spent.append(exhausted)
+                weights.append(sampler.tree.get(exhausted))
+                sampler.on_remove(exhausted)
         self.total -= n
         if sampler is not None and spent:
             sampler.tree.set(np.concatenate(spent), np.concatenate(weights))
@@ -98,14 +98,14 @@ class DrawsLeft:
             sampler.on_remove(np.concatenate(spent))
 
     def _pick(self, buffer: ReplayBuffer, n: int, *, by_count: bool) -> Slots:
-        """Draw n slots, some of which may be exhausted; with `by_count`, none of the first draw is."""
+        """Draw n slots, which may be exhausted by repetition; with `by_count` from slots with remaining draws only."""
         if by_count:
-            left = np.flatnonzero(self.counts)
-            return left[buffer._rng.integers(0, len(left), n)]
+            remaining = np.flatnonzero(self.counts)
+            return remaining[buffer._rng.integers(0, len(remaining), n)]
         return buffer._draw(n)
 
     def set_most(self, buffer: ReplayBuffer, most: int) -> None:
-        """Change how often each step may be sampled; draws so far count."""
+        """Change the maximum number of draws per step; earlier draws count."""
         slots = buffer._table.rings.stored_slots()
         revived = slots[self.counts[slots] == 0]
         self.counts[slots] = np.maximum(self.counts[slots] + most - self.most, 0)
@@ -115,26 +115,28 @@ class DrawsLeft:
             buffer._sampler.on_remove(slots[self.counts[slots] == 0])
 
     def lift(self, buffer: ReplayBuffer) -> None:
-        """Let spent steps be drawn again, with the largest priority so far."""
+        """Make exhausted steps available again, with the largest priority so far."""
         slots = buffer._table.rings.stored_slots()
         if isinstance(buffer._sampler, Prioritized):
             buffer._sampler.on_add(slots[self.counts[slots] == 0])
 
     def load(self, counts: npt.NDArray[np.int64]) -> None:
-        """Carry on from the counts of another.
+        """Restore counts of remaining draws.
 
-        Raises FormatError if they are of other slots, or more than there may be.
+        Raises FormatError if the counts have another length, or are not in [0, `most`].
         """
-        if counts.shape != self.counts.shape or (counts < 0).any() or (counts > self.most).any():
+        if counts.shape != self.counts.shape:
+            raise FormatError(f"remaining draws must have shape {self.counts.shape}, got {counts.shape}")
+        if (counts < 0).any() or (counts > self.most).any():
             raise FormatError(
-                f"the draws left must be from 0 to {self.most} for {len(self.counts)} slots, they are not"
+                f"remaining draws must be from 0 to {self.most}, got values from {counts.min()} to {counts.max()}"
             )
         self.counts = counts.astype(np.int64)
         self.total = int(counts.sum())
 
 
 def _ordinals(values: Slots) -> Slots:
-    """Return how often each value occurs before its position: [5, 2, 5, 5, 2] becomes [0, 0, 1, 2, 1]."""
+    """Count the earlier occurrences of each value: [5, 2, 5, 5, 2] becomes [0, 0, 1, 2, 1]."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     starts = np.flatnonzero(np.concatenate([np.ones(1, np.bool_), ordered[1:] != ordered[:-1]]))
@@ -157,28 +159,28 @@ _PRIORITIZED = {"alpha": 0.6, "beta": 0.4, "weight_norm": True, "stratified": Fa
 _N_STEP: dict[str, Any] = {"n_step": None, "gamma": 0.99}
 
 Stream = tuple[str, int]
-"""A writer and the number of one of its environments."""
+"""Writer, and the number of one of its environments."""
 
 
 def step_options(kind: str) -> dict[str, Any]:
-    """Return the options of tables of steps of a kind, with their defaults."""
+    """Return options and defaults of a table of steps."""
     return {**_BUFFER, **(_PRIORITIZED if kind == "prioritized" else {}), **_N_STEP}
 
 
 class StepItems(Items):
-    """Steps of a replay table, for `ReplayTable`; each draw equals the draw of the buffer.
+    """Steps of a replay table; samples equal those of a local buffer with the same seed.
 
     - `kind`: `"uniform"` or `"prioritized"`.
-    - `capacity`: how many steps there may be, rounded up so that all rings have as many.
-    - `streams`: number of rings. Each environment of each writer has its own ring while there are enough; then it
-      replaces the owner of the least recently written ring.
-    - `max_times`: how often each step may be sampled; 0 for any number of times.
-    - `seed`: of the buffer's generator.
+    - `capacity`: maximum number of steps, rounded up to a multiple of `streams`.
+    - `streams`: number of rings. Each environment of each writer has its own ring while rings are free; a further
+      environment replaces the owner of the least recently written ring.
+    - `max_times`: maximum number of times that each step is sampled; 0 for no limit.
+    - `seed`: seed of the buffer's generator.
     - `options`: options of the buffer, and the default `n_step` and `gamma` of samples.
-    - `columns`: columns that steps must have; None if the first steps decide.
+    - `columns`: required columns; None if the first steps determine them.
 
-    Raises ArgumentError if an option is unknown, or not of its values; or if columns are declared by policy. Raises
-    PriorityError if alpha or beta is negative or no number.
+    Raises ArgumentError if an option is unknown or out of range, or columns are declared by policy. Raises
+    PriorityError if alpha or beta is negative or not a number.
     """
 
     unit = "steps"
@@ -233,24 +235,24 @@ class StepItems(Items):
         return len(self.buffer)
 
     def declare(self, columns: DeclaredColumns | None) -> None:
-        """Accept only steps with these columns from now on.
+        """Require these columns of later steps.
 
-        Raises ArgumentError if columns are by policy, or two have one name.
+        Raises ArgumentError if columns are declared by policy, or a name is declared twice.
         """
         self.declared = None if columns is None else columns.for_steps()
 
     # Inserting
 
     def prepare(self, rows: Any, priorities: Any, key: Any) -> tuple[Any, int, int]:
-        """Check a fragment of steps, and bring its columns under the names of buffers.
+        """Validate a fragment of steps, and rename its columns to the names of buffers.
 
-        Raises ArgumentError if there is a key. Raises CapacityError if there are more steps than a ring has slots.
-        Raises PriorityError if there are priorities, and steps have none; if they are not one, or one for each step, or
-        no finite numbers. Raises ColumnMismatchError if the table declares columns, and the steps have others; names
-        one. Raises SampleBatchError as `ReplayBuffer.extend` does.
+        Raises ArgumentError if a key is passed. Raises CapacityError if the fragment has more steps than a ring has
+        slots. Raises PriorityError if the table does not use priorities, or they are not one finite number or one per
+        step. Raises ColumnMismatchError if the columns differ from the declared columns; names one. Raises
+        SampleBatchError as `ReplayBuffer.extend`.
         """
         if key is not None:
-            raise ArgumentError("steps have no keys; keys are for tables of kind 'key'")
+            raise ArgumentError(f"a table of steps must get no key, got {key!r}; tables of kind 'key' have keys")
         steps, count, unit = steps_of(rows if self.declared is None else self._match(rows, self.declared))
         common_unit([self.buffer.action_unit, unit])
         if self._rings > 1:
@@ -261,14 +263,14 @@ class StepItems(Items):
         if priorities is not None:
             sampler = self._prioritized
             if sampler is None:
-                raise PriorityError("steps have priorities in tables of kind 'prioritized' only; leave them out")
+                raise PriorityError("priorities must be omitted for tables of kind 'uniform', got some")
             priorities = np.asarray(priorities)
             if priorities.dtype.kind not in "biuf":
                 raise PriorityError(f"priorities must be numbers, got dtype {priorities.dtype}")
             if priorities.size not in (1, count):
-                raise PriorityError(f"priorities must be one, or one for each of {count} steps, got {priorities.size}")
+                raise PriorityError(f"priorities must have 1 or {count} values, one per step, got {priorities.size}")
             if count:
-                # Before any write: a rejected fragment leaves no steps in the table.
+                # Validated before any write, so that a rejected fragment leaves no steps in the table.
                 sampler.sizes(priorities.astype(np.float64))
         return (steps, count, priorities, unit), count, count
 
@@ -280,11 +282,11 @@ class StepItems(Items):
         return declared.match_steps(as_flat(rows))
 
     def hold_insert(self, ready: Any) -> Hold | None:
-        """Hold nothing back: the oldest steps of a ring are written over."""
+        """Never block: new steps overwrite the oldest steps of a ring."""
         return None
 
     def insert(self, ready: Any, writer: str) -> Any:
-        """Insert steps as `ReplayBuffer.extend` does, and return their slots, shape (n,)."""
+        """Insert steps as `ReplayBuffer.extend` does; return their slots, shape (n,)."""
         steps, count, priorities, unit = ready
         self.buffer._merge_action_unit(unit)
         slots = add_steps(self.buffer, dict(steps), count, self._rings_of(steps, count, writer))
@@ -306,7 +308,7 @@ class StepItems(Items):
         return np.array(rings, _INTP)[positions.reshape(-1)]
 
     def _ring_of(self, stream: Stream) -> int:
-        """Return the ring of a stream: its own, else a free one, else the least recently written one."""
+        """Return the ring of a stream: its present ring, otherwise a free or the least recently written one."""
         ring = self._streams.pop(stream, None)
         if ring is None:
             if len(self._streams) < self._rings:
@@ -320,13 +322,13 @@ class StepItems(Items):
     # Sampling
 
     def request(self, batch_size: int, mode: Any, options: Mapping[str, Any], seed: int | None) -> Request:
-        """Check a request for steps, sequences or episodes.
+        """Validate a request for steps, sequences or episodes.
 
-        Options are `beta`, of a prioritized table; of steps `n_step` and `gamma`; of sequences `length`, `burn_in` and
-        `padded`; of episodes `unfinished`.
+        Options are `beta` for a prioritized table; `n_step` and `gamma` for steps; `length`, `burn_in` and `padded` for
+        sequences; `unfinished` for episodes.
 
-        Raises ArgumentError if an option is unknown or not of its values, or steps are counted and cannot be in that
-        mode. Raises PriorityError if `beta` is negative or no number.
+        Raises ArgumentError if an option is unknown or out of range, or the mode is incompatible with
+        `max_times_sampled`. Raises PriorityError if `beta` is negative or not a number.
         """
         defaults: dict[str, Any] = {
             "steps": self._n_step,
@@ -338,32 +340,32 @@ class StepItems(Items):
         if mode == "steps":
             self._check_n_step(merged)
         if mode == "sequences" and whole("burn_in", merged["burn_in"]) >= whole("length", merged["length"], 1):
-            raise ArgumentError(f"burn_in must leave a step of {merged['length']}, got {merged['burn_in']}")
+            raise ArgumentError(f"burn_in must be less than length, {merged['length']}, got {merged['burn_in']}")
         if merged.get("beta") is not None:
             exponent("beta", merged["beta"])
         if self.max_times:
             if mode == "episodes" or not merged.get("padded", True):
                 raise ArgumentError(
-                    "steps with max_times_sampled must be drawn as steps or padded sequences, which start with them; "
-                    "leave out max_times_sampled to draw complete episodes, or sequences without padding"
+                    "mode must be 'steps' or padded 'sequences' for a table with max_times_sampled; omit "
+                    "max_times_sampled to sample episodes or unpadded sequences"
                 )
             if batch_size > self.capacity * self.max_times:
                 raise ArgumentError(
-                    f"batch_size must be at most {self.capacity * self.max_times} here, which a full table has, got "
+                    f"batch_size must be at most {self.capacity * self.max_times}, the draws of a full table, got "
                     f"{batch_size}"
                 )
         return Request(batch_size, mode, merged, seed)
 
     def hold_sample(self, request: Request) -> Hold | None:
-        """Hold a sample while too few steps may be drawn."""
+        """Block a sample while too few draws remain."""
         if self.left is None or self.left.total >= request.batch_size:
             return None
-        return Hold(f"{request.batch_size} steps are asked for, and {self.left.total} may be sampled", needs_items=True)
+        return Hold(f"{request.batch_size} steps are requested, and {self.left.total} may be sampled", needs_items=True)
 
     def draw(self, request: Request, pause: Pause) -> tuple[Any, int]:
-        """Draw a sample as the buffer does; steps that were sampled often enough are not drawn.
+        """Draw a sample as the buffer does, without exhausted steps.
 
-        Raises CapacityError if the sample would have too many bytes; nothing is gathered then.
+        Raises CapacityError if the sample would exceed its maximum size; nothing is gathered.
         """
         table = self.buffer._table
         table.max_gather_nbytes = request.max_nbytes
@@ -390,7 +392,7 @@ class StepItems(Items):
 
     @contextmanager
     def _drawing(self, request: Request) -> Iterator[None]:
-        """Use the seed and the exponent of a request for the buffer's draws."""
+        """Use the seed and `beta` of a request for the buffer's draws."""
         buffer, sampler = self.buffer, self._prioritized
         rng, beta = buffer._rng, None if sampler is None else sampler.beta
         try:
@@ -434,21 +436,21 @@ class StepItems(Items):
         return Sample(batch, indices, self.buffer._table.rings.generation(slots), None, lengths)
 
     def finish(self, drawn: Any) -> Sample:
-        """Return the sample; its rows were gathered while the lock was held."""
+        """Return the sample, whose rows `draw` has gathered under the lock."""
         sample: Sample = drawn
         return sample
 
     # Changing
 
     def update_weight(self, indices: Any, weights: Any, generations: Any) -> int:
-        """Give steps new priorities as the buffer does, and return how many were there.
+        """Set new priorities of steps as the buffer does; return the number of steps that still exist.
 
-        Raises PriorityError if steps have no priorities; or as `PrioritizedReplayBuffer.update_weight` does. Raises
-        SampleBatchError as that does.
+        Raises PriorityError if the table does not use priorities, or a priority is invalid. Raises SampleBatchError as
+        `PrioritizedReplayBuffer.update_weight`.
         """
         buffer: Any = self.buffer
         if self._prioritized is None:
-            raise PriorityError("steps have priorities in tables of kind 'prioritized' only; this one is 'uniform'")
+            raise PriorityError("the table must be of kind 'prioritized' to update priorities, got 'uniform'")
         slots = np.ascontiguousarray(slots_of(buffer, indices)).reshape(-1)
         is_stored = np.ones(len(slots), np.bool_)
         if generations is not None:
@@ -459,7 +461,7 @@ class StepItems(Items):
             )
         spent = np.zeros(len(slots), np.bool_) if self.left is None else self.left.spent(slots)
         if spent.any():
-            # Their weights are 0, so that they are not drawn.
+            # Exhausted steps retain the weight 0.
             slots, is_stored = slots[~spent], is_stored[~spent]
             weights = np.broadcast_to(np.asarray(weights), spent.shape)[~spent]
             generations = None if generations is None else np.asarray(generations).reshape(-1)[~spent]
@@ -467,12 +469,14 @@ class StepItems(Items):
         return int(np.count_nonzero(is_stored))
 
     def set_max_times(self, times: int) -> None:
-        """Change how often each step may be sampled, counted from when there was such a limit.
+        """Change the maximum number of samples per step, counted since the limit exists.
 
-        Raises ArgumentError if the buffer draws only steps with all frames of a stack.
+        Raises ArgumentError if the buffer has `sample_avail`.
         """
         if times and self.buffer.options["sample_avail"]:
-            raise ArgumentError("max_times_sampled counts every step, and sample_avail draws only some; leave one out")
+            raise ArgumentError(
+                "max_times_sampled must be 0 for a table with sample_avail, which never samples some steps"
+            )
         if not times and self.left is not None:
             self.left.lift(self.buffer)
             self.left = None
@@ -492,33 +496,38 @@ class StepItems(Items):
 
     @property
     def weight(self) -> float:
-        """The number of steps, or the sum of their priorities to the power of alpha."""
+        """Number of steps, or the sum of their priorities to the power of alpha."""
         sampler = self._prioritized
         return float(len(self)) if sampler is None else sampler.tree.total
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slots of all columns."""
+        """Size of all columns in bytes."""
         return self.buffer.nbytes
 
-    # Carrying on elsewhere
+    # Checkpoints
 
     def streams(self) -> list[list[Any]]:
-        """List the writer, environment and ring of each stream, the one written to last at the end."""
+        """List writer, environment and ring of each stream, the least recently written first."""
         return [[writer, environment, ring] for (writer, environment), ring in self._streams.items()]
 
     def set_streams(self, streams: Any) -> None:
-        """Restore the writers' rings that `streams` returned; raises FormatError if there are not as many rings."""
+        """Restore the rings of streams, as returned by `streams`.
+
+        Raises FormatError if a ring does not exist or belongs to several streams.
+        """
         rings_of_streams = OrderedDict(
             ((str(writer), int(environment)), int(ring)) for writer, environment, ring in streams
         )
         rings = set(rings_of_streams.values())
         if len(rings) < len(rings_of_streams) or not rings <= set(range(self._rings)):
-            raise FormatError(f"the state must be of {self._rings} rings with a stream each, it is of others")
+            raise FormatError(
+                f"streams must have different rings from 0 to {self._rings - 1}, got {list(rings_of_streams.values())}"
+            )
         self._streams = rings_of_streams
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the buffer, the streams, and the draws that are left of each step."""
+        """Return the state of the buffer, the streams and the remaining draws of each step."""
         left = None if self.left is None else self.left.counts.copy()
         return {"buffer": self.buffer.state_dict(), "streams": self.streams(), "left": left}
 
@@ -528,7 +537,7 @@ class StepItems(Items):
         return {"buffer": LiveBuffer(self.buffer), "streams": self.streams(), "left": left}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Carry on from a state, which may have the buffer itself."""
+        """Restore a state, whose buffer may be a state or a `ReplayBuffer`."""
         buffer = state["buffer"]
         if isinstance(buffer, ReplayBuffer):
             self._check_stored(buffer)
@@ -558,6 +567,10 @@ class StepItems(Items):
         current = self.buffer
         same = type(buffer) is type(current) and buffer.subbuffer_edges.tolist() == current.subbuffer_edges.tolist()
         if not same or plain(buffer.options) != plain(current.options):
-            raise ColumnMismatchError("the buffer must be of the class, sizes and options of the table's, it is not")
+            raise ColumnMismatchError(
+                f"the buffer must have the class, ring sizes and options of the table's buffer, {current.options} with "
+                f"rings {current.subbuffer_edges.tolist()}, got {buffer.options} with rings "
+                f"{buffer.subbuffer_edges.tolist()}"
+            )
         buffer._table.lock = self.lock
         self.buffer = buffer

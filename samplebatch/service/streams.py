@@ -1,4 +1,4 @@
-"""FragmentWriter and SampleSession: the streams of a client to a service."""
+"""FragmentWriter and SampleSession: streams between a client and a service."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ T = TypeVar("T")
 
 @dataclass
 class WriteCounts:
-    """The fragments and rows of a writer, for `ReplayClient.written`.
+    """Counts of a writer's fragments and rows, for `ReplayClient.written`.
 
     Attributes
     ----------
     sent
-        Fragments that were sent; those neither acknowledged nor rejected are in flight.
+        Fragments sent; fragments neither acknowledged nor rejected are in flight.
     fragments, rows
         Acknowledged fragments and their rows, each inserted exactly once.
     refused
         Fragments that the service has rejected, each with an error.
     held_s
-        Seconds that the limits of the table held fragments back.
+        Seconds for which limits of the table blocked fragments.
     """
 
     sent: int = 0
@@ -54,11 +54,11 @@ class WriteCounts:
 class FragmentWriter:
     """Stream of a writer's fragments, several of them in flight.
 
-    Fragments are retained until they are acknowledged. After a lost connection, those that the service has not inserted
-    are sent again; fragments are numbered, so none is inserted twice.
+    Fragments are retained until they are acknowledged. After a lost connection, fragments that the service has not
+    inserted are sent again; their numbers prevent a second insertion.
 
-    - `link`: the connection.
-    - `table`: the table's name.
+    - `link`: connection to the service.
+    - `table`: name of the table.
     - `name`: name of the writer; each of its environments has a ring in the table.
     - `max_unacknowledged`: maximum number of fragments in flight.
     """
@@ -68,8 +68,8 @@ class FragmentWriter:
         self._table = table
         self.name = name
         self._max = max_unacknowledged
-        self._own = new_name()
-        """The name of this stream of the writer, which other processes may write for, too."""
+        self._stream_name = new_name()
+        """Name of this stream; other processes may write streams under the same writer's name."""
         self._number = 0
         self.pending: deque[tuple[pa.RecordBatch, Fragment]] = deque()
         """Fragments that have not been acknowledged, oldest first."""
@@ -90,7 +90,7 @@ class FragmentWriter:
                 self._advance()
         except SampleBatchError:
             if len(self.pending) < self._max:
-                # An earlier fragment was rejected, so there is room; this one is sent with the next.
+                # An earlier fragment was rejected, which frees a place; this fragment is sent with the next one.
                 self._keep(rows, fragment)
             raise
         self._keep(rows, fragment)
@@ -130,7 +130,7 @@ class FragmentWriter:
     def _use_stream(self, use: Callable[[tuple[Any, Any]], T]) -> T:
         """Call a function with the stream; if it fails, close the stream and discard a rejected fragment."""
         if self._stream is None:
-            raise ServiceError("the stream of fragments must be open, it is not")
+            raise ServiceError("the stream of fragments must be open, got a closed one")
         try:
             with self._link.errors:
                 return use(self._stream)
@@ -150,16 +150,16 @@ class FragmentWriter:
 
     def _open(self) -> None:
         """Open a stream and discard the fragments that the service has already inserted."""
-        self._drop_taken()
+        self._drop_acknowledged()
         if not self.pending:
             return
         self._schema = self.pending[0][0].schema
-        self._stream = self._link.put((self._table, self.name, self._own), self._schema)
+        self._stream = self._link.put((self._table, self.name, self._stream_name), self._schema)
 
-    def _drop_taken(self) -> None:
+    def _drop_acknowledged(self) -> None:
         if not self._number:
             return
-        request = {"table": self._table, "writer": self.name, "stream": self._own}
+        request = {"table": self._table, "writer": self.name, "stream": self._stream_name}
         (raw,) = self._link.act("acknowledged", write_json(request))
         self._drop_until(read_json(raw, "an acknowledgement").get("number", 0))
 
@@ -190,7 +190,7 @@ class FragmentWriter:
             close_quietly(stream[0])
 
     def close(self) -> None:
-        """End the stream; fragments that are not acknowledged are forgotten, and nobody waits for them."""
+        """End the stream without waiting; fragments that are not acknowledged are discarded."""
         if self.pending and self._stream is not None:
             # The service ends its side after inserting what it has received, which limits may block indefinitely.
             threading.Thread(target=close_quietly, args=self._stream[:1], name="samplebatch-end", daemon=True).start()
@@ -214,12 +214,12 @@ def _read(stream: tuple[Any, Any]) -> Any:
 
 
 def new_name() -> str:
-    """Make a name that no other writer or stream has."""
+    """Create a unique name of a writer or stream."""
     return secrets.token_hex(8)
 
 
 def close_quietly(writer: Any) -> None:
-    """Close our side of a stream; an error that ended the other side was reported before."""
+    """Close this side of a stream, and ignore the error that ended the other side, which was reported before."""
     try:
         writer.close()
     except (OSError, pa.ArrowException):
@@ -234,20 +234,21 @@ _UPDATES: Final = pa.schema(
     ]
 )
 _LARGE_NBYTES: Final = 1 << 16
-"""Bytes of a message from which one more request is little beside it."""
+"""Size in bytes from which a message is large, and the cost of a separate request is negligible."""
 _MAX_UPDATES: Final = 64
-"""Updates whose answers a session leaves unread: gRPC holds back a service whose answers nobody reads."""
+"""Maximum number of updates with unread answers: gRPC blocks a service whose answers are not read."""
 
 
 class SampleSession:
-    """Session of a learner for samples of one kind, some of them drawn ahead, and for priority updates.
+    """Session of a learner for samples of one kind, with a prefetch queue, and for priority updates.
 
-    The service answers in order. With samples ahead, a thread receives them while the learner computes.
+    The service answers in order. If samples are prefetched, a thread receives them while the learner computes.
 
-    - `link`: the connection.
-    - `draw`: the samples.
-    - `ahead`: number of samples drawn ahead.
-    - `nonce`: the secret by which the service knows that samples can be mapped; None to be sent them.
+    - `link`: connection to the service.
+    - `draw`: request for the samples.
+    - `ahead`: number of prefetched samples.
+    - `nonce`: secret that proves to the service that this client can map its memory; None to receive samples in
+      messages.
     """
 
     def __init__(self, link: Link, draw: Draw, ahead: int, nonce: str | None) -> None:
@@ -255,16 +256,16 @@ class SampleSession:
         self._writer, self._reader = link.exchange(replace(draw, nonce=nonce, ahead=ahead > 0))
         self._samples = SampleReader()
         self._ahead = ahead
-        self._asked = 0
-        """Samples that were requested and not returned yet."""
+        self._requested = 0
+        """Number of samples requested and not returned yet."""
         self._updates = 0
-        """Updates that were sent and not answered."""
+        """Number of updates sent and not answered."""
         self._are_large = False
-        """Whether samples are sent by themselves, and not several in a message."""
-        self._has_begun = False
+        """Whether each sample has its own message."""
+        self._has_started = False
         self._is_cancelled = False
-        self._found: deque[Sample[Any, Any] | SampleBatchError] = deque()
-        """Samples, or errors in their place, that were received ahead."""
+        self._received: deque[Sample[Any, Any] | SampleBatchError] = deque()
+        """Prefetched samples, or their errors."""
         self._answers: queue.Queue[Any] | None = None
         if ahead:
             self._answers = queue.Queue(ahead + 1)
@@ -273,57 +274,57 @@ class SampleSession:
             self._reading.start()
 
     def next(self) -> Sample[Any, Any]:
-        """Return the next sample, and ask for those ahead.
+        """Return the next sample, and request further samples ahead.
 
-        Raises LostError if the connection is gone. Raises SampleBatchError if the service rejects the request; the
+        Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects the request; the
         session stays open.
         """
-        self._ask(1)
-        while not self._found:
-            self._take_answer()
-        sample = self._found.popleft()
-        self._asked -= 1
+        self._request(1)
+        while not self._received:
+            self._receive_answer()
+        sample = self._received.popleft()
+        self._requested -= 1
         if isinstance(sample, SampleBatchError):
             raise sample
         # Small samples share a request and a message; each large one has its own.
-        if self._ahead and self._asked <= (self._ahead - 1 if self._are_large else self._ahead // 2):
-            # A sample has been received; the next call reports that the connection was lost since.
+        if self._ahead and self._requested <= (self._ahead - 1 if self._are_large else self._ahead // 2):
+            # The sample was received; the next call reports a connection that was lost since.
             with suppress(SampleBatchError):
-                self._ask(self._ahead)
+                self._request(self._ahead)
         return sample
 
-    def _ask(self, count: int) -> None:
+    def _request(self, count: int) -> None:
         """Request samples until that many are in flight or received."""
-        missing = count - self._asked
+        missing = count - self._requested
         with self._link.errors:
             while missing > 0:
                 part = min(missing, MAX_ASKED)
                 self._writer.write_metadata(b"{}" if part == 1 else write_json({"count": part}))
-                self._asked += part
+                self._requested += part
                 missing -= part
 
     def update(self, indices: Any, priorities: Any, generations: Any) -> None:
         """Send new priorities of rows, shape (n,) each; generations may be None. `settle` reports errors.
 
-        Raises LostError if the connection is gone.
+        Raises LostError if the connection is lost.
         """
         row_generations = np.zeros(len(indices), np.int64) if generations is None else generations
         rows = pa.RecordBatch.from_arrays(
             [pa.array(values) for values in (indices, priorities, row_generations)], schema=_UPDATES
         )
         with self._link.errors:
-            if not self._has_begun:
+            if not self._has_started:
                 self._writer.begin(_UPDATES)
-                self._has_begun = True
+                self._has_started = True
             self._writer.write_with_metadata(rows, write_json({"any_generation": generations is None}))
         self._updates += 1
-        while self._updates > _MAX_UPDATES and not self._asked:
-            self._take_answer()
+        while self._updates > _MAX_UPDATES and not self._requested:
+            self._receive_answer()
 
     @property
     def is_waiting(self) -> bool:
         """Whether samples were requested that have not been returned."""
-        return self._asked > 0
+        return self._requested > 0
 
     @property
     def has_updates(self) -> bool:
@@ -331,11 +332,11 @@ class SampleSession:
         return self._updates > 0 and not self._is_cancelled
 
     def settle(self) -> None:
-        """Wait until all updates have been carried out; raises as `next` does. A session that is cancelled is over."""
+        """Wait until the service has applied all updates; raises as `next` does. Return at once if cancelled."""
         while self.has_updates:
-            self._take_answer()
+            self._receive_answer()
 
-    def _take_answer(self) -> None:
+    def _receive_answer(self) -> None:
         if self._answers is None:
             answer = self._read()
         else:
@@ -343,7 +344,7 @@ class SampleSession:
             if isinstance(answer, BaseException):
                 raise answer
         if isinstance(answer, list):
-            self._found.extend(answer)
+            self._received.extend(answer)
             return
         if "updated" in answer:
             self._updates -= 1
@@ -351,7 +352,7 @@ class SampleSession:
             self._updates -= 1
             raise read_error(answer)
         else:
-            self._found.append(read_error(answer))
+            self._received.append(read_error(answer))
 
     def _read(self) -> list[Sample[Any, Any]] | dict[str, Any]:
         """Read an answer: samples, or the metadata of an update or error."""
@@ -371,7 +372,7 @@ class SampleSession:
                 chunk = self._reader.read_chunk()
         except (StopIteration, LostError) as error:
             if self._is_cancelled:
-                raise ServiceError("the client must be open to be used, it has been closed") from None
+                raise ServiceError("the client must be open, got a closed one") from None
             if isinstance(error, LostError):
                 raise
             raise LostError("the service has ended the session") from None
@@ -397,7 +398,7 @@ class SampleSession:
                 return
 
     def cancel(self) -> None:
-        """Let a thread that waits for an answer raise; any thread may call it."""
+        """Make a thread that waits for an answer raise; thread-safe."""
         self._is_cancelled = True
         self._reader.cancel()
 

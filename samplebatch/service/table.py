@@ -1,4 +1,4 @@
-"""ReplayTable: experience that many writers insert and many learners sample, under limits."""
+"""ReplayTable: table of steps or fragments for many writers and learners, with limits."""
 
 from __future__ import annotations
 
@@ -26,69 +26,68 @@ Kind = Literal["uniform", "prioritized", "queue", "fifo", "lifo", "key"]
 Unit = Literal["steps", "fragments"]
 
 KINDS: tuple[Kind, ...] = ("uniform", "prioritized", "queue", "fifo", "lifo", "key")
-"""How tables choose the items that they sample."""
+"""Sampling orders of tables."""
 
 _OF_STEPS = ("uniform", "prioritized")
 _LIMITS = ("min_size", "samples_per_insert", "error_buffer", "max_times_sampled")
 
 
 class ReplayTable:
-    """A replay buffer of the service with its limits, filled by writers and drawn from by learners.
+    """Replay table of the service: writers insert items, learners sample them, limits block either side.
 
-    An item is a step in a replay buffer, or an entire fragment. Threads share a table: limits may block an insert or a
-    sample, and `info` reports who is blocked, why and since when.
+    An item is a step or an entire fragment. A table is thread-safe; `info` lists blocked requests with their reasons.
 
     Parameters
     ----------
     name
-        Its name.
+        Name of the table.
     kind
-        How items are sampled: `"uniform"` or `"prioritized"`. Fragments also first in first out, either once,
+        Sampling order: `"uniform"` or `"prioritized"`; for fragments also first in first out, either once,
         `"queue"`, or any number of times, `"fifo"`; last in first out, `"lifo"`; or by key, `"key"`, where a new
-        fragment replaces the previous one with its key.
+        fragment replaces the previous fragment with the same key.
     items
-        `"steps"` or `"fragments"`; by default steps, where the kind is one for steps.
+        `"steps"` or `"fragments"`; by default steps for the kinds `"uniform"` and `"prioritized"`.
     capacity
-        How many items there may be; of steps rounded up, so that all rings have as many.
+        Maximum number of items. A number of steps is rounded up to a multiple of `streams`.
     limiter
-        Its limits, which the table uses up; by default sampling needs one item.
+        Limits of this table alone; by default sampling requires one item.
     remover
-        Which item is removed to make room: `"fifo"`, `"lifo"`, `"uniform"`, `"lowest_priority"`, `"most_sampled"`, or
-        `"none"`, where inserts are held back while the table is full. Steps are removed by `"fifo"` only. By default
-        `"none"` for a queue, and a fifo table whose items are sampled a number of times, else `"fifo"`.
+        Eviction policy of a full table: `"fifo"`, `"lifo"`, `"uniform"`, `"lowest_priority"`, `"most_sampled"`, or
+        `"none"`, which blocks inserts. Tables of steps require `"fifo"`. The default is `"none"` for a queue and for a
+        fifo table with `max_times_sampled`, otherwise `"fifo"`.
     max_times_sampled
-        How often each item may be sampled; 0 for any number of times. Fragments are removed then; steps are not drawn
-        any more. By default once in a queue, else any number of times.
+        Maximum number of times that each item is sampled; 0 for no limit. Afterwards a fragment is removed, and a step
+        is no longer sampled. By default 1 for a queue, otherwise 0.
     streams
-        Number of rings in a table of steps. Each environment of each writer has its own ring while there are enough, so
+        Number of rings in a table of steps. Each environment of each writer has its own ring while rings are free, so
         that episodes sent in fragments are contiguous.
     seed
-        Seed of the generator for all draws; random if None.
+        Seed of the table's generator; random if None.
     columns
-        Columns that fragments must have: by name a dtype, or a pair of dtype and row shape, also as text:
+        Required columns of fragments: a dtype or a pair of dtype and row shape by name, also as text:
         `{"obs": ("float32", (4,)), "actions": "int64", "tokens": "int32[?]", "prompt": "text", "infos": "object"}` or
-        `"obs:float32[4]+actions:int64"`; for fragments of several policies such mappings by policy. Fragments with
-        missing, additional or other columns are rejected. Tables of steps accept fragments without infos, and ids and
-        times of int64 without a declaration. By default the first fragment declares the columns.
+        `"obs:float32[4]+actions:int64"`; for fragments of several policies one mapping per policy. Fragments with
+        missing, additional or different columns are rejected. Tables of steps accept fragments without infos, and
+        undeclared int64 ids and times. By default the first fragment declares the columns.
     **options
-        For a table of steps, options of its replay buffer, a `PrioritizedReplayBuffer` or a `ReplayBuffer`, or with
-        several rings a `PrioritizedVectorReplayBuffer` or a `VectorReplayBuffer`; and the default `n_step` and `gamma`
-        of samples. For prioritized fragments `alpha` and `beta`.
+        For a table of steps, options of its replay buffer (`PrioritizedReplayBuffer` or `ReplayBuffer`, with several
+        rings `PrioritizedVectorReplayBuffer` or `VectorReplayBuffer`), and the default `n_step` and `gamma` of samples.
+        For prioritized fragments `alpha` and `beta`.
 
     Raises
     ------
     ArgumentError
-        If a word is unknown, a number not of its values, or arguments do not go together; if a declared column has no
-        such dtype or row shape, or two have one name.
+        If a word is unknown, a number is out of range, arguments are incompatible, a declared dtype or row shape is
+        invalid, or a column is declared twice.
     PriorityError
-        If alpha or beta is negative or no number.
+        If alpha or beta is negative or not a number.
 
     Attributes
     ----------
     name, kind, unit, remover
-        As given; `unit` is `"steps"` or `"fragments"`, and the kind of a queue is `"fifo"`.
+        The arguments; `unit` is `"steps"` or `"fragments"`, and the kind of a queue is `"fifo"`.
     capacity
-        How many items there may be.
+        Maximum number of items.
 
     Examples
     --------
@@ -154,15 +153,15 @@ class ReplayTable:
     ) -> Items:
         if self.unit == "steps":
             if self.kind not in _OF_STEPS:
-                raise ArgumentError(f"a table of kind {self.kind!r} holds fragments; leave out items={self.unit!r}")
+                raise ArgumentError(f"items must be 'fragments' for kind {self.kind!r}, got {self.unit!r}")
             if self.remover != "fifo":
                 raise ArgumentError(
-                    f"a table of steps writes over its oldest ones, and cannot remove by {self.remover!r}; give "
-                    "items='fragments'"
+                    f"remover must be 'fifo' for a table of steps, got {self.remover!r}; tables of fragments "
+                    "(items='fragments') allow it"
                 )
             return StepItems(self.kind, capacity, streams, times, seed, options, columns)
         if streams != 1:
-            raise ArgumentError(f"streams are rings of steps, and table {self.name!r} holds fragments; leave them out")
+            raise ArgumentError(f"streams must be 1 for table {self.name!r} of fragments, got {streams}")
         defaults = {"alpha": 0.6, "beta": 0.4} if self.kind == "prioritized" else {}
         options = take_options(options, defaults, f"tables of fragments of kind {self.kind!r}")
         return FragmentItems(self.kind, capacity, self.remover, times, seed, **options, columns=columns)
@@ -176,12 +175,12 @@ class ReplayTable:
         if times and ratio is not None and ratio > times:
             raise ArgumentError(f"samples_per_insert must be at most max_times_sampled, {times}, got {ratio:g}")
         if self.remover == "none" and ratio is not None and ratio != times:
-            # Each removal takes `times` samples and each insert earns `ratio`: once the table is full, the samples that
-            # are earned run out before one is removed.
+            # Each removal requires `times` samples and each insert earns `ratio`: in a full table the earned samples
+            # are exhausted before an item is removed.
             raise ArgumentError(
-                f"samples_per_insert must be max_times_sampled, {times}, where sampling alone removes fragments, got "
-                f"{ratio:g}: writers and readers would both wait for good once the table is full; give a remover such "
-                "as 'fifo', or leave out samples_per_insert"
+                f"samples_per_insert must equal max_times_sampled, {times}, if only sampling removes fragments, got "
+                f"{ratio:g}: writers and readers of a full table would wait for each other forever; pass a remover "
+                "such as 'fifo', or omit samples_per_insert"
             )
 
     def __len__(self) -> int:
@@ -207,7 +206,7 @@ class ReplayTable:
     ) -> InsertResult:
         """Insert a fragment: its steps one by one, or the entire fragment.
 
-        A fragment without rows is not added, and never held back.
+        A fragment without rows is ignored and never blocked.
 
         Parameters
         ----------
@@ -215,40 +214,40 @@ class ReplayTable:
             A batch. A table of steps copies what `ReplayBuffer.extend` accepts. A table of fragments retains the
             columns without copying: do not write to them afterwards.
         writer
-            Who inserts, for `info` and for `streams`.
+            Name of the writer, for `info` and for `streams`.
         stream, number
-            Which of the writer's streams brings the fragment, and its number there, which goes up. One whose number is
-            not above the last one's was sent again, and is not inserted. 0 for fragments that have no numbers.
+            The writer's stream and the increasing number of the fragment in this stream. A fragment whose number is not
+            greater than the last one was sent again, and is ignored. 0 for fragments without numbers.
         priorities
-            Of a prioritized table, or of fragments that are removed by priority: one, or one for each step. By default
-            the largest so far.
+            Priority of the fragment or one per step, for prioritized tables and removal by priority. By default the
+            largest priority so far.
         keys
-            The fragment's key in a table by key.
+            Key of the fragment in a table by key.
         timeout_s
-            Seconds to wait while a limit holds it back; None for any number, 0 for not at all.
+            Maximum seconds to wait while a limit blocks the insert; None for no limit, 0 for no waiting.
         is_cancelled
-            Returns whether the caller no longer waits; called periodically while the insert is blocked. AbandonedError
-            is raised then, and nothing is inserted.
+            Returns whether the caller no longer waits; called periodically while the insert is blocked. If it returns
+            True, AbandonedError is raised and nothing is inserted.
 
         Raises
         ------
         LimitTimeoutError
-            If it is still blocked after `timeout_s`; names the limit.
+            If the insert is still blocked after `timeout_s`; names the limit.
         TableClosedError
-            If the table is closed, or is meanwhile.
+            If the table is closed, before the call or during the wait.
         ArgumentError
-            If a key is missing, or there is one in a table of another kind.
+            If a key is missing, or is passed to a table of another kind.
         CapacityError
-            If there are more steps than a ring has slots.
+            If the fragment has more steps than a ring has slots.
         PriorityError
-            If priorities are none, or nothing looks at them.
+            If priorities are invalid, or the table does not use priorities.
         SampleBatchError
-            As `ReplayBuffer.extend` does; ColumnMismatchError if a fragment has other columns than the table declares,
-            or than those before.
+            As `ReplayBuffer.extend`; ColumnMismatchError if the columns differ from the declared columns or from those
+            of earlier fragments.
         """
         ready, count, steps = self._items.prepare(rows, priorities, keys)
         with self._lock:
-            # A fragment of a lost connection may be held back here, and the same one that was sent again with it.
+            # A fragment of a lost connection may be blocked here, together with the copy that was sent again.
             was_taken = partial(self._taken.includes, writer, stream, number)
             hold = partial(self._hold_insert, ready, was_taken)
             held_s = self._room.admit(writer, "insert", hold, _seconds(timeout_s), is_cancelled) if count else 0.0
@@ -262,7 +261,7 @@ class ReplayTable:
         return InsertResult(steps, indices, size, held_s)
 
     def taken(self, writer: str, stream: str = "") -> int:
-        """Return the number of the last inserted fragment of a stream; 0 if there is none."""
+        """Return the number of the last inserted fragment of a stream, or 0."""
         with self._lock:
             return self._taken.last(writer, stream)
 
@@ -286,48 +285,47 @@ class ReplayTable:
     ) -> Sample:
         """Sample steps, sequences, episodes or fragments.
 
-        Draws are with replacement, as in replay buffers, except in fifo and lifo tables, which return the oldest or
-        newest fragments. The limiter counts the steps or fragments of a sample.
+        Items are drawn with replacement, except in fifo and lifo tables, which return the oldest or newest fragments.
+        The limiter counts each step or fragment of a sample.
 
         Parameters
         ----------
         batch_size
-            How many.
+            Number of items.
         mode
-            `"steps"`, `"sequences"` or `"episodes"` of a table of steps, `"fragments"` of one of fragments. By default
-            the first.
+            `"steps"` (default), `"sequences"` or `"episodes"` for a table of steps, `"fragments"` for fragments.
         timeout_s
-            Seconds to wait while a limit holds it back; None for any number, 0 for not at all.
+            Maximum seconds to wait while a limit blocks the sample; None for no limit, 0 for no waiting.
         seed
-            Of a generator for this sample alone; None for the table's own.
+            Seed of a generator for this sample only; None for the table's generator.
         reader
-            Who samples, for `info`.
+            Name of the reader, for `info`.
         is_cancelled
-            As for `extend`; nothing is sampled then.
+            As for `extend`; if it returns True, nothing is sampled.
         max_nbytes
-            Bytes that the sample may have, known before its rows are gathered; None for any number.
+            Maximum size of the sample in bytes, checked before its rows are gathered; None for no limit.
         **options
             For steps `n_step` and `gamma`, as for `ReplayBuffer.sample`; for sequences `length`, `burn_in` and
             `padded`, as for `ReplayBuffer.sample_sequences`; for episodes `unfinished`, as for
             `ReplayBuffer.sample_episodes`; for fragments in a table by key, `key`. In a prioritized table `beta`
-            replaces the table's.
+            overrides the table's value.
 
         Raises
         ------
         LimitTimeoutError
-            If it is still blocked after `timeout_s`; names the limit.
+            If the sample is still blocked after `timeout_s`; names the limit.
         TableClosedError
-            If the table is closed, or is meanwhile.
+            If the table is closed, before the call or during the wait.
         ArgumentError
-            If the table has no such mode, an option is unknown or out of range, or `batch_size` is no integer from 1 up
-            to what the table can ever return.
+            If the table does not have the mode, an option is unknown or out of range, or `batch_size` is not an integer
+            from 1 to the largest possible sample.
         CapacityError
-            If the sample would have more than `max_nbytes`; nothing is sampled then.
+            If the sample would exceed `max_nbytes`; nothing is sampled.
         EmptyBufferError
-            If there is no episode, or no stretch of that length, to draw from; or if the table is emptied while the
-            lock is free between two portions of a large sample of fragments.
+            If the table has no episode, or no sequence of that length; or if the table is emptied between two portions
+            of a large sample of fragments.
         SampleBatchError
-            As the methods of `ReplayBuffer` do.
+            As the methods of `ReplayBuffer`.
         """
         request = replace(self._request(batch_size, mode, seed, options), max_nbytes=max_nbytes)
         with self._lock:
@@ -341,7 +339,7 @@ class ReplayTable:
         return sample
 
     def _draw(self, request: Request, is_cancelled: IsCancelled | None) -> Any:
-        """Draw and count a sample; the lock is released between portions of a large one."""
+        """Draw and count a sample; the lock is released between portions of a large sample."""
         counted = 0
 
         def pause(count: int) -> None:
@@ -353,7 +351,7 @@ class ReplayTable:
         try:
             drawn, count = self._items.draw(request, pause)
         except BaseException:
-            # A table that was emptied meanwhile counts from 0.
+            # If the table was emptied during the pause, its counts restarted at 0.
             self._limiter.count_samples(-min(counted, self._limiter.sampled))
             raise
         self._limiter.count_samples(count - counted)
@@ -362,41 +360,43 @@ class ReplayTable:
     def _request(self, batch_size: int, mode: Mode | None, seed: Any, options: Mapping[str, Any]) -> Request:
         modes = self._items.modes
         if mode is not None and mode not in modes:
-            raise ArgumentError(f"mode must be one of a table of {self.unit}, {', '.join(modes)}; got {mode!r}")
+            raise ArgumentError(f"mode of a table of {self.unit} must be one of {', '.join(modes)}; got {mode!r}")
         if seed is not None:
             whole("seed", seed)
         return self._items.request(whole("batch_size", batch_size, 1), mode or modes[0], options, seed)
 
     def _hold_sample(self, request: Request) -> Hold | None:
-        # In a full table from which only sampling removes items, writers wait for samples, whatever the ratio.
+        # If only sampling removes items from a full table, writers wait for samples regardless of the ratio.
         is_full = self._room.needs_room and len(self._items) >= self.capacity
         why = "" if is_full else self._limiter.why_not_sample(len(self._items))
         return Hold(why) if why else self._items.hold_sample(request)
 
     def update_weight(self, indices: Any, weights: Any, generations: Any = None) -> int:
-        """Set new priorities of items, and return how many of them still exist.
+        """Set new priorities of items; return the number of items that still exist.
+
+        An error changes nothing.
 
         Parameters
         ----------
         indices
             Indices of n items, as in samples.
         weights
-            Their priorities, shape (n,).
+            New priorities, shape (n,).
         generations
-            The generations that the sample had, shape (n,). Steps that were written over since are left as they are.
+            Generations of the sample, shape (n,). Steps that were overwritten since are skipped.
 
         Raises
         ------
         PriorityError
-            If nothing looks at priorities, or one is no finite number. Nothing has changed then.
+            If the table does not use priorities, or a priority is not finite.
         SampleBatchError
-            As `PrioritizedReplayBuffer.update_weight` does.
+            As `PrioritizedReplayBuffer.update_weight`.
         """
         with self._lock:
             return self._items.update_weight(indices, weights, generations)
 
     def reset(self) -> None:
-        """Remove all items, and count from the beginning."""
+        """Remove all items and reset all counts."""
         with self._lock:
             self._items.reset()
             self._limiter.reset()
@@ -405,18 +405,18 @@ class ReplayTable:
     # Limits
 
     def set_limits(self, /, **limits: Any) -> None:
-        """Change limits while writers and learners are at work, and wake the requests that wait.
+        """Change limits while clients use the table, and re-check blocked requests.
 
         Parameters
         ----------
         **limits
             `min_size`, `samples_per_insert` and `error_buffer` of `RateLimiter`, and `max_times_sampled`. A new ratio
-            applies from now on.
+            applies to later inserts and samples.
 
         Raises
         ------
         ArgumentError
-            If there is no such limit, or it is not of its values. Nothing has changed then.
+            If a limit is unknown or out of range; nothing changes.
         """
         for name in limits:
             if name not in _LIMITS:
@@ -435,10 +435,10 @@ class ReplayTable:
         Returns
         -------
         dict
-            `name`, `kind`, `items`, `remover`, `size`, `capacity`, `nbytes`; `weight`, the sum of the weights by which
-            items are drawn; `inserted` and `sampled` items so far; the `limits`; `columns`, the declared dtypes and row
-            shapes by name, or by policy and name, None if none are declared; `closed`; and `held_back`, requests with
-            `who`, `action`, `why`, and `since`, in seconds of Unix time.
+            `name`, `kind`, `items`, `remover`, `size`, `capacity`, `nbytes`; `weight`, the sum of all sampling weights;
+            `inserted` and `sampled`, the counts of items; `limits`; `columns`, the declared dtypes and row shapes by
+            name, or by policy and name, None without a declaration; `closed`; and `held_back`, the blocked requests
+            with `who`, `action`, `why` and `since` (Unix seconds).
         """
         with self._lock:
             return {
@@ -468,15 +468,15 @@ class ReplayTable:
         with self._lock:
             self._room.close()
 
-    # Carrying on elsewhere
+    # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the items, limits, counts and generator, with which a table of the same arguments carries on."""
+        """Return items, limits, counts and generator state, for a table with the same arguments."""
         with self._lock:
             return self._own_state() | self._items.state_dict()
 
     def freeze(self) -> dict[str, Any]:
-        """Return the state of this moment without copying the rows, for `Checkpoints`, which reads them in parts."""
+        """Return the current state without copying rows; `Checkpoints` reads them in parts."""
         with self._lock:
             return self._own_state() | self._items.freeze()
 
@@ -487,15 +487,15 @@ class ReplayTable:
         return {"limiter": limiter, "max_times": self._items.max_times, "taken": taken, "columns": columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Carry on exactly as the table that had this state, limits included.
+        """Restore a state exactly, including limits.
 
         A table without declared columns adopts the declaration of the state; other tables keep theirs.
 
         Raises
         ------
         ColumnMismatchError, FormatError
-            If the state belongs to a table with other arguments, or is incomplete; names the missing part. If its rows
-            have other columns than this table declares; names one.
+            If the state belongs to a table with other arguments, is incomplete (names the missing part), or has rows
+            with undeclared columns (names a column).
         """
         with self._lock, name_damage("the state of a table"):
             limiter, taken = RateLimiter.from_state_dict(state["limiter"]), TakenNumbers.from_state(state["taken"])
@@ -537,7 +537,7 @@ _FORM = "NAME=KIND:CAPACITY,OPTION=VALUE,..."
 
 
 def parse_table(text: str) -> ReplayTable | RowTable:
-    """Create a table from its description in one word.
+    """Create a table from a description such as `replay=prioritized:1e6,alpha=0.7`.
 
     Parameters
     ----------
@@ -566,8 +566,7 @@ def parse_table(text: str) -> ReplayTable | RowTable:
     RowTable('rollouts', 0 of 4096 rows)
     >>> parse_table("replay=unifrom:1e6")
     Traceback (most recent call last):
-    samplebatch.errors.ArgumentError: table 'replay' must be of a kind that there is, got 'unifrom'; did you mean
-        'uniform'?
+    samplebatch.errors.ArgumentError: kind of table 'replay' must be known, got 'unifrom'; did you mean 'uniform'?
     """
     match = re.fullmatch(r"(?P<name>[^=,:]+)=(?P<kind>[^:,]+):(?P<capacity>[^,]+)(?:,(?P<options>.*))?", text)
     if match is None:
@@ -575,7 +574,7 @@ def parse_table(text: str) -> ReplayTable | RowTable:
     name, kind = match["name"], match["kind"]
     kinds = (*KINDS, "rows")
     if kind not in kinds:
-        raise ArgumentError(f"table {name!r} must be of a kind that there is, got {kind!r}; {near_names(kind, kinds)}")
+        raise ArgumentError(f"kind of table {name!r} must be known, got {kind!r}; {near_names(kind, kinds)}")
     arguments: dict[str, Any] = {"capacity": _value(match["capacity"])}
     limits: dict[str, Any] = {}
     option_names = _ROW_ARGUMENTS if kind == "rows" else (*_LIMITER_OPTIONS, *_ARGUMENTS, *_options_of(kind))

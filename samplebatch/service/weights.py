@@ -29,13 +29,13 @@ from samplebatch.service.protocol import WEIGHTS_KEY, read_request, short_text, 
 from samplebatch.transport.broadcast import MAX_DEPTH
 
 MAX_NAMES: Final = 64
-"""Names that weights can be published under."""
+"""Maximum number of names of weights."""
 
 MAX_VERSION: Final = 1 << 53
-"""The highest version that a publisher may know: every reader of JSON can hold it."""
+"""Highest version that a publisher may know, exact in every JSON reader."""
 
 MAX_ARRAYS: Final = 1 << 16
-"""Arrays and tensors of one publication."""
+"""Maximum number of arrays and tensors per publication."""
 
 _TORCH = "torch."
 _MAX_AXES: Final = 32
@@ -55,7 +55,7 @@ _COLUMNS = "weights must have the uncompressed columns {}, without nulls".format
 
 
 class _Array(NamedTuple):
-    """The description of one array or tensor: its path, dtype and shape."""
+    """Description of an array or tensor: path, dtype and shape."""
 
     path: tuple[str, ...]
     dtype: str
@@ -63,10 +63,11 @@ class _Array(NamedTuple):
 
 
 class Published(NamedTuple):
-    """The newest weights of one name, as a service keeps them.
+    """Newest weights of one name, as stored by a service.
 
-    - `version`: their number, which goes up with each publication.
-    - `epoch`: word for the service process that numbered them. Versions of different epochs cannot be compared.
+    - `version`: number of the publication, increasing.
+    - `epoch`: identifier of the service process that assigned the version. Versions of different epochs cannot be
+      compared.
     - `stream`: the weights as an Arrow stream.
     """
 
@@ -76,7 +77,7 @@ class Published(NamedTuple):
 
 
 class PublishedWeights:
-    """The newest weights of each name that a `ReplayServer` serves, with their versions, for it and its checkpoints.
+    """Newest weights and versions by name, for a `ReplayServer` and its checkpoints.
 
     Each object has its own epoch. Weights that `load` restores retain the epoch in which they were published, so that
     clients can distinguish weights published after a restart.
@@ -101,14 +102,14 @@ class PublishedWeights:
         Parameters
         ----------
         raw
-            What `pack_weights` returned.
+            Result of `pack_weights`.
 
         Raises
         ------
         FormatError
-            If the bytes are no weights.
+            If the bytes are not weights.
         ArgumentError, CapacityError
-            If the name is too long, would be one of too many, or the version that the publisher knows is none.
+            If the name is too long, there are too many names, or the publisher's known version is invalid.
         """
         about = _read(raw)[0]
         name, after = short_text("name", about["name"]), whole("after", about.get("after", 0))
@@ -117,7 +118,7 @@ class PublishedWeights:
         with self._lock:
             before = self._newest.get(name)
             if before is None and len(self._newest) >= MAX_NAMES:
-                raise CapacityError(f"weights must have one of {MAX_NAMES} names, {name!r} would be one more")
+                raise CapacityError(f"weights must have at most {MAX_NAMES} names, got {name!r} in addition")
             version = max(after, 0 if before is None else before.version) + 1
             published = self._newest[name] = Published(version, self._epoch, pa.py_buffer(raw))
         return published
@@ -138,12 +139,12 @@ class PublishedWeights:
             return dict(self._newest)
 
     def load(self, state: Mapping[str, Published]) -> None:
-        """Serve the weights of a checkpoint in place of all others; later versions continue from theirs.
+        """Replace all weights by those of a checkpoint; later versions continue their numbering.
 
         Raises
         ------
         FormatError, ArgumentError, CapacityError
-            If a stream is no weights of that name, a version or an epoch is none, or there are too many names.
+            If a stream has no weights of its name, a version or epoch is invalid, or there are too many names.
         """
         if len(state) > MAX_NAMES:
             raise CapacityError(f"weights must have at most {MAX_NAMES} names, got {len(state)}")
@@ -152,7 +153,7 @@ class PublishedWeights:
             if whole("version", version, 1) > 2 * MAX_VERSION:
                 raise CapacityError(f"version must be at most {2 * MAX_VERSION}, got {version}")
             if _read(stream)[0]["name"] != short_text("name", name):
-                raise FormatError(f"weights {name!r} must be published under that name, they have another")
+                raise FormatError(f"weights {name!r} must have this name in their stream, got another")
         with self._lock:
             self._newest = dict(state)
 
@@ -161,16 +162,16 @@ def pack_weights(weights: Mapping[str, Any], name: str, after: int = 0) -> pa.Bu
     """Write weights, with one copy.
 
     - `weights`: a dict of arrays, tensors and numbers, flat or nested.
-    - `name`: the name that they are published under.
-    - `after`: the highest version that the publisher knows; the service gives a higher one.
+    - `name`: name of the publication.
+    - `after`: highest version that the publisher knows; the service assigns a higher one.
 
-    Raises ColumnTypeError if they are no such dict, dicts are nested deeper than 32, or a dtype cannot be built from
-    bytes; names the value. Raises CapacityError if there are more than 65,536 arrays. Raises DeviceError if a tensor is
-    not in host memory; names it.
+    Raises ColumnTypeError if `weights` is not such a dict, dicts are nested deeper than 32, or a dtype cannot be
+    restored from bytes; names the value. Raises CapacityError if there are more than 65,536 arrays. Raises DeviceError
+    if a tensor is not in host memory; names it.
 
     >>> weights = {"layer.0": {"bias": np.arange(2.0)}, "step": 7}
-    >>> name, found = unpack_weights(pack_weights(weights, "policy"))
-    >>> name, found["layer.0"], found["step"].item()
+    >>> name, weights = unpack_weights(pack_weights(weights, "policy"))
+    >>> name, weights["layer.0"], weights["step"].item()
     ('policy', {'bias': array([0., 1.])}, 7)
     """
     rows = [(path, *_describe(".".join(path), value)) for path, value in _leaves(weights, ())]
@@ -195,10 +196,10 @@ def pack_weights(weights: Mapping[str, Any], name: str, after: int = 0) -> pa.Bu
 
 
 def unpack_weights(raw: Any) -> tuple[str, dict[str, Any]]:
-    """Read weights, and the name that they are published under; arrays are views of the bytes, read-only if these are.
+    """Read the name and the weights of a publication; arrays are views of the bytes, read-only if the bytes are.
 
-    Raises FormatError if the bytes are no weights, or name a dtype whose arrays or tensors cannot be built from bytes.
-    Raises CapacityError if there are more than 65,536 arrays.
+    Raises FormatError if the bytes are not weights, or a dtype cannot be restored from bytes. Raises CapacityError if
+    there are more than 65,536 arrays.
     """
     about, arrays, data = _read(raw)
     weights: dict[str, Any] = {}
@@ -211,12 +212,12 @@ def unpack_weights(raw: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _read(raw: Any) -> tuple[dict[str, Any], list[_Array], pa.Array]:
-    """Validate weights; return their metadata, the descriptions of their arrays, and the bytes of each.
+    """Validate weights; return their metadata, and the description and bytes of each array.
 
-    Neither builds arrays nor loads torch, and accepts only bytes that fit their descriptions.
+    Does not create arrays or import torch. The bytes of each array must fit its description.
     """
     try:
-        # Before it is read: Arrow allocates what the prefix of a compressed buffer states.
+        # Validated before reading: Arrow allocates the size that the prefix of a compressed buffer declares.
         is_plain = not decompressed_stream_nbytes(pa.py_buffer(raw))
         with ipc.open_stream(raw) as stream:
             schema = stream.schema
@@ -243,7 +244,7 @@ def _read(raw: Any) -> tuple[dict[str, Any], list[_Array], pa.Array]:
         try:
             _check_array(array, size)
         except (ColumnTypeError, ValueError) as error:
-            raise FormatError(f"weights must be arrays that fit their descriptions, one does not: {error}") from error
+            raise FormatError(f"weights must be arrays that fit their descriptions: {error}") from error
         _put(tree, array.path, None)
     return about, arrays, data
 
@@ -256,7 +257,7 @@ def _check_array(array: _Array, size: int) -> None:
     if len(shape) > _MAX_AXES or min(shape, default=0) < 0 or itemsize * prod(max(1, n) for n in shape) > _MAX_NBYTES:
         raise ValueError(f"the shape must have at most {_MAX_AXES} axes of at most {_MAX_NBYTES} bytes in all")
     if not itemsize or itemsize * prod(shape) != size:
-        raise ValueError(f"an array of {dtype} with shape {shape} must have other bytes, got {size}")
+        raise ValueError(f"an array of {dtype} with shape {shape} must have another number of bytes, got {size}")
 
 
 def _check_count(count: int) -> None:
@@ -287,20 +288,18 @@ def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], npt.NDArray[
         return _TORCH + dtype, tuple(value.shape), np.ascontiguousarray(bits).reshape(-1).view(np.uint8)
     array = np.asarray(value) if kind in (ARRAY, NUMBER) else None
     if array is None or array.dtype.hasobject:
-        raise ColumnTypeError(f"weights must be arrays and tensors, {name!r} is a {type(value).__name__}")
+        raise ColumnTypeError(f"weights must be arrays and tensors, got for {name!r} a {type(value).__name__}")
     dtype = array.dtype.newbyteorder("=").str
     try:
         named_dtype(dtype)
     except ColumnTypeError as error:
-        raise ColumnTypeError(
-            f"weights must have dtypes that can be built from bytes, {name!r} has not: {error}"
-        ) from error
+        raise ColumnTypeError(f"weights {name!r} must have a dtype that can be restored from bytes: {error}") from error
     array = np.ascontiguousarray(array, dtype).reshape(array.shape)
     return dtype, array.shape, array.reshape(-1).view(np.uint8)
 
 
 def _restore(data: pa.Buffer, dtype: str, shape: Sequence[int]) -> Any:
-    """View the bytes of an array, or copy those of a tensor, which is always writable."""
+    """View the bytes of an array, or copy the bytes of a tensor, which is always writable."""
     if not dtype.startswith(_TORCH):
         return memory.as_array(data, named_dtype(dtype), shape)
     torch_dtype = named_torch_dtype(dtype.removeprefix(_TORCH))
@@ -321,7 +320,7 @@ def _put(weights: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for folder in folders:
         weights = weights.setdefault(folder, {})
         if not isinstance(weights, dict):
-            raise FormatError("weights must have one array or dict per name, they have both under one name")
+            raise FormatError(f"weights must have one array or dict per name, got both for {folder!r:.80}")
     if name in weights:
-        raise FormatError("weights must have one array or dict per name, they have two under one name")
+        raise FormatError(f"weights must have one array or dict per name, got two for {name!r:.80}")
     weights[name] = value

@@ -296,7 +296,7 @@ def test_a_port_that_is_taken_is_told() -> None:
     with serving("-t", "r=uniform:5") as (_, uri):
         status, told = run("serve", "-t", "r=uniform:5", "--port", uri.rpartition(":")[2])
     assert status in (1, 2)
-    assert "must be able to listen" in told
+    assert "cannot listen at" in told
     assert "Traceback" not in told
 
 
@@ -322,7 +322,7 @@ def test_top_shows_tables_and_who_is_held_back_until_ctrl_c() -> None:
         thread.start()
         top = Process("top", uri, "--interval", "0.2")
         top.wait_for(r"replay +│ +9 steps")
-        top.wait_for(r"replay: the sample of .* held back for .* sampling needs 20 items, and there are 9")
+        top.wait_for(r"replay: the sample of .* blocked for .* sampling needs 20 items, and there are 9")
         assert top.end() == 130
         assert not any("Traceback" in line for line in top.lines)
         assert top.popen.stdout is not None
@@ -416,7 +416,7 @@ def test_metrics_tell_how_long_requests_are_held_back() -> None:
 def test_a_port_for_metrics_that_is_taken_is_refused() -> None:
     with MetricsServer([ReplayTable("r", capacity=np.int64(5))]) as server:
         port = int(server.url.split(":")[2].split("/")[0])
-        with pytest.raises(SampleBatchError, match=f"metrics must have a port to listen at, {port} is none"):
+        with pytest.raises(SampleBatchError, match=f"the metrics server cannot listen at port {port}"):
             MetricsServer([], port=port)
     with pytest.raises(SampleBatchError, match="70000 is none"):
         MetricsServer([], port=70_000)

@@ -41,16 +41,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FAULTS = [
-    ("cert.der", "key.pem", "tls[0] must be a file with a certificate in PEM, 'cert.der' has none"),
-    ("empty.pem", "key.pem", "tls[0] must be a file with a certificate in PEM, 'empty.pem' has none"),
-    ("key.pem", "cert.pem", "tls[0] must be a file with a certificate in PEM, 'key.pem' has none"),
+    ("cert.der", "key.pem", "tls[0] must be a file with a PEM certificate, got none in 'cert.der'"),
+    ("empty.pem", "key.pem", "tls[0] must be a file with a PEM certificate, got none in 'empty.pem'"),
+    ("key.pem", "cert.pem", "tls[0] must be a file with a PEM certificate, got none in 'key.pem'"),
     (
         "damaged_cert.pem",
         "key.pem",
-        "tls[0] must be a file with a certificate in PEM, 'damaged_cert.pem' has a damaged",
+        "tls[0] must be a file with a PEM certificate, got a damaged one in 'damaged_cert.pem'",
     ),
-    ("cert.pem", "cert.pem", "tls[1] must be a file with a private key in PEM, 'cert.pem' has none"),
-    ("cert.pem", "damaged_key.pem", "tls[1] must be a file with a private key in PEM, 'damaged_key.pem' has a damaged"),
+    ("cert.pem", "cert.pem", "tls[1] must be a file with a PEM private key, got none in 'cert.pem'"),
+    (
+        "cert.pem",
+        "damaged_key.pem",
+        "tls[1] must be a file with a PEM private key, got a damaged one in 'damaged_key.pem'",
+    ),
     (
         "cert.pem",
         "other.pem",
@@ -61,7 +65,11 @@ FAULTS = [
         "curve.pem",
         "tls[1] must be the private key of the certificate in 'cert.pem', got the key of another in 'curve.pem'",
     ),
-    ("cert.pem", "encrypted.pem", "tls[1] must be a private key without a passphrase, 'encrypted.pem' is encrypted"),
+    (
+        "cert.pem",
+        "encrypted.pem",
+        "tls[1] must be a private key without a passphrase, got an encrypted one in 'encrypted.pem'",
+    ),
 ]
 
 
@@ -108,7 +116,7 @@ def test_a_certificate_that_has_expired_is_served_with_a_warning(files: Path) ->
 @pytest.mark.parametrize(
     ("certificate", "key", "sentence"),
     [
-        ("cert.der", "key.pem", "--tls-cert must be a file with a certificate in PEM, 'cert.der' has none"),
+        ("cert.der", "key.pem", "--tls-cert must be a file with a PEM certificate, got none in 'cert.der'"),
         ("cert.pem", "other.pem", "--tls-key must be the private key of the certificate in 'cert.pem'"),
         ("cert.pem", "encrypted.pem", "--tls-key must be a private key without a passphrase"),
         (

@@ -553,7 +553,7 @@ def test_closing_ends_the_wait_of_a_thread_for_a_sample(client: ReplayClient, pr
             time.sleep(0.01)
     thread.join(20)
     assert [type(error) for error in found] == [ServiceError]
-    assert "the client must be open to be used, it has been closed" in str(found[0])
+    assert "the client must be open, got a closed one" in str(found[0])
 
 
 def test_an_error_does_not_wait_for_a_thread_whose_fragments_are_held_back(server: ReplayServer) -> None:

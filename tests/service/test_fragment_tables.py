@@ -85,7 +85,7 @@ def test_every_sampler_and_remover_does_as_the_model(
             replaced = [item for item in model.items if kind == "key" and item["key"] == key]
             full = len(model.items) == CAPACITY and not replaced
             if remover == "none" and full:
-                with pytest.raises(LimitTimeoutError, match="full with 4 fragments, and none is removed"):
+                with pytest.raises(LimitTimeoutError, match="full with 4 fragments, and only sampling removes"):
                     table.extend(fragment(number), keys=key, priorities=priority, timeout_s=0)
                 continue
             before = {item["number"] for item in model.items}
@@ -217,7 +217,7 @@ def test_a_fifo_table_that_is_read_once_is_a_queue() -> None:
 def test_draws_of_several_fragments_wait_for_all_of_them() -> None:
     table = filled("uniform", 2, max_times_sampled=2)
     assert Counter(table.sample(3).indices.tolist()).total() == 3
-    with pytest.raises(LimitTimeoutError, match="2 fragments are asked for, and 1 may be sampled"):
+    with pytest.raises(LimitTimeoutError, match="2 fragments are requested, and 1 may be sampled"):
         table.sample(2, timeout_s=0)
 
 
@@ -276,17 +276,17 @@ def test_a_table_carries_on_from_its_state(kind: Any, remover: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kind": "fifo", "streams": 2}, "streams are rings of steps, and table 't' holds fragments"),
+        ({"kind": "fifo", "streams": 2}, "streams must be 1 for table 't' of fragments, got 2"),
         ({"kind": "fifo", "alpha": 0.5}, "tables of fragments of kind 'fifo' have no option 'alpha'; there are none"),
         ({"kind": "prioritized", "alpa": 0.5}, "have no option 'alpa'; did you mean 'alpha'"),
-        ({"limiter": RateLimiter(samples_per_insert=2), "remover": "none"}, "must be max_times_sampled, 0, where"),
+        ({"limiter": RateLimiter(samples_per_insert=2), "remover": "none"}, "must equal max_times_sampled, 0, if"),
         (
             {"limiter": RateLimiter(samples_per_insert=2), "remover": "none", "max_times_sampled": 3},
-            "samples_per_insert must be max_times_sampled, 3, where sampling alone removes fragments, got 2: writers",
+            "samples_per_insert must equal max_times_sampled, 3, if only sampling removes fragments, got 2: writers",
         ),
         (
             {"kind": "fifo", "limiter": RateLimiter(samples_per_insert=0.5), "max_times_sampled": 1},
-            "samples_per_insert must be max_times_sampled, 1, where sampling alone removes fragments, got 0.5: writers",
+            "samples_per_insert must equal max_times_sampled, 1, if only sampling removes fragments, got 0.5: writers",
         ),
     ],
 )
@@ -298,17 +298,27 @@ def test_tables_that_cannot_be_are_refused(arguments: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("kind", "arguments", "error", "message"),
     [
-        ("fifo", {"keys": "k"}, ArgumentError, "a fragment for a table of kind 'fifo' has no keys"),
+        ("fifo", {"keys": "k"}, ArgumentError, "a fragment for a table of kind 'fifo' must have no key, got 'k'"),
         ("key", {}, ArgumentError, "a fragment for a table of kind 'key' must have a key"),
         ("key", {"keys": 3}, ArgumentError, "the key of a fragment must be a string, got a int"),
         ("fifo", {"priorities": 1.0}, PriorityError, "kind 'fifo' with remover 'fifo' have no priorities"),
         ("prioritized", {"priorities": [1.0, 2.0]}, PriorityError, "must be one finite number"),
         ("prioritized", {"priorities": float("nan")}, PriorityError, "must be one finite number"),
         ("fifo", {"rows": 3}, ColumnTypeError, "must be extended by a batch, mapping, table or dataset"),
-        ("fifo", {"rows": SampleBatch(other=[1, 2])}, ColumnMismatchError, "column 'other' must be as in"),
-        ("fifo", {"rows": SampleBatch(number=[1.5, 2])}, ColumnMismatchError, "column 'number' must be as in"),
-        ("fifo", {"rows": SampleBatch(number=[[1], [2]])}, ColumnMismatchError, "column 'number' must be as in"),
-        ("fifo", {"rows": MultiAgentBatch({"p": fragment(0)}, 2)}, ColumnMismatchError, "all be flat, or all"),
+        ("fifo", {"rows": SampleBatch(other=[1, 2])}, ColumnMismatchError, "got the new column 'other'"),
+        (
+            "fifo",
+            {"rows": SampleBatch(number=[1.5, 2])},
+            ColumnMismatchError,
+            "as in earlier fragments, got tensor of float64",
+        ),
+        ("fifo", {"rows": SampleBatch(number=[[1], [2]])}, ColumnMismatchError, "rows of shape .1,."),
+        (
+            "fifo",
+            {"rows": MultiAgentBatch({"p": fragment(0)}, 2)},
+            ColumnMismatchError,
+            "must all be flat or all have policies",
+        ),
     ],
 )
 def test_inserts_that_cannot_be_are_refused(
@@ -324,18 +334,20 @@ def test_inserts_that_cannot_be_are_refused(
 def test_a_missing_column_is_refused() -> None:
     table = ReplayTable("t", kind="fifo", capacity=4)
     table.extend(SampleBatch(a=[1], b=[2]))
-    with pytest.raises(ColumnMismatchError, match="column 'b' is missing, and the fragments before have it"):
+    with pytest.raises(
+        ColumnMismatchError, match="a fragment must have column 'b', as earlier fragments have, got none"
+    ):
         table.extend(SampleBatch(a=[1]))
 
 
 @pytest.mark.parametrize(
     ("kind", "request_", "message"),
     [
-        ("fifo", {"mode": "steps"}, "mode must be one of a table of fragments, fragments; got 'steps'"),
-        ("fifo", {"batch_size": 5}, "batch_size must be at most 4 here, which a full table has, got 5"),
+        ("fifo", {"mode": "steps"}, "mode of a table of fragments must be one of fragments; got 'steps'"),
+        ("fifo", {"batch_size": 5}, "batch_size must be at most 4, the fragments of a full table, got 5"),
         ("fifo", {"beta": 1.0}, "have no option 'beta'"),
-        ("key", {}, "give batch_size=1 and its key"),
-        ("key", {"key": "k1", "batch_size": 2}, "give batch_size=1 and its key"),
+        ("key", {}, "requires batch_size=1 and key=, a string"),
+        ("key", {"key": "k1", "batch_size": 2}, "requires batch_size=1 and key=, a string"),
     ],
 )
 def test_samples_that_cannot_be_are_refused(kind: Any, request_: dict[str, Any], message: str) -> None:
@@ -345,7 +357,7 @@ def test_samples_that_cannot_be_are_refused(kind: Any, request_: dict[str, Any],
 
 def test_priorities_that_cannot_be_are_refused() -> None:
     table = filled("prioritized", 4)
-    with pytest.raises(PriorityError, match="must be 2, one for each fragment, got 3"):
+    with pytest.raises(PriorityError, match="must have 2 values, one per fragment, got 3"):
         table.update_weight([0, 1], [1.0, 2.0, 3.0])
     with pytest.raises(PriorityError, match="one finite number"):
         table.update_weight([0, 1], [1.0, float("inf")])
@@ -362,7 +374,9 @@ def test_rows_of_one_shape_go_to_a_table_of_ragged_rows() -> None:
     assert sampled["ids"].kind == "ragged"
     assert sampled["ids"].dtype == np.int64
     assert sampled["ids"].lengths.tolist() == [1, 2, 1, 2, 2, 2, 0, 0, 0, 0]
-    with pytest.raises(ColumnMismatchError, match="column 'ids' must be as in the fragments before"):
+    with pytest.raises(
+        ColumnMismatchError, match=r"column 'ids' must be ragged of int64 .* as in earlier fragments, got"
+    ):
         table.extend(SampleBatch(ids=[[0.5]]))
 
 

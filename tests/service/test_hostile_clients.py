@@ -131,7 +131,7 @@ def put(raw: Any, rows: pa.RecordBatch, metadata: bytes | None = None, path: Any
         (b"[" * 100_000, "must be a JSON object"),
         (b"[1]", "must be a JSON object"),
         (b" " * (1 << 20) + b"{}", "at most 1048576 bytes"),
-        (b"{}", "must name a table"),
+        (b"{}", "must have the entry 'table', got"),
         (b'{"table": 7}', "table must be a string"),
         (b'{"table": null}', "table must be a string"),
         (b'{"table": "replai"}', "did you mean 'replay'"),
@@ -145,16 +145,19 @@ def put(raw: Any, rows: pa.RecordBatch, metadata: bytes | None = None, path: Any
         (b'{"table": "replay", "batch_size": 1100}', "a sample must have at most 65536 bytes"),
         (b'{"table": "replay", "mode": "sequences", "length": 1000000000}', "a sample must have at most 1048576 steps"),
         (b'{"table": "replay", "mode": "sequences", "length": 10000}', "a sample must have at most 65536 bytes"),
-        (b'{"table": "replay", "mode": "sequences"}', "length must be given"),
+        (b'{"table": "replay", "mode": "sequences"}', "length must be an integer from 1 for sequences, got none"),
         (b'{"table": "replay", "mode": "stacks"}', "mode must be one of"),
-        (b'{"table": "replay", "mode": "fragments"}', "mode must be one of a table of steps"),
+        (b'{"table": "replay", "mode": "fragments"}', "mode of a table of steps must be one of"),
         (b'{"table": "replay", "batchsize": 1}', "did you mean 'batch_size'"),
         (b'{"table": "replay", "n_step": -1}', "n_step must be a whole number from 1"),
-        (b'{"table": "replay", "n_step": 9223372036854775808}', "integers of at most 64 bits, one has 19 digits"),
-        (b'{"table": "replay", "timeout_s": 1%s}' % (b"0" * 4000), "integers of at most 64 bits, one has 4001 digits"),
+        (b'{"table": "replay", "n_step": 9223372036854775808}', "integers of at most 64 bits, got one of 19 digits"),
+        (
+            b'{"table": "replay", "timeout_s": 1%s}' % (b"0" * 4000),
+            "integers of at most 64 bits, got one of 4001 digits",
+        ),
         (b'{"table": "%s"}' % (b"t" * 257), "table must have at most 256 bytes"),
         (b'{"table": "queue", "key": "%s"}' % (b"k" * 257), "key must have at most 256 bytes"),
-        (b'{"table": "\\ud800"}', "table must be text in UTF-8"),
+        (b'{"table": "\\ud800"}', "table must be encodable as UTF-8, got a surrogate at position 0"),
         (b'{"table": "replay", "mode": "%s"}' % (b"m" * 100_000), "mode must be one of"),
         (b'{"table": "replay", "%s": 1}' % ("\u6f22".encode() * 100_000), "must have no entry"),
         (b'{"table": "replay", "gamma": NaN}', "gamma must be a number from 0 to 1"),
@@ -181,9 +184,9 @@ def test_bad_tickets(raw: Any, ticket: bytes, why: str) -> None:
         (b'{"number": -1}', "number must be a whole number"),
         (b'{"number": null}', "number must be a whole number"),
         (b'{"key": 7}', "key must be a string"),
-        (b'{"key": "k"}', "steps have no keys"),
+        (b'{"key": "k"}', "a table of steps must get no key, got 'k'"),
         (b'{"priority": "high"}', "priority must be a number"),
-        (b'{"priority": 1.0}', "steps have priorities in tables"),
+        (b'{"priority": 1.0}', "priorities must be omitted for tables of kind 'uniform'"),
         (b'{"batch": "{}"}', "must have valid batch metadata"),
         (b'{"batch": "nonsense"}', "must have valid batch metadata"),
         (b'{"writer": "me"}', "must have no entry 'writer'"),
@@ -271,7 +274,7 @@ def test_names_that_a_service_does_not_keep(raw: Any, path: list[str], why: str)
 @pytest.mark.parametrize(
     ("action", "body", "why"),
     [
-        ("explode", b"", "there is no action 'explode'"),
+        ("explode", b"", "action must be known, got 'explode'"),
         ("info", b"[]", "must be a JSON object"),
         ("info", b'{"table": "x"}', "table must be one of"),
         ("info", b'{"tables": "x"}', "must have no entry"),
@@ -281,8 +284,12 @@ def test_names_that_a_service_does_not_keep(raw: Any, path: list[str], why: str)
         ("limits", b'{"table": "replay", "min_size": 1000}', "min_size must be at most"),
         ("limits", b'{"table": "replay", "min_size": {}}', "min_size must be"),
         ("limits", b'{"table": "replay", "self": 1}', "a table has no limit 'self'"),
-        ("update_weight", b'{"table": "replay"}', "one is missing"),
-        ("update_weight", b'{"table": "replay", "indices": [1], "priorities": [1]}', "kind 'prioritized' only"),
+        ("update_weight", b'{"table": "replay"}', "must have the entries 'indices' and 'priorities', got"),
+        (
+            "update_weight",
+            b'{"table": "replay", "indices": [1], "priorities": [1]}',
+            "must be of kind 'prioritized' to update",
+        ),
         ("update_weight", b'{"table": "replay", "indices": [[1], 2], "priorities": [1]}', "lists of numbers"),
         ("update_weight", b'{"table": "replay", "indices": ["a"], "priorities": [1]}', "lists of numbers"),
         ("publish", b"", "must be an Arrow stream"),
@@ -295,7 +302,7 @@ def test_names_that_a_service_does_not_keep(raw: Any, path: list[str], why: str)
         ("latest", b'{"name": "%s"}' % (b"n" * 257), "name must have at most 256 bytes"),
         ("publish", pack_weights({"w": np.zeros(2)}, "n" * 257).to_pybytes(), "name must have at most 256 bytes"),
         ("update_weight", b'{"table": "replay", "indices": [18446744073709551615]}', "integers of at most 64 bits"),
-        ("a" * 100_000, b"", "there is no action 'aaa"),
+        ("a" * 100_000, b"", "action must be known, got 'aaa"),
     ],
 )
 def test_bad_actions(raw: Any, action: str, body: bytes, why: str) -> None:
@@ -331,7 +338,7 @@ def damaged(raw: bytes, old: bytes, new: bytes) -> pa.RecordBatch:
 
 def test_names_that_are_no_text(raw: Any) -> None:
     rows = damaged(write_stream(ROWS), b"rewards", b"reward\xc3")
-    with pytest.raises(flight.FlightServerError, match="must have names in UTF-8"):
+    with pytest.raises(flight.FlightServerError, match="must have column names in UTF-8"):
         put(raw, rows)
 
 

@@ -231,7 +231,7 @@ def test_no_step_is_sampled_more_often_than_allowed(kind: Any) -> None:
     for size in (50, 7, 40, 23):
         counts += np.bincount(table.sample(size, timeout_s=0).indices, minlength=50)
     assert counts.tolist() == [3] * 40 + [0] * 10
-    with pytest.raises(LimitTimeoutError, match="1 steps are asked for, and 0 may be sampled"):
+    with pytest.raises(LimitTimeoutError, match="1 steps are requested, and 0 may be sampled"):
         table.sample(1, timeout_s=0)
     table.extend(episode(1, range(2)))
     assert sorted(table.sample(6, timeout_s=0).indices.tolist()) == [40, 40, 40, 41, 41, 41]
@@ -288,10 +288,10 @@ def test_a_limit_of_times_can_change() -> None:
         ({"kind": "unform"}, ArgumentError, "kind must be one of .* did you mean 'uniform'"),
         ({"capacity": 0}, ArgumentError, "capacity must be a whole number from 1, got 0"),
         ({"streams": 0}, ArgumentError, "streams must be a whole number from 1"),
-        ({"remover": "lifo"}, ArgumentError, "writes over its oldest ones, and cannot remove by 'lifo'"),
+        ({"remover": "lifo"}, ArgumentError, "remover must be 'fifo' for a table of steps, got 'lifo'"),
         ({"remover": "fifoo"}, ArgumentError, "remover must be one of .* did you mean 'fifo'"),
         ({"items": "rows"}, ArgumentError, "items must be one of 'steps', 'fragments', got 'rows'"),
-        ({"kind": "lifo", "items": "steps"}, ArgumentError, "kind 'lifo' holds fragments"),
+        ({"kind": "lifo", "items": "steps"}, ArgumentError, "items must be 'fragments' for kind 'lifo', got 'steps'"),
         (
             {"stack_nun": 2},
             ArgumentError,
@@ -307,7 +307,7 @@ def test_a_limit_of_times_can_change() -> None:
             ArgumentError,
             "samples_per_insert must be at most max_times_sampled, 2, got 3",
         ),
-        ({"sample_avail": True, "max_times_sampled": 2}, ArgumentError, "sample_avail draws only some"),
+        ({"sample_avail": True, "max_times_sampled": 2}, ArgumentError, "must be 0 for a table with sample_avail"),
     ],
 )
 def test_tables_that_cannot_be_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -319,13 +319,13 @@ def test_tables_that_cannot_be_are_refused(arguments: dict[str, Any], error: typ
     ("request_", "error", "message"),
     [
         ({"batch_size": 0}, ArgumentError, "batch_size must be a whole number from 1, got 0"),
-        ({"mode": "fragments"}, ArgumentError, "mode must be one of a table of steps, steps, sequences, episodes"),
+        ({"mode": "fragments"}, ArgumentError, "mode of a table of steps must be one of steps, sequences, episodes"),
         ({"seed": -1}, ArgumentError, "seed must be a whole number from 0, got -1"),
         ({"n_steps": 3}, ArgumentError, "samples of steps have no option 'n_steps'; did you mean 'n_step'"),
         ({"n_step": 0}, ArgumentError, "n_step must be a whole number from 1"),
         ({"beta": 0.5}, ArgumentError, "samples of steps have no option 'beta'"),
         ({"mode": "sequences"}, ArgumentError, "length must be a whole number from 1, got None"),
-        ({"mode": "sequences", "length": 2, "burn_in": 2}, ArgumentError, "burn_in must leave a step of 2, got 2"),
+        ({"mode": "sequences", "length": 2, "burn_in": 2}, ArgumentError, "burn_in must be less than length, 2, got 2"),
         ({"mode": "sequences", "length": 30, "padded": False}, EmptyBufferError, "an episode of 30 steps"),
         ({"timeout_s": -1}, ArgumentError, "timeout_s must be a number above 0, got -1"),
     ],
@@ -346,9 +346,14 @@ def test_samples_that_cannot_be_are_refused(request_: dict[str, Any], error: typ
             CapacityError,
             "at most 20 steps, the slots of a ring, got 21",
         ),
-        ("uniform", {"keys": "k"}, ArgumentError, "steps have no keys"),
-        ("uniform", {"priorities": 1.0}, PriorityError, "in tables of kind 'prioritized' only"),
-        ("prioritized", {"priorities": [1.0, 2.0]}, PriorityError, "must be one, or one for each of 9 steps, got 2"),
+        ("uniform", {"keys": "k"}, ArgumentError, "a table of steps must get no key, got 'k'"),
+        ("uniform", {"priorities": 1.0}, PriorityError, "priorities must be omitted for tables of kind 'uniform'"),
+        (
+            "prioritized",
+            {"priorities": [1.0, 2.0]},
+            PriorityError,
+            "priorities must have 1 or 9 values, one per step, got 2",
+        ),
         ("prioritized", {"priorities": np.full(9, np.nan)}, PriorityError, "must be finite, got a priority of NaN"),
         ("prioritized", {"priorities": ["a"] * 9}, PriorityError, "priorities must be numbers"),
         ("prioritized", {"rows": SampleBatch(obs=[1, 2], seq_lens=[2])}, SequenceError, "plain steps"),
@@ -366,14 +371,14 @@ def test_inserts_that_cannot_be_are_refused(
 def test_counted_steps_refuse_modes_that_draw_otherwise() -> None:
     table = ReplayTable("once", capacity=20, max_times_sampled=2)
     for options in ({"mode": "episodes"}, {"mode": "sequences", "length": 2, "padded": False}):
-        with pytest.raises(ArgumentError, match="leave out max_times_sampled"):
+        with pytest.raises(ArgumentError, match="omit max_times_sampled"):
             table.sample(2, **options)
-    with pytest.raises(ArgumentError, match="batch_size must be at most 40 here"):
+    with pytest.raises(ArgumentError, match="batch_size must be at most 40, the draws of a full table"):
         table.sample(41)
 
 
 def test_priorities_are_for_prioritized_tables_and_rows_that_are_there() -> None:
-    with pytest.raises(PriorityError, match="this one is 'uniform'"):
+    with pytest.raises(PriorityError, match="must be of kind 'prioritized' to update priorities, got 'uniform'"):
         ReplayTable("replay", capacity=4).update_weight([0], [1.0])
     table = ReplayTable("prio", kind="prioritized", capacity=4)
     for indices, message in (([4], r"index 4 must be in"), ([0], "got an empty slot")):

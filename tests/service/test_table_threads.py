@@ -100,7 +100,7 @@ def test_a_full_queue_holds_writers_back_until_it_is_read() -> None:
 
     with running(insert) as (inserting,):
         (held,) = wait_for_held(table, 1)
-        assert held["why"] == "it is full with 2 fragments, and none is removed to make room"
+        assert held["why"] == "it is full with 2 fragments, and only sampling removes them"
         assert [table.sample(1, timeout_s=5).indices.item() for _ in range(50)] == list(range(50))
         inserting.result(5)
 
@@ -241,7 +241,7 @@ def test_a_time_that_is_over_is_told_with_the_reason_and_since_when() -> None:
     table = ReplayTable("replay", capacity=10)
     begun = time.time()
     with pytest.raises(
-        LimitTimeoutError, match=r"table 'replay' held back the sample of 'l' for 0\.1 s: sampling"
+        LimitTimeoutError, match=r"table 'replay' blocked the sample of 'l' for 0\.1 s: sampling"
     ) as told:
         table.sample(1, reader="l", timeout_s=0.1)
     assert time.time() - begun >= 0.1
