@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -22,7 +23,11 @@ from samplebatch.errors import ArgumentError, ColumnMismatchError, EmptyBufferEr
 if TYPE_CHECKING:
     import torch
 
-_INTP = np.dtype(np.intp)
+_INTP, _BOOL = np.dtype(np.intp), np.dtype(np.bool_)
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+RowForm = tuple[np.dtype[Any], tuple[int, ...]]
+"""Dtype and shape of a step's rows of all environments."""
 
 
 class TransitionSamples(NamedTuple):
@@ -141,8 +146,12 @@ class CleanRLReplayBuffer:
             # Scripts seed NumPy's global generator.
             options.setdefault("random_seed", int(np.random.randint(2**31)))
             self.buffer = PrioritizedVectorReplayBuffer(total, self.n_envs, alpha=alpha, beta=beta, **options)
+        self._observation_form = observation_form(observation_space, self.n_envs)
+        dtype = np.dtype(action_space.dtype)
+        self._action_form: RowForm = (_FLOAT32 if dtype == np.float64 else dtype, (self.n_envs, self._action_dim))
+        self._no_flags = np.zeros(self.n_envs, np.bool_)
         self._expected: Any = None
-        self._is_running = np.zeros(self.n_envs, np.bool_)
+        self._last_done = self._no_flags
 
     # Adding
 
@@ -167,21 +176,25 @@ class CleanRLReplayBuffer:
         ColumnMismatchError, ColumnTypeError
             If an argument does not have the shape of its space; names it.
         """
-        obs = fit_observation("obs", obs, self.observation_space, self.n_envs)
-        next_obs = fit_observation("next_obs", next_obs, self.observation_space, self.n_envs)
-        dtype = np.dtype(self.action_space.dtype)
-        dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
-        actions = fit_rows("action", action, dtype, (self.n_envs, self._action_dim))
-        rewards = fit_rows("reward", reward, np.dtype(np.float64), (self.n_envs,))
-        done = fit_rows("done", done, np.dtype(np.bool_), (self.n_envs,))
-        truncated = np.zeros(self.n_envs, np.bool_)
-        if self.handle_timeout_termination and done.any():
+        obs = fit_observation("obs", obs, self._observation_form)
+        next_obs = fit_observation("next_obs", next_obs, self._observation_form)
+        actions = fit_rows("action", action, self._action_form)
+        rewards = fit_rows("reward", reward, (_FLOAT64, (self.n_envs,)))
+        done = terminated = fit_rows("done", done, (_BOOL, (self.n_envs,)))
+        truncated = self._no_flags
+        if self.handle_timeout_termination and 1 in done.tobytes():
             truncated = _truncations(infos, self.n_envs) & done
-        with self.buffer._table.lock:
-            self._end_interrupted_episodes(obs)
-            values = {"obs": obs, "act": actions, "rew": rewards, "terminated": done & ~truncated}
-            self.buffer.add(node(Batch, {**values, "truncated": truncated, "obs_next": next_obs}))
-        self._expected, self._is_running = next_obs, ~done
+            terminated = done & ~truncated
+        values = {"obs": obs, "act": actions, "rew": rewards, "terminated": terminated, "truncated": truncated}
+        values["obs_next"] = next_obs
+        table = self.buffer._table
+        with table.lock:
+            if self._expected is not None and not _is_snapshot_of(self._expected, obs):
+                self._end_interrupted_episodes(obs)
+            if table.fast_add is None or table.fast_add(values) is None:
+                self.buffer.add(node(Batch, values))
+        # Copies: scripts reuse their arrays.
+        self._expected, self._last_done = _snapshot(next_obs), done.copy()
 
     def extend(self, *columns: Sequence[Any]) -> None:
         """Add several steps: the arguments of `add`, each with a leading axis of steps."""
@@ -191,16 +204,11 @@ class CleanRLReplayBuffer:
     def reset(self) -> None:
         """Remove all rows."""
         self.buffer.reset()
-        self._expected, self._is_running = None, np.zeros(self.n_envs, np.bool_)
+        self._expected = None
 
     def _end_interrupted_episodes(self, obs: Any) -> None:
         """Truncate running episodes whose next step does not start at the observation where the last one ended."""
-        if self._expected is None or not self._is_running.any():
-            return
-        same = _equal_rows(obs, self._expected)
-        if np.count_nonzero(same) == self.n_envs:
-            return
-        for ring in np.flatnonzero(self._is_running & ~same).tolist():
+        for ring in np.flatnonzero(~self._last_done & ~_equal_rows(obs, self._expected)).tolist():
             end_episode(self.buffer, int(self.buffer.last_index[ring]))
 
     # Sampling
@@ -343,24 +351,35 @@ class CleanRLReplayBuffer:
         raise TypeError(f"copy.deepcopy must be used for a {type(self).__name__}, got copy.copy")
 
 
-def fit_observation(name: str, value: Any, space: Any, n_envs: int) -> Any:
-    """Cast observations of all environments to the dtype of their space; a Dict space makes a `Batch`."""
+def observation_form(space: Any, n_envs: int) -> RowForm | dict[str, Any]:
+    """Return dtype and shape of the observations of all environments; for a Dict space those of each part."""
     spaces = getattr(space, "spaces", None)
-    if not isinstance(spaces, Mapping):
-        return fit_rows(name, value, np.dtype(space.dtype), (n_envs, *(space.shape or (1,))))
+    if isinstance(spaces, Mapping):
+        return {name: observation_form(part, n_envs) for name, part in spaces.items()}
+    return np.dtype(space.dtype), (n_envs, *(space.shape or (1,)))
+
+
+def fit_observation(name: str, value: Any, form: RowForm | dict[str, Any]) -> Any:
+    """Cast observations to their form; the form of a Dict space makes a `Batch`."""
+    if type(form) is tuple:
+        return fit_rows(name, value, form)
+    assert isinstance(form, dict)
     parts = values_of(value)
-    if parts is None or parts.keys() != spaces.keys():
+    if parts is None or parts.keys() != form.keys():
         present = type(value).__name__ if parts is None else ", ".join(sorted(map(str, parts)))
-        raise ColumnMismatchError(f"{name} must have the parts {', '.join(sorted(spaces))}, got {present}")
-    return node(Batch, {key: fit_observation(f"{name}.{key}", parts[key], spaces[key], n_envs) for key in spaces})
+        raise ColumnMismatchError(f"{name} must have the parts {', '.join(sorted(form))}, got {present}")
+    return node(Batch, {key: fit_observation(f"{name}.{key}", parts[key], part) for key, part in form.items()})
 
 
-def fit_rows(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def fit_rows(name: str, value: Any, form: RowForm) -> npt.NDArray[Any]:
     """Cast rows to a dtype and reshape them; raises ColumnMismatchError if the number of elements differs."""
-    array = as_array(value)
-    if array.size != int(np.prod(shape, dtype=int)):
-        raise ColumnMismatchError(f"{name} must have shape {shape}, got {array.shape}")
-    return array.astype(dtype, copy=False).reshape(shape)
+    dtype, shape = form
+    array = value if type(value) is np.ndarray else as_array(value)
+    if array.shape != shape:
+        if array.size != prod(shape):
+            raise ColumnMismatchError(f"{name} must have shape {shape}, got {array.shape}")
+        array = array.reshape(shape)
+    return array if array.dtype is dtype else array.astype(dtype, copy=False)
 
 
 def find_device() -> torch.device:
@@ -381,13 +400,27 @@ def _truncations(infos: Any, n_envs: int) -> npt.NDArray[np.bool_]:
     return np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos], np.bool_)
 
 
-def _equal_rows(left: Any, right: Any) -> npt.NDArray[np.bool_]:
-    """Return which rows of two observations are equal, shape (n,); NaN equals NaN."""
-    if isinstance(left, Batch):
-        parts = [_equal_rows(value, right.__dict__[name]) for name, value in left.__dict__.items()]
+def _snapshot(obs: Any) -> Any:
+    """Copy an observation as bytes, which compare faster than arrays; as a dict for a Dict space."""
+    if type(obs) is np.ndarray:
+        return obs.tobytes()
+    return {name: _snapshot(part) for name, part in obs.__dict__.items()}
+
+
+def _is_snapshot_of(snapshot: Any, obs: Any) -> bool:
+    if type(obs) is np.ndarray:
+        return bool(obs.tobytes() == snapshot)
+    return all(_is_snapshot_of(snapshot[name], part) for name, part in obs.__dict__.items())
+
+
+def _equal_rows(obs: Any, snapshot: Any) -> npt.NDArray[np.bool_]:
+    """Return which rows of an observation equal those of a snapshot, shape (n,); NaN equals NaN."""
+    if isinstance(obs, Batch):
+        parts = [_equal_rows(part, snapshot[name]) for name, part in obs.__dict__.items()]
         return np.asarray(np.logical_and.reduce(parts), np.bool_)
-    same = left == right
-    if left.dtype.kind == "f" and not same.all():
-        same |= np.isnan(left) & np.isnan(right)
-    flat: npt.NDArray[np.bool_] = same.reshape(len(left), -1).all(axis=1)
+    expected = np.frombuffer(snapshot, obs.dtype).reshape(obs.shape)
+    same = obs == expected
+    if obs.dtype.kind == "f":
+        same |= np.isnan(obs) & np.isnan(expected)
+    flat: npt.NDArray[np.bool_] = same.reshape(len(obs), -1).all(axis=1)
     return flat

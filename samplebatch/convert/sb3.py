@@ -20,7 +20,14 @@ from samplebatch.buffer.hindsight import achieved_after, relabel
 from samplebatch.buffer.ring import Ints
 from samplebatch.buffer.sequences import find_episodes, shift_slots
 from samplebatch.column.casting import as_flags
-from samplebatch.convert.cleanrl import CleanRLReplayBuffer, TransitionSamples, find_device, fit_observation, fit_rows
+from samplebatch.convert.cleanrl import (
+    CleanRLReplayBuffer,
+    TransitionSamples,
+    find_device,
+    fit_observation,
+    fit_rows,
+    observation_form,
+)
 from samplebatch.convert.experience import Source, arrays_of, flags_of, require_columns, steps_as_recorded
 from samplebatch.errors import (
     ArgumentError,
@@ -479,7 +486,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         with self.buffer._table.lock:
             for index in self.buffer.unfinished_index().tolist():
                 self.buffer._table.truncate_newest(index)
-            self._is_running[:] = False
+            self._expected = None
 
     def sample(self, batch_size: int, env: Any = None) -> TransitionSamples:
         """Draw transitions with replacement: original goals first, relabelled transitions last.
@@ -628,6 +635,7 @@ class SB3RolloutBuffer:
         self.device = find_device() if isinstance(device, str) and device == "auto" else require_device(device)
         self.gae_lambda, self.gamma = fraction("gae_lambda", gae_lambda), fraction("gamma", gamma)
         self._action_dim = int(np.prod(action_space.shape, dtype=int))
+        self._observation_form = observation_form(observation_space, self.n_envs)
         self.reset()
 
     def reset(self) -> None:
@@ -672,11 +680,11 @@ class SB3RolloutBuffer:
         if self.full:
             raise CapacityError(f"a rollout must have at most {self.buffer_size} steps per environment; call reset")
         lead = (self.n_envs,)
-        actions = fit_rows("action", action, np.dtype(self.action_space.dtype), (*lead, self._action_dim))
+        actions = fit_rows("action", action, (np.dtype(self.action_space.dtype), (*lead, self._action_dim)))
         numbers = {names.REWARDS: reward, names.VF_PREDS: value, names.ACTION_LOGP: log_prob}
-        step = {names.OBS: fit_observation("obs", obs, self.observation_space, self.n_envs), names.ACTIONS: actions}
-        step |= {name: fit_rows(name, number, _FLOAT, lead) for name, number in numbers.items()}
-        starts = fit_rows("episode_start", episode_start, np.dtype(np.bool_), lead)
+        step = {names.OBS: fit_observation("obs", obs, self._observation_form), names.ACTIONS: actions}
+        step |= {name: fit_rows(name, number, (_FLOAT, lead)) for name, number in numbers.items()}
+        starts = fit_rows("episode_start", episode_start, (np.dtype(np.bool_), lead))
         for name, rows in step.items():
             self._write(self._columns[name], rows)
         self._starts[:, self.pos] = starts
@@ -708,8 +716,8 @@ class SB3RolloutBuffer:
         """
         self._require_full()
         values = self._columns[names.VF_PREDS]
-        self._last_dones = fit_rows("dones", dones, np.dtype(np.bool_), (self.n_envs,))
-        after = fit_rows("last_values", last_values, _FLOAT, (self.n_envs,))
+        self._last_dones = fit_rows("dones", dones, (np.dtype(np.bool_), (self.n_envs,)))
+        after = fit_rows("last_values", last_values, (_FLOAT, (self.n_envs,)))
         next_values = np.concatenate([values[:, 1:], after[:, None]], axis=1)
         is_last = np.zeros((self.n_envs, self.buffer_size), np.bool_)
         is_last[:, -1] = True

@@ -104,3 +104,40 @@ def test_gymnasium_infos_report_time_limits() -> None:
     assert rb.dones.sum() == 2
     with pytest.raises(PriorityError, match="must have alpha and beta to update priorities"):
         rb.update_priorities([0], [1.0])
+
+
+@pytest.mark.parametrize("space", ["box", "dict"])
+def test_arrays_that_a_script_reuses_end_no_episode(space: str) -> None:
+    spaces = gymnasium.spaces
+    box = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    buffer = CleanRLReplayBuffer(20, spaces.Dict(x=box) if space == "dict" else box, spaces.Discrete(2), "cpu")
+    following, done = np.zeros((1, 2), np.float32), np.zeros(1, np.bool_)
+    for step in range(6):
+        # An environment that writes every observation to the same array.
+        obs = following.copy()
+        following += 1.0
+        done[:] = step == 3
+        parts = ({"x": obs}, {"x": following}) if space == "dict" else (obs, following)
+        buffer.add(*parts, np.zeros(1, np.int64), np.ones(1), done, {})
+    assert buffer.buffer.done[:6].tolist() == [False, False, False, True, False, False]
+    assert not buffer.buffer.truncated.any()
+
+
+def test_one_reset_environment_of_several_truncates_its_episode_only() -> None:
+    spaces = gymnasium.spaces
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    buffer = CleanRLReplayBuffer(30, space, spaces.Discrete(2), "cpu", n_envs=3)
+    obs = np.full((3, 2), np.nan, np.float32)
+    for step in range(4):
+        following = np.full((3, 2), step, np.float32)
+        following[2] = np.nan
+        buffer.add(obs, following, np.zeros(3, np.int64), np.ones(3), np.array([step == 1, False, False]), {})
+        obs = following.copy()
+        if step in (1, 2):
+            # The first was reported, the second was not, and the third has NaN observations.
+            obs[step - 1] = -1.0
+    assert buffer.buffer.truncated.reshape(3, 10)[:, :4].tolist() == [
+        [False, False, False, False],
+        [False, False, True, False],
+        [False, False, False, False],
+    ]
