@@ -24,16 +24,16 @@ from samplebatch.transport.channel_end import this_process
 
 HELLO_IDENT: Final = (1 << 64) - 1
 GOODBYE_IDENT: Final = (1 << 64) - 2
-"""Returned in place of a message's number when the consumer binds its end, or closes it."""
+"""Sent instead of a message number when the consumer binds or closes its end."""
 
 pack_ident = Struct("=Q").pack
 _write = os.write
 
 
 class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """The receiver's hold on a block: its bytes, shape (nbytes,), which every array over it keeps alive.
+    """Receiver's reference to a block: its bytes, shape (nbytes,), kept alive by every array over them.
 
-    - `first`: lease of the message's first block, if this is another block of the message.
+    - `first`: lease of the message's first block, for a further block of the message.
     """
 
     __slots__ = ("first",)
@@ -41,9 +41,9 @@ class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
 
 class LeaseRef(weakref.ref[Lease]):
-    """The weak reference to a lease that returns its block when the lease is gone.
+    """Weak reference to a lease, which returns the block when the lease is deleted.
 
-    - `ident`: the number of its message.
+    - `ident`: number of the message.
     """
 
     __slots__ = ("ident",)
@@ -51,13 +51,13 @@ class LeaseRef(weakref.ref[Lease]):
 
 
 class ReturnPipe:
-    """The pipe that blocks go back through: a number of 8 bytes each, which is written at once or not at all.
+    """Pipe through which blocks are returned, as numbers of 8 bytes that are written atomically.
 
-    A block may be returned at any moment, during another return and from several threads, so nothing is locked. A
-    number that was possibly not written is written again; the producer accepts each once.
+    A block may be returned at any time, during another return and by several threads, so there are no locks. A number
+    that may not have been written is written again; the producer accepts each number once.
 
     - `descriptor`: the pipe; -1 before `open`.
-    - `lent`: the references of the leases that are out, by number.
+    - `lent`: references to the existing leases by number.
     """
 
     def __init__(self) -> None:
@@ -67,18 +67,18 @@ class ReturnPipe:
         self.lent: dict[int, LeaseRef] = {}
 
     def open(self, descriptor: int) -> None:
-        """Give blocks back through a pipe, which belongs to this object from here on, and in this process."""
+        """Return blocks through a pipe, which this object owns from now on, in this process."""
         self._process = this_process[0]
         self.descriptor = descriptor
 
     def gone(self, reference: LeaseRef) -> None:
-        """Return the block of a lease that is gone; the lease's reference calls it."""
+        """Return the block of a deleted lease, as callback of its reference."""
         self.give(reference.ident)
 
     def give(self, ident: int) -> None:
-        """Give back the blocks of a message."""
+        """Return the blocks of a message."""
         if self._process != this_process[0]:
-            # A forked child has copies of leases that are its parent's.
+            # The leases in a forked child are copies of its parent's leases.
             return
         self._pending.append(ident)
         self.lent.pop(ident, None)
@@ -93,12 +93,12 @@ class ReturnPipe:
                 _write(self.descriptor, pack_ident(ident))
                 pending.remove(ident)
             except (IndexError, ValueError):
-                # Another thread has been faster.
+                # Another thread has removed the number.
                 continue
             except BlockingIOError:
                 return False
             except OSError:
-                # The producer is gone.
+                # The producer has closed its end or died.
                 pending.clear()
         return True
 
@@ -108,7 +108,7 @@ class ReturnPipe:
         return bool(self._pending)
 
     def recover(self) -> None:
-        """Return the blocks of leases that are gone and did not do so because a signal interrupted them."""
+        """Return blocks of dead leases whose release was interrupted by a signal."""
         for ident, reference in list(self.lent.items()):
             if reference() is None:
                 self.give(ident)
@@ -118,24 +118,24 @@ class ReturnPipe:
         self.lent.clear()
 
     def __del__(self) -> None:
-        # Not before: a thread that is giving back a block must not write to a file that got the same number.
+        # Closed last: a thread that is returning a block must not write to another file with the same descriptor
+        # number.
         if self.descriptor >= 0:
             os.close(self.descriptor)
 
 
 SMALL_NBYTES: Final = 1 << 16
-"""Blocks up to this size are kept for others of their size when they are given back."""
+"""Maximum size in bytes of blocks that are cached by size after their return."""
 
 Block = tuple[int, int]
-"""Start and size of a block."""
+"""Offset and size of a block in bytes."""
 
 _MIN_NBYTES = 1 << 17
-"""Bytes of blocks that are allocated between two checks for returned blocks: each check costs a call, and so few bytes
-stay in the processor's cache."""
+"""Bytes allocated between two checks for returned blocks; a check costs a call, and so few bytes stay cached."""
 
 _PART = 4
-"""Fraction of the lent bytes that is allocated between two checks, so that a consumer that returns nothing is not
-checked each time. The blocks in use exceed the blocks in flight by at most this fraction."""
+"""Fraction of the lent bytes that is allocated between two checks, to limit the checks while a consumer returns
+nothing. The blocks in use exceed the blocks in flight by at most this fraction."""
 
 _MAX_BACK = 4096
 
@@ -143,7 +143,7 @@ _UP = ALIGNMENT - 1
 
 
 def block_nbytes(nbytes: int) -> int:
-    """Round the size of a block up: a small one to one of few sizes, at most an eighth larger, to be reused for others.
+    """Round up the size of a block; small sizes to one of few size classes, at most an eighth larger, for reuse.
 
     >>> [block_nbytes(n) for n in (0, 1, 64, 1000, 1025, 5000, 100_000)]
     [64, 64, 64, 1024, 1152, 5120, 100032]
@@ -184,7 +184,7 @@ class Arena:
     def take(self, nbytes: int) -> int | None:
         """Allocate a range of bytes and return its start; None if no free range is long enough.
 
-        - `nbytes`: a size that `block_nbytes` gives.
+        - `nbytes`: a result of `block_nbytes`.
         """
         reusable = self._kept.get(nbytes)
         if reusable:
@@ -215,7 +215,7 @@ class Arena:
             self._kept[nbytes] = [start]
 
     def _cut(self, nbytes: int) -> int | None:
-        """Cut a piece off the first free range that is long enough, or, if it is small, off the last."""
+        """Allocate from the first free range that is long enough, or for a small piece from the last one."""
         starts, stops = self._starts, self._stops
         small = nbytes <= SMALL_NBYTES
         for i in reversed(range(len(starts))) if small else range(len(starts)):
@@ -239,7 +239,7 @@ class Arena:
                 self._merge(start, start + nbytes)
 
     def _merge(self, start: int, stop: int) -> None:
-        """Add a range to the free ones and join it with its free neighbours."""
+        """Add a range to the free ranges, and merge it with its free neighbours."""
         starts, stops = self._starts, self._stops
         i = bisect_left(starts, start)
         joins_left = i > 0 and stops[i - 1] == start
@@ -257,26 +257,25 @@ class Arena:
 
 
 class Blocks:
-    """The blocks of an arena, as its producer counts them: those lent, those reserved, and the free bytes.
+    """Producer's account of an arena: lent blocks, reserved blocks and free bytes.
 
-    `lent` and `reserved` list the allocated blocks, and each changes by one store; the arena is derived from them. A
+    `lent` and `reserved` list the allocated blocks and change by single stores; the arena is derived from them. A
     signal handler may raise between any two calls, so a caller clears the flag `is_settled` until its block is in one
-    of the two. A caller that finds the flag cleared rebuilds the arena from them.
+    of the two. If the flag is cleared, the next caller rebuilds the arena.
 
     - `start`, `stop`: start and end of the arena.
-    - `back`: the pipe through which the consumer gives blocks back, by the number of their message. It never waits.
+    - `back`: non-blocking pipe through which the consumer returns blocks by message number.
 
     Its attributes:
-    - `arena`: its free blocks.
-    - `lent`: the blocks that the consumer has, by the number of their message.
-    - `reserved`: blocks of reservations by their start, each with a reference to its keeper; a block is free when its
-      keeper is gone.
-    - `is_settled`: whether every allocated block is among `lent` or `reserved`.
+    - `arena`: free blocks.
+    - `lent`: blocks held by the consumer, by message number.
+    - `reserved`: blocks of reservations by offset, each with a reference to its owner; a block is free when its owner
+      is deleted.
+    - `is_settled`: whether every allocated block is in `lent` or `reserved`.
     - `sending`: number of the newest message.
-    - `is_sent`: whether it was written.
-    - `sent`: number of messages that were written before it.
-    - `starved_since`: when it was first asked how long there has been no block; None if there is one. The caller sets
-      that.
+    - `is_sent`: whether the newest message was written.
+    - `sent`: number of messages written before it.
+    - `starved_since`: time since which there has been no free block, set by the caller; None if there is one.
     """
 
     def __init__(self, start: int, stop: int, back: int) -> None:
@@ -297,7 +296,7 @@ class Blocks:
     def take(self, nbytes: int) -> Block | None:
         """Allocate a block of at least `nbytes` bytes; None if no such block is free.
 
-        The caller raises `is_settled` once it has put the block among those lent or reserved.
+        The caller sets `is_settled` after adding the block to `lent` or `reserved`.
         """
         if not self.is_settled:
             self.settle()
@@ -320,13 +319,13 @@ class Blocks:
 
     @property
     def starved_for_s(self) -> float:
-        """Seconds for which there has been no block, since this was first asked."""
+        """Seconds since the first call without a free block."""
         if self.starved_since is None:
             self.starved_since = time.monotonic()
         return time.monotonic() - self.starved_since
 
     def collect(self) -> None:
-        """Free the blocks that the consumer has given back, and the reserved ones that nobody keeps."""
+        """Free the blocks that the consumer has returned, and reserved blocks whose owner was deleted."""
         self.settle()
         self.is_settled = False
         self._collect()
@@ -358,7 +357,7 @@ class Blocks:
         returned = self._returned
         while True:
             with contextlib.suppress(BlockingIOError):
-                # One call reads and keeps it: between two, a signal could lose what was read.
+                # One call reads and stores the numbers: a signal between two calls could lose them.
                 returned.extend(map(os.read, *self._back))
             if not returned:
                 break

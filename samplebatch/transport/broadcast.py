@@ -1,4 +1,4 @@
-"""broadcast: the latest batch or weights, from one process to any number of others."""
+"""broadcast: the latest batch or weights of one process for any number of readers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ MAX_BLOCKS: Final = (_WORDS - _BOARD_WORDS) // _BLOCK_WORDS
 DEFAULT_NBYTES: Final = 64 << 20
 
 _LOOK_S = 0.1
-"""Seconds after which it is noticed at the latest that the publisher's process has died."""
+"""Maximum delay in seconds until the death of the publisher's process is detected."""
 
 _MIN_TRIES: Final = 3
 
@@ -92,14 +92,14 @@ _monotonic = time.monotonic
 
 @dataclass(frozen=True)
 class Publication:
-    """Publication as a reader receives it: a private copy.
+    """Private copy of a publication.
 
     Attributes
     ----------
     version
-        Its number.
+        Number of the publication.
     value
-        The batch or the weights.
+        Batch or weights.
     """
 
     version: int
@@ -107,11 +107,11 @@ class Publication:
 
 
 class Publisher(Transferable):
-    """The end of a broadcast that publishes; `samplebatch.broadcast` makes it.
+    """Publishing end of a broadcast, created by `samplebatch.broadcast`.
 
-    It belongs to the first process that publishes or closes it; when that has died, to the next. Until then it is the
-    process that it was given to that readers miss if it dies. Threads may publish at the same time, and go one after
-    the other.
+    It belongs to the first process that publishes or closes it; after the death of that process to the next one. Before
+    the first publication, readers detect the death of the process that received the end. Calls of several threads are
+    serialized.
     """
 
     def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: list[Recipient]) -> None:
@@ -131,7 +131,7 @@ class Publisher(Transferable):
 
     @property
     def version(self) -> int:
-        """Number of the newest publication, 0 if there is none yet.
+        """Number of the newest publication, or 0.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class Publisher(Transferable):
 
     @property
     def capacity_nbytes(self) -> int:
-        """Bytes that a publication may have, its description included; raises as `version` does."""
+        """Maximum size of a publication in bytes, including its description; raises as `version` does."""
         return self._open().block_nbytes
 
     @property
@@ -151,7 +151,7 @@ class Publisher(Transferable):
         return self._board is None
 
     def publish(self, value: Any) -> int:
-        """Publish a batch or weights in place of the publication before. This never waits for a reader.
+        """Publish a batch or weights, replacing the previous publication. Never waits for a reader.
 
         Parameters
         ----------
@@ -161,16 +161,16 @@ class Publisher(Transferable):
 
         Returns
         -------
-        The number of the publication, one more than that before.
+        The number of the publication, increased by one.
 
         Raises
         ------
         CapacityError
-            If it has more bytes than the broadcast has room for; names both.
+            If the value exceeds the capacity of the broadcast; names both sizes.
         ColumnTypeError
-            If it is neither a batch nor weights, or holds a value that cannot be sent; names the value.
+            If the value is neither a batch nor weights, or contains a value that cannot be sent; names that value.
         UntrustedPickleError
-            If a value has to be pickled and the broadcast does not allow it; names the value.
+            If a value must be pickled and the broadcast does not allow it; names the value.
         DeviceError
             If a tensor is not in host memory; names it.
         OwnershipError
@@ -212,9 +212,9 @@ class Publisher(Transferable):
             return board.publish(nbytes, len(head), crc32(head))
 
     def close(self) -> None:
-        """Close this end: readers learn that there will be no more, and can still read the newest. Safe to call twice.
+        """Close this end: the broadcast ends, and readers can still read the newest publication. Safe to call twice.
 
-        Where another process publishes, nobody learns anything.
+        If another process publishes, the broadcast continues.
         """
         board, self._board = self._board, None
         if board is None:
@@ -325,7 +325,7 @@ def _close(reference: weakref.ref[Publisher]) -> None:
 
 @dataclass(frozen=True)
 class _Description:
-    """The decoded description of a publication."""
+    """Decoded description of a publication."""
 
     schema: Schema
     plan: Plan
@@ -334,10 +334,10 @@ class _Description:
 
 
 class Subscription:
-    """The end of a broadcast that is read; `samplebatch.broadcast` makes it.
+    """Reading end of a broadcast, created by `samplebatch.broadcast`.
 
-    Any number of processes may read at the same time, each with a private copy. Within a process it belongs to one
-    thread at a time. It maps the memory read-only: a reader cannot damage the weights of others.
+    Any number of processes may read at the same time, each with a private copy. Within a process, one thread at a time
+    may use it. It maps the memory read-only, so a reader cannot damage the weights of other readers.
     """
 
     def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: Sequence[Recipient] = ()) -> None:
@@ -349,7 +349,7 @@ class Subscription:
 
     @property
     def version(self) -> int:
-        """Number of the newest publication, 0 if there is none yet.
+        """Number of the newest publication, or 0.
 
         Raises
         ------
@@ -364,31 +364,31 @@ class Subscription:
         return self._board is None
 
     def latest(self, timeout_s: float | None = None, *, into: Mapping[str, Any] | None = None) -> Publication:
-        """Copy the newest publication; if there is none yet, wait for the first.
+        """Copy the newest publication; wait for the first one if necessary.
 
         Parameters
         ----------
         timeout_s
             Seconds to wait; unlimited if None.
         into
-            Arrays and tensors to copy weights into, in place of new memory: a model's `state_dict()`, for instance.
-            They must have the names, shapes and dtypes of what was published, and are not to be looked at if this
-            raises `ChannelTimeoutError`.
+            Arrays and tensors that receive the weights instead of new memory, such as a model's `state_dict()`. They
+            must have the published names, shapes and dtypes. Their values are undefined if this raises
+            `ChannelTimeoutError`.
 
         Returns
         -------
-        Its number, and a copy that belongs to the caller; with `into`, that.
+        The number of the publication, and a copy that belongs to the caller, or `into`.
 
         Raises
         ------
         ChannelTimeoutError
-            If there was nothing in time, or what there was stayed for too short a time to be copied.
+            If there is no publication within `timeout_s`, or publications are overwritten before they are copied.
         EndOfStreamError
-            If the publisher was closed before anything was published.
+            If the publisher was closed before the first publication.
         PeerDiedError
-            If its process died before anything was published.
+            If the publisher's process died before the first publication.
         ColumnMismatchError
-            If what was published does not fit `into`; names the first difference.
+            If the publication does not match `into`; names the first difference.
         UntrustedPickleError
             If a value is pickled and the broadcast does not allow it; names the value.
         FormatError
@@ -403,8 +403,8 @@ class Subscription:
         >>> publisher, subscription = broadcast(1 << 20)
         >>> publisher.publish({"bias": np.ones(2)})
         1
-        >>> own = {"bias": np.zeros(2)}
-        >>> subscription.latest(into=own).version, own["bias"]
+        >>> weights = {"bias": np.zeros(2)}
+        >>> subscription.latest(into=weights).version, weights["bias"]
         (1, array([1., 1.]))
         >>> publisher.close(), subscription.close()
         (None, None)
@@ -414,7 +414,7 @@ class Subscription:
     def wait_for(
         self, version: int, timeout_s: float | None = None, *, into: Mapping[str, Any] | None = None
     ) -> Publication:
-        """Wait until a publication has this number or a higher one, and copy the newest then.
+        """Wait for a publication of this version or a later one, and copy the newest one.
 
         Parameters
         ----------
@@ -425,16 +425,16 @@ class Subscription:
 
         Returns
         -------
-        As `latest` does.
+        As `latest`.
 
         Raises
         ------
         EndOfStreamError
             If the publisher was closed before that version.
         PeerDiedError
-            If its process died before that version.
+            If the publisher's process died before that version.
         ChannelTimeoutError, ColumnMismatchError, UntrustedPickleError, FormatError, ChannelClosedError
-            As `latest` does.
+            As `latest`.
         """
         board = self._open()
         deadline = deadline_of(timeout_s)
@@ -454,7 +454,7 @@ class Subscription:
                 )
 
     def close(self) -> None:
-        """Close this end, which no other process notices. Safe to call twice."""
+        """Close this end, without effect on other processes. Safe to call twice."""
         board, self._board = self._board, None
         if board is not None:
             board.region.close()
@@ -481,7 +481,7 @@ class Subscription:
     def _publisher_has_died(self, board: Board) -> bool:
         writer = board.writer
         if writer.pid == _getpid() and self._recipients and self._recipients[0].has_ended():
-            # This process has given the publisher to one that died while it started.
+            # This process has sent the publisher to a process that died while it started.
             return board.writer == writer
         if self._watch is None or self._watch.identity != writer:
             self._watch = ProcessWatch(writer)
@@ -554,7 +554,7 @@ class Subscription:
 
 
 def _cutter(root: npt.NDArray[np.uint8], start: int) -> Callable[[int], npt.NDArray[np.uint8]]:
-    """Return a function that cuts the buffers of variable columns, each at the next aligned offset."""
+    """Return a function that slices the buffers of variable columns, each at the next aligned offset."""
     at = start
 
     def cut(nbytes: int) -> npt.NDArray[np.uint8]:
@@ -568,10 +568,10 @@ def _cutter(root: npt.NDArray[np.uint8], start: int) -> Callable[[int], npt.NDAr
 
 
 class Status(NamedTuple):
-    """How far a broadcast is.
+    """Progress of a broadcast.
 
-    - `newest`: number of the newest publication; 0 if there is none yet.
-    - `closed`: whether there will be no more.
+    - `newest`: number of the newest publication, or 0.
+    - `closed`: whether the broadcast has ended.
     """
 
     newest: int
@@ -579,11 +579,11 @@ class Status(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The bytes of one publication in its block.
+    """Bytes of a publication in its block.
 
-    - `values`: the bytes of the values, shape (nbytes,).
-    - `head`: the bytes that describe them, copied.
-    - `head_sum`: the checksum that they must have.
+    - `values`: bytes of the values, shape (nbytes,).
+    - `head`: copy of the description.
+    - `head_sum`: expected checksum of the description.
     """
 
     values: npt.NDArray[np.uint8]
@@ -592,20 +592,20 @@ class Content(NamedTuple):
 
 
 class Board:
-    """The blocks of a broadcast, and the counters that name the publication in each.
+    """Blocks of a broadcast, and the counters with the number of the publication in each block.
 
-    - `region`: the region that `create` laid out, in this process or another.
+    - `region`: region initialized by `create`, in this process or another.
 
     Its attributes:
     - `blocks`: number of blocks.
     - `block_nbytes`: size of a block in bytes, for values and description.
 
-    Raises FormatError if `create` has not laid it out.
+    Raises FormatError if `create` has not initialized it.
     """
 
     def __init__(self, region: Region) -> None:
         words = SharedCounters(region.array, _WORDS) if region.nbytes > _PAGE else None
-        # Read once: the other processes may write to it.
+        # Read once: other processes may change it.
         blocks = 0 if words is None else words[_BLOCKS]
         if words is None or words[_MAGIC_WORD] != _MAGIC or not MIN_BLOCKS <= blocks <= MAX_BLOCKS:
             raise FormatError(f"a broadcast's memory must have its layout, got {region.nbytes} bytes of another layout")
@@ -617,9 +617,9 @@ class Board:
 
     @classmethod
     def create(cls, block_nbytes: int, blocks: int) -> Self:
-        """Lay out blocks of `block_nbytes` bytes each, rounded up to pages.
+        """Create blocks of `block_nbytes` bytes each, rounded up to pages.
 
-        Raises SharedMemoryError if so much memory is not free.
+        Raises SharedMemoryError if there is not enough free memory.
         """
         block_nbytes = -(-block_nbytes // _PAGE) * _PAGE
         region = Region.create(_PAGE + blocks * block_nbytes)
@@ -630,12 +630,12 @@ class Board:
         return board
 
     def read_only(self) -> Self:
-        """View the board without the right to write to it, here and wherever that view is sent."""
+        """Return a read-only view of the board, also in processes that receive the view."""
         return type(self)(self.region.read_only())
 
     @property
     def status(self) -> Status:
-        """How far the broadcast is."""
+        """Progress of the broadcast."""
         word = self._words[_STATUS]
         return Status(word >> 1, bool(word & 1))
 
@@ -647,22 +647,22 @@ class Board:
         return ProcessIdentity(pid, self._words[_STARTED])
 
     def wait(self, seen: Status, timeout_s: float) -> None:
-        """Wait until the status is another than the one seen, or the time is over, or for no reason at all."""
+        """Wait until the status differs from `seen` or the timeout elapses; may return earlier."""
         self._words.wait(_STATUS, seen.newest << 1 | seen.closed, timeout_s)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def claim(self) -> ProcessIdentity:
-        """Become the process that publishes, unless another that still runs does; return which process does then."""
+        """Claim the broadcast for this process unless a running process has claimed it; return the claiming process."""
         return self._enter(publishes=1)
 
     def hold(self) -> ProcessIdentity:
-        """Become the process that is to publish, and is missed if it dies before; returns as `claim` does."""
+        """Register this process as the future publisher, whose death readers detect; returns as `claim` does."""
         return self._enter(publishes=0)
 
     def _enter(self, publishes: int) -> ProcessIdentity:
         identity, words = ProcessIdentity.own(), self._words
-        # The system lets go of the lock if this process dies.
+        # The system releases the lock if this process dies.
         fcntl.lockf(self.region.fileno(), fcntl.LOCK_EX, NBYTES, _PID * NBYTES)
         try:
             writer = self.writer
@@ -678,18 +678,18 @@ class Board:
             fcntl.lockf(self.region.fileno(), fcntl.LOCK_UN, NBYTES, _PID * NBYTES)
 
     def begin(self) -> npt.NDArray[np.uint8]:
-        """Return the block of the next publication, shape (block_nbytes,), which holds none from here on."""
+        """Return the block of the next publication, shape (block_nbytes,), after invalidating its old publication."""
         version = self.status.newest + 1
         self._words[self._word(version) + _HOLDS] = 0
         fence()
         return self._block(version)
 
     def publish(self, values_nbytes: int, head_nbytes: int, head_sum: int) -> int:
-        """Commit the block that was written as the newest publication, wake waiting readers, and return its number.
+        """Commit the written block as the newest publication, wake waiting readers, and return its number.
 
-        - `values_nbytes`: bytes of the values, from the block's beginning on.
-        - `head_nbytes`: size of their description, which starts at the next aligned offset.
-        - `head_sum`: its checksum.
+        - `values_nbytes`: size of the values, at the start of the block.
+        - `head_nbytes`: size of their description, at the next aligned offset.
+        - `head_sum`: checksum of the description.
         """
         version = self.status.newest + 1
         at = self._word(version)
@@ -707,14 +707,14 @@ class Board:
         return version
 
     def close(self) -> None:
-        """Announce that there will be no more publications."""
+        """Mark the broadcast as ended, and wake waiting readers."""
         self._words[_STATUS] |= 1
         self._words.wake(_STATUS)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def content(self, version: int) -> Content | None:
-        """Find a publication, or None if it is not there any more; raises FormatError if it exceeds its block."""
+        """Find a publication, or None if it was overwritten; raises FormatError if it exceeds its block."""
         at = self._word(version)
         if not self.still_holds(version):
             return None
@@ -731,7 +731,7 @@ class Board:
         return Content(block[:values_nbytes], head, head_sum) if self.still_holds(version) else None
 
     def still_holds(self, version: int) -> bool:
-        """Return whether a publication still exists, so that everything read since it was found belongs to it."""
+        """Return whether a publication has not been overwritten, so that all bytes read since `find` belong to it."""
         fence()
         return self._words[self._word(version) + _HOLDS] == version
 
@@ -746,41 +746,41 @@ class Board:
 def broadcast(
     capacity_nbytes: int = DEFAULT_NBYTES, *, blocks: int = 3, allow_pickle: bool = False
 ) -> tuple[Publisher, Subscription]:
-    """Make a broadcast: one process publishes, any number of others read the newest publication.
+    """Create a broadcast: one process publishes, any number of processes read the newest publication.
 
     A publication is a batch (`SampleBatch`, `MultiAgentBatch` or `Batch`) or weights: a dict of arrays or torch
-    tensors, flat or nested, such as a `state_dict()`. Versions are numbered from 1 on. Slow readers miss some, and
+    tensors, flat or nested, such as a `state_dict()`. Versions are numbered from 1. Slow readers skip versions, and
     never read a partial one. Readers may start, stop and die at any time: the publisher does not know them, and never
     waits.
 
-    Both ends go to other processes as the ends of a `multiprocessing.Pipe` do: as arguments of a process under every
-    start method, through queues and through pipes. The publisher belongs to the first process that publishes, until it
-    dies; the subscription is as good for a hundred processes as for one.
+    Both ends can be sent to other processes like the ends of a `multiprocessing.Pipe`: as arguments of a process under
+    every start method, through queues and through pipes. The publisher belongs to the first process that publishes,
+    until this process dies; any number of processes may use the subscription.
 
     Parameters
     ----------
     capacity_nbytes
-        Bytes of the largest publication, with some hundred bytes for the description of each array.
+        Maximum size of a publication in bytes, including some hundred bytes for the description of each array.
     blocks
-        Publications that there is memory for. A reader has the time of `blocks - 1` further publications to copy the
-        newest. All memory, `blocks * capacity_nbytes`, is reserved at once.
+        Number of publications in memory. A reader must copy the newest publication before `blocks - 1` further ones.
+        The entire memory, `blocks * capacity_nbytes`, is reserved immediately.
     allow_pickle
-        Whether Python objects that Arrow cannot hold are pickled. Unpickling runs code that the publisher chose: only
-        for those that you trust.
+        Whether to pickle Python objects without an Arrow type. Unpickling runs code of the publisher: allow it only for
+        publishers that you trust.
 
     Returns
     -------
     publisher
-        The end to publish at.
+        Publishing end.
     subscription
-        The end to read at, any number of times over.
+        Reading end.
 
     Raises
     ------
     ArgumentError
-        If the capacity is no integer from 1, or the number of blocks is not from 2 to 63.
+        If the capacity is not a positive integer, or `blocks` is not from 2 to 63.
     SharedMemoryError
-        If so much memory is not free.
+        If there is not enough free memory.
 
     Examples
     --------
@@ -818,7 +818,7 @@ reduction.register(Publisher, _reduce)
 reduction.register(Subscription, _reduce)
 
 MAX_DEPTH: Final = 32
-"""Names on the path from weights to one of their arrays."""
+"""Keys from the dict of weights to an array."""
 
 
 def weights_to_batch(weights: Mapping[str, Any], path: str = "", depth: int = 1) -> Batch:
@@ -850,7 +850,7 @@ def weights_to_batch(weights: Mapping[str, Any], path: str = "", depth: int = 1)
 
 
 def batch_to_weights(batch: Node) -> dict[str, Any]:
-    """Turn the nested batch of weights into a dict again.
+    """Convert a nested batch of weights to a dict.
 
     >>> batch_to_weights(weights_to_batch({"layer.0": {"bias": np.zeros(2)}}))
     {'layer.0': {'bias': array([0., 0.])}}
@@ -861,14 +861,13 @@ def batch_to_weights(batch: Node) -> dict[str, Any]:
 
 
 def write_weights(target: Mapping[str, Any], part: Part, places: Sequence[Place], root: npt.NDArray[np.uint8]) -> None:
-    """Copy weights into the arrays and tensors of others that have their names, shapes and dtypes.
+    """Copy weights into arrays and tensors with the same names, shapes and dtypes.
 
-    - `target`: where they are written to: a model's `state_dict()`, for instance.
-    - `part`, `places`: descriptions of the weights, and their offsets.
-    - `root`: memory that contains them.
+    - `target`: destination, such as a model's `state_dict()`.
+    - `part`, `places`: descriptions and offsets of the weights.
+    - `root`: memory that contains the weights.
 
-    Raises ColumnMismatchError if the target has other names, shapes or dtypes; names the first. Nothing is written
-    then.
+    Raises ColumnMismatchError before writing anything if a name, shape or dtype differs; names the first difference.
     """
     columns = iter(part.columns)
     fixed = iter(places)

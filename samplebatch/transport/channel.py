@@ -1,4 +1,4 @@
-"""channel: a Pipe for batches."""
+"""channel: a `Pipe` for batches."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ DEFAULT_NBYTES: Final = 64 << 20
 
 
 def channel(capacity_nbytes: int = DEFAULT_NBYTES, *, allow_pickle: bool = False) -> tuple[Producer, Consumer]:
-    """Make a channel that carries batches from one process to another, in shared memory.
+    """Create a channel that transfers batches between two processes in shared memory.
 
-    Both ends go to other processes as the ends of a `multiprocessing.Pipe` do: as arguments of a process under every
-    start method, through queues and through pipes. An end belongs to the first process that uses it.
+    Both ends can be sent to other processes like the ends of a `multiprocessing.Pipe`: as arguments of a process under
+    every start method, through queues and through pipes. An end belongs to the first process that uses it.
 
     Parameters
     ----------
     capacity_nbytes
-        Size of the arena for batches in flight and batches whose arrays the consumer still uses. It is reserved at
-        once.
+        Size in bytes of the arena for batches in flight and batches whose arrays the consumer still uses. It is
+        reserved immediately.
     allow_pickle
-        Whether Python objects that Arrow cannot hold are pickled. Unpickling runs code that the sender chose: only for
+        Whether to pickle Python objects without an Arrow type. Unpickling runs code of the sender: allow it only for
         producers that you trust.
 
     Returns
     -------
     producer
-        The end to send from.
+        Sending end.
     consumer
-        The end to receive at.
+        Receiving end.
 
     Raises
     ------
     ArgumentError
-        If the capacity is no integer from 1.
+        If the capacity is not a positive integer.
     SharedMemoryError
-        If so much memory is not free.
+        If there is not enough free memory.
 
     Examples
     --------

@@ -1,14 +1,14 @@
-"""ChannelEnd: ownership of one end of a channel, and watching of the process at the other.
+"""ChannelEnd: ownership of one end of a channel, and monitoring of the process at the other end.
 
-The arena begins with a header, in which each end declares its process and whether it was closed::
+The arena starts with a header, in which each end declares its process and whether it was closed::
 
     FREE --given to a process that starts--> GIVEN --it has started--> BOUND --close, or a process that exits--> CLOSED
       |                                                                  ^
       +--closed by its maker, unused--> LEFT                             +--used by any process-- FREE, GIVEN, LEFT
 
-An end that was not closed, and whose descriptors are gone, belonged to a dead process, even one that died before it
-bound the end. The end of a pipe does not show that a process has died, because processes forked from it, and from
-earlier ones, have the same descriptors: so each end also watches the other's process.
+An end that was not closed and whose descriptors are closed belonged to a dead process, even if the process died before
+it bound the end. The end of a pipe does not show that a process has died, because its forked children and earlier
+children have the same descriptors. Therefore each end also watches the process of the other end.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from samplebatch.transport.region import Region, fence
 from samplebatch.transport.wire import pack_metadata
 
 HEADER_NBYTES: Final = 1 << 14
-"""Bytes of the header, at the beginning of the region; the arena follows."""
+"""Size of the header at the start of the region in bytes; the arena follows."""
 
 FAILURE_START: Final = 1 << 12
 FAILURE_NBYTES: Final = HEADER_NBYTES - FAILURE_START
-"""Offset in the header of the error of a producer, which must not wait for a block."""
+"""Offset in the header of a producer's error, which is reported without waiting for a block."""
 
 _MAX_REASON, _MAX_DETAILS = FAILURE_NBYTES // 36, FAILURE_NBYTES // 9
-"""Characters: JSON may need six bytes for one, and twelve for a surrogate pair."""
+"""Maximum length in characters: JSON may need six bytes per character, twelve per surrogate pair."""
 
 PRODUCER: Final = 8
 CONSUMER: Final = 16
@@ -62,7 +62,7 @@ LOOK_S: Final = 0.1
 
 _NAMES = {PRODUCER: "producer", CONSUMER: "consumer"}
 this_process = [os.getpid()]
-"""The number of this process: a list, so that every module sees it change where a process forks."""
+"""Id of this process, in a list so that a fork updates it for all modules."""
 
 
 def _update_this_process() -> None:
@@ -73,11 +73,11 @@ os.register_at_fork(after_in_child=_update_this_process)
 
 
 LONG_S: Final = 1.0
-"""Seconds after which an end that waits looks around in any case."""
+"""Maximum seconds between two checks of a waiting end."""
 
 
 class Memory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """The bytes of a region.
+    """Bytes of a region.
 
     A separate class because of NumPy: the base of a view is collapsed to the first base of the same class. Arrays over
     a block must keep the block alive, so the block's own base must have another class.
@@ -87,7 +87,7 @@ class Memory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
 
 class ChannelEnd(Transferable):
-    """One end of a channel, which `Producer` and `Consumer` complete; it belongs to the first process that uses it."""
+    """Base class of `Producer` and `Consumer`; an end belongs to the first process that uses it."""
 
     _side: int
     _peer_side: int
@@ -101,15 +101,15 @@ class ChannelEnd(Transferable):
         self._words = region.memory[:FAILURE_START].cast("Q")
         self._allow_pickle = allow_pickle
         self._recipients = recipients
-        """The processes that this process has given ends of the channel to, by end: both ends know of both."""
+        """Processes that received ends of the channel from this process, by end, shared by both ends."""
         self._made_in = this_process[0]
         self._holder = 0
-        """The process that this object is, or was, the end of, once it is known."""
+        """Process that this end belongs to, or belonged to; None if unknown."""
         self._owner = 0
-        """The same, once it was used there."""
+        """The same process, once it has used the end."""
         self._watch: ProcessWatch | None = None
         self._peer_fd: int | None = None
-        """Readable once the other end's process has died, where it is watched and the system has such descriptors."""
+        """Descriptor that is readable after the death of the watched process of the other end, if supported."""
         self._peer_dead = False
         self._at_exit = self._register_at_exit()
         util.register_after_fork(self, type(self)._after_fork)
@@ -121,10 +121,10 @@ class ChannelEnd(Transferable):
 
     @property
     def capacity_nbytes(self) -> int:
-        """Bytes of the arena: the limit for all batches in flight or held by the consumer, together."""
+        """Size of the arena in bytes: the limit for all batches in flight or held by the consumer."""
         return self._capacity_nbytes
 
-    # -- whose end it is -----------------------------------------------------------------------------------------------
+    # -- ownership -----------------------------------------------------------------------------------------------------
 
     def _own(self) -> None:
         """Bind this end to this process, or check that it is bound.
@@ -135,10 +135,10 @@ class ChannelEnd(Transferable):
             self._bind()
 
     def _hold(self) -> bool:
-        """Declare that this process has the end; return False if another process has it already.
+        """Declare that this process has the end; return False if another process has it.
 
-        A process that receives an end calls this at once, so that its death is noticed before it has used the end.
-        Until then it may still pass the end on.
+        A process that receives an end calls this immediately, so that its death is detected before it uses the end.
+        Until the first use it may still pass the end on.
         """
         region, words, side = self._region, self._words, self._side
         if region is None or self._is_held():
@@ -158,14 +158,14 @@ class ChannelEnd(Transferable):
         return self._holder == pid == words[side + _PID] and words[side + STATE] not in _UNCLAIMED
 
     def _write_state(self, state: int) -> None:
-        """Write this process and its state into the header."""
+        """Write the process id and state to the header."""
         words, side = self._words, self._side
         words[side + _PID], words[side + _STARTED] = ProcessIdentity.own()
         fence()
         words[side + STATE] = state
 
     def _greet(self) -> None:
-        """Notify the other end, if it waits, that there is a process to watch."""
+        """Notify a waiting other end of the process to watch."""
 
     def _bind(self) -> None:
         name = _NAMES[self._side]
@@ -233,7 +233,7 @@ class ChannelEnd(Transferable):
         return int(self._words[self._peer_side + STATE])
 
     def _peer_was_left(self) -> bool:
-        """Return whether the other end was closed, so that its absence is expected."""
+        """Return whether the other end was closed in order."""
         return self._peer_state() in (CLOSED, _LEFT)
 
     def _peer_identity(self) -> ProcessIdentity:
@@ -241,10 +241,10 @@ class ChannelEnd(Transferable):
         return ProcessIdentity(int(words[side + _PID]), int(words[side + _STARTED]))
 
     def _look(self) -> None:
-        """Start to watch the process of the other end, if it exists and is not watched yet."""
+        """Watch the process of the other end, if it exists and is not watched yet."""
         if self._watch is not None or self._peer_state() not in (_BOUND, CLOSED):
             return
-        # Everything that it wrote before its state is visible.
+        # After this fence, everything that the process wrote before its state is visible.
         fence()
         identity = self._peer_identity()
         if identity.pid == this_process[0]:
@@ -264,7 +264,7 @@ class ChannelEnd(Transferable):
         raise NotImplementedError
 
     def _peer_has_died(self) -> bool:
-        """Ask the system whether the present or future process of the other end has died."""
+        """Return whether the present or future process of the other end has died, according to the system."""
         if self._watch is None:
             self._look()
         if not self._peer_dead:
@@ -308,7 +308,7 @@ class ChannelEnd(Transferable):
             "it did"
         )
 
-    # -- the end of it -------------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close this end. Safe to call twice."""
@@ -326,12 +326,12 @@ class ChannelEnd(Transferable):
         if self._watch is not None:
             self._watch.close()
         self._owner = self._holder = 0
-        # A closed end that is kept does not keep its memory.
+        # A closed end does not retain its memory.
         self._memory = np.empty(0, np.uint8).view(Memory)
         self._words = memoryview(b"").cast("Q")
 
     def _is_another_processes(self) -> bool:
-        """Return whether another process has this end, or will have it."""
+        """Return whether another process has this end, or will receive it."""
         return not self._is_held() and self._words[self._side + STATE] != FREE
 
     def _leave(self) -> None:
@@ -350,7 +350,7 @@ class ChannelEnd(Transferable):
         """Report the error that ended this process to the other end, if possible."""
 
     def __enter__(self) -> Self:
-        # A process that ends without having sent anything must be recognized as ended.
+        # The end of a process that has sent nothing must be detected, too.
         self._own()
         return self
 
@@ -389,12 +389,12 @@ def _is_orderly(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """Word an error in one line, and in full."""
+    """Return an error as one line and with its traceback."""
     return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
 
 
 def pack_failure(reason: str, details: str) -> bytes:
-    """Write the reason of a failure such that it fits in the header; a text that is too long loses its beginning."""
+    """Encode the reason of a failure for the header; the start of a text that is too long is omitted."""
     return pack_metadata({"reason": reason[-_MAX_REASON:], "details": details[-_MAX_DETAILS:]})
 
 
@@ -405,7 +405,7 @@ def _claim(region: Region, side: int) -> Iterator[None]:
         descriptor = region.fileno()
         fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, side)
     except (OSError, ValueError):
-        # Memory that cannot be locked, or garbage: then two that use one end at the very same moment go unnoticed.
+        # Without locks on the memory, simultaneous first uses by two processes are not detected.
         yield
         return
     try:

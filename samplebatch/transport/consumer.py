@@ -1,4 +1,4 @@
-"""Consumer: the end of a channel that batches are received at."""
+"""Consumer: receiving end of a channel."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _FLUSH_S = 0.005
 """Seconds after which blocks are returned again if the pipe was full."""
 
 _GARBAGE_S = 0.05
-"""Seconds without a message after which garbage is looked for, where the producer waits for a block."""
+"""Seconds without a message after which garbage is collected, if the producer waits for a block."""
 
 _IDLE: Final = 16
 """Number of messages awaited without checking first whether they exist; a failed check costs more than twice."""
@@ -67,10 +67,10 @@ _read_into = os.readv
 
 
 class Consumer(ChannelEnd):
-    """The end of a channel that batches are received at; `samplebatch.channel` makes it.
+    """Receiving end of a channel, created by `samplebatch.channel`.
 
-    It belongs to the first process that uses it, and to one thread at a time; its batches may be passed to any thread.
-    Iteration yields every batch until the producer closes its end.
+    It belongs to the first process that uses it; one thread at a time may use it, and any thread its batches. Iteration
+    yields all batches until the producer closes its end.
     """
 
     _side = CONSUMER
@@ -88,12 +88,12 @@ class Consumer(ChannelEnd):
 
     def _begin(self) -> None:
         self._message = bytearray(MESSAGE_NBYTES)
-        """The last message that was read; it starts with a zero after it was processed."""
+        """Last received message; its first byte is 0 after it was processed."""
         self._into = (self._message,)
         self._checked = memoryview(self._message)[:CHECKED_NBYTES]
         self._poller = Poller(self._pipe)
         self._idle = 0
-        """For how many messages more to wait before looking, since the last had to be waited for."""
+        """Number of further messages to wait for without a check, after a message that was not there yet."""
         self._starved_after = -1
         """Number of the newest message when the producer reported that it waits for a block; -1 otherwise."""
         self._next_collection = 0.0
@@ -104,10 +104,10 @@ class Consumer(ChannelEnd):
     # -- receiving -----------------------------------------------------------------------------------------------------
 
     def recv(self, timeout_s: float | None = None) -> AnyBatch:
-        """Receive the next batch, with its arrays where the producer wrote them.
+        """Receive the next batch; its arrays are views of the memory that the producer wrote.
 
-        The caller owns the arrays and may write to them. Their memory is returned to the producer when the last of
-        them, and of their views, is gone.
+        The caller owns the arrays and may write to them. Their memory is returned to the producer when the last array
+        and view is deleted.
 
         Parameters
         ----------
@@ -117,16 +117,16 @@ class Consumer(ChannelEnd):
         Raises
         ------
         ChannelTimeoutError
-            If no batch arrived in time.
+            If no batch arrives within `timeout_s`.
         EndOfStreamError
-            If the producer has closed its end, and everything that it sent has been received.
+            If the producer has closed its end, and all batches have been received.
         PeerDiedError
-            If the producer's process has died, and everything that it sent has been received. A batch that it had not
-            sent completely is lost.
+            If the producer's process has died, and all batches have been received. A batch that was not sent completely
+            is lost.
         WorkerError
             If the producer has reported an error; contains the reason, and its details as a note.
         FormatError
-            If the message is damaged, or no message of a channel. Nothing can be received afterwards.
+            If the message is damaged, or not a message of a channel. Nothing can be received afterwards.
         UntrustedPickleError
             If a column is pickled and the channel does not allow it; that batch is lost.
         OwnershipError
@@ -152,7 +152,7 @@ class Consumer(ChannelEnd):
                         except BlockingIOError:
                             self._idle = _IDLE
                             nbytes = self._await(deadline, timeout_s)
-                # `unpack` inlined, without a call per field: most messages are opened here.
+                # `unpack` is inlined, without a call per field, because most messages are opened here.
                 fields = unpack_fields(message)
                 if fields[2] == BATCH and fields[0] == MAGIC and crc32(self._checked) == fields[12]:
                     try:
@@ -176,7 +176,7 @@ class Consumer(ChannelEnd):
         Parameters
         ----------
         timeout_s
-            Seconds to wait for that; unlimited if None.
+            Seconds to wait; unlimited if None.
         """
         self._own()
         deadline = deadline_of(timeout_s)
@@ -205,9 +205,8 @@ class Consumer(ChannelEnd):
     def fileno(self) -> int:
         """Return a descriptor that is readable when `recv` would not wait.
 
-        For `multiprocessing.connection.wait`, `select` and asyncio. It may be readable once without a batch, when a
-        producer binds its end, or has waited for a block for a while: call `recv(timeout_s=0)` then, as after a `recv`
-        that a signal has interrupted.
+        For `multiprocessing.connection.wait`, `select` and asyncio. It may become readable without a batch, when a
+        producer binds its end or waits for a block: call `recv(timeout_s=0)` then, as after an interrupted `recv`.
         """
         self._own()
         self._look()
@@ -221,8 +220,8 @@ class Consumer(ChannelEnd):
     def lease(self, timeout_s: float | None = None) -> Iterator[AnyBatch]:
         """Receive the next batch for a `with` statement, which returns its memory to the producer at the end.
 
-        The batch has no columns after that. If an exception ends the statement, the batch stays as it is, and its
-        memory goes back when the last array over it is gone.
+        Afterwards the batch has no columns. If an exception ends the statement, the batch is unchanged, and its memory
+        is returned when the last array over it is deleted.
 
         Parameters
         ----------
@@ -238,11 +237,11 @@ class Consumer(ChannelEnd):
         ------
         LeaseError
             At the end of the statement, if arrays, slices or tensors of the batch still exist. They stay valid, and the
-            memory is returned when the last of them is gone.
+            memory is returned when the last one is deleted.
         ChannelTimeoutError, EndOfStreamError, PeerDiedError, WorkerError, FormatError, UntrustedPickleError
-            As `recv` does.
+            As `recv`.
         OwnershipError, ChannelClosedError
-            As `recv` does.
+            As `recv`.
 
         Examples
         --------
@@ -306,7 +305,7 @@ class Consumer(ChannelEnd):
         return 0
 
     def _open_other(self, nbytes: int) -> None:
-        """Process a message that is no batch; raise if the stream ends with it."""
+        """Process a message that is not a batch; raise if it ends the stream."""
         if self._end:
             raise self._end_error()
         if not nbytes:
@@ -338,7 +337,7 @@ class Consumer(ChannelEnd):
         self._message[0] = 0
 
     def _wait(self, deadline: float | None) -> bool:
-        """Wait until there is something to read or the producer is gone; return whether either is the case."""
+        """Wait for a message or the end of the producer; return whether either occurred."""
         while True:
             max_s = self._tend()
             if self._is_over():
@@ -400,7 +399,7 @@ class Consumer(ChannelEnd):
     # -- the end of it -------------------------------------------------------------------------------------------------
 
     def _finish(self, how: Literal["closed", "died", "damaged"]) -> None:
-        """Record that the stream has ended, and why."""
+        """Record the end of the stream and its reason."""
         if self._end:
             return
         self._end = how

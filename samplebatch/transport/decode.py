@@ -1,7 +1,4 @@
-"""Decoding: batches over the bytes that a message describes.
-
-Everything in a message is validated before the memory is read.
-"""
+"""Decoding: batches over the bytes of a message, which is validated before its memory is read."""
 
 from __future__ import annotations
 
@@ -71,7 +68,7 @@ DAMAGE = (
     RuntimeError,
     StopIteration,
 )
-"""Errors that Python, NumPy, torch and the library raise where a message is impossible."""
+"""Errors of Python, NumPy, torch and the library for an invalid message."""
 
 Root = npt.NDArray[np.uint8]
 """The bytes of a block, which is held as long as there is an array over them."""
@@ -83,23 +80,23 @@ _ndarray = np.ndarray
 _new = object.__new__
 
 Cut = Callable[[int], Root]
-"""Cuts the next buffer, of a given number of bytes."""
+"""Function that slices the next buffer of a given size in bytes."""
 
 
 def decode(
     schema: Schema, plan: Plan, metadata: Mapping[str, Any], root: Root, cut: Cut, *, allow_pickle: bool = False
 ) -> AnyBatch:
-    """Put a batch together over the bytes of its block.
+    """Create a batch over the bytes of its block.
 
-    - `schema`: the description of its columns.
-    - `plan`: positions of the columns.
-    - `metadata`: all else that the message has.
-    - `root`: the block, which has at least the plan's bytes.
-    - `cut`: cuts the buffers of variable columns in order.
+    - `schema`: description of the columns.
+    - `plan`: offsets of the columns.
+    - `metadata`: metadata of the message.
+    - `root`: block of at least `plan.nbytes` bytes.
+    - `cut`: slices the buffers of variable columns in order.
     - `allow_pickle`: whether pickled columns may be unpickled.
 
-    Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false; names it. Raises FormatError if they
-    do not agree; or another of `DAMAGE`.
+    Raises UntrustedPickleError if a column is pickled and `allow_pickle` is false; names it. Raises FormatError, or
+    another error of `DAMAGE`, if the arguments are inconsistent.
     """
     missing = [()] * len(schema.parts)
     all_entries, all_flags = metadata.get(VARIABLE) or missing, metadata.get(FLAGS, missing)
@@ -148,7 +145,7 @@ class VariableColumns:
         header, sizes = entry
         buffers = [self._cut(count_of(nbytes)) for nbytes in sizes]
         if header[0] == ObjectColumn.kind:
-            # Objects may retain their source, which must not be the block.
+            # Copied because objects may retain their source, which must not be the block.
             buffers = [buffer.copy() for buffer in buffers]
             try:
                 ObjectColumn.check_dumped(header, buffers, name, self._bound)
@@ -187,7 +184,7 @@ def _sample_batch(part: Part, places: list[Place], root: Root, variable: Variabl
 
 
 def fixed_column(place: Place, root: Root) -> TensorColumn | TorchColumn:
-    """Make a column over its place in a block."""
+    """Create a column over its bytes in a block."""
     column, shape, offset = place
     values: npt.NDArray[Any] = _ndarray(shape, column.dtype, root, offset)
     return TensorColumn(values) if column.torch is None else TorchColumn.from_bits(values, column.torch)
@@ -254,10 +251,10 @@ _UP: Final = ALIGNMENT - 1
 
 
 class BlockColumns:
-    """The columns in the window of a batch that was received: their places in a block, which they keep.
+    """Columns of a received batch, created on first use from their offsets in a block.
 
-    - `root`: the bytes of the block.
-    - `places`: positions of the columns by name.
+    - `root`: bytes of the block.
+    - `places`: offsets of the columns by name.
     """
 
     __slots__ = ("_places", "_root")
@@ -302,7 +299,7 @@ class LazyColumn:
         self._place = place
 
     def slice(self, start: int, stop: int) -> TensorColumn:
-        """Make a column of the rows from `start` to `stop`."""
+        """Create a column of the rows from `start` to `stop`."""
         (_, dtype, row_shape, _, _), _, offset = self._place
         if start:
             offset += start * prod(row_shape) * dtype.itemsize
@@ -312,16 +309,16 @@ class LazyColumn:
 
 
 class Decoder:
-    """Decoder of the messages of one channel, for the consumer.
+    """Decoder of the messages of a channel, for the consumer.
 
-    - `memory`: the region.
-    - `returns`: where blocks go back.
+    - `memory`: region of the channel.
+    - `returns`: pipe through which blocks are returned.
     - `allow_pickle`: whether pickled columns may be unpickled.
 
     Its attributes:
-    - `ident`: number of the newest message that a block was leased for; 0 if there is none yet.
-    - `unfinished`: the lease of the message that is being opened, until the caller has its batch. One that was
-      interrupted is opened again with it.
+    - `ident`: number of the newest message whose block was leased, or 0.
+    - `unfinished`: lease of the message that is being opened, until the caller has its batch. An interrupted message
+      is opened again with it.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], returns: ReturnPipe, *, allow_pickle: bool = False) -> None:
@@ -333,12 +330,12 @@ class Decoder:
         self.unfinished: Lease | None = None
 
     def open(self, fields: tuple[Any, ...]) -> AnyBatch:
-        """Make a batch over the block of a message, and lease the block. The caller sets `unfinished` to None after it.
+        """Create a batch over the block of a message, and lease the block. The caller then sets `unfinished` to None.
 
-        - `fields`: the fields of a message of kind `BATCH`, as `unpack_fields` gives them, whose checksum is right.
+        - `fields`: result of `unpack_fields` for a message of kind `BATCH` with a valid checksum.
 
-        Raises FormatError if it is impossible. Raises UntrustedPickleError if a column is pickled and that is not
-        allowed; names it.
+        Raises FormatError if the message is invalid. Raises UntrustedPickleError if a column is pickled and pickles are
+        not allowed; names it.
         """
         _, version, _, flags, number, ident, start, nbytes, _, metadata_nbytes, _, rows, _ = fields
         memory = self._memory
@@ -357,7 +354,7 @@ class Decoder:
                     raise FormatError(f"a message must have a number greater than {self.ident}, got {ident}")
                 lease = Lease((nbytes,), _BYTE, memory, start)
                 reference = LeaseRef(lease, self._gone)
-                # No call between these statements, so no signal either: the block is leased completely or not at all.
+                # No call between these statements, so no signal handler can run: the block is leased completely or not.
                 reference.ident = ident
                 self._lent[ident] = reference
                 self.ident = ident

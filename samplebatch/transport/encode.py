@@ -1,6 +1,6 @@
 """Encoding: a batch as a schema, arrays at offsets that the schema determines, and metadata.
 
-Nothing is pickled but Python objects that Arrow cannot hold, and those only if the channel allows it.
+Only Python objects without an Arrow type are pickled, and only if the channel allows it.
 
 The leaves of a nested batch are in depth-first order. An array or tensor is a fixed column, even without an axis of
 rows. All other leaves are variable: plain values are in the metadata, columns and arrays of objects are encoded by
@@ -65,11 +65,11 @@ _BARE_KEY = (np.dtype(np.uint8), (0,), None, BARE)
 class Frame:
     """Encoded batch whose arrays have not been copied yet.
 
-    - `schema`: the description of its columns.
-    - `rows`: rows of each part.
-    - `arrays`: the values of its fixed columns, in order over all parts.
-    - `metadata`: all that is neither in the schema nor in the rows, as JSON can hold it; perhaps empty.
-    - `buffers`: the buffers of its variable columns.
+    - `schema`: description of the columns.
+    - `rows`: number of rows of each part.
+    - `arrays`: values of the fixed columns, in order over all parts.
+    - `metadata`: values for JSON that are not in the schema or `rows`; may be empty.
+    - `buffers`: buffers of the variable columns.
     """
 
     __slots__ = ("arrays", "buffers", "metadata", "rows", "schema")
@@ -104,7 +104,7 @@ class PartEncoder:
 
     @property
     def rows(self) -> Any:
-        """Number of rows that all counted columns have, or the number of each."""
+        """Common number of rows of all counted columns, or the number of each column."""
         counts = self.counts
         if not counts:
             return 0
@@ -131,8 +131,8 @@ class PartEncoder:
     def dump(self, name: str, column: Column) -> list[Any]:
         """Encode a variable column as a header and the sizes of its buffers, which are retained.
 
-        Raises UntrustedPickleError if it has to be pickled and that is not allowed; names the column. Raises
-        ColumnTypeError if one of its objects cannot be; names the column.
+        Raises UntrustedPickleError if the column must be pickled and pickles are not allowed; names it. Raises
+        ColumnTypeError if an object cannot be pickled; names the column.
         """
         try:
             header, buffers = column.dump()
@@ -173,13 +173,13 @@ class Encoder:
         self._schemas: dict[Any, Schema] = {}
         self._recent: tuple[Schema | None, list[tuple[Any, ...]]] = (None, [])
         self.next_number = 0
-        """Number of the next schema to be sent to the consumer."""
+        """Number of the next schema for the consumer."""
 
     def encode(self, batch: AnyBatch) -> Frame:
         """Encode a batch.
 
-        Raises ColumnTypeError if it is no batch, or has a value that cannot be sent; names it. Raises
-        UntrustedPickleError if a column has to be pickled and that is not allowed; names it. Raises DeviceError if a
+        Raises ColumnTypeError if the value is not a batch, or contains a value that cannot be sent; names it. Raises
+        UntrustedPickleError if a column must be pickled and pickles are not allowed; names it. Raises DeviceError if a
         column is not in host memory.
         """
         if isinstance(batch, SampleBatch):
@@ -207,7 +207,7 @@ class Encoder:
             return None
         schema, checks = self._recent
         if schema is not None and len(columns) == len(checks) and flags is schema.parts[0].flags:
-            # The same columns as last time: nothing is looked up.
+            # The same columns as in the last batch need no lookup.
             arrays = []
             for (name, column), (recent_name, dtype, row_shape) in zip(columns.items(), checks, strict=True):
                 if name != recent_name:
@@ -277,7 +277,7 @@ class Encoder:
         return part
 
     def intern(self, kind: str, parts: Any) -> Schema:
-        """Find the schema of parts, or make it: a label, columns, a structure and a unit of actions for each."""
+        """Find or create the schema of parts: label, columns, structure and action unit of each part."""
         key = (kind, parts)
         schema = self._schemas.get(key)
         if schema is None:
@@ -295,12 +295,12 @@ class Encoder:
         return schema
 
     def close(self) -> None:
-        """Let go of the memory that batches were copied to."""
+        """Release the memory that batches were copied to."""
         for schema in self._schemas.values():
             schema.forget_targets()
 
     def mark_known(self, schema: Schema) -> None:
-        """Record that the consumer knows a schema from now on, by the next number."""
+        """Record that the consumer has a schema, under the next number."""
         schema.number = self.next_number
         self.next_number += 1
 
@@ -312,8 +312,8 @@ def _column(key: tuple[Any, ...]) -> Fixed | Variable:
 def encode_tree(source: Node, part: PartEncoder, prefix: str = "") -> tuple[Any, ...]:
     """Encode a tree; return its structure: pairs of a name and the structure below it, None for a leaf.
 
-    Raises ColumnTypeError if a leaf cannot be sent; names it. Raises UntrustedPickleError if a leaf has to be pickled
-    and that is not allowed; names it. Raises DeviceError if a tensor is not in host memory; names it.
+    Raises ColumnTypeError if a leaf cannot be sent; names it. Raises UntrustedPickleError if a leaf must be pickled and
+    pickles are not allowed; names it. Raises DeviceError if a tensor is not in host memory; names it.
     """
     structure: list[tuple[str, Any]] = []
     for name, value in source.__dict__.items():
@@ -380,7 +380,7 @@ def _alone(value: Any) -> npt.NDArray[Any]:
 
 
 def halve(batch: AnyBatch) -> Sequence[AnyBatch]:
-    """Return views of the first and the second half of a batch; none if it cannot be split.
+    """Return views of both halves of a batch; an empty list if it cannot be split.
 
     Sequences are not cut. A `MultiAgentBatch` is split between environment steps, for which it needs `eps_id` and `t`.
 

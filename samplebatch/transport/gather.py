@@ -1,4 +1,4 @@
-"""gather: batches from many producers, whichever has one."""
+"""gather: batches from many producers in order of arrival."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Gathering:
     source
         Consumer of the last batch.
     lost
-        The error of each consumer whose producer did not close its end in order, since it did.
+        Error of each consumer whose producer failed or died.
     """
 
     def __init__(self, consumers: Iterable[Consumer], *, raise_lost: bool) -> None:
@@ -54,9 +54,9 @@ class Gathering:
         Raises
         ------
         OwnershipError
-            If the consumer is another process's, or is gathered from already.
+            If the consumer belongs to another process, or was added before.
         ChannelClosedError
-            If the consumer is closed, or this gathering.
+            If the consumer or this gathering is closed.
         """
         self._require_open()
         consumer._own()
@@ -97,12 +97,12 @@ class Gathering:
         Raises
         ------
         ChannelTimeoutError
-            If no batch arrived in time.
+            If no batch arrives within `timeout_s`.
         EndOfStreamError
             If all streams have ended.
         WorkerError
-            If all streams have ended, and some producers failed or died; lists these by their position among the
-            consumers, counted from 0. `lost` has the error of each as soon as it is noticed.
+            If all streams have ended and some producers failed or died; lists their positions among the consumers, from
+            0. `lost` contains each error as soon as it is detected.
         UntrustedPickleError
             If a column is pickled and its channel does not allow it; that batch is lost.
         ChannelClosedError
@@ -112,7 +112,7 @@ class Gathering:
         self._require_open()
         while True:
             while self._ready:
-                # It stays until it was served, so that an interrupted call leaves it the next to be.
+                # Removed only after it was served, so that an interrupted call serves it next.
                 batch = self._take(self._ready[0])
                 if self._ready:
                     del self._ready[0]
@@ -131,7 +131,7 @@ class Gathering:
         except ChannelTimeoutError:
             return None
         except WorkerError as error:
-            # A later message can only describe how the stream ends.
+            # A later message can only describe the end of the stream.
             self.lost[consumer] = error
             return None
         except (EndOfStreamError, PeerDiedError, FormatError, ChannelClosedError) as error:
@@ -193,26 +193,24 @@ class Gathering:
 
 
 def gather(consumers: Iterable[Consumer], *, raise_lost: bool = True) -> Gathering:
-    """Receive from many producers, from whichever has sent something.
+    """Receive batches from many producers in order of arrival.
 
     Parameters
     ----------
     consumers
-        The consumers of their channels, all of this process.
+        Consumers of their channels, which belong to this process.
     raise_lost
-        Whether the end of the stream is an error if a producer failed or died on the way. Batches of the others are
-        received before that in any case.
+        Whether the end of the stream is an error if a producer failed or died. All other batches are received first.
 
     Returns
     -------
     Gathering
-        Iterator over the batches; it also has the consumer of the last one (`source`), and the dead producers
-        (`lost`).
+        Iterator over the batches, with the consumer of the last batch (`source`) and the errors of producers (`lost`).
 
     Raises
     ------
     OwnershipError
-        If a consumer is another process's, or given twice.
+        If a consumer belongs to another process, or is listed twice.
     ChannelClosedError
         If a consumer is closed.
 

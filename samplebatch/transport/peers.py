@@ -1,7 +1,7 @@
-"""Peers: the processes at the other ends, whether they still run, and waiting for them.
+"""Peers: detection of the end of other processes, and waiting for them.
 
-A process that is killed while it starts has not declared that it has an end. Its parent knows: with `fork` from the
-arguments of the process that it starts, otherwise because it pickles the end for that process (`Recipient`).
+A process that is killed while it starts has not declared that it has an end. Its parent detects this: with `fork` from
+the arguments of the started process, otherwise because it pickles the end for that process (`Recipient`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _HAS_EPOLL: Final = sys.platform == "linux"
 _monotonic = time.monotonic
 _PROC = Path("/proc")
 _MAX_PID = (1 << 31) - 1
-"""No process has a higher number: a header with a higher one is damaged."""
+"""Maximum process id; a header with a higher one is damaged."""
 
 
 class ProcessIdentity(NamedTuple):
     """Process identity that survives PID reuse.
 
-    - `pid`: its number.
+    - `pid`: process id.
     - `started`: start time in the system's ticks since boot; 0 if the system does not provide it.
     """
 
@@ -55,9 +55,9 @@ class ProcessIdentity(NamedTuple):
 
 
 class ProcessWatch:
-    """A process that the end of a channel or broadcast watches.
+    """Process watched by the end of a channel or broadcast.
 
-    Where there are descriptors of processes it holds one, which is readable once the process has ended.
+    If the system supports it, holds a descriptor that is readable after the process has ended.
 
     - `identity`: identity of the process, as the process declared it.
 
@@ -72,7 +72,7 @@ class ProcessWatch:
     def __init__(self, identity: ProcessIdentity) -> None:
         self.identity = identity
         self._descriptor = _open(identity.pid)
-        # Asked after opening: what is open now is this process, or it is gone.
+        # Checked after opening: the descriptor now belongs to this process, or the process has ended.
         self._is_over = not _is_there(identity)
 
     def fileno(self) -> int:
@@ -93,7 +93,7 @@ class ProcessWatch:
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Close the descriptor; `is_alive` may still be asked."""
+        """Close the descriptor; `is_alive` still works."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -144,7 +144,7 @@ def _is_there(identity: ProcessIdentity) -> bool:
 
 
 def _state_of(pid: int) -> tuple[str, int] | None:
-    """Return a process's state and start time; None if it is gone or the system does not provide them."""
+    """Return a process's state and start time; None if it has ended or the system does not provide them."""
     try:
         line = _PROC.joinpath(str(pid), "stat").read_text()
     except OSError:
@@ -155,9 +155,9 @@ def _state_of(pid: int) -> tuple[str, int] | None:
 
 
 class Recipient:
-    """A process that an end was given to when it was started, as its parent sees it.
+    """Started process that received an end, in its parent.
 
-    - `started`: an object that `multiprocessing` keeps for as long as the process runs.
+    - `started`: object that `multiprocessing` retains while the process runs.
     """
 
     def __init__(self, started: Any) -> None:
@@ -165,7 +165,7 @@ class Recipient:
 
     @classmethod
     def find_spawning(cls) -> Self | None:
-        """Find the process that is being pickled for; None if there is none."""
+        """Return the process for which `multiprocessing` is pickling its arguments, or None."""
         spawning = context.get_spawning_popen()
         return None if spawning is None else cls(spawning)
 
@@ -183,7 +183,7 @@ class Recipient:
 
 
 def find_forking() -> BaseProcess | None:
-    """Find the process that `start` is forking in this thread; None if there is none."""
+    """Return the process that `start` is forking in this thread, or None."""
     frame = sys._getframe()
     while frame.f_code is not BaseProcess.start.__code__:
         if frame.f_back is None:
@@ -194,14 +194,14 @@ def find_forking() -> BaseProcess | None:
 
 
 def arguments_of(started: BaseProcess) -> Iterator[Any]:
-    """Yield the objects that a process was created with: its arguments, and the attributes of a subclass."""
+    """Yield the arguments of a process, and the attributes of a subclass of `Process`."""
     yield from getattr(started, "_args", ())
     yield from getattr(started, "_kwargs", {}).values()
     yield from list(vars(started).values())
 
 
 class Transferable(ABC):
-    """An end that one process has, and that records the process it is given to."""
+    """End of a channel that belongs to one process, and records the process that receives it."""
 
     @abstractmethod
     def _give(self, recipient: Recipient | None) -> bool:
@@ -221,7 +221,7 @@ os.register_at_fork(before=_give_to_child)
 
 
 class Poller:
-    """Descriptors to wait for until one of them is readable.
+    """Set of descriptors to wait for.
 
     - `*descriptors`: initial descriptors; more can be registered.
 
@@ -244,11 +244,11 @@ class Poller:
             self.register(descriptor)
 
     def register(self, descriptor: int) -> None:
-        """Wait on one more."""
+        """Add a descriptor."""
         self._poll.register(descriptor, select.POLLIN)
 
     def replace(self, descriptor: int, other: int) -> None:
-        """Wait on another descriptor in place of one."""
+        """Replace a descriptor."""
         self.unregister(descriptor)
         self.register(other)
         if self._first == descriptor:
@@ -259,7 +259,7 @@ class Poller:
         self._poll.unregister(descriptor)
 
     def poll(self, timeout_s: float | None) -> list[int]:
-        """Wait until descriptors are readable, for `timeout_s` seconds at most, and return them."""
+        """Wait at most `timeout_s` seconds for readable descriptors, and return them."""
         if timeout_s is None:
             events = self._poll.poll()
         else:
@@ -271,7 +271,7 @@ class Poller:
         self._poll.poll(timeout_s if _HAS_EPOLL else timeout_s * 1000)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when one of them is; without epoll, the first of them."""
+        """Return a descriptor that is readable if any descriptor is; without epoll, the first descriptor."""
         return int(self._poll.fileno()) if _HAS_EPOLL else self._first
 
     def close(self) -> None:
@@ -281,29 +281,29 @@ class Poller:
 
 
 def deadline_of(timeout_s: float | None) -> float | None:
-    """Return the moment at which the time given is over, in seconds of the monotonic clock; None if it never is.
+    """Return the deadline of a timeout in seconds of the monotonic clock; None for no timeout.
 
-    Raises ValueError if the time is negative or no number.
+    Raises ValueError if the timeout is negative or not a number.
 
     >>> deadline_of(0.0) <= time.monotonic()
     True
     >>> deadline_of(float("nan"))
     Traceback (most recent call last):
-    ValueError: timeout_s must be None or a number of seconds from 0 on, got nan
+    ValueError: timeout_s must be None or a number of seconds from 0, got nan
     """
     if timeout_s is None:
         return None
     if not timeout_s >= 0:
-        raise ValueError(f"timeout_s must be None or a number of seconds from 0 on, got {timeout_s}")
+        raise ValueError(f"timeout_s must be None or a number of seconds from 0, got {timeout_s}")
     return _monotonic() + timeout_s
 
 
 UNGUARDED_STATUS: Final = 167
-"""Exit status of a child that is to start processes itself while it imports its parent's main module."""
+"""Exit status of a child whose import of the parent's main module tries to start processes."""
 
 
 def exit_if_unguarded() -> None:
-    """End a child that imports its parent's main module to start, where that module starts processes on import.
+    """End a starting child whose import of the parent's main module tries to start processes.
 
     The parent raises a single error: otherwise each child would print one, and its own children another.
     """
@@ -315,7 +315,7 @@ def exit_if_unguarded() -> None:
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Hold Ctrl-C back while children start: they inherit that, and are deaf to it before they can ask to be."""
+    """Block Ctrl-C while children start; they inherit the signal mask, and ignore Ctrl-C from the beginning."""
     # The tracker of `multiprocessing` unblocks SIGINT when it starts, so it must run before that is blocked.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -326,7 +326,7 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def begin_child() -> None:
-    """Leave Ctrl-C to the parent from here on, and end as soon as that is gone, however it ended."""
+    """Ignore Ctrl-C, which the parent handles, and end this process as soon as the parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -344,7 +344,7 @@ _run_errors: list[BaseException] = []
 
 
 def exit_error() -> BaseException | None:
-    """Return the exception that ends this process, for handlers that run at its exit; None if it exits in order."""
+    """Return the exception that ends this process, for exit handlers; None for an orderly exit."""
     error = sys.exc_info()[1] or next(iter(_run_errors), None)
     if error is None and multiprocessing.parent_process() is None:
         # A forked child inherits the attribute from an interactive session.
@@ -355,8 +355,8 @@ def exit_error() -> BaseException | None:
 def _record_run_errors() -> None:
     """Let processes of `multiprocessing` retain the exception that ends their `run`.
 
-    Up to Python 3.12 the handlers of a process run while that exception is handled. From 3.13 on they run after it was
-    freed, and with it the frames whose local variables are ends of channels: a failure would look like a normal end.
+    Up to Python 3.12 exit handlers run while the exception is handled. From 3.13 they run after the exception and its
+    frames were freed, with the ends of channels in local variables: a failure would look like an orderly end.
     """
     bootstrap: Any = BaseProcess._bootstrap  # type: ignore[attr-defined]
 
@@ -364,7 +364,7 @@ def _record_run_errors() -> None:
         run = self.run
 
         def record() -> None:
-            # It would be pickled with the process otherwise.
+            # Otherwise it would be pickled with the process.
             del vars(self)["run"]
             try:
                 run()

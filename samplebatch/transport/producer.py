@@ -1,4 +1,4 @@
-"""Producer: the end of a channel that batches are sent from."""
+"""Producer: sending end of a channel."""
 
 from __future__ import annotations
 
@@ -83,22 +83,22 @@ _IMMUTABLE = (str, tuple, type, *{type(np.dtype(code)) for code in np.typecodes[
 
 
 class ReservedBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """The bytes of a reserved block, which is free again when the last array over them is gone and nothing was sent."""
+    """Bytes of a reserved block, which is released with the last array over them unless it was sent."""
 
     __slots__ = ()
 
 
 class Reservation:
-    """A block of the arena, laid out for a number of rows, to be filled in place and sent without a copy.
+    """Reserved block of the arena, whose columns are filled in place and sent without a copy.
 
     Created by `Producer.reserve`. `reservation["obs"]` is the array of a column in the block, with arbitrary initial
-    values. As a context manager it sends all rows at the end if nothing was sent before, and cancels itself if an
-    exception ends it.
+    values. As a context manager it sends all rows at the end of the statement if nothing was sent before; an exception
+    cancels the reservation.
 
     Attributes
     ----------
     rows
-        Rows that there is room for.
+        Number of reserved rows.
 
     Examples
     --------
@@ -166,34 +166,34 @@ class Reservation:
     ) -> None:
         """Send the rows; the duration does not depend on their number.
 
-        The arrays are read-only from then on: the consumer may have them, and write to them.
+        Afterwards the arrays are read-only, because the consumer may write to them.
 
         Parameters
         ----------
         rows_used
-            Number of rows to send, from the first on; all rows by default.
+            Number of rows to send, starting with the first; all rows by default.
         extra
-            Further columns, by name, which are copied: those that cannot be filled in place, such as Python objects,
+            Further columns by name, which are copied: columns that cannot be filled in place, such as Python objects,
             text, and rows of varying shape.
         timeout_s
-            Seconds to wait for a block for the extra columns, and for room in the pipe.
+            Maximum seconds to wait for a block for the extra columns, and for space in the pipe.
 
         Raises
         ------
         RowIndexError
-            If more rows are sent than there is room for, or fewer than none.
+            If `rows_used` is negative or greater than the number of reserved rows.
         ColumnMismatchError
             If an extra column is in the block; names it.
         ColumnLengthError, SequenceError
             If the extra columns do not fit the rows.
         ReleasedError
-            If it was sent or cancelled before.
+            If the reservation was sent or cancelled before.
         UntrustedPickleError
-            If an extra column has to be pickled and the channel does not allow it; names it.
+            If an extra column must be pickled and the channel does not allow it; names it.
         ChannelTimeoutError
-            If there was no room in time; the reservation stays as it is.
+            If there is no space within `timeout_s`; the reservation is unchanged.
         ChannelClosedError, PeerDiedError, CapacityError, OwnershipError
-            As `Producer.send` does.
+            As `Producer.send`.
         """
         self._places()
         self._producer._own()
@@ -216,7 +216,7 @@ class Reservation:
                 raise self._producer._closed_error() from error
             raise
         finally:
-            # No call precedes this, so no signal either: the consumer owns what was sent.
+            # There is no call in between, so no signal handler can run: the consumer owns the sent block.
             if blocks.is_sent and blocks.sending != before:
                 self._is_open = False
                 self._take_back()
@@ -224,7 +224,7 @@ class Reservation:
     def _with_columns(
         self, rows: int, extra: Mapping[str, Any]
     ) -> tuple[Schema, dict[str, Any], list[npt.NDArray[np.uint8]]]:
-        """Return the schema, the metadata and the further buffers of the filled rows with extra columns."""
+        """Return schema, metadata and further buffers of the filled rows with extra columns."""
         block_columns, root = self._places(), self._bytes()
         added = SampleBatch(extra)
         columns: dict[str, Column] = {
@@ -249,7 +249,7 @@ class Reservation:
         return schema, metadata, encoder.buffers
 
     def cancel(self) -> None:
-        """Send nothing: the block is free again once nothing looks at its arrays any more. Safe to call twice."""
+        """Send nothing; the block is released with the last array over it. Safe to call twice."""
         if self._is_open:
             self._is_open = False
             if self._root is None:
@@ -279,9 +279,9 @@ class Reservation:
 
 
 def schema_key(columns: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
-    """Return the schema's entries of columns that are given by dtype, or by dtype and row shape.
+    """Return schema entries of columns specified by dtype, or by dtype and row shape.
 
-    Raises ColumnTypeError if it is no mapping, or a column has no fixed number of bytes per row; names it.
+    Raises ColumnTypeError if `columns` is not a mapping, or a column has no fixed number of bytes per row; names it.
     """
     if isinstance(columns, SampleBatch) or not isinstance(columns, Mapping):
         raise ColumnTypeError(
@@ -331,18 +331,18 @@ def are_same(columns: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
 
 
 def row_count(rows: Any) -> int:
-    """Return a number of rows; raises RowIndexError if it is no integer from 0 on."""
+    """Return a number of rows; raises RowIndexError if it is not an integer from 0."""
     if not isinstance(rows, int | np.integer) or isinstance(rows, bool) or rows < 0:
-        raise RowIndexError(f"rows must be a whole number from 0 on, got {rows!r}")
+        raise RowIndexError(f"rows must be a whole number from 0, got {rows!r}")
     return int(rows)
 
 
 def _nobody() -> None:
-    """Reference to a keeper that is gone."""
+    """Dead reference, in place of the reference to the owner of a released block."""
 
 
 _WATCH_S = 0.05
-"""Seconds after which it is noticed at the latest that the consumer's process has died while blocks are still free."""
+"""Maximum delay in seconds until the death of the consumer's process is detected while blocks are free."""
 
 _STARVED_S = 0.05
 """Seconds without a free block after which the consumer is notified."""
@@ -352,11 +352,11 @@ _write = os.write
 
 
 class Producer(ChannelEnd):
-    """The end of a channel that batches are sent from; `samplebatch.channel` makes it.
+    """Sending end of a channel, created by `samplebatch.channel`.
 
-    It belongs to the first process that uses it, and to one thread at a time. As a context manager, it closes itself,
-    and reports an exception that ends the `with` statement to the consumer; entering the statement counts as use. A
-    process that has sent its end to another should close its own copy, as with `multiprocessing.Pipe`.
+    It belongs to the first process that uses it; one thread at a time may use it. As a context manager it closes
+    itself, and reports an exception that ends the `with` statement to the consumer; entering the statement counts as
+    use. A process that has sent its end to another process should close its copy, as with `multiprocessing.Pipe`.
     """
 
     _side = PRODUCER
@@ -381,17 +381,17 @@ class Producer(ChannelEnd):
 
     def _greet(self) -> None:
         if self._words[CONSUMER + WATCHED]:
-            # The consumer waits for a descriptor, and must learn whom to watch while nothing is sent.
+            # Without messages, the waiting consumer still has to learn which process to watch.
             self._say(HELLO)
 
     def _say(self, kind: int) -> None:
-        """Send a message without content, if the pipe has room."""
+        """Send a message without content, if the pipe has space."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             _write(self._pipe, pack(kind))
 
     @property
     def sent(self) -> int:
-        """Number of batches sent: shows whether a `send` or `commit` that a signal interrupted has succeeded."""
+        """Number of sent batches; shows whether an interrupted `send` or `commit` has succeeded."""
         return self._blocks.sent + self._blocks.is_sent if self._owner else 0
 
     def send(self, batch: AnyBatch, timeout_s: float | None = None, *, split: bool = False) -> None:
@@ -400,9 +400,9 @@ class Producer(ChannelEnd):
         Parameters
         ----------
         batch
-            A `SampleBatch`, `MultiAgentBatch` or `Batch`. Later changes to it do not reach the consumer.
+            A `SampleBatch`, `MultiAgentBatch` or `Batch`. Later changes do not affect the consumer.
         timeout_s
-            Seconds to wait for a free block; unlimited if None. This is the back-pressure.
+            Maximum seconds to wait for a free block (back-pressure); unlimited if None.
         split
             Whether a batch larger than half of the arena may be sent in parts of fewer rows: rows, complete sequences,
             or the environment steps of a `MultiAgentBatch`. An error may leave some parts sent.
@@ -410,10 +410,10 @@ class Producer(ChannelEnd):
         Raises
         ------
         CapacityError
-            If it does not fit in the arena, and may not or cannot be split; names both sizes.
+            If the batch exceeds the arena, and is not or cannot be split; names both sizes.
         ChannelTimeoutError
-            If no block was free in time. Nothing was sent then. It is the consumer that frees them: a batch larger than
-            half of the arena has to wait until that one has let go of every other.
+            If no block is free within `timeout_s`; nothing is sent. The consumer frees blocks: a batch larger than half
+            of the arena must wait until the consumer has released all others.
         ChannelClosedError
             If the consumer has closed its end, or this end is closed.
         PeerDiedError
@@ -421,9 +421,9 @@ class Producer(ChannelEnd):
         OwnershipError
             If another process has used this end.
         UntrustedPickleError
-            If a column has to be pickled and the channel does not allow it; names the column.
+            If a column must be pickled and the channel does not allow it; names the column.
         ColumnTypeError
-            If it is no batch, or holds a value that cannot be sent; names the value.
+            If `batch` is not a batch, or contains a value that cannot be sent; names the value.
 
         Examples
         --------
@@ -445,7 +445,7 @@ class Producer(ChannelEnd):
             raise
 
     def fits(self, batch: AnyBatch) -> bool:
-        """Return whether `send` keeps a batch in one piece: it needs at most half of the arena."""
+        """Return whether `send` does not split a batch: it needs at most half of the arena."""
         frame = self._encoder.encode(batch)
         nbytes = frame.schema.plan(frame.rows, frame.rows).nbytes
         metadata = write_metadata(frame.schema, frame.rows, frame.rows, frame.metadata)
@@ -477,27 +477,27 @@ class Producer(ChannelEnd):
         self._commit(frame.schema, rows, (block,), metadata_start, metadata, deadline)
 
     def reserve(self, columns: Mapping[str, Any], rows: int, timeout_s: float | None = None) -> Reservation:
-        """Reserve a block with columns to be filled in place, and sent by `Reservation.commit` without a copy.
+        """Reserve a block whose columns are filled in place, and sent by `Reservation.commit` without a copy.
 
         Parameters
         ----------
         columns
-            The dtype of each column by name, of NumPy or torch, or a pair of dtype and row shape.
+            NumPy or torch dtype of each column by name, or pairs of dtype and row shape.
         rows
-            Rows that there is to be room for.
+            Number of rows to reserve.
         timeout_s
-            Seconds to wait for a free block; unlimited if None.
+            Maximum seconds to wait for a free block; unlimited if None.
 
         Raises
         ------
         CapacityError
-            If the rows do not fit in the arena; names both sizes.
+            If the rows exceed the arena; names both sizes.
         RowIndexError
-            If `rows` is no integer from 0 on.
+            If `rows` is not an integer from 0.
         ColumnTypeError
-            If `columns` is no mapping, or a column has no fixed number of bytes per row; names it.
+            If `columns` is not a mapping, or a column has no fixed number of bytes per row; names it.
         ChannelTimeoutError, ChannelClosedError, PeerDiedError, OwnershipError
-            As `send` does.
+            As `send`.
         """
         if self._owner != this_process[0]:
             self._own()
@@ -576,7 +576,7 @@ class Producer(ChannelEnd):
         )
         raw = body + pack_sum(crc32(body))
         blocks.is_settled = False
-        # No call between these statements, so no signal either.
+        # No call between these statements, so no signal handler can run in between.
         blocks.sent += blocks.is_sent
         blocks.is_sent = False
         blocks.sending = ident
@@ -599,7 +599,7 @@ class Producer(ChannelEnd):
         blocks = self._blocks
         while True:
             try:
-                # A signal is dealt with after the call: from there on it is true.
+                # A signal handler runs after the call, when the flag is correct.
                 blocks.is_sent = True
                 _write(self._pipe, raw)
                 return
@@ -639,8 +639,8 @@ class Producer(ChannelEnd):
     def _wait_until(self, deadline: float | None, events: int, why: str, max_s: float = LONG_S) -> None:
         """Wait for the consumer to return a block or to make room in the pipe.
 
-        Raises ChannelTimeoutError if there is no time left, ChannelClosedError if the consumer has closed its end, and
-        PeerDiedError if its process has died.
+        Raises ChannelTimeoutError if the timeout has elapsed, ChannelClosedError if the consumer has closed its end,
+        and PeerDiedError if its process has died.
         """
         left = None if deadline is None else deadline - _monotonic()
         if left is not None and left <= 0:
@@ -688,19 +688,19 @@ class Producer(ChannelEnd):
     def fail(self, reason: str, details: str = "") -> None:
         """Report to the consumer that this process cannot continue; `recv` raises WorkerError after all batches.
 
-        Does not wait for anything but room in the pipe, for at most a second. Nothing can be sent after it.
+        Waits only for space in the pipe, for at most a second. Nothing can be sent afterwards.
 
         Parameters
         ----------
         reason
             The failure in one line.
         details
-            Details, such as a traceback; text that is too long loses its beginning.
+            Details, such as a traceback; the start of a text that is too long is omitted.
 
         Raises
         ------
         ChannelClosedError, PeerDiedError, ChannelTimeoutError, OwnershipError
-            As `send` does.
+            As `send`.
         """
         self._own()
         text = pack_failure(reason, details)
@@ -712,7 +712,7 @@ class Producer(ChannelEnd):
         blocks.sending += 1
         text_at = {"metadata_start": FAILURE_START, "metadata_nbytes": len(text), "metadata_sum": crc32(text)}
         self._write(pack(FAILURE, ident=blocks.sending, **text_at), _monotonic() + 1)
-        # It is no batch.
+        # A failure is not a batch.
         blocks.is_sent = False
 
     def _fail(self, error: BaseException) -> None:
@@ -724,7 +724,7 @@ class Producer(ChannelEnd):
         back, self._back = self._back, -1
         if notify:
             with contextlib.suppress(OSError):
-                # A pipe that is full is no harm: who has read it looks at the header before it waits for more.
+                # A full pipe is harmless: the consumer reads the header before it waits for further messages.
                 os.write(pipe, pack(END))
         os.close(pipe)
         os.close(back)

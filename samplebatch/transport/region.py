@@ -1,4 +1,4 @@
-"""Region: shared memory that has no name, and is handed to other processes by its descriptor."""
+"""Region: shared memory without a name, passed to other processes by its descriptor."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _STEP_NBYTES = 64 << 20
 """Bytes reserved by one call, so that a signal that interrupts it costs little."""
 
 _UNASKED_NBYTES = 1 << 20
-"""Bytes that are reserved without checking free memory first, which takes longer than reserving them."""
+"""Maximum bytes that are reserved without a check of free memory, which would take longer than reserving them."""
 
 _HAS_MEMFD = hasattr(os, "memfd_create")
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if sys.platform == "linux" else 0
-"""Nobody can cut pages off what others have mapped: reading there would kill them."""
+"""Seals against truncation: a process that reads a page beyond the end of a file is killed."""
 
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _HAS_POPULATE = sys.platform == "linux"
@@ -57,7 +57,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class _Mapping:
-    """Mapped pages, unmapped when the last array over them is gone.
+    """Mapped pages, unmapped when the last array over them is deleted.
 
     Not `mmap.mmap`, which keeps a separate descriptor open while any view exists.
     """
@@ -81,15 +81,15 @@ class _Mapping:
 
 
 class Region:
-    """Shared memory without a name: only a descriptor, and processes that map it.
+    """Shared memory without a name, identified by a descriptor.
 
-    It goes to a child process as an argument under every start method, and through the queues and pipes of
-    `multiprocessing`, as the ends of a `multiprocessing.Pipe` do. The pages are freed when the last process that has
-    mapped it or holds its descriptor has closed it or is dead, however it died: nothing is ever left behind.
+    It can be sent to child processes like the ends of a `multiprocessing.Pipe`: as an argument under every start
+    method, and through the queues and pipes of `multiprocessing`. The system frees the pages when the last process with
+    a mapping or descriptor has closed it or died, so nothing is left behind.
 
-    `create` reserves every page, so that memory that is not there is an error then, and not a signal later.
+    `create` reserves every page, so that missing memory raises an error immediately instead of a signal later.
 
-    - `nbytes`: size of the memory, as asked for.
+    - `nbytes`: requested size of the memory in bytes.
     - `writable`: whether this process has mapped it for writing.
 
     >>> with Region.create(1000) as region:
@@ -110,12 +110,12 @@ class Region:
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
-        """Make a region of zeros, and reserve its pages.
+        """Create a region of zeros, and reserve its pages.
 
-        - `nbytes`: size; a positive number.
+        - `nbytes`: size in bytes, positive.
 
-        Raises ValueError if the size is not positive. Raises SharedMemoryError if so much memory is not free; names the
-        size and what is free.
+        Raises ValueError if the size is not positive. Raises SharedMemoryError if there is not enough free memory;
+        names both sizes.
         """
         return cls._create(nbytes, named=not _HAS_MEMFD)
 
@@ -135,16 +135,14 @@ class Region:
 
     @classmethod
     def attach(cls, descriptor: int, nbytes: int, *, sealed: bool = _HAS_MEMFD, writable: bool = True) -> Self:
-        """Map the memory of a descriptor that another process has sent.
+        """Map the memory of a descriptor from another process.
 
-        - `descriptor`: the descriptor of `fileno` there, in this process's numbering. It belongs to the region from
-          here on, and is closed if this raises.
-        - `nbytes`: expected size of the region.
-        - `sealed`: whether the memory must be such that nobody can shrink it any more. What `create` makes is, where
-          the system has such memory.
-        - `writable`: whether to map it for writing; otherwise a write raises in NumPy.
+        - `descriptor`: descriptor in this process. The region owns it from now on, and it is closed if this raises.
+        - `nbytes`: expected size of the region in bytes.
+        - `sealed`: whether the memory must be sealed against shrinking, as `create` does if the system supports it.
+        - `writable`: whether to map the memory for writing; otherwise writing raises an error in NumPy.
 
-        Raises FormatError if the memory has another size, is no shared memory, or can still be shrunk. Raises
+        Raises FormatError if the memory has another size, is not shared memory, or is not sealed. Raises
         SharedMemoryError if it cannot be mapped.
         """
         try:
@@ -160,7 +158,7 @@ class Region:
         return cls(descriptor, mapping, sealed=sealed, writable=writable)
 
     def read_only(self) -> Self:
-        """Map the same memory once more, such that writing to it raises; so does writing where this one is sent to."""
+        """Map the same memory again, read-only, also in processes that receive the mapping."""
         return self.attach(os.dup(self.fileno()), self.nbytes, sealed=self._sealed, writable=False)
 
     @property
@@ -193,7 +191,7 @@ class Region:
         return self._descriptor
 
     def warm(self, start: int = 0, stop: int | None = None) -> None:
-        """Map the pages of a range now, in place of one by one as they are first touched.
+        """Map the pages of a range in advance instead of one by one on first access.
 
         The first copy into fresh pages takes several times as long as later ones; mapping them all in advance takes
         less than that difference. Kernels without this feature do nothing.
@@ -209,11 +207,11 @@ class Region:
             )
 
     def discard(self, start: int) -> None:
-        """Give the pages from some byte on back to the system: everybody reads zeros there from now on.
+        """Release the pages after an offset to the system; all processes read zeros there afterwards.
 
-        Later writes allocate new pages, if there are any. Systems without this feature do nothing.
+        Later writes allocate new pages if memory is available. Systems without this feature do nothing.
 
-        - `start`: byte, rounded up to a page boundary.
+        - `start`: offset in bytes, rounded up to a page boundary.
         """
         mapping = self._open()
         start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -221,13 +219,13 @@ class Region:
             _madvise(mapping.address + start, self.nbytes - start, mmap.MADV_REMOVE)
 
     def close_descriptor(self) -> None:
-        """Close the descriptor, and keep the memory: the region cannot be sent to another process any more."""
+        """Close the descriptor but not the memory; afterwards the region cannot be sent to another process."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             self._close(descriptor)
 
     def close(self) -> None:
-        """Let go of the memory, which stays for as long as there are arrays or views over it. Safe to call twice."""
+        """Release the memory, which remains mapped while arrays or views over it exist. Safe to call twice."""
         self._mapping = None
         self.close_descriptor()
 
@@ -267,7 +265,7 @@ reduction.register(Region, _reduce)
 
 def _open_named() -> int:
     posix = import_module("_posixshmem")
-    # No longer than macOS allows.
+    # At most as long as macOS allows.
     name = f"/sb-{secrets.token_hex(12)}"
     try:
         descriptor: int = posix.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
@@ -339,7 +337,7 @@ def _machine() -> int | None:
 
 
 def _control_groups() -> Iterator[int | None]:
-    """Yield the bytes left in each control group that limits the process, of both versions of the interface."""
+    """Yield the remaining bytes of each control group that limits the process, for both versions of the interface."""
     try:
         lines = _text(_GROUPS).splitlines()
     except OSError:
@@ -384,7 +382,7 @@ def _text(path: str) -> str:
 
 
 def free_in_folder(folder: str) -> int | None:
-    """Return the free bytes of the file system that a folder is on, or None where there is no such folder.
+    """Return the free bytes of the file system of a folder; None if the folder does not exist.
 
     >>> free_in_folder("/no/such/folder")
     """
@@ -396,7 +394,7 @@ def free_in_folder(folder: str) -> int | None:
 
 
 NBYTES = 8
-"""Bytes of a counter."""
+"""Size of a counter in bytes."""
 
 _FUTEX_CALLS = {
     "x86_64": 202,
@@ -435,7 +433,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def fence() -> None:
-    """Let no access to memory move across, in either direction.
+    """Prevent the reordering of memory accesses across this call, in either direction.
 
     x86 preserves the order of writes and of reads; ARM and others do not. Python has no fence, but releasing a lock
     orders earlier accesses, acquiring one orders later accesses, and the two keep their order.
@@ -447,11 +445,9 @@ def fence() -> None:
 
 
 class SharedCounters:
-    """Numbers of 64 bits in shared memory, each with one writer at a time, for boards and parcels.
+    """Atomic 64-bit counters in shared memory, each with one writer at a time, for boards and parcels.
 
-    Numbers are read and written atomically.
-
-    - `memory`: the bytes, at an address that is a multiple of 8. They live as long as the counters.
+    - `memory`: bytes at an address that is a multiple of 8, kept alive by this object.
     - `count`: number of counters.
 
     >>> counters = SharedCounters(np.zeros(64, np.uint8), 8)
@@ -475,19 +471,19 @@ class SharedCounters:
         self._values[index] = value
 
     def wait(self, index: int, seen: int, timeout_s: float) -> None:
-        """Wait until a counter differs from the number seen, or the time is over; it may return earlier.
+        """Wait until a counter differs from `seen`, or the timeout elapses; may return earlier.
 
         The memory may be read-only.
 
-        - `index`: of the counter.
-        - `seen`: the number that it had.
-        - `timeout_s`: seconds to wait at the most.
+        - `index`: index of the counter.
+        - `seen`: last known value.
+        - `timeout_s`: maximum seconds to wait.
         """
         if _FUTEX is None:
             self._watch(index, seen, timeout_s)
             return
         timeout = _Timespec(int(timeout_s), int(timeout_s % 1 * 1e9))
-        # The kernel compares the lower half once more before it lets the thread sleep, so no change is missed.
+        # The kernel compares the lower half again before the thread sleeps, so no change is missed.
         _call(_FUTEX, self._half(index), _WAIT, ctypes.c_uint(seen & 0xFFFFFFFF), ctypes.byref(timeout), None, 0)
 
     def wake(self, index: int) -> None:

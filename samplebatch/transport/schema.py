@@ -1,8 +1,8 @@
 """Schema: names, types and shapes of the columns of a message, without their number of rows.
 
-A schema goes to the other process once, and is referred to by number from then on. Columns whose rows have one shape
-are fixed: their places in a block follow from the number of rows alone (`Plan`). All others are variable: every message
-describes them by itself.
+A schema is sent to the other process once; later messages refer to its number. Columns whose rows have one shape are
+fixed: their offsets in a block depend only on the number of rows (`Plan`). All other columns are variable: each message
+describes them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
 NESTED_BATCH: Final = "Batch"
 
 WHOLE: Final = "0"
-"""Form of a column without an axis of rows: an array of no dimension."""
+"""Form of a column without a row axis: a 0-dimensional array."""
 SCALAR: Final = "s"
-"""Form of a NumPy scalar, carried as an array of no dimension."""
+"""Form of a NumPy scalar, sent as a 0-dimensional array."""
 GRADIENT: Final = "g"
-"""Form of a tensor that asks for a gradient."""
+"""Form of a tensor that requires a gradient."""
 
 BARE: Final = "e"
 """Form of a column of empty dicts, such as empty infos; its rows have no bytes."""
@@ -47,7 +47,7 @@ _UP = ALIGNMENT - 1
 _ndarray = np.ndarray
 
 Rows = tuple[Any, ...]
-"""For each part of a schema its number of rows, or one for each of its counted columns where they differ."""
+"""Number of rows of each part of a schema, or of each counted column if they differ."""
 
 
 def align(nbytes: int) -> int:
@@ -60,11 +60,11 @@ def align(nbytes: int) -> int:
 
 
 class Fixed(NamedTuple):
-    """The description of a column with rows of one shape.
+    """Description of a column with rows of one shape.
 
-    - `name`: its dotted name; empty in a nested batch, whose structure has the names.
-    - `dtype`: of the bytes in the block.
-    - `row_shape`: shape of one row; shape of the value if it has no axis of rows.
+    - `name`: dotted name; empty in a nested batch, whose structure has the names.
+    - `dtype`: dtype of the bytes in the block.
+    - `row_shape`: shape of one row, or of a value without a row axis.
     - `torch`: name of the torch dtype if it is a tensor.
     - `form`: `WHOLE`, `SCALAR`, `GRADIENT`, several of them, `BARE`, or nothing.
     """
@@ -77,26 +77,26 @@ class Fixed(NamedTuple):
 
     @property
     def counted(self) -> bool:
-        """Whether it has an axis of rows."""
+        """Whether the column has a row axis."""
         return WHOLE not in self.form and SCALAR not in self.form
 
 
 class Variable(NamedTuple):
-    """The name of a column that every message describes by itself."""
+    """Name of a column that each message describes."""
 
     name: str
 
 
 class Part(NamedTuple):
-    """The columns of one batch of a message.
+    """Columns of one batch of a message.
 
-    - `label`: the policy's id in a `MultiAgentBatch`, else empty.
-    - `columns`: the columns, in order.
+    - `label`: policy id in a `MultiAgentBatch`, otherwise empty.
+    - `columns`: columns in order.
     - `structure`: nesting of the columns. For a `SampleBatch` the JSON of its nested columns; for a `Batch` pairs of a
       name and its value: None for the next column, or such pairs.
-    - `nested`: the structure of a `SampleBatch`'s nested columns, read.
+    - `nested`: decoded structure of a `SampleBatch`'s nested columns.
     - `has_variable`: whether a column is variable.
-    - `flags`: flags of the batch, with the unit of its actions, unless a message has others.
+    - `flags`: flags of the batch, with its action unit; a message may override them.
     """
 
     label: PolicyID
@@ -110,14 +110,14 @@ class Part(NamedTuple):
     def of(
         cls, label: PolicyID, columns: tuple[Fixed | Variable, ...], structure: Any, unit: ActionUnit | None = None
     ) -> Part:
-        """Complete a part; raises ValueError if the structure does not fit the columns."""
+        """Create a part; raises ValueError if the structure does not match the columns."""
         nested = _nested(structure, columns) if isinstance(structure, str) and structure else {}
         has_variable = any(isinstance(column, Variable) for column in columns)
         return cls(label, columns, structure, nested, has_variable, flags_of_unit(unit))
 
 
 class Place(NamedTuple):
-    """The offset of a fixed column in its block, and its shape and description."""
+    """Offset, shape and description of a fixed column in its block."""
 
     column: Fixed
     shape: tuple[int, ...]
@@ -127,12 +127,12 @@ class Place(NamedTuple):
 class Plan:
     """Aligned offsets of the fixed columns of a message in its block.
 
-    - `parts`: the places of each part's fixed columns, in order.
-    - `nbytes`: bytes from the block's beginning to the last column's end, rounded up.
-    - `roomy_nbytes`: the same, with room for short metadata.
-    - `names`: the places of each part by name, or in a nested batch by their number.
-    - `by_name`: columns of the only part, if nothing else is needed: the arrays of one `SampleBatch` without sequences,
-      all of equal length.
+    - `parts`: places of each part's fixed columns, in order.
+    - `nbytes`: bytes from the start of the block to the end of the last column, rounded up.
+    - `roomy_nbytes`: the same, with space for short metadata.
+    - `names`: places of each part by name, or by number in a nested batch.
+    - `by_name`: columns of a single part if nothing else is needed: arrays of equal length of a `SampleBatch` without
+      sequences.
     """
 
     __slots__ = ("_targets", "by_name", "names", "nbytes", "parts", "roomy_nbytes")
@@ -140,7 +140,7 @@ class Plan:
     def __init__(self, parts: list[list[Place]], nbytes: int, names: list[dict[str, Place]], *, is_plain: bool) -> None:
         self.parts = parts
         self.nbytes = nbytes
-        # Metadata about rows that are not in use are no longer, most of the time.
+        # The metadata of partly used rows are usually not longer.
         self.roomy_nbytes = nbytes + ALIGNMENT * (1 + len(parts))
         self.names = names
         self.by_name = names[0] if is_plain else None
@@ -155,7 +155,7 @@ class Plan:
         ]
 
     def targets(self, memory: npt.NDArray[np.uint8], start: int) -> list[npt.NDArray[Any]]:
-        """Give the same arrays as `arrays`, remembered: blocks are used over and over."""
+        """Return the arrays of `arrays` from a cache, because blocks are reused."""
         targets = self._targets.get(start)
         if targets is None:
             if len(self._targets) >= _MAX_TARGETS:
@@ -164,16 +164,16 @@ class Plan:
         return targets
 
     def forget_targets(self) -> None:
-        """Let go of the arrays that `targets` remembers."""
+        """Clear the cache of `targets`."""
         self._targets.clear()
 
 
 class Schema:
-    """The kind of batch and the parts of a message.
+    """Kind of batch and parts of a message.
 
     - `kind`: `SAMPLE_BATCH`, `MULTI_AGENT_BATCH` or `NESTED_BATCH`.
-    - `parts`: one part; in a `MultiAgentBatch` one for each policy.
-    - `number`: by which messages refer to it, once the other process knows it.
+    - `parts`: one part; in a `MultiAgentBatch` one per policy.
+    - `number`: number by which messages refer to the schema, once the other process has it.
     - `is_plain`: whether it is a `SampleBatch` of arrays without sequences.
     """
 
@@ -188,7 +188,7 @@ class Schema:
             for column in self.parts[0].columns
         )
         if self.is_plain:
-            # Infos and states alone have rows, but count no steps.
+            # A batch of only infos and states has rows, but no steps.
             self.is_plain = any(names.counts_steps(column.name) for column in self.parts[0].columns)
         self._plans: dict[tuple[Rows, Rows], Plan] = {}
         self._simple_plans: dict[int, Plan] = {}
@@ -205,8 +205,8 @@ class Schema:
     def plan(self, rooms: Rows, rows: Rows) -> Plan:
         """Lay out the columns of a message.
 
-        - `rooms`: rows that there is room for.
-        - `rows`: rows that are in use, from the first on.
+        - `rooms`: number of rows to allocate.
+        - `rows`: number of rows in use, starting with the first.
         """
         plan = self._plans.get((rooms, rows))
         if plan is None:
@@ -242,12 +242,12 @@ class Schema:
         return Plan(parts, at, names, is_plain=self.is_plain and type(rows[0]) is int)
 
     def forget_targets(self) -> None:
-        """Let go of the memory that columns were copied to."""
+        """Release the memory that columns were copied to."""
         for plan in (*self._plans.values(), *self._simple_plans.values()):
             plan.forget_targets()
 
     def describe(self) -> dict[str, Any]:
-        """Describe the schema in values that JSON can hold; `read` is the inverse."""
+        """Describe the schema as values for JSON; `read` is the inverse."""
         return {
             "kind": self.kind,
             "parts": [
@@ -258,9 +258,9 @@ class Schema:
 
     @classmethod
     def read(cls, described: Any) -> Schema:
-        """Build a schema from the description that another process sent.
+        """Create a schema from another process's description.
 
-        Raises FormatError if it is no description that `describe` gives.
+        Raises FormatError if the description is not a result of `describe`.
         """
         try:
             kind = described["kind"]
@@ -284,7 +284,7 @@ class Schema:
 
 
 def _unit(part: Part) -> list[Any]:
-    """Return the end of a part's description: the unit of its actions, if it has one."""
+    """Return the end of a part's description: its action unit, if it has one."""
     unit = part.flags.action_unit
     return [] if unit is None else [unit.describe()]
 
@@ -322,7 +322,7 @@ def _column(plain: Any) -> Fixed | Variable:
 
 
 def _plain_label(label: PolicyID) -> str | int:
-    """Return a policy's id for JSON: NumPy's integers as Python's."""
+    """Return a policy id for JSON; NumPy integers become Python integers."""
     return label if isinstance(label, str) else int(label)
 
 
@@ -364,7 +364,7 @@ def _check_tree(structure: Any, count: int) -> None:
 
 
 def freeze(nested: Mapping[str, Any]) -> str:
-    """Turn the structure of nested columns into JSON, which can be compared; empty if there are none.
+    """Convert the structure of nested columns to JSON, which can be compared; empty without nested columns.
 
     >>> freeze({}), freeze({"obs": {"camera": None}})
     ('', '{"obs": {"camera": null}}')

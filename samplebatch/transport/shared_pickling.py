@@ -1,4 +1,4 @@
-"""Batches through the queues and pipes of `multiprocessing` by way of shared memory."""
+"""Batches in the queues and pipes of `multiprocessing` through shared memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.transport.shared_queue import Address, SharedQueueMemory, Span, receive
 
 WORTHWHILE: Final = 128 << 10
-"""Bytes of columns from which a batch goes through shared memory; smaller ones are as fast in the pickle."""
+"""Size in bytes from which a batch is sent in shared memory; smaller batches are as fast in the pickle."""
 
 KEEP_NBYTES: Final = 256 << 20
-"""Shared memory in bytes that a sending process retains for its next batches by default."""
+"""Default size in bytes of the shared memory that a sending process retains for its next batches."""
 
 LINGER_S: Final = 10.0
 """Seconds for which a child process that has ended its work waits for its batches to be received."""
 
 _AFTER_QUEUES = -10
-"""Priority at exit: queues write what is left in them at -5."""
+"""Priority at exit: queues write their remaining items at -5."""
 
 _CLASSES: Final = (SampleBatch, MultiAgentBatch, Batch)
 
@@ -38,29 +38,28 @@ _lingering_process = 0
 
 
 def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = LINGER_S) -> None:
-    """Let `multiprocessing` carry batches in shared memory.
+    """Send batches in `multiprocessing` queues and pipes through shared memory.
 
-    From here on every `SampleBatch`, `MultiAgentBatch` and `Batch` that this process puts into a
-    `multiprocessing.Queue`, sends through a `Pipe` or returns from a `Pool` or a `ProcessPoolExecutor`, alone or inside
-    of other objects, is copied once, into shared memory, and read there by the process that gets it. Batches of less
-    than 128 KiB stay in the pickle. What arrives is writable and belongs to the receiver; its memory is freed when the
-    last array over it is gone.
+    Afterwards every `SampleBatch`, `MultiAgentBatch` and `Batch` that this process puts into a `multiprocessing.Queue`,
+    sends through a `Pipe` or returns from a `Pool` or a `ProcessPoolExecutor`, alone or inside other objects, is copied
+    once, to shared memory, where the receiving process reads it. Batches of less than 128 KiB remain in the pickle. A
+    received batch is writable and belongs to the receiver; its memory is freed with the last array over it.
 
-    Call it in every process that sends; those that receive need nothing. Calling it again replaces the settings.
+    Call this function in every sending process; receiving processes need no call. A further call replaces the settings.
 
-    Nothing has a name in the file system, so a killed process leaves nothing behind. The sender must run until the
-    receiver has its batch: a child process therefore waits for that when it ends, up to `linger_s`. If it is killed, or
-    leaves by `os._exit`, batches that were not received are lost. With 128 batches in transit, or too little shared
-    memory, batches stay in the pickle.
+    The memory has no name in the file system, so a killed process leaves nothing behind. The sender must run until the
+    receiver has the batch, so a child process waits at its end, up to `linger_s`. If it is killed or calls `os._exit`,
+    batches that were not received are lost. With 128 batches in transit, or too little shared memory, batches remain in
+    the pickle.
 
     Parameters
     ----------
     keep_nbytes
-        Shared memory in bytes that the process retains for reuse: it is warm, so that copying into it takes a fraction
-        of the time. Further memory is freed when its receiver has finished.
+        Bytes of shared memory that the process retains for reuse, because copying to warm memory takes a fraction of
+        the time. Further memory is freed by its receiver.
     linger_s
-        Seconds that a child process waits at its end for its batches to be received. It waits no longer than its
-        parent runs.
+        Maximum seconds for which a child process waits at its end until its batches are received, while its parent
+        runs.
 
     Raises
     ------
@@ -92,9 +91,9 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
 
 
 def disable_shared_pickling() -> None:
-    """Let `multiprocessing` pickle complete batches again, and free the retained memory. Safe to call twice.
+    """Pickle complete batches again, and free the retained memory. Safe to call twice.
 
-    Batches on their way still arrive.
+    Batches in transit still arrive.
     """
     for kind in _CLASSES:
         if _reducers.get(kind) is _reduce:
@@ -134,7 +133,7 @@ def _unpack(head: bytes, buffers: list[bytearray]) -> Any:
 
 
 def _linger_at_exit() -> None:
-    """Let a child process wait at its end; a main process has waited for its children by then."""
+    """Wait at the end of a child process; a main process has already waited for its children."""
     global _lingering_process
     if multiprocessing.parent_process() is not None and _lingering_process != os.getpid():
         _lingering_process = os.getpid()

@@ -1,12 +1,13 @@
-"""SharedQueueMemory: shared memory for messages on their way to processes that nobody knows yet.
+"""SharedQueueMemory: shared memory for messages whose receivers are not known when they are sent.
 
-Every message has its own region, a parcel. A pickle carries its address; the process that unpickles it opens the
-sender's descriptor and maps the region. A few words at its start identify its owner::
+Each message has its own region, a parcel. The pickle contains its address; the process that unpickles it opens the
+sender's descriptor and maps the region. A few words at the start of the region identify its owner::
 
     FREE --send--> SENT --receive--> HELD --last view gone--> FREE
 
-The sender writes the first arrow, the receiver the others, so no lock exists that a dead process could hold. The sender
-looks at the oldest parcels whenever it sends: what is free is used again, warm; what a dead process held is let go.
+The sender writes the first transition, the receiver the others, so there is no lock that a dead process could hold. The
+sender checks the oldest parcels whenever it sends: free parcels are reused, warm; parcels of dead processes are
+released.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from samplebatch.transport.peers import ProcessIdentity, is_alive
 from samplebatch.transport.region import Region, SharedCounters, fence
 
 MAX_PARCELS: Final = 128
-"""Regions that a process has at once: each is a descriptor."""
+"""Maximum number of regions of a process; each needs a descriptor."""
 
 _FREE, _SENT, _HELD = range(3)
 _TOKEN, _GENERATION, _STATE, _RECEIVER, _RECEIVER_STARTED, _WORDS = range(6)
@@ -40,21 +41,21 @@ _HEAD_NBYTES = ALIGNMENT
 _PAGE = os.sysconf("SC_PAGESIZE")
 _LOOKED_AT = 8
 _LOOK_S = 0.2
-"""Seconds after which to look whether the process that holds a parcel still runs."""
+"""Seconds between two checks whether the process that holds a parcel still runs."""
 _HAS_PATHS = os.path.isdir("/proc/self/fd")
 
 Span = tuple[int, int]
-"""Start of a buffer in its parcel, and its number of bytes."""
+"""Offset and size in bytes of a buffer in its parcel."""
 
 
 class Address(NamedTuple):
-    """Where a receiver finds a parcel.
+    """Address of a parcel.
 
     - `way`: path of the sender's descriptor, or a duplicate that `multiprocessing` provides.
-    - `token`: random number at the region's start: detects another file with the descriptor's number.
-    - `generation`: which of the messages that the region has carried.
-    - `nbytes`: size of the region.
-    - `kept`: whether the sender uses the region again. If not, the receiver gives its pages back when it is done.
+    - `token`: random number at the start of the region: detects another file with the same descriptor number.
+    - `generation`: number of the message in this region.
+    - `nbytes`: size of the region in bytes.
+    - `kept`: whether the sender reuses the region. Otherwise the receiver releases its pages.
     """
 
     way: Any
@@ -65,19 +66,19 @@ class Address(NamedTuple):
 
 
 class _Parcel:
-    """A region of the memory, on the sender's side."""
+    """Region of the memory, in the sending process."""
 
     def __init__(self, nbytes: int, *, kept: bool) -> None:
         self.region = Region.create(nbytes)
         self.nbytes = nbytes
         self.kept = kept
         self.words = SharedCounters(self.region.array, _WORDS)
-        # Kept here as well: receivers may write to the words.
+        # A private copy, because receivers may write to the words.
         self._token, self._generation = secrets.randbits(63), 0  # messages carry signed numbers
         self._next_look_s = 0.0
 
     def seal(self, *, by_path: bool) -> Address:
-        """Mark it as sent."""
+        """Mark the parcel as sent."""
         words = self.words
         self._generation += 1
         words[_TOKEN], words[_GENERATION] = self._token, self._generation
@@ -98,9 +99,9 @@ class _Parcel:
 
 
 class SharedQueueMemory:
-    """The regions through which a process sends batches in queues that others built, for shared pickling.
+    """Shared memory of a process for batches in `multiprocessing` queues and pipes.
 
-    - `keep_nbytes`: memory in bytes that may be retained, warm, for further messages; `keep` changes it.
+    - `keep_nbytes`: maximum bytes retained, warm, for further messages; `keep` changes it.
     - `by_path`: whether receivers can open the sender's descriptors by their paths.
 
     >>> memory = SharedQueueMemory(keep_nbytes=1 << 20)
@@ -117,15 +118,15 @@ class SharedQueueMemory:
         self._sent: deque[_Parcel] = deque()
         self._kept: list[_Parcel] = []
         self._filling: set[int] = set()
-        """The threads that are filling a parcel. Where a signal ends one, it is in the set until it sends again."""
+        """Threads that are filling a parcel; an interrupted thread remains in the set until it sends again."""
 
     def send(self, buffers: Sequence[Any]) -> tuple[Address, list[Span]] | None:
         """Copy buffers into a parcel.
 
         Returns
         -------
-        None if too many parcels are in transit or no memory is free; otherwise the parcel's address, and the span of
-        each buffer in it.
+        None if too many parcels are in transit or memory is exhausted; otherwise the address of the parcel and the span
+        of each buffer.
         """
         arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         spans, end = [], _HEAD_NBYTES
@@ -140,21 +141,21 @@ class SharedQueueMemory:
         return None if address is None else (address, spans)
 
     def write(self, nbytes: int, write: Callable[[npt.NDArray[np.uint8]], object]) -> tuple[Address, Span] | None:
-        """Let a function write a parcel's only buffer.
+        """Send a parcel with one buffer, which a function writes.
 
         - `nbytes`: the size of the buffer.
         - `write`: called with the memory, shape (nbytes,). If it raises, the parcel is not sent.
 
         Returns
         -------
-        As `send` does.
+        As `send`.
         """
         span = _HEAD_NBYTES, nbytes
         address = self._fill(sum(span), lambda memory: write(memory[_HEAD_NBYTES : _HEAD_NBYTES + nbytes]))
         return None if address is None else (address, span)
 
     def _fill(self, nbytes: int, write: Callable[[npt.NDArray[np.uint8]], object]) -> Address | None:
-        """Find a parcel, let a function write to its memory, and mark it as sent."""
+        """Allocate a parcel, call a function that writes to its memory, and mark it as sent."""
         with self._lock:
             provide_parcel = self._find(nbytes)
             if provide_parcel is None:
@@ -174,7 +175,7 @@ class SharedQueueMemory:
         return address
 
     def keep(self, nbytes: int) -> None:
-        """Set how much memory may be kept for reuse, and free the rest."""
+        """Set the maximum bytes retained for reuse, and free the excess."""
         with self._lock:
             self.keep_nbytes = nbytes
             self._take_back(MAX_PARCELS)
@@ -182,31 +183,31 @@ class SharedQueueMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all regions, on their way and kept."""
+        """Size of all regions in bytes, in transit and retained."""
         with self._lock:
             return sum(parcel.nbytes for parcel in (*self._sent, *self._kept))
 
     @property
     def lent_nbytes(self) -> int:
-        """Bytes of the regions that are on their way, or with receivers that run."""
+        """Size of the regions in transit or held by running receivers, in bytes."""
         with self._lock:
             self._take_back(MAX_PARCELS)
             return sum(parcel.nbytes for parcel in self._sent)
 
     @property
     def unreceived(self) -> int:
-        """Number of messages that nobody has received yet."""
+        """Number of messages that have not been received."""
         with self._lock:
             return sum(parcel.words[_STATE] == _SENT for parcel in self._sent)
 
     def wait_until_received(self, timeout_s: float, *, while_true: Callable[[], bool] = lambda: True) -> None:
-        """Wait until every message has been received, the time is over or a condition is not true any more."""
+        """Wait until every message has been received, the timeout elapses or a condition becomes false."""
         deadline = time.monotonic() + timeout_s
         while self.unreceived and time.monotonic() < deadline and while_true():
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Free all regions: received messages live on with their receivers, others are lost."""
+        """Free all regions: received messages stay valid in their receivers, others are lost."""
         with self._lock:
             parcels = [*self._sent, *self._kept]
             self._sent.clear()
@@ -215,7 +216,7 @@ class SharedQueueMemory:
             parcel.region.close()
 
     def _find(self, nbytes: int) -> Callable[[], _Parcel] | None:
-        """Return a function that provides a parcel, reused or new; None if too many are in use."""
+        """Return a function that provides a reused or new parcel; None if too many are in use."""
         self._take_back(_LOOKED_AT)
         size = _round_up(nbytes)
         fitting = [parcel for parcel in self._kept if size <= parcel.nbytes <= 2 * size]
@@ -231,7 +232,7 @@ class SharedQueueMemory:
         return partial(_make_parcel, size, nbytes, kept=room >= size)
 
     def _make_room(self, nbytes: int) -> int:
-        """Free the least recently used regions until `nbytes` more may be retained, and return the bytes that may."""
+        """Free least recently used regions to retain `nbytes` more; return how many bytes may be retained."""
         room = self.keep_nbytes - sum(parcel.nbytes for parcel in (*self._sent, *self._kept) if parcel.kept)
         while self._kept and (room < nbytes or len(self._sent) + len(self._kept) + len(self._filling) >= MAX_PARCELS):
             oldest = self._kept.pop(0)
@@ -248,7 +249,7 @@ class SharedQueueMemory:
                 del self._sent[0]
                 self._kept.append(parcel)
             elif parcel.words[_STATE] == _FREE or parcel.is_abandoned():
-                # What a dead process had is never written to again: children that it forked may still read it.
+                # Memory of a dead process is not reused: its forked children may still read it.
                 del self._sent[0]
                 parcel.region.close()
             else:
@@ -262,7 +263,7 @@ def _make_parcel(nbytes: int, used_nbytes: int, *, kept: bool) -> _Parcel:
 
 
 class _Hold:
-    """A parcel on the receiver's side, which is given back when the last array over it is gone."""
+    """Parcel in the receiving process, returned with the last array over it."""
 
     def __init__(self, region: Region, address: Address) -> None:
         words = SharedCounters(region.array, _WORDS)
@@ -275,7 +276,7 @@ class _Hold:
         self.__array_interface__ = region.array.__array_interface__
 
     def __del__(self) -> None:
-        # A forked child has a copy of this, and does not hold the parcel. When a process ends, the sender sees it.
+        # A forked child has a copy of this object, but does not hold the parcel. The sender detects the process's end.
         if getattr(self, "_process", None) != os.getpid() or sys.is_finalizing():
             return
         if not self._kept:
@@ -296,7 +297,7 @@ def _own_identity() -> ProcessIdentity:
 
 
 def receive(address: Address, spans: Sequence[Span]) -> list[npt.NDArray[np.uint8]]:
-    """Map a parcel, and view every buffer in it. The parcel is the receiver's until the last view is gone.
+    """Map a parcel, and view its buffers. The receiver holds the parcel until the last view is deleted.
 
     Raises PeerDiedError if the sender has ended. Raises FormatError if the message was received before, or the parcel
     does not match the address. Raises OSError if this process may not open the sender's descriptors.

@@ -1,10 +1,10 @@
-"""Wire: the messages of a channel's pipe, 64 bytes each, and the metadata that a message may have in its block.
+"""Wire: messages of a channel's pipe, 64 bytes each, and the metadata that a message may have in its block.
 
 A message is written by one call and is shorter than the system's atomic write, so it arrives completely or not at
-all: its arrival is the commit mark of everything that it refers to.
+all: its arrival commits everything that it refers to.
 
 The metadata is JSON: the numbers of rows if they differ, flags, the headers of variable columns, whose buffers follow
-it, and a schema that is new to the consumer. Most messages have none.
+the metadata, and a schema that is new to the consumer. Most messages have no metadata.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ FAILURE: Final = 2
 END: Final = 3
 HELLO: Final = 4
 STARVED: Final = 5
-"""The producer has waited for a block for a while: the consumer may have batches that are garbage."""
+"""The producer is waiting for a block: the consumer should collect garbage, which may hold batches."""
 
 MESSAGE_NBYTES: Final = 64
 
 DEFINES: Final = 1
-"""Bit of the flags: the metadata defines the schema under its number."""
+"""Flag: the metadata defines the schema of this number."""
 
 MAGIC: Final = b"SBMS"
 VERSION: Final = 1
 CHECKED_NBYTES: Final = 60
-"""Bytes of a message that its checksum is of; the checksum follows."""
+"""Number of bytes that the checksum covers; the checksum follows."""
 
 pack_body = Struct("<4sBBHIQQQQIIQ").pack
 pack_sum = Struct("<I").pack
@@ -47,12 +47,12 @@ unpack_fields = Struct("<4sBBHIQQQQIIQI").unpack
 
 
 class Message(NamedTuple):
-    """One message.
+    """Message of a channel.
 
     - `kind`: `BATCH`, `FAILURE`, `END`, `HELLO` or `STARVED`.
     - `flags`: `DEFINES` or nothing.
     - `schema`: number of the schema.
-    - `ident`: number of the message, by which its blocks are given back; each is greater than the one before.
+    - `ident`: increasing number of the message, by which its blocks are returned.
     - `start`, `nbytes`: start of the block, relative to the arena, and its size.
     - `metadata_start`, `metadata_nbytes`, `metadata_sum`: start of the metadata, its size, 0 if there is none, and its
       checksum.
@@ -95,7 +95,7 @@ def pack(
 
 
 def unpack(raw: bytes | bytearray) -> Message:
-    """Unpack a message; raises FormatError if the bytes are no message, or damaged."""
+    """Unpack a message; raises FormatError if the bytes are not a message, or are damaged."""
     if len(raw) != MESSAGE_NBYTES:
         raise FormatError(f"a message must have {MESSAGE_NBYTES} bytes, got {len(raw)}")
     magic, version, *fields, checksum = unpack_fields(raw)
@@ -119,7 +119,7 @@ ROOMS: Final = "m"
 VALUE: Final = "value"
 COLUMN: Final = "column"
 OBJECTS: Final = "objects"
-"""Kinds of the variable leaves of a nested batch: a plain value, a column, an object or an array of objects."""
+"""Kinds of variable leaves of a nested batch: plain value, column, object or array of objects."""
 
 PLAIN: Final = frozenset((type(None), str, bool, int, float))
 """Types of values that metadata contain unchanged."""
@@ -146,7 +146,7 @@ def size_of(metadata: bytes, buffers: list[npt.NDArray[np.uint8]]) -> int:
 
 
 def put(memory: npt.NDArray[np.uint8], start: int, metadata: bytes, buffers: list[npt.NDArray[np.uint8]]) -> None:
-    """Copy metadata to their place, and the buffers of variable columns behind them."""
+    """Copy metadata to their offset, followed by the buffers of variable columns."""
     memory[start : start + len(metadata)] = np.frombuffer(metadata, np.uint8)
     at = start + align(len(metadata))
     for buffer in buffers:
@@ -160,7 +160,7 @@ def pack_metadata(metadata: dict[str, Any]) -> bytes:
 
 
 def unpack_metadata(raw: bytes, checksum: int) -> dict[str, Any]:
-    """Read metadata; raises FormatError if its bytes have another checksum, or are no JSON."""
+    """Read metadata; raises FormatError if the checksum differs, or the bytes are not JSON."""
     if crc32(raw) != checksum:
         raise FormatError("a message's metadata must match its checksum; it is damaged")
     try:
@@ -173,12 +173,12 @@ def unpack_metadata(raw: bytes, checksum: int) -> dict[str, Any]:
 
 
 _units = Recent[str, ActionUnit](limit=16)
-"""Units that messages had last, by their text."""
+"""Cache of action units by text."""
 _PLAIN_FLAGS = [None, False, None, None, False]
 
 
 def plain_flags(flags: Flags) -> list[Any]:
-    """Turn flags into values that JSON can hold."""
+    """Convert flags to values for JSON."""
     time_major, zero_padded, max_seq_len, updates, is_training, unit = astuple(flags)
     plain = [
         None if time_major is None else bool(time_major),
@@ -206,7 +206,7 @@ def flags_of(plain: Any) -> Flags:
 
 
 def count_of(value: Any) -> int:
-    """Validate a count from another process; raises FormatError if it is none."""
+    """Validate a count from another process; raises FormatError if it is not an integer from 0."""
     if type(value) is not int or value < 0:
         raise FormatError("a message's counts must be integers from 0")
     return value
@@ -215,7 +215,7 @@ def count_of(value: Any) -> int:
 def read_rows(plain: Any) -> Rows:
     """Validate the numbers of rows of the parts of a schema from another process.
 
-    Raises FormatError if they are no list of counts, and of lists of counts.
+    Raises FormatError if the value is not a list of counts and lists of counts.
     """
     if not isinstance(plain, list):
         raise FormatError(f"a message's rows must be a list of counts, got a {type(plain).__name__}")

@@ -574,7 +574,7 @@ def test_a_publisher_that_was_given_away_in_vain_is_its_makers_again() -> None:
 def test_times_that_make_no_sense(ends, timeout_s) -> None:
     _, subscription = ends
     for wait in (subscription.latest, lambda timeout_s: subscription.wait_for(1, timeout_s)):
-        with pytest.raises(ValueError, match="timeout_s must be None or a number of seconds from 0 on"):
+        with pytest.raises(ValueError, match="timeout_s must be None or a number of seconds from 0"):
             wait(timeout_s)
 
 

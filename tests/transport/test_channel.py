@@ -777,7 +777,7 @@ def test_times_that_make_no_sense(ends: tuple[Producer, Consumer], timeout_s: fl
         lambda: consumer.poll(timeout_s),
         lambda: consumer.lease(timeout_s).__enter__(),
     ):
-        with pytest.raises(ValueError, match="timeout_s must be None or a number of seconds from 0 on"):
+        with pytest.raises(ValueError, match="timeout_s must be None or a number of seconds from 0"):
             use()
     block.cancel()
 

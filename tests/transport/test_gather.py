@@ -232,5 +232,5 @@ def test_a_consumer_that_is_closed_meanwhile_is_left_out() -> None:
 
 @pytest.mark.parametrize("timeout_s", [-1, float("nan")])
 def test_times_that_make_no_sense(timeout_s: float) -> None:
-    with pytest.raises(ValueError, match="timeout_s must be None or a number of seconds from 0 on"):
+    with pytest.raises(ValueError, match="timeout_s must be None or a number of seconds from 0"):
         gather([]).recv(timeout_s)

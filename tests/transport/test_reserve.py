@@ -175,7 +175,7 @@ class TestMistakes:
     def test_rows(self, ends: tuple[Producer, Consumer]) -> None:
         producer, consumer = ends
         for rows in (-1, {"a": 3}, 2.5, True):
-            with pytest.raises(RowIndexError, match="rows must be a whole number from 0 on"):
+            with pytest.raises(RowIndexError, match="rows must be a whole number from 0"):
                 producer.reserve(COLUMNS, rows)
         with producer.reserve(COLUMNS, 3) as block:
             for rows in (4, -1):
