@@ -100,7 +100,10 @@ LOADED_INSIDE = {
     ("samplebatch.cli.application", "application.inspect_command"): {"samplebatch.cli.collecting"},
     ("samplebatch.cli.application", "application.serve_command"): {"samplebatch.cli.serving"},
     ("samplebatch.cli.application", "application.top_command"): {"samplebatch.cli.serving"},
-    ("samplebatch.cli.application", "application.train_command"): {"samplebatch.cli.training"},
+    ("samplebatch.cli.application", "application.train_command"): {
+        "samplebatch.cli.training",
+        "samplebatch.cli.experiments",
+    },
     ("samplebatch.cli.application", "application.verify_command"): {"samplebatch.cli.collecting"},
     ("samplebatch.service.connection", "new_link"): {"samplebatch.service.link"},
     ("samplebatch.service.server", "_listen"): {"samplebatch.service.flight_server"},
@@ -122,9 +125,9 @@ ONE_IMPORTER = {
     },
     "is loaded on demand, as it loads an optional library or much of the package": {
         "samplebatch.cli.collecting",
+        "samplebatch.cli.experiments",
         "samplebatch.cli.recipes",
         "samplebatch.cli.serving",
-        "samplebatch.cli.training",
         "samplebatch.service.flight_server",
     },
     "is a file format of its own": {

@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks.training.tasks import TASKS, Act, Curve, Task, play
 
-CONTESTANTS = {"ours": "ours", "tianshou": "Tianshou", "sb3": "Stable-Baselines3"}
+CONTESTANTS = {"ours": "ours", "tianshou": "Tianshou", "sb3": "Stable-Baselines3", "cleanrl": "CleanRL's loop"}
 LAST = 20
 """Training episodes at the end of a run whose returns are averaged."""
 

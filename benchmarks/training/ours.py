@@ -22,6 +22,7 @@ from samplebatch import (
     load,
 )
 from samplebatch.learn import (
+    A2C,
     C51,
     CQL,
     DDPG,
@@ -49,6 +50,7 @@ from samplebatch.learn import (
     ImitationPolicy,
     JointCritic,
     LinearSchedule,
+    LRSchedulerFactoryLinear,
     Net,
     NoisyLinear,
     OfflineTrainerParams,
@@ -60,6 +62,7 @@ from samplebatch.learn import (
     SACPolicy,
     ValueCritic,
 )
+from samplebatch.learn.networks import initialize_orthogonally
 from samplebatch.rollout import Collector
 
 Run = Callable[[], Act]
@@ -261,42 +264,76 @@ def _on_policy_params(task: Task, collector: Any) -> OnPolicyTrainerParams:
     )  # fmt: skip
 
 
-def _on_policy(task: Task, curve: Curve, seed: int, actor_body: Any, critic_body: Any) -> Run:
-    env, options = task.make(), task.options
-    policy = DiscreteActorPolicy(
-        actor=DiscreteActor.for_space(actor_body, env.action_space), action_space=env.action_space,
-        observation_space=env.observation_space, deterministic_eval=True,
-    )  # fmt: skip
-    algorithm = PPO(
-        policy=policy, critic=ValueCritic(critic_body), optim=AdamOptimizerFactory(task.lr), eps_clip=options["clip"],
-        ent_coef=options["entropy"], gamma=task.gamma, gae_lambda=options["lambda"], max_grad_norm=options["norm"],
-    )  # fmt: skip
-    step = task.envs * options["n_steps"]
+def _on_policy(task: Task, curve: Curve, seed: int, algorithm: Any) -> Run:
+    step = task.envs * task.options["n_steps"]
     collector = Collector(
-        policy, _factories(task, curve), buffer=VectorReplayBuffer(step, task.envs), seed=seed, infos=False
+        algorithm.policy, _factories(task, curve), buffer=VectorReplayBuffer(step, task.envs), seed=seed, infos=False
     )
     params = _on_policy_params(task, collector)
 
     def run() -> Act:
         algorithm.run_training(params)
         collector.close()
-        return _acting(policy)
+        return _acting(algorithm.policy)
 
     return run
 
 
+def _discrete_policy(task: Task, body: Any) -> DiscreteActorPolicy:
+    env = task.make()
+    return DiscreteActorPolicy(
+        actor=DiscreteActor.for_space(body, env.action_space), action_space=env.action_space,
+        observation_space=env.observation_space, deterministic_eval=True,
+    )  # fmt: skip
+
+
+def _actor_critic(task: Task, kind: Any, actor_body: Any, critic_body: Any, **arguments: Any) -> Any:
+    options = task.options
+    return kind(
+        policy=_discrete_policy(task, actor_body), critic=ValueCritic(critic_body), optim=AdamOptimizerFactory(task.lr),
+        ent_coef=options["entropy"], gamma=task.gamma, gae_lambda=options["lambda"], max_grad_norm=options["norm"],
+        **arguments,
+    )  # fmt: skip
+
+
+def _tanh_body(task: Task) -> Any:
+    return Net.for_space(task.make().observation_space, task.hidden, nn.Tanh)
+
+
 def ppo(task: Task, curve: Curve, seed: int) -> Run:
-    space = task.make().observation_space
-    return _on_policy(
-        task, curve, seed, Net.for_space(space, task.hidden, nn.Tanh), Net.for_space(space, task.hidden, nn.Tanh)
-    )
+    bodies = _tanh_body(task), _tanh_body(task)
+    return _on_policy(task, curve, seed, _actor_critic(task, PPO, *bodies, eps_clip=task.options["clip"]))
+
+
+def a2c(task: Task, curve: Curve, seed: int) -> Run:
+    return _on_policy(task, curve, seed, _actor_critic(task, A2C, _tanh_body(task), _tanh_body(task)))
+
+
+def cheetah(task: Task, curve: Curve, seed: int) -> Run:
+    """Learn with PPO as `benchmarks.training.cleanrl` does, with our normalization."""
+    env, options = task.make(), task.options
+    actor = ContinuousActorProbabilistic.for_space(_tanh_body(task), env.action_space)
+    critic = ValueCritic(_tanh_body(task))
+    initialize_orthogonally(actor, head_gain=0.01)
+    initialize_orthogonally(critic, head_gain=1.0)
+    policy = ProbabilisticActorPolicy(
+        actor=actor, action_space=env.action_space, observation_space=env.observation_space, deterministic_eval=True
+    ).normalize_observations()
+    schedule = LRSchedulerFactoryLinear(1, task.steps, options["n_steps"])
+    algorithm = PPO(
+        policy=policy, critic=critic, optim=AdamOptimizerFactory(task.lr, eps=1e-5).with_lr_scheduler_factory(schedule),
+        eps_clip=options["clip"], value_clip=True, vf_coef=0.25, ent_coef=options["entropy"], gamma=task.gamma,
+        gae_lambda=options["lambda"], max_grad_norm=options["norm"], normalize_rewards=True,
+    )  # fmt: skip
+    return _on_policy(task, curve, seed, algorithm)
 
 
 def recurrent(task: Task, curve: Curve, seed: int) -> Run:
     space = task.make().observation_space
     body = RecurrentBody(space, task.options["state"], "lstm")
     # A body of its own, as the critic's large errors would drown the actor's gradients in a shared one.
-    return _on_policy(task, curve, seed, body, Net.for_space(space, task.hidden))
+    bodies = body, Net.for_space(space, task.hidden)
+    return _on_policy(task, curve, seed, _actor_critic(task, PPO, *bodies, eps_clip=task.options["clip"]))
 
 
 def mappo(task: Task, curve: Curve, seed: int) -> Run:
@@ -371,6 +408,7 @@ def iql(task: Task, curve: Curve, seed: int) -> Run:
 
 
 RUNS = {
-    "ppo": ppo, "recurrent": recurrent, "mappo": mappo, "dqn": dqn, "her": her, "sac": sac, "td3": td3, "bc": bc,
-    "cql": cql, "iql": iql, "ddpg": ddpg, "c51": c51, "qrdqn": qrdqn, "rainbow": rainbow, "dsac": dsac,
+    "ppo": ppo, "a2c": a2c, "cheetah": cheetah, "recurrent": recurrent, "mappo": mappo, "dqn": dqn, "her": her,
+    "sac": sac, "td3": td3, "bc": bc, "cql": cql, "iql": iql, "ddpg": ddpg, "c51": c51, "qrdqn": qrdqn,
+    "rainbow": rainbow, "dsac": dsac,
 }  # fmt: skip

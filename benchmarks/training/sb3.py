@@ -83,6 +83,18 @@ def ppo(task: Task, curve: Curve, seed: int) -> Run:
     return _on_policy(PPO, "MlpPolicy", task, _vector(task, curve), seed)
 
 
+def a2c(task: Task, curve: Curve, seed: int) -> Run:
+    from stable_baselines3 import A2C
+
+    options = task.options
+    model = A2C(
+        "MlpPolicy", _vector(task, curve), task.lr, options["n_steps"], task.gamma, options["lambda"],
+        options["entropy"], max_grad_norm=options["norm"], use_rms_prop=False, seed=seed, device="cpu",
+        policy_kwargs={"net_arch": [*task.hidden], "activation_fn": torch.nn.Tanh},
+    )  # fmt: skip
+    return _learning(model, task)
+
+
 def recurrent(task: Task, curve: Curve, seed: int) -> Run:
     from sb3_contrib import RecurrentPPO
 
@@ -161,5 +173,6 @@ def ddpg(task: Task, curve: Curve, seed: int) -> Run:
 
 
 RUNS = {
-    "ppo": ppo, "mappo": mappo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "recurrent": recurrent, "ddpg": ddpg,
+    "ppo": ppo, "a2c": a2c, "mappo": mappo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "recurrent": recurrent,
+    "ddpg": ddpg,
 }  # fmt: skip

@@ -145,6 +145,10 @@ def _masked() -> Any:
     return Masked(_cartpole())
 
 
+def _half_cheetah() -> Any:
+    return gymnasium.make("HalfCheetah-v4")
+
+
 def _spread() -> Any:
     from mpe2 import simple_spread_v3
 
@@ -154,11 +158,15 @@ def _spread() -> Any:
 _DISCRETE = {"size": 20_000, "start": 1000, "batch": 64, "every": 8, "updates": 4, "n_step": 3, "target": 250}
 _ATOMS = _DISCRETE | {"atoms": 51, "v_min": 0.0, "v_max": 100.0, "epsilon": 0.05, "fraction": 0.25}
 _PPO = {"n_steps": 128, "epochs": 10, "batch": 256, "lambda": 0.95, "clip": 0.2, "entropy": 0.0, "norm": 0.5}
+_A2C = {"n_steps": 16, "epochs": 1, "batch": None, "lambda": 0.95, "entropy": 0.01, "norm": 0.5}
 
 TASKS = {
     task.name: task
     for task in (
         Task("ppo", _cartpole, 50_176, 8, (64, 64), 1e-3, 0.98, _PPO | {"n_steps": 32, "lambda": 0.8, "epochs": 20}),
+        Task("a2c", _cartpole, 100_352, 8, (64, 64), 1e-3, 0.99, _A2C),
+        # Hyperparameters of CleanRL's ppo_continuous_action; observations and rewards are normalized.
+        Task("cheetah", _half_cheetah, 1_003_520, 1, (64, 64), 3e-4, 0.99, _PPO | {"n_steps": 2048, "batch": 64}),
         Task(
             "dqn", _cartpole, 50_000, 1, (256, 256), 2.3e-3, 0.99,
             {"size": 100_000, "start": 1000, "batch": 64, "every": 256, "updates": 128, "target": 128, "epsilon": 0.04,

@@ -71,34 +71,50 @@ def _team_vector(task: Task, curve: Curve, seed: int) -> Any:
 
 
 def ppo(task: Task, curve: Curve, seed: int) -> Run:
-    return _on_policy(task, _vector(task, curve, seed), _rows)
+    envs = _vector(task, curve, seed)
+    return _on_policy(task, _ppo(task, envs), envs, _rows)
+
+
+def a2c(task: Task, curve: Curve, seed: int) -> Run:
+    from tianshou.algorithm.modelfree.a2c import A2C
+
+    envs = _vector(task, curve, seed)
+    return _on_policy(task, A2C(**_actor_critic(task, envs)), envs, _rows)
 
 
 def mappo(task: Task, curve: Curve, seed: int) -> Run:
     """Learn with PPO, one policy for all agents."""
     envs, count = _team_vector(task, curve, seed), task.agents
     options = task.options | {"batch": task.options["batch"] * count}
-    return _on_policy(
-        replace(task, envs=task.envs * count, steps=task.steps * count, options=options),
-        envs,
-        lambda obs: obs,
-        slice(None),
-    )
+    for_all = replace(task, envs=task.envs * count, steps=task.steps * count, options=options)
+    return _on_policy(for_all, _ppo(task, envs), envs, lambda obs: obs, slice(None))
 
 
-def _on_policy(task: Task, envs: Any, wrap: Any, row: Any = 0) -> Run:
+def _actor_critic(task: Task, envs: Any) -> dict[str, Any]:
+    options, activation = task.options, {"activation": torch.nn.Tanh}
+    return {
+        "policy": discrete_actor(envs, task.hidden, **activation),
+        "critic": state_values(envs, task.hidden, **activation),
+        "optim": optimizer(task.lr),
+        "ent_coef": options["entropy"],
+        "gamma": task.gamma,
+        "max_grad_norm": options["norm"],
+        "gae_lambda": options["lambda"],
+    }
+
+
+def _ppo(task: Task, envs: Any) -> Any:
     from tianshou.algorithm.modelfree.ppo import PPO
+
+    return PPO(eps_clip=task.options["clip"], **_actor_critic(task, envs))
+
+
+def _on_policy(task: Task, algorithm: Any, envs: Any, wrap: Any, row: Any = 0) -> Run:
     from tianshou.data import Collector, VectorReplayBuffer
     from tianshou.trainer import OnPolicyTrainerParams
 
     options = task.options
     step = task.envs * options["n_steps"]
-    activation = {"activation": torch.nn.Tanh}
-    algorithm = PPO(
-        policy=discrete_actor(envs, task.hidden, **activation), critic=state_values(envs, task.hidden, **activation),
-        optim=optimizer(task.lr), eps_clip=options["clip"], ent_coef=options["entropy"], gamma=task.gamma,
-        max_grad_norm=options["norm"], gae_lambda=options["lambda"],
-    )  # fmt: skip
     collector = Collector(algorithm, envs, VectorReplayBuffer(step, task.envs))
     params = OnPolicyTrainerParams(
         training_collector=collector, max_epochs=1, epoch_num_steps=task.steps, collection_step_num_env_steps=step,
@@ -361,7 +377,7 @@ def cql(task: Task, curve: Curve, seed: int) -> Run:
 
 
 RUNS = {
-    "ppo": ppo, "mappo": mappo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "bc": bc, "cql": cql, "ddpg": ddpg,
-    "c51": c51, "qrdqn": qrdqn, "rainbow": rainbow, "dsac": dsac,
+    "ppo": ppo, "a2c": a2c, "mappo": mappo, "dqn": dqn, "sac": sac, "td3": td3, "her": her, "bc": bc, "cql": cql,
+    "ddpg": ddpg, "c51": c51, "qrdqn": qrdqn, "rainbow": rainbow, "dsac": dsac,
 }  # fmt: skip
 """Its recurrent policies learn from stacked observations only, and not with PPO."""

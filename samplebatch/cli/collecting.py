@@ -119,7 +119,10 @@ def destination(path: Path) -> Destination:
 
 def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
     """Read a file or folder of any format as a batch, buffers in time order; raises as `load`."""
-    loaded: Any = saving.load(path, allow_pickle=allow_pickle, verify=True)
+    return _as_rows(saving.load(path, allow_pickle=allow_pickle, verify=True))
+
+
+def _as_rows(loaded: Any) -> AnyBatch:
     if isinstance(loaded, ReplayBuffer):
         with loaded as buffer:
             loaded = buffer.sample(0).batch if len(buffer) else Batch()
@@ -127,6 +130,36 @@ def read_any(path: Path, *, allow_pickle: bool = False) -> AnyBatch:
         loaded = loaded.sample(0).batch
     batch: AnyBatch = loaded.as_sample_batch(convention="rllib") if isinstance(loaded, Batch) else loaded
     return batch
+
+
+_FILES = {".arrow": "Arrow file", ".parquet": "Parquet file", ".hdf5": "HDF5 file", ".h5": "HDF5 file"}
+_MAX_NAMED = 5
+"""Maximum number of policies that are named in a title."""
+
+
+def title_of(path: Path, loaded: Any, batch: AnyBatch) -> str:
+    """Describe what a file or folder is, for the title of its page.
+
+    Examples
+    --------
+    >>> steps = SampleBatch(rewards=[1.0, 2.0])
+    >>> title_of(Path("cart.parquet"), steps, steps)
+    'cart.parquet: Parquet file, 2 steps of one policy'
+    """
+    name = path.name or path.resolve().name
+    if is_log(batch):
+        return f"{name}: training log, {len(set(batch['name'].tolist()))} figures"
+    if isinstance(loaded, ReplayBuffer | MultiAgentReplayBuffer):
+        kind = "replay buffer"
+    else:
+        kind = "dataset" if path.is_dir() else _FILES.get(path.suffix.lower(), "file")
+    content = f"{batch.env_steps()} steps of one policy"
+    if isinstance(batch, MultiAgentBatch):
+        policies = [str(policy) for policy in batch.policy_batches]
+        shown = ", ".join(policies[:_MAX_NAMED]) + (", ..." if len(policies) > _MAX_NAMED else "")
+        noun = "policy" if len(policies) == 1 else "policies"
+        content = f"{batch.env_steps()} steps of the {noun} {shown}"
+    return f"{name}: {kind}, {content}"
 
 
 _SHOWN_POLICIES = 3
@@ -290,7 +323,8 @@ def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, a
     """
     if plot is not None:
         check_picture(plot)
-    batch = read_any(file / LOG if (file / LOG).is_dir() else file, allow_pickle=allow_pickle)
+    loaded: Any = saving.load(file / LOG if (file / LOG).is_dir() else file, allow_pickle=allow_pickle, verify=True)
+    batch = _as_rows(loaded)
     if is_log(batch):
         show_curves(batch)
     else:
@@ -303,7 +337,7 @@ def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, a
             draw_episodes(batch, plot)
         say(f"Drew {plot}")
     if html is not None:
-        write_html_report(batch, html, title=file.name)
+        write_html_report(batch, html, title=title_of(file, loaded, batch))
         say(f"Wrote {html}")
     return 0
 

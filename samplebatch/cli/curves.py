@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from samplebatch.loggers.training_log import LearningCurve, learning_curves, new
 from samplebatch.names import for_matplotlib, for_rich, for_terminal
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LOG = "log"
@@ -29,8 +31,14 @@ _NUMBER_WIDTH = 9
 _MAX_PANELS = 8
 _MEAN, _STD = "returns_stat/mean", "returns_stat/std"
 _RETURNS = (f"test/{_MEAN}", f"training/{_MEAN}")
-_FACTS = ("info/", "update/smoothed_loss/", "update/train_time", "training/collect_", "test/collect_")
+_MAX_POLICIES = 10
+"""Maximum number of policies with their own curves of returns: the number of colours."""
+FACTS = ("info/", "update/smoothed_loss/", "update/train_time", "training/collect_", "test/collect_")
 """Prefixes of figures that do not measure learning."""
+_OF_POLICY = re.compile(r"(test|training)/policies/(.+)/returns_stat/mean|update/by_policy/(.+?)/(.+)")
+"""Names of figures of one of several policies."""
+_SUMMARY = ("std", "min", "max", "low", "high")
+"""Last parts of names of figures that accompany a mean."""
 
 Curves = Mapping[str, LearningCurve]
 
@@ -105,7 +113,7 @@ def draw_text(name: str, curve: LearningCurve, width: int = _WIDTH, height: int 
 
 
 def draw_curves(log: SampleBatch, path: str | os.PathLike[str]) -> None:
-    """Plot the learning curves of a log: returns of tests and training, then figures of updates."""
+    """Plot the learning curves of a log: returns of tests and training, then figures of updates, of all policies."""
     _figure(learning_curves(newest_figures(log))).savefig(path)
 
 
@@ -128,33 +136,75 @@ def _figure(curves: Curves) -> Figure:
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
 
-    others = [name for name in curves if name.startswith("update/") and not name.startswith(_FACTS)]
-    panels = others[: _MAX_PANELS - 1]
+    panels = dict(list(_panels(curves).items())[: _MAX_PANELS - 1])
     figure = Figure(figsize=(10, 3.4 + 1.8 * ((len(panels) + 1) // 2)), layout="constrained", dpi=120)
     grid = figure.add_gridspec(1 + (len(panels) + 1) // 2, 2, height_ratios=[1.8, *[1] * ((len(panels) + 1) // 2)])
     axes = figure.add_subplot(grid[0, :])
-    axes.set_title("mean return", loc="left", fontsize="medium")
-    for color, name in enumerate(_RETURNS):
-        if name in curves:
-            unit, steps, values = curves[name]
-            scope = name.partition("/")[0]
-            axes.plot(
-                steps, values, color=f"C{color}", label=scope, marker="o" if len(steps) < 40 else "", markersize=3
-            )
-            spread = curves.get(f"{scope}/{_STD}")
-            if spread is not None and len(spread.values) == len(values):
-                axes.fill_between(
-                    steps, values - spread.values, values + spread.values, color=f"C{color}", alpha=0.15, linewidth=0
-                )
-            axes.set_xlabel(for_matplotlib(unit))
+    is_over_seeds = any(f"{name}/low" in curves for name in _RETURNS)
+    title = "mean return, and 95 % interval over seeds" if is_over_seeds else "mean return"
+    axes.set_title(title, loc="left", fontsize="medium")
+    for color, (label, name) in enumerate(_returns(curves).items()):
+        _draw_return(axes, curves, name, label, f"C{color % 10}")
+        axes.set_xlabel(for_matplotlib(curves[name].unit))
     if axes.lines:
         axes.legend(frameon=False)
-    for index, name in enumerate(panels):
+    for index, (title, names) in enumerate(panels.items()):
         panel = figure.add_subplot(grid[1 + index // 2, index % 2])
-        panel.plot(curves[name].steps, curves[name].values, linewidth=0.9)
-        panel.set_title(for_matplotlib(name.removeprefix("update/")), loc="left", fontsize="medium")
-        panel.set_xlabel(for_matplotlib(curves[name].unit))
+        for label, name in names.items():
+            panel.plot(curves[name].steps, curves[name].values, linewidth=0.9, label=for_matplotlib(label))
+            _fill_interval(panel, curves, name, panel.lines[-1].get_color())
+            panel.set_xlabel(for_matplotlib(curves[name].unit))
+        panel.set_title(for_matplotlib(title), loc="left", fontsize="medium")
+        if len(names) > 1:
+            panel.legend(frameon=False, fontsize="small")
     return figure
+
+
+def _returns(curves: Curves) -> dict[str, str]:
+    """Return the names of curves of returns by label: in total, of each policy if there are several, over seeds."""
+    names = {}
+    for total in _RETURNS:
+        scope = total.partition("/")[0]
+        matches = [(match[2], name) for name in curves if (match := _OF_POLICY.fullmatch(name)) and match[1] == scope]
+        if len(matches) > 1:
+            names |= {f"{scope}, {policy}": name for policy, name in matches[:_MAX_POLICIES]}
+        elif total in curves:
+            names[scope] = total
+            if f"{total}/iqm" in curves:
+                names[f"{scope}, interquartile mean"] = f"{total}/iqm"
+    return names
+
+
+def _draw_return(axes: Axes, curves: Curves, name: str, label: str, color: str) -> None:
+    _, steps, values = curves[name]
+    marker = "o" if len(steps) < 40 else ""
+    axes.plot(steps, values, color=color, label=for_matplotlib(label), marker=marker, markersize=3)
+    spread = curves.get(name.removesuffix("mean") + "std")
+    if _fill_interval(axes, curves, name, color) or spread is None or len(spread.values) != len(values):
+        return
+    low, high = values - spread.values, values + spread.values
+    axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _fill_interval(axes: Axes, curves: Curves, name: str, color: Any) -> bool:
+    """Shade the interval over seeds of a figure, and return whether the log has one."""
+    low, high = (curves.get(f"{name}/{end}") for end in ("low", "high"))
+    if low is None or high is None:
+        return False
+    axes.fill_between(low.steps, low.values, high.values, color=color, alpha=0.2, linewidth=0)
+    return True
+
+
+def _panels(curves: Curves) -> dict[str, dict[str, str]]:
+    """Group figures of updates: by title, the names of curves by label, which is the policy or empty."""
+    panels: dict[str, dict[str, str]] = {}
+    for name in curves:
+        if name.startswith("update/") and not name.startswith(FACTS) and name.rpartition("/")[2] not in _SUMMARY:
+            match = _OF_POLICY.fullmatch(name)
+            policy, figure = (match[3], match[4]) if match else ("", name.removeprefix("update/"))
+            if figure not in ("train_time", "gradient_steps"):
+                panels.setdefault(figure.removesuffix("/mean"), {})[policy] = name
+    return panels
 
 
 def _means(values: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float64]:

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.batch.summary import as_html, describe, html_table
+from samplebatch.batch.summary import IDS, Line, as_html, describe, html_table
 from samplebatch.cli.curves import as_svg, curves_as_svg
-from samplebatch.cli.terminal import EPISODE_HEADINGS, episode_cells, episodes_of, titled_steps
+from samplebatch.cli.terminal import EPISODE_HEADINGS, episode_cells, episodes_of, megabytes, titled_steps
 from samplebatch.column.interface import Column
 from samplebatch.errors import FormatError, require
 from samplebatch.loggers.training_log import is_log
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 FORMATS = ("png", "svg", "pdf", "jpg", "jpeg")
 """Suffixes of picture formats."""
 
+_MAX_BARS = 30
 _WINDOW = 20
 """Window of the running mean of returns, in episodes."""
 
@@ -119,14 +120,31 @@ def _draw_returns(axes: Axes, policy: PolicyID, returns: npt.NDArray[Any]) -> No
 
 
 def _draw_lengths(axes: Axes, lengths: npt.NDArray[np.int64]) -> None:
-    axes.set_title("lengths", loc="left", fontsize="medium")
+    axes.set_title("episodes per length", loc="left", fontsize="medium")
     axes.set_xlabel("steps")
-    axes.locator_params(axis="x", integer=True)
+    axes.locator_params(axis="both", integer=True)
     if len(lengths):
-        shortest, longest = int(lengths.min()), int(lengths.max())
-        bins = min(longest - shortest + 1, 30)
-        axes.hist(lengths, bins=np.linspace(shortest - 0.5, longest + 0.5, bins + 1).tolist(), color="C0", alpha=0.8)
+        shortest, width, counts = count_lengths(lengths)
+        starts = shortest + width * np.arange(len(counts))
+        axes.bar(starts - 0.5, counts, width, align="edge", color="C0", alpha=0.8)
+        if len(counts) == 1:
+            axes.set_xlim(shortest - 3, shortest + 3)
     _or_say_so(axes, lengths)
+
+
+def count_lengths(lengths: npt.NDArray[np.int64]) -> tuple[int, int, npt.NDArray[np.int64]]:
+    """Count episodes per length: return the first length, the number of lengths per count, and at most 30 counts.
+
+    >>> count_lengths(np.array([3, 5, 5]))
+    (3, 1, array([1, 0, 2]))
+    >>> first, width, counts = count_lengths(np.array([1, 2, 100]))
+    >>> width, int(counts[0]), len(counts)
+    (4, 2, 25)
+    """
+    shortest = int(lengths.min())
+    span = int(lengths.max()) - shortest + 1
+    width = -(-span // _MAX_BARS)
+    return shortest, width, np.bincount((lengths - shortest) // width)
 
 
 def _running_mean(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -172,10 +190,15 @@ def _page(batch: SampleBatch | MultiAgentBatch, title: str) -> str:
         parts.append(curves_as_svg(batch))
     for caption, steps in titled_steps(batch):
         columns = {name: steps.column(name) for name in steps.column_names}
-        parts.append(as_html(caption, describe(columns)))
+        parts.append(as_html(caption, [_without_range(line) for line in describe(columns)]))
         parts += [_frames(name, sheet) for name, column in columns.items() if (sheet := contact_sheet(column))]
     head = f'<meta charset="utf-8"><title>{for_html(title)}</title><style>{_STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _without_range(line: Line) -> Line:
+    """Remove the range of an id, which is a name; its count stays."""
+    return line._replace(min="", max="", points=()) if line.column in IDS else line
 
 
 def _frames(name: str, sheet: str) -> str:
@@ -183,7 +206,7 @@ def _frames(name: str, sheet: str) -> str:
 
 
 def _counts(batch: SampleBatch | MultiAgentBatch) -> str:
-    return f"{batch.env_steps()} environment steps, {batch.agent_steps()} agent steps, {batch.size_bytes()} bytes"
+    return f"{batch.env_steps()} environment steps, {batch.agent_steps()} agent steps, {megabytes(batch.size_bytes())}"
 
 
 _MAX_FRAMES = 24

@@ -1,4 +1,4 @@
-"""Terminal output of the command line: tables, messages, formatted numbers, exit statuses and signals."""
+"""Terminal output of the command line: tables, messages, formatted numbers, errors, exit statuses and signals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from math import inf, isnan
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
+from samplebatch.errors import (
+    ArgumentError,
+    EnvironmentSpecError,
+    FormatError,
+    MissingExtraError,
+    NonFiniteLossError,
+    PolicySpecError,
+    PriorityError,
+    SampleBatchError,
+    UntrustedPickleError,
+)
 from samplebatch.names import for_rich, for_terminal
 
 if TYPE_CHECKING:
@@ -20,6 +31,15 @@ if TYPE_CHECKING:
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 """Exit statuses: failure, invalid arguments, Ctrl-C (see `Interruption` for SIGTERM)."""
+
+_WRONG_ARGUMENTS = (
+    ArgumentError,
+    EnvironmentSpecError,
+    FormatError,
+    MissingExtraError,
+    PolicySpecError,
+    PriorityError,
+)
 
 EPISODE_HEADINGS = ("policy", "episodes", "agent episodes", "mean return", "std", "min", "max", "mean length")
 _MAX_LINE = 4000
@@ -46,6 +66,36 @@ def complain(sentence: str) -> None:
 def say(sentence: str, *, stderr: bool = False) -> None:
     """Print a sentence of any length without wrapping or markup."""
     console(stderr=stderr).print(_printable(sentence), highlight=False, markup=False, soft_wrap=True)
+
+
+def guard(command: Callable[[], int]) -> int:
+    """Run a command; convert errors to one sentence and an exit status."""
+    try:
+        return command()
+    except UntrustedPickleError as error:
+        # The error's advice names a Python argument.
+        reason = str(error).partition("; pass allow_pickle")[0]
+        complain(f"{reason}; if you trust who wrote it, add --allow-pickle")
+        return FAILED
+    except NonFiniteLossError as error:
+        complain(str(error).replace("pass allow_nonfinite=True", "add --set allow_nonfinite=true"))
+        return FAILED
+    except _WRONG_ARGUMENTS as error:
+        complain(str(error))
+        return MISUSED
+    except OSError as error:
+        complain(f"{error.strerror}: {error.filename!r}" if error.strerror and error.filename else str(error))
+        return MISUSED
+    except SampleBatchError as error:
+        complain(str(error))
+        return FAILED
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED
+    except SystemExit as error:
+        # An environment or a policy may call sys.exit, also with status 0: the command has failed anyway.
+        complain(f"the command must finish its work, and sys.exit({error.code!r}) was called in it")
+        return error.code if isinstance(error.code, int) and error.code else FAILED
 
 
 def _printable(sentence: str) -> str:

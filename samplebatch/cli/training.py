@@ -29,7 +29,7 @@ from samplebatch.convert.experience import open_source
 from samplebatch.env.registry import imports_module, make_environment
 from samplebatch.errors import ArgumentError, EnvironmentSpecError, FormatError
 from samplebatch.learn.augmentation import RandomShift
-from samplebatch.learn.checkpoint import FILE, read_checkpoint, write_torch
+from samplebatch.learn.checkpoint import read_checkpoint, write_torch
 from samplebatch.learn.policy import policy_within_training_step
 from samplebatch.learn.trainer import Trainer
 from samplebatch.loggers.training_log import TrainingLog, learning_curves, read_log
@@ -38,10 +38,10 @@ from samplebatch.storage.files import replacing
 from samplebatch.storage.saving import load
 from samplebatch.workers.workers import RolloutWorkers
 
-_CONFIG, _LOG, _POLICY = "train.toml", LOG, "policy.pt"
+CONFIG, _LOG, _POLICY = "train.toml", LOG, "policy.pt"
 _POINTS = 1000
 """Approximate number of points of a learning curve; other figures are not logged."""
-_OWN = ("algorithm", "source", "env", "seed", "workers")
+_OWN = ("algorithm", "source", "env", "seed", "seeds", "parallel", "workers")
 """Names in a config file that are not settings of the algorithm."""
 _LENGTH = ("max_epochs", "epoch_num_steps")
 """Settings whose product is the length of a run, set by `steps`; epoch_num_steps changes as little as possible."""
@@ -61,6 +61,9 @@ class Training:
         Seed of the run, and number of worker processes that collect.
     settings
         All settings of the algorithm.
+    seeds, parallel
+        Number of runs, with the seeds `seed`, `seed + 1` and so on, and number of runs at a time; None for a single run
+        and for one per processor.
     """
 
     algorithm: str
@@ -69,6 +72,8 @@ class Training:
     seed: int
     workers: int
     settings: Mapping[str, Any]
+    seeds: int | None = None
+    parallel: int | None = None
 
     @property
     def environment(self) -> str | None:
@@ -96,7 +101,7 @@ def read_training(
     >>> [found.settings[name] for name in ("lr", "max_epochs", "epoch_num_steps")]
     [0.0001, 2, 4500]
     """
-    options = {} if config is None else _read_toml(config)
+    options = {} if config is None else read_toml(config)
     typed = {name: value for name, value in flags.items() if value is not None} | dict(map(_assignment, assignments))
     options |= typed
     steps = options.pop("steps", None)
@@ -109,6 +114,11 @@ def read_training(
             raise ArgumentError(f"{name} must be a string, got a {type(named[name]).__name__}")
     for name in ("seed", "workers"):
         named[name] = whole(name, named[name])
+    for name in ("seeds", "parallel"):
+        if named.get(name) is not None:
+            named[name] = whole(name, named[name], 1)
+    if named.get("parallel") is not None and named.get("seeds") is None:
+        raise ArgumentError("seeds must be given with parallel, got None")
     settings = complete_settings(str(named["algorithm"]), options)
     if steps is not None:
         if conflicting := typed.keys() & _LENGTH:
@@ -126,7 +136,14 @@ def read_training(
     return training
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read the settings of a file.
+
+    Raises
+    ------
+    FormatError
+        If the file is not TOML, or has tables.
+    """
     try:
         document = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -163,34 +180,64 @@ def show_settings(algorithm: str | None) -> int:
     return 0
 
 
-def train(training: Training, folder: Path | None, *, plot: Path | None = None, allow_pickle: bool = False) -> int:
-    """Train, in a new folder or the default one, and return the exit status."""
+def new_folder(training: Training, folder: Path | None, content: str) -> Path:
+    """Return the folder of a new run, by default one with the name of algorithm and source.
+
+    Raises
+    ------
+    ArgumentError
+        If the folder contains a file or folder named `content`.
+    """
     target = folder or Path("runs") / f"{training.algorithm}-{Path(training.source).name.replace(':', '-')}"
-    if (target / FILE).exists():
+    if (target / content).exists():
         raise ArgumentError(
             f"{str(target)!r} must not contain a run; resume it with --resume {target}, or give another --out"
         )
-    return _run(training, target, plot=plot, is_resumed=False, allow_pickle=allow_pickle)
+    return target
 
 
-def resume_training(
-    folder: Path, flags: Mapping[str, Any], *, plot: Path | None = None, allow_pickle: bool = False
-) -> int:
-    """Resume the run in a folder, and return the exit status."""
-    config = folder / _CONFIG
-    options = _read_toml(config)
+def read_resumed(folder: Path, flags: Mapping[str, Any], *, allow_pickle: bool = False) -> Training:
+    """Return the options of the run in a folder.
+
+    Raises
+    ------
+    ArgumentError
+        If a flag has another value than the folder.
+    """
+    config = folder / CONFIG
+    options = read_toml(config)
     for name, value in flags.items():
         if value is not None and value != options.get(name):
             raise ArgumentError(f"{name} must be {options.get(name)!r}, the value in {str(config)!r}, got {value!r}")
-    training = read_training(config, flags, (), allow_pickle=allow_pickle)
-    return _run(training, folder, plot=plot, is_resumed=True, allow_pickle=allow_pickle)
+    return read_training(config, flags, (), allow_pickle=allow_pickle)
 
 
-def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: bool, allow_pickle: bool = False) -> int:
+def write_config(training: Training, folder: Path) -> None:
+    """Write the options of a run to its folder, which is created."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / CONFIG) as file:
+        file.write(training.as_toml().encode())
+
+
+def allow_imports(training: Training, *, allow_pickle: bool) -> None:
+    """Let the run import modules of the current directory, if it may import modules."""
     environment = training.environment
     if allow_pickle or (environment is not None and imports_module(environment)):
         # A console script has its own folder on sys.path, not the current directory.
         sys.path.insert(0, os.getcwd())
+
+
+def run_training(
+    training: Training,
+    folder: Path,
+    *,
+    is_resumed: bool,
+    plot: Path | None = None,
+    shows_curves: bool = True,
+    allow_pickle: bool = False,
+) -> int:
+    """Train in a folder, or resume the run in it, and return the exit status."""
+    allow_imports(training, allow_pickle=allow_pickle)
     if plot is not None:
         check_picture(plot)
     _seed(training)
@@ -211,16 +258,15 @@ def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: boo
             if state["why_reset"] is not None:
                 say(f"Environments begin new episodes: {state['why_reset']}")
         else:
-            folder.mkdir(parents=True, exist_ok=True)
-            with replacing(folder / _CONFIG) as file:
-                file.write(training.as_toml().encode())
+            write_config(training, folder)
             _fill(training, trainer)
         with Interruption(trainer.request_stop) as interruption:
             info = trainer.run()
-    _show(folder, plot)
+    if shows_curves:
+        show_run(folder, plot)
     steps = f"{info.train_step} environment steps and " if info.train_step else ""
     if not trainer.is_done:
-        say(f"Interrupted after {steps}{info.update_step} updates.", stderr=True)
+        say(f"Interrupted after {steps}{info.gradient_step} gradient steps.", stderr=True)
         say(f"Go on with: samplebatch train --resume {folder} --allow-pickle", stderr=True)
         return interruption.status or FAILED
     best = (
@@ -228,7 +274,7 @@ def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: boo
         if info.test_episode
         else ""
     )
-    say(f"Trained for {steps}{info.update_step} updates in {info.timing.total_time:.0f} s.{best}")
+    say(f"Trained for {steps}{info.gradient_step} gradient steps in {info.timing.total_time:.0f} s.{best}")
     say(f"Wrote the policy to {folder / _POLICY}, its figures to {folder / _LOG}")
     return 0
 
@@ -370,6 +416,13 @@ def _fill(training: Training, trainer: Any) -> None:
         collector.reset_env()
 
 
+def check_environment(training: Training) -> None:
+    """Create environment and algorithm once, so that unsuitable ones raise before runs start."""
+    if training.environment is not None:
+        spaces = _spaces_of(training.environment, training.settings)
+        make_algorithm(training.algorithm, *spaces, training.settings)
+
+
 def _spaces_of(env: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
     environment: Any = make_environment(_environment(env, settings, is_test=True))
     try:
@@ -422,7 +475,8 @@ def _check_shapes(rows: Any, env: str, spaces: Mapping[str, Any]) -> None:
             )
 
 
-def _show(folder: Path, plot: Path | None) -> None:
+def show_run(folder: Path, plot: Path | None) -> None:
+    """Print the learning curve of a run, and draw its curves."""
     log = read_log(folder / _LOG)
     curves = learning_curves(log)
     for name in [name for name in ("test/returns_stat/mean", "update/loss") if name in curves][:1]:

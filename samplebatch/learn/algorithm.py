@@ -55,6 +55,7 @@ _RENAMED = {
     "model": "policy",
 }
 """Argument names of Tianshou 0.5 and 1, RLlib and Stable-Baselines3, with the current names."""
+_NOT_METRICS = ("train_time", "smoothed_loss", "gradient_steps")
 
 
 @dataclass(kw_only=True)
@@ -65,10 +66,13 @@ class TrainingStats(PrintedAsDict):
     ----------
     train_time, smoothed_loss
         Duration of the update in seconds, and moving averages of losses, set by trainers.
+    gradient_steps
+        Number of gradient steps; of all policies, if there are several.
     """
 
     train_time: float = 0.0
     smoothed_loss: dict[str, float] = field(default_factory=dict)
+    gradient_steps: int = 1
 
     def get_loss_stats_dict(self) -> dict[str, float]:
         """Return the metrics of the algorithm by name: numbers, and means of summaries; None is omitted.
@@ -81,7 +85,7 @@ class TrainingStats(PrintedAsDict):
         metrics = {}
         for attribute in fields(self):
             value = getattr(self, attribute.name)
-            if value is not None and attribute.name not in ("train_time", "smoothed_loss"):
+            if value is not None and attribute.name not in _NOT_METRICS:
                 metrics[attribute.name] = value.mean if isinstance(value, SequenceSummaryStats) else value
         return metrics
 

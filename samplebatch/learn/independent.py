@@ -95,7 +95,10 @@ class MultiAgentTrainingStats(TrainingStats):
     """Statistics of an update of several policies, by policy id."""
 
     def __init__(self, by_policy: Mapping[PolicyID, TrainingStats]) -> None:
-        super().__init__(train_time=sum(stats.train_time for stats in by_policy.values()))
+        super().__init__(
+            train_time=sum(stats.train_time for stats in by_policy.values()),
+            gradient_steps=sum(stats.gradient_steps for stats in by_policy.values()),
+        )
         self.by_policy = dict(by_policy)
 
     def get_loss_stats_dict(self) -> dict[str, float]:

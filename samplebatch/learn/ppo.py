@@ -27,7 +27,7 @@ class ActorCriticTrainingStats(TrainingStats):
     """Statistics of an update of an actor and a critic, over its gradient steps.
 
     loss, actor_loss, vf_loss, ent_loss: total loss, actor loss, critic loss and entropy.
-    approx_kl, gradient_steps: estimated KL divergence from the behaviour policy, and number of gradient steps.
+    approx_kl: estimated KL divergence from the behaviour policy.
     """
 
     loss: SequenceSummaryStats | None
@@ -35,7 +35,10 @@ class ActorCriticTrainingStats(TrainingStats):
     vf_loss: SequenceSummaryStats | None
     ent_loss: SequenceSummaryStats | None
     approx_kl: SequenceSummaryStats | None
-    gradient_steps: int
+
+    def get_loss_stats_dict(self) -> dict[str, float]:
+        """Return the metrics, with the number of gradient steps as in Tianshou."""
+        return super().get_loss_stats_dict() | {"gradient_steps": self.gradient_steps}
 
 
 class PPO(ActorCriticOnPolicyAlgorithm):

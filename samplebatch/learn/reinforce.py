@@ -82,7 +82,7 @@ class Reinforce(OnPolicyAlgorithm[ProbabilisticActorPolicy]):
                 self.optim.step(loss)
                 losses.append(loss.detach())
         (loss,) = summarize(losses, 1)
-        return LossSequenceTrainingStats(loss=loss)
+        return LossSequenceTrainingStats(loss=loss, gradient_steps=len(losses))
 
 
 def summarize(metrics: list[torch.Tensor], count: int) -> list[SequenceSummaryStats | None]:

@@ -20,6 +20,7 @@ from samplebatch.errors import ArgumentError, NonFiniteLossError
 from samplebatch.learn.checkpoint import save_checkpoint
 from samplebatch.learn.policy import policy_within_training_step
 from samplebatch.loggers.logger import RecentMeans, figures_of, make_display, short
+from samplebatch.names import label_policies
 from samplebatch.rollout.statistics import CollectStats, PrintedAsDict, SequenceSummaryStats
 from samplebatch.storage.datasets.mixed_sampler import SourceState
 from samplebatch.workers.workers import Rollouts, RolloutWorkers, make_rollouts
@@ -91,7 +92,8 @@ class TrainerParams:
     allow_nonfinite
         Whether to continue if a loss is NaN or infinite. By default training stops, unless the algorithm allows it.
     verbose, show_progress
-        Whether to print a line per epoch and test, and a progress bar, which requires a terminal and the extra `cli`.
+        Whether to print a line per epoch and test, and the progress within an epoch: a progress bar on a terminal with
+        the extra `cli`, otherwise a line every ten seconds.
 
     Raises
     ------
@@ -313,6 +315,8 @@ class InfoStats(PrintedAsDict):
     ----------
     update_step
         Training steps: a collection and its update, or an update of an `OfflineTrainer`.
+    gradient_step
+        Gradient steps of all updates.
     best_score, best_reward, best_reward_std
         Best test score, and the mean and standard deviation of the returns in that test.
     train_step, train_episode, test_step, test_episode, timing
@@ -328,6 +332,7 @@ class InfoStats(PrintedAsDict):
     test_step: int
     test_episode: int
     timing: TimingStats
+    gradient_step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +359,8 @@ class TrainingCounters:
     """Counters of a training run, part of its checkpoints.
 
     epoch, epoch_steps: epochs started, and steps of the current epoch; None between epochs.
-    env_step, env_episode, update_step: environment steps (offline: sampled rows), episodes and training steps.
+    env_step, env_episode, update_step, gradient_step: environment steps (offline: sampled rows), episodes, training
+        steps and gradient steps.
     best_score, best_reward, best_reward_std, best_epoch: results of the best test.
     test_step, test_episode: environment steps and episodes of tests.
     collect_s, update_s, test_s, total_s: durations in seconds.
@@ -366,6 +372,7 @@ class TrainingCounters:
     env_step: int = 0
     env_episode: int = 0
     update_step: int = 0
+    gradient_step: int = 0
     best_score: float = 0.0
     best_reward: float = 0.0
     best_reward_std: float = 0.0
@@ -391,6 +398,7 @@ class TrainingCounters:
         train_s = self.total_s - self.test_s
         return InfoStats(
             update_step=self.update_step,
+            gradient_step=self.gradient_step,
             best_score=self.best_score,
             best_reward=self.best_reward,
             best_reward_std=self.best_reward_std,
@@ -561,8 +569,7 @@ class Trainer(ABC, Generic[ParamsT]):
         counters.env_step += step.env_steps
         counters.is_stopped = step.is_done
         if step.collect_stats is not None:
-            for value in step.collect_stats.returns.tolist():
-                self._returns.add({"return": value})
+            self._record_returns(step.collect_stats)
             self._log("log_training_data", step.collect_stats, counters.env_step)
         return step
 
@@ -644,6 +651,16 @@ class Trainer(ABC, Generic[ParamsT]):
             for logger in self.params.loggers:
                 getattr(logger, method)(metrics, step)
 
+    def _record_returns(self, stats: CollectStats[Any]) -> None:
+        """Add the returns of ended episodes to the recent means: in total, and of each policy if there are several."""
+        by_name = {"return": stats.returns}
+        if len(stats.policies) > 1 and not self.params.multi_agent_return_reduction:
+            labels = label_policies(stats.policies)
+            by_name = {f"return {labels[policy]}": own.returns for policy, own in stats.policies.items()}
+        for name, returns in by_name.items():
+            for value in returns.tolist():
+                self._returns.add({name: value})
+
     def _record_update(self, stats: Any) -> None:
         """Check losses unless `allow_nonfinite`, smooth them, and log the statistics and duration of an update."""
         metrics = stats.get_loss_stats_dict()
@@ -651,17 +668,21 @@ class Trainer(ABC, Generic[ParamsT]):
             require_finite_losses(metrics)
         stats.smoothed_loss = self._losses.add(metrics)
         self.counters.update_s += stats.train_time
+        # Statistics of other libraries' algorithms may lack the number.
+        self.counters.gradient_step += getattr(stats, "gradient_steps", 1)
         self._log("log_update_data", stats, self.counters.update_step)
 
     def _display_values(self, step: TrainingStep) -> dict[str, Any]:
         losses = {} if step.training_stats is None else step.training_stats.smoothed_loss
-        values: dict[str, Any] = {"updates": self.counters.update_step}
+        values: dict[str, Any] = {"updates": self.counters.gradient_step}
         if step.collect_stats is not None:
             values["env steps"] = self.counters.env_step
             # Off policy, few collections contain the end of an episode.
-            if self._returns.values:
-                values["return"] = self._returns.mean("return")
-        return values | dict(list(losses.items())[:2])
+            values |= {name: self._returns.mean(name) for name in self._returns.values}
+        # Names such as walker/loss are of several policies, which are all shown.
+        is_of_policies = any("/" in name for name in losses)
+        shown = [name for name in losses if name.endswith("/loss")] if is_of_policies else list(losses)[:2]
+        return values | {name: losses[name] for name in shown or list(losses)[:2]}
 
     def _epoch_line(self, step: TrainingStep) -> str:
         values = ", ".join(f"{name} {short(value)}" for name, value in self._display_values(step).items())

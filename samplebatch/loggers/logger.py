@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -366,28 +367,39 @@ class WandbLogger(Logger):
 
 _MAX_LINE = 1000
 """Maximum characters per line."""
+_PROGRESS_S = 10.0
+"""Seconds between two lines of progress within an epoch."""
 
 
 class Display:
     """Plain lines on standard output, for trainers; base of other displays.
 
     - `verbose`: whether to print lines.
+    - `progress_s`: seconds between lines of progress within an epoch; None for no such lines.
     """
 
-    def __init__(self, *, verbose: bool) -> None:
-        self._verbose = verbose
+    def __init__(self, *, verbose: bool, progress_s: float | None = None) -> None:
+        self._verbose, self._progress_s = verbose, progress_s
+        self._epoch = self._total = 0
+        self._last_line_s = time.monotonic()
 
     def begin(self, epoch: int, done: int, total: int) -> None:
         """Start the display of an epoch."""
+        self._epoch, self._total = epoch, total
 
     def advance(self, done: int, figures: Mapping[str, Any]) -> None:
         """Show the number of completed steps of the epoch and the newest figures."""
+        if self._progress_s is None or time.monotonic() - self._last_line_s < self._progress_s or done >= self._total:
+            return
+        shown = ", ".join(f"{name} {short(value)}" for name, value in figures.items())
+        self.say(f"epoch {self._epoch}: {done}/{self._total}, {shown}")
 
     def close(self) -> None:
         """Restore the terminal."""
 
     def say(self, line: str) -> None:
         """Print a line."""
+        self._last_line_s = time.monotonic()
         if self._verbose:
             print(for_terminal(line, _MAX_LINE), flush=True)
 
@@ -430,7 +442,7 @@ class Bar(Display):
 
 
 def make_display(*, verbose: bool, show_progress: bool) -> Display:
-    """Return a progress bar on a terminal if requested, plain lines otherwise."""
+    """Return a display with a progress bar on a terminal, or lines of progress elsewhere, if requested."""
     if show_progress and sys.stdout.isatty() and find_spec("rich") is not None:
         return Bar(verbose=verbose)
-    return Display(verbose=verbose)
+    return Display(verbose=verbose, progress_s=_PROGRESS_S if show_progress else None)

@@ -81,3 +81,21 @@ def test_a_curve_without_numbers_is_said_to_have_none() -> None:
     curve = LearningCurve("epoch", np.array([1]), np.array([np.nan]))
     assert draw_text("loss", curve) == ["loss over epoch: no finite values"]
     assert blocks(curve.values) == ""
+
+
+def test_all_policies_have_curves_and_only_means_have_panels(tmp_path: Path) -> None:
+    log = TrainingLog(tmp_path / "log")
+    for step in range(3):
+        means = {"mean": float(step), "std": 1.0}
+        policies = {policy: {"returns_stat": means} for policy in ("wolf", "sheep")}
+        log.log_test_data({"returns_stat": means, "policies": policies}, step)
+        summary = {name: float(step) for name in ("mean", "std", "min", "max")}
+        log.log_update_data({"by_policy": {policy: {"loss": summary} for policy in ("wolf", "sheep")}}, step)
+    log.finalize()
+    code, _ = invoke("inspect", tmp_path / "log", "--html", tmp_path / "page.html")
+    assert code == 0
+    page = (tmp_path / "page.html").read_text()
+    plot = page[page.index("<svg") : page.index("</svg>")]
+    assert plot.count(">test, wolf<") == plot.count(">test, sheep<") == 1
+    assert plot.count(">wolf<") == plot.count(">sheep<") == plot.count(">loss<") == 1
+    assert ">loss/std<" not in plot

@@ -12,10 +12,12 @@ import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from samplebatch import MultiAgentBatch, SampleBatch, write_arrow, write_parquet
+from samplebatch import MultiAgentBatch, ReplayBuffer, SampleBatch, write_arrow, write_parquet
 from samplebatch.cli import application
-from samplebatch.cli.report import contact_sheet
+from samplebatch.cli.report import contact_sheet, count_lengths
 from samplebatch.column import as_column
+from samplebatch.learn import TrainingLog
+from samplebatch.storage import Dataset
 from tests.optional import torch
 
 
@@ -124,3 +126,40 @@ def test_the_page_shows_frames_under_an_escaped_name(tmp_path: Path) -> None:
     assert len(re.findall("<img ", page)) == 1
     assert "<figcaption>&lt;b&gt;</figcaption>" in page
     assert "<b>" not in page
+
+
+def test_a_page_says_what_the_file_is_and_counts_ids(tmp_path: Path) -> None:
+    write_arrow(steps([1.0, 2.0]), tmp_path / "a.arrow")
+    (tmp_path / "run").mkdir()
+    Dataset(tmp_path / "data").extend(MultiAgentBatch({"walker": steps([1.0]), "guard": steps([0.5])}, 1))
+    buffer = ReplayBuffer(10)
+    buffer.extend(steps([1.0, 2.0]).as_batch("tianshou"))
+    buffer.save(tmp_path / "replay")
+    log = TrainingLog(tmp_path / "run" / "log")
+    log.log_test_data({"returns_stat": {"mean": 1.0}}, 0)
+    log.finalize()
+    titles = {
+        "a.arrow": "a.arrow: Arrow file, 2 steps of one policy",
+        "data": "data: dataset, 1 steps of the policies walker, guard",
+        "replay": "replay: replay buffer, 2 steps of one policy",
+        "run": "run: training log, 1 figures",
+    }
+    for name, title in titles.items():
+        assert invoke("inspect", tmp_path / name, "--html", tmp_path / "page.html")[0] == 0
+        page = (tmp_path / "page.html").read_text()
+        assert f"<h1>{title}</h1>" in page
+        assert f"<title>{title}</title>" in page
+        assert " MB</p>" in page
+        assert " bytes" not in page
+    assert invoke("inspect", tmp_path / "a.arrow", "--html", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    (ids,) = re.findall(r"<tr><td>eps_id</td>(.*?)</tr>", page)
+    assert re.findall(r"<td>(.*?)</td>", ids) == ["int64", "(2,)", "", "", "1 ids", ""]
+
+
+def test_lengths_are_counted_without_uneven_bins() -> None:
+    lengths = np.arange(1, 95)
+    first, width, counts = count_lengths(lengths)
+    assert (first, width, counts[:-1].tolist(), int(counts.sum())) == (1, 4, [4] * 23, 94)
+    first, width, counts = count_lengths(np.array([200] * 7))
+    assert (first, width, counts.tolist()) == (200, 1, [7])

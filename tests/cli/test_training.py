@@ -53,9 +53,9 @@ def assignments(settings: list[str]) -> list[str]:
 def test_a_run_learns_shows_its_curve_and_leaves_its_folder(tmp_path: Path) -> None:
     code, printed = invoke("train", "dqn", "CartPole-v1", *assignments(QUICK), "--plot", "curve.png")
     assert code == 0, printed
-    assert "epoch 2: updates 8, env steps 80" in printed
+    assert "epoch 2: updates 40, env steps 80" in printed
     assert "test/returns_stat/mean over env_step" in printed
-    assert "Trained for 80 environment steps and 8 updates" in printed
+    assert "Trained for 80 environment steps and 40 gradient steps" in printed
     run = tmp_path / "runs" / "dqn-CartPole-v1"
     assert sorted(path.name for path in run.iterdir()) == ["checkpoint.pt", "log", "policy.pt", "train.toml"]
     assert learning_curves(run / "log")["test/returns_stat/mean"].steps.tolist() == [0, 40, 80]

@@ -202,3 +202,22 @@ def test_two_q_learners_learn_to_speak_and_to_listen() -> None:
     algorithm.policy.is_within_training_step = False
     with MultiAgentCollector(algorithm.policy, SPEAKER_LISTENER, num_envs=16, seed=4) as collector:
         assert collector.collect(n_episode=100).returns.mean() > random + 5
+
+
+def test_a_printed_line_has_returns_and_losses_of_each_policy_and_counts_gradient_steps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    algorithm = MultiAgentOffPolicyAlgorithm(q_learners())
+    buffer = filled(algorithm, SPEAKER_LISTENER)
+    with MultiAgentCollector(algorithm.policy, SPEAKER_LISTENER, buffer, num_envs=4, seed=1) as collector:
+        info = algorithm.run_training(
+            OffPolicyTrainerParams(
+                training_collector=collector, max_epochs=1, epoch_num_steps=200, collection_step_num_env_steps=100,
+                batch_size=8, update_step_num_gradient_steps_per_sample=0.02,
+            )
+        )  # fmt: skip
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch 1: updates")]
+    assert all(f"return {role} " in line and f"{role}/loss " in line for role in ROLES)
+    # Two training steps with two updates each, of one gradient step per policy.
+    assert (info.update_step, info.gradient_step) == (2, 8)
+    assert "updates 8," in line

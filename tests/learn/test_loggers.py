@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from samplebatch.learn import (
     learning_curves,
     read_log,
 )
+from samplebatch.loggers.logger import make_display
 
 RETURNS = "test/returns_stat/mean"
 
@@ -231,3 +233,27 @@ def test_a_dataset_of_steps_is_no_log(tmp_path: Path) -> None:
     Dataset(tmp_path / "steps").extend(SampleBatch(obs=np.zeros(3)))
     with pytest.raises(FormatError, match="must be a training log with columns row, time"):
         read_log(tmp_path / "steps")
+
+
+def test_progress_lines_appear_between_epoch_lines_without_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("samplebatch.loggers.logger.time", SimpleNamespace(monotonic=lambda: now))
+    display = make_display(verbose=True, show_progress=True)
+    display.begin(3, 0, 100)
+    for done in range(10, 101, 10):
+        now += 3.0
+        display.advance(done, {"updates": done * 2})
+        if done == 50:
+            display.say("a test")
+    # A line ten seconds after the last line of any kind, and none for a complete epoch.
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch 3: 40/100, updates 80",
+        "a test",
+        "epoch 3: 90/100, updates 180",
+    ]
+    quiet = make_display(verbose=True, show_progress=False)
+    now += 100.0
+    quiet.advance(10, {"updates": 1})
+    assert capsys.readouterr().out == ""

@@ -103,7 +103,8 @@ def test_steps_updates_and_tests_are_those_of_tianshou(case: str) -> None:
     ).run()
     assert own.updates
     assert own.updates == other.own.updates
-    names = [name for name in vars(ours) if name != "timing"]
+    assert ours.gradient_step == len(own.updates)
+    names = [name for name in vars(seen) if name != "timing"]
     assert {name: getattr(ours, name) for name in names} == {name: getattr(seen, name) for name in names}
 
 
