@@ -353,10 +353,8 @@ class HERVectorReplayBuffer(HERReplayBufferManager):
 
     Parameters
     ----------
-    total_size
-        Total capacity in steps, rounded up to equal slots per environment.
-    buffer_num
-        Number of environments.
+    total_size, buffer_num
+        As in `VectorReplayBuffer`.
     compute_reward_fn, horizon, future_k, storage
         As in `HERReplayBuffer`.
     **kwargs
@@ -365,11 +363,9 @@ class HERVectorReplayBuffer(HERReplayBufferManager):
     Raises
     ------
     ArgumentError
-        If `total_size` is not an integer of at least 0, or `buffer_num` not an integer of at least 1.
+        As `VectorReplayBuffer` and `HERReplayBuffer` do.
     StorageError
         If a folder is passed.
-    ArgumentError
-        If `horizon` is not an integer of at least 1, or `future_k` is less than 1.
 
     Examples
     --------

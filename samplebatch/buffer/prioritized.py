@@ -269,19 +269,15 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
 
     Parameters
     ----------
-    total_size
-        Total capacity in steps, rounded up to equal slots per environment.
-    buffer_num
-        Number of environments.
-    storage
-        New folder for the rows; see `ReplayBuffer`.
+    total_size, buffer_num, storage
+        As in `VectorReplayBuffer`.
     **kwargs
         As in `PrioritizedReplayBuffer`.
 
     Raises
     ------
     ArgumentError
-        If `total_size` is not an integer of at least 0, or `buffer_num` not an integer of at least 1.
+        As `VectorReplayBuffer` does.
     PriorityError
         If alpha or beta is negative or not a number.
 

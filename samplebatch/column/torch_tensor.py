@@ -188,10 +188,8 @@ class RaggedTorchColumn(RaggedRows):
     ----------
     elements
         Elements of all rows, a contiguous tensor of shape (m,) without gradient.
-    offsets
-        Row offsets into `elements`, int64, shape (n + 1,), non-decreasing.
-    shapes
-        Shape of each row, int64, shape (n, ndim); None for rows of one dimension.
+    offsets, shapes
+        As in `RaggedColumn`.
 
     Examples
     --------

@@ -217,8 +217,7 @@ class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):
     Parameters
     ----------
     algorithms
-        Algorithms by policy id; agents that share a policy share its algorithm. The attribute `policy` contains the
-        policies as a `MultiAgentPolicy`, for collectors, workers and trainers.
+        As in `MultiAgentOffPolicyAlgorithm`.
     """
 
     def create_trainer(self, params: OnPolicyTrainerParams) -> OnPolicyTrainer:

@@ -66,18 +66,14 @@ class MultiAgentContract(ABC):
 
         Parameters
         ----------
-        makers
-            Functions that each create an environment.
+        makers, times, seed, hooks
+            As in `CollectorContract.collect`.
         policies
             A function of observations for all policies, `"random"`, or a mapping by policy id.
         policy_mapping
             Function from agent ids to policy ids.
         n_step, n_episode
             Environment steps or episodes per call; exactly one of the two.
-        times
-            Number of calls.
-        seed, hooks
-            Arguments of the collector.
 
         Returns
         -------

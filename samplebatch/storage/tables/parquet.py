@@ -265,8 +265,7 @@ def read_parquet(
     path
         The file.
     allow_pickle
-        Whether to unpickle columns of Python objects that Arrow has no type for. Only for files from a trusted writer:
-        a pickle can execute arbitrary code.
+        As in `read_arrow`.
     verify
         Whether to verify all bytes against their checksums; files of older versions only have page checksums.
     max_nbytes
