@@ -338,14 +338,9 @@ def count_positions(offsets: Indices, positions: Indices) -> None:
 def copy_rows(source: Bytes, starts: Indices, lengths: Indices, target: Bytes) -> None:
     """Copy rows of any lengths into contiguous memory, as fast as one copy of all bytes.
 
-    Parameters
-    ----------
-    source
-        Bytes that contain the rows.
-    starts, lengths
-        First byte and number of bytes of each row, shape (n,), within `source`.
-    target
-        Output: bytes of all rows, of the sum of the lengths.
+    source: bytes that contain the rows.
+    starts, lengths: first byte and number of bytes of each row, shape (n,), within `source`.
+    target: output: bytes of all rows, of the sum of the lengths.
     """
     stop = 0
     for k in range(len(starts)):

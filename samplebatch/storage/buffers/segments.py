@@ -52,8 +52,6 @@ _NAME = re.compile(r"rows-([0-9]{1,15})\.bin")
 def encode_columns(columns: Sequence[Column]) -> bytes:
     """Serialize columns for `decode_columns`.
 
-    Examples
-    --------
     >>> from samplebatch.column.tensor import TensorColumn
     >>> decode_columns(encode_columns([TensorColumn(np.arange(3))]), "bytes")[0].values
     array([0, 1, 2])
@@ -64,12 +62,8 @@ def encode_columns(columns: Sequence[Column]) -> bytes:
 def decode_columns(data: Any, source: str, *, allow_pickle: bool = False) -> list[Column]:
     """Restore the columns of `encode_columns`, as views of the bytes.
 
-    Raises
-    ------
-    FormatError
-        If the bytes are not encoded columns.
-    UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false.
+    Raises FormatError if the bytes are not encoded columns. Raises UntrustedPickleError if a column is pickled and
+    `allow_pickle` is false.
     """
     view = memoryview(data).cast("B")
     try:
@@ -118,15 +112,9 @@ def locked_checkpoint(folder: Path, *, exclusive: bool) -> Iterator[None]:
 class SegmentWriter:
     """Writer of one checkpoint's rows: `add` tables, `write` them, and after the checkpoint `remove_unreferenced`.
 
-    Parameters
-    ----------
-    folder
-        Folder of the checkpoint and its segments.
-    previous
-        Manifests of the previous checkpoint, in the order in which their tables were added.
+    folder: folder of the checkpoint and its segments.
+    previous: manifests of the previous checkpoint, in the order in which their tables were added.
 
-    Examples
-    --------
     >>> import tempfile
     >>> from samplebatch.column.tensor import TensorColumn
     >>> folder, values = Path(tempfile.mkdtemp()), np.arange(100_000)
@@ -160,10 +148,7 @@ class SegmentWriter:
     def write(self) -> None:
         """Write changed groups to new segments, and sync them to disk.
 
-        Raises
-        ------
-        OSError
-            If the segments cannot be written, for example because the disk is full; none is left then.
+        Raises OSError if the segments cannot be written, for example because the disk is full; none is left then.
         """
         for table in self._tables:
             table.find_unchanged(self._sizes)
@@ -245,12 +230,8 @@ def _digest(parts: Iterable[bytes | memoryview]) -> bytes:
 class _Table:
     """Columns of a table, split into groups.
 
-    Attributes
-    ----------
-    manifest
-        Locations of the groups, complete once they are written.
-    groups, digests
-        Segment, offset and size of each group, with segment -1 before it is written; and its digest.
+    manifest: locations of the groups, complete once they are written.
+    groups, digests: segment, offset and size of each group, with segment -1 before it is written; and its digest.
     """
 
     def __init__(self, columns: Sequence[Column], ring_rows: Sequence[int], previous: Manifest | None) -> None:
@@ -317,21 +298,12 @@ def _boundary(column: Column, row: int) -> int:
 def read_rows(folder: Path, manifest: Any, *, allow_pickle: bool = False) -> list[Column]:
     """Read the columns of a table from its segments.
 
-    Parameters
-    ----------
-    folder
-        Folder of the segments.
-    manifest
-        A complete manifest, which is validated.
-    allow_pickle
-        Whether pickled objects in columns may be unpickled.
+    folder: folder of the segments.
+    manifest: a complete manifest, which is validated.
+    allow_pickle: whether pickled objects in columns may be unpickled.
 
-    Raises
-    ------
-    FormatError
-        If a segment is missing or has changed, or the manifest is invalid.
-    UntrustedPickleError
-        If a column is pickled and `allow_pickle` is false.
+    Raises FormatError if a segment is missing or has changed, or the manifest is invalid. Raises UntrustedPickleError
+    if a column is pickled and `allow_pickle` is false.
     """
     groups, digests = check_manifest(manifest)
     parts: list[list[Column]] = []
@@ -373,10 +345,7 @@ def _join(columns: Sequence[Column], folder: Path) -> Column:
 def check_manifest(manifest: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """Validate a manifest; return its groups and digests.
 
-    Raises
-    ------
-    FormatError
-        If the manifest is invalid.
+    Raises FormatError if the manifest is invalid.
     """
     try:
         groups, digests = manifest["groups"], manifest["digests"]
