@@ -1,8 +1,8 @@
 """`loops.*`: hand-written training loops from their first step, in microseconds of processor time.
 
 `loops.ppo` is the loop of single-file implementations with preallocated arrays (bare), and the same with a collector,
-`GAE` and `minibatches` (ours). `loops.dqn` is one with Stable-Baselines3's replay buffer, and the same with a collector
-and our replay buffer. Networks, losses and numbers of updates are the same, on one thread of torch's.
+`GAE` and `minibatches` (ours). `loops.dqn` and `loops.sac` are loops with Stable-Baselines3's replay buffer, and the
+same with a collector and our replay buffer. Networks, losses and numbers of updates are the same, on one torch thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.harness import Row, Way, row
 
-ITERATIONS, DQN_STEPS = 5, 3000
+ITERATIONS, DQN_STEPS, SAC_STEPS = 5, 3000, 600
 
 
 def clocked(train: Callable[[Any], Any]) -> Way:
@@ -49,23 +49,30 @@ def ppo(with_collector: bool) -> Way:
     return clocked(train)
 
 
-def dqn_with_sb3(_: Any) -> None:
-    """Train DQN with the buffer of Stable-Baselines3."""
-    from stable_baselines3.common import buffers
+def off_policy(name: str, steps: int, *, with_collector: bool) -> Way:
+    """Train DQN or SAC for some steps, with our collector and buffer or with Stable-Baselines3's buffer."""
 
-    from benchmarks import loops
+    def train(_: Any) -> None:
+        from benchmarks import loops
 
-    loops.dqn_with_sb3(buffers, 0, DQN_STEPS)
+        if with_collector:
+            getattr(loops, f"{name}_with_collector")(0, steps)
+            return
+        from stable_baselines3.common import buffers
+
+        getattr(loops, f"{name}_with_sb3")(buffers, 0, steps)
+
+    return clocked(train)
 
 
-def dqn_with_collector(_: Any) -> None:
-    """Train DQN with our collector and buffer."""
-    from benchmarks import loops
-
-    loops.dqn_with_collector(0, DQN_STEPS)
+def off_policy_row(name: str, steps: int) -> Row:
+    """Declare a row of an off-policy loop."""
+    ways = {who: off_policy(name, steps, with_collector=who == "ours") for who in ("ours", "sb3")}
+    return row(f"loops.{name}", lambda: None, view=None, **ways)
 
 
 ROWS: list[Row] = [
     row("loops.ppo", lambda: None, view=None, bar=1.03, ours=ppo(True), bare=ppo(False)),
-    row("loops.dqn", lambda: None, view=None, ours=clocked(dqn_with_collector), sb3=clocked(dqn_with_sb3)),
+    off_policy_row("dqn", DQN_STEPS),
+    off_policy_row("sac", SAC_STEPS),
 ]

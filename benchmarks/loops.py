@@ -5,6 +5,7 @@ The two loops of PPO make the same draws and updates: their final parameters are
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium
@@ -49,10 +50,10 @@ class Agent(nn.Module):
         return self.value(torch.from_numpy(obs)).squeeze(-1)  # type: ignore[no-any-return]
 
 
-def make_envs(num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+def make_envs(num_envs: int, name: str = "CartPole-v1") -> gymnasium.vector.VectorEnv[Any, Any, Any]:
     """Create a vector environment with same-step autoreset."""
     return gymnasium.make_vec(
-        "CartPole-v1",
+        name,
         num_envs,
         vectorization_mode="sync",
         vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
@@ -238,3 +239,135 @@ def dqn_with_collector(seed: int, steps: int) -> QNetwork:
                 batch = buffer.sample(DQN_BATCH)[0].to_torch(floats=torch.float32)
                 learner.learn(step, batch.obs, batch.act, batch.rew, batch.terminated.float(), batch.obs_next)
     return learner.online
+
+
+SAC_STARTS, SAC_BATCH, SAC_POLICY_EVERY, SAC_TAU = 500, 256, 2, 0.005
+TORQUE = 2.0
+"""Largest torque in Pendulum: actions are in [-TORQUE, TORQUE]."""
+
+
+def perceptron(inputs: int, outputs: int) -> nn.Sequential:
+    """Create a network with two hidden layers of 256 units."""
+    return nn.Sequential(nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, outputs))
+
+
+class GaussianActor(nn.Module):
+    """A Gaussian policy squashed to the actions of Pendulum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = perceptron(3, 2)
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw actions of shape (n, 1); return them and their log-probabilities, shape (n, 1)."""
+        mean, log_std = self.layers(obs).chunk(2, dim=1)
+        log_std = -5.0 + 3.5 * (torch.tanh(log_std) + 1)
+        normal = torch.distributions.Normal(mean, log_std.exp(), validate_args=False)
+        drawn = normal.rsample()
+        squashed = torch.tanh(drawn)
+        logp = normal.log_prob(drawn) - torch.log(TORQUE * (1 - squashed.square()) + 1e-6)
+        return squashed * TORQUE, logp
+
+
+class SACLearner:
+    """Steps on the losses of soft actor-critic with an adaptive temperature."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.actor, self.critics = GaussianActor(), nn.ModuleList([perceptron(4, 1), perceptron(4, 1)])
+        self.targets = copy.deepcopy(self.critics)
+        self.log_alpha = torch.zeros(1, requires_grad=True)
+        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=3e-4)
+        self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), lr=1e-3)
+        self.alpha_optimizer = torch.optim.Adam([self.log_alpha], lr=1e-3)
+        self.rng = np.random.default_rng(seed)
+
+    @torch.no_grad()
+    def act(self, obs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Draw actions for observations of shape (n, 3)."""
+        return self.actor(torch.from_numpy(obs))[0].numpy()  # type: ignore[no-any-return]
+
+    def draw(self, obs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Draw uniform actions for observations of shape (n, 3)."""
+        return self.rng.uniform(-TORQUE, TORQUE, (len(obs), 1)).astype(np.float32)
+
+    def learn(
+        self,
+        step: int,
+        obs: torch.Tensor,
+        actions: torch.Tensor,
+        rewards: torch.Tensor,
+        terminated: torch.Tensor,
+        next_obs: torch.Tensor,
+    ) -> None:
+        """Do a gradient step of the critics on transitions of shape (n, ...), and of the actor if due."""
+        alpha = self.log_alpha.exp().detach()
+        with torch.no_grad():
+            new_actions, logp = self.actor(next_obs)
+            after = torch.cat([next_obs, new_actions], 1)
+            values = torch.minimum(*(target(after) for target in self.targets)) - alpha * logp
+            wanted = rewards + (1 - terminated) * GAMMA * values.squeeze(1)
+        seen = torch.cat([obs, actions], 1)
+        loss = sum(nn.functional.mse_loss(critic(seen).squeeze(1), wanted) for critic in self.critics)
+        self.critic_optimizer.zero_grad()
+        loss.backward()  # type: ignore[union-attr, no-untyped-call]
+        self.critic_optimizer.step()
+        for _ in range(SAC_POLICY_EVERY if step % SAC_POLICY_EVERY == 0 else 0):
+            drawn, logp = self.actor(obs)
+            proposed = torch.cat([obs, drawn], 1)
+            actor_loss = (alpha * logp - torch.minimum(*(critic(proposed) for critic in self.critics))).mean()
+            self.actor_optimizer.zero_grad()
+            actor_loss.backward()
+            self.actor_optimizer.step()
+            with torch.no_grad():
+                _, logp = self.actor(obs)
+            alpha_loss = (-self.log_alpha.exp() * (logp - 1.0)).mean()
+            self.alpha_optimizer.zero_grad()
+            alpha_loss.backward()
+            self.alpha_optimizer.step()
+            alpha = self.log_alpha.exp().detach()
+        for parameter, target in zip(self.critics.parameters(), self.targets.parameters(), strict=True):
+            target.data.copy_(SAC_TAU * parameter.data + (1 - SAC_TAU) * target.data)
+
+
+def sac_with_sb3(buffers: Any, seed: int, steps: int) -> SACLearner:
+    """Train with one environment and the replay buffer of Stable-Baselines3, as single-file implementations do."""
+    learner = SACLearner(seed)
+    envs = make_envs(1, "Pendulum-v1")
+    space, actions_space = envs.single_observation_space, envs.single_action_space
+    buffer = buffers.ReplayBuffer(10_000, space, actions_space, "cpu", handle_timeout_termination=False)
+    obs, _ = envs.reset(seed=seed)
+    for step in range(1, steps + 1):
+        actions = learner.act(obs) if step > SAC_STARTS else learner.draw(obs)
+        newest, rewards, terminated, truncated, infos = envs.step(actions)
+        next_obs = newest
+        if terminated[0] or truncated[0]:
+            next_obs = newest.copy()
+            next_obs[0] = infos["final_obs"][0]
+        buffer.add(obs, next_obs, actions, rewards, terminated, [{}])
+        obs = newest
+        if step > SAC_STARTS:
+            drawn = buffer.sample(SAC_BATCH)
+            learner.learn(
+                step,
+                drawn.observations,
+                drawn.actions,
+                drawn.rewards.squeeze(1),
+                drawn.dones.squeeze(1),
+                drawn.next_observations,
+            )
+    envs.close()
+    return learner
+
+
+def sac_with_collector(seed: int, steps: int) -> SACLearner:
+    """Train with a collector that adds to our replay buffer."""
+    learner = SACLearner(seed)
+    buffer = ReplayBuffer(10_000)
+    with Collector(learner.act, make_envs(1, "Pendulum-v1"), buffer, seed=seed) as collector:
+        collector.collect(n_step=SAC_STARTS, random=True)
+        for step in range(SAC_STARTS + 1, steps + 1):
+            collector.collect(n_step=1)
+            batch = buffer.sample(SAC_BATCH)[0].to_torch(floats=torch.float32)
+            learner.learn(step, batch.obs, batch.act, batch.rew, batch.terminated.float(), batch.obs_next)
+    return learner

@@ -43,3 +43,14 @@ def test_dqn_trains_with_either_buffer() -> None:
         start = loops.DQNLearner(1).online
         changed = [not torch.equal(*pair) for pair in zip(network.parameters(), start.parameters(), strict=True)]
         assert all(changed)
+
+
+def test_sac_trains_with_either_buffer() -> None:
+    buffers = pytest.importorskip("stable_baselines3.common.buffers")
+    steps = loops.SAC_STARTS + 4
+    start = loops.SACLearner(1)
+    for learner in (loops.sac_with_sb3(buffers, 1, steps), loops.sac_with_collector(1, steps)):
+        for module in ("actor", "critics", "targets"):
+            pairs = zip(getattr(learner, module).parameters(), getattr(start, module).parameters(), strict=True)
+            assert all(not torch.equal(*pair) for pair in pairs), module
+        assert learner.log_alpha.item() != 0.0
