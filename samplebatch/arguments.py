@@ -200,7 +200,7 @@ def suggest_names(
             for name, parameter in parameters.items()
             if parameter.default is Parameter.empty and (name in positional or parameter.kind is Parameter.KEYWORD_ONLY)
         ]
-        required_keywords = set(required).difference(positional)
+        required_keywords, accepted = set(required).difference(positional), frozenset(parameters)
         names = [name for name in parameters if name != "self"]
         is_method = len(names) < len(parameters)
         title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
@@ -209,7 +209,7 @@ def suggest_names(
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             # A constructor names the class that is created, which may be derived.
             is_complete = len(args) >= len(required) and (takes_values or len(args) <= len(positional))
-            if kwargs or not is_complete:
+            if not is_complete or (kwargs and (required_keywords or not accepted.issuperset(kwargs))):
                 subject = type(args[0]).__name__ if function.__name__ == "__init__" and args else title
                 for name in kwargs:
                     if name not in parameters and (name in renamed or not takes_any):

@@ -187,6 +187,9 @@ class Series:
 
     def __init__(self, rings: Rings, numbers: Ints) -> None:
         self._all = rings
+        if rings.n == 1:
+            self._fill_only_ring(rings, numbers)
+            return
         # NumPy sorts short integers by radix, in linear time.
         key = numbers.astype(np.uint16) if rings.n <= 1 << 16 else numbers
         self._order: Ints = key.argsort(kind="stable")
@@ -204,6 +207,14 @@ class Series:
         self.lasting: Ints | None = None
         if (self._counts > maxsizes).any():
             self.lasting = np.sort(self._order[self._rank >= (self._counts - maxsizes)[self._ring]])
+
+    def _fill_only_ring(self, rings: Rings, numbers: Ints) -> None:
+        count = len(numbers)
+        self._order = self._rank = np.arange(count)
+        self._ring, self._counts = numbers, np.array([count])
+        self.slots = (self._order + rings.cursor) % rings.capacity
+        self.rings, self.newest = numbers[:1], self._order[-1:]
+        self.lasting = self._order[-rings.capacity :] if count > rings.capacity else None
 
     def advance(self, done: Flags, rew: npt.NDArray[np.float64]) -> Added:
         """Advance the rings by the steps; see `Rings.advance`."""

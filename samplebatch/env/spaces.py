@@ -16,7 +16,8 @@ from samplebatch.batch.tree import Structure
 from samplebatch.column.casting import Refuse, exact_rows
 from samplebatch.errors import require
 
-_ARRAYS = frozenset({np.ndarray})
+_ndarray = np.ndarray
+_ARRAYS = frozenset({_ndarray})
 _shape_of = attrgetter("shape")
 _concatenate = np.concatenate
 
@@ -162,7 +163,11 @@ class SpaceLayout:
         """
         if self.plain and self._form:
             count, shape = len(values), self._form
-            if _ARRAYS.issuperset(map(type, values)) and [*map(_shape_of, values)].count(shape) == count:
+            if count == 1:
+                value = values[0]
+                if type(value) is _ndarray and value.shape == shape and value.dtype == self._space.dtype:
+                    return [value[None].copy()]
+            elif _ARRAYS.issuperset(map(type, values)) and [*map(_shape_of, values)].count(shape) == count:
                 try:
                     # NumPy raises unless all values have the dtype.
                     return [_concatenate(values, dtype=self._space.dtype, casting="no").reshape(count, *shape)]

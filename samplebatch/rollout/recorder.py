@@ -150,11 +150,8 @@ class EpisodeCount:
         return counted
 
     def _add_runs(self, done: Flags, rewards: Floats, envs: Rows) -> CountedSteps:
-        if len(self._t) == 1 and not _count(done):
-            run = np.array([len(done)])
-            counted = CountedSteps(None, _NO_RETURNS, _NO_LENS, self._eps_id, self._t, run, np.arange(len(done)))
-            self._t, self._returns = self._t + run, np.add.reduceat(rewards, [0]) + self._returns
-            return counted
+        if len(self._t) == 1:
+            return self._add_runs_of_one(done, rewards)
         order = by_stream(envs)
         count = len(order)
         envs, done = envs[order], done[order]
@@ -187,6 +184,30 @@ class EpisodeCount:
         ended = ended[order[stops[ended] - 1].argsort()]
         self.ended.append((returns[ended], lens[ended]))
         return CountedSteps(env_of[ended], returns[ended], lens[ended], ids, before, lengths, order)
+
+    def _add_runs_of_one(self, done: Flags, rewards: Floats) -> CountedSteps:
+        """Count steps of the only environment, as `_add_runs` does."""
+        ends, count = done.nonzero()[0], len(done)
+        closed = len(ends)
+        is_open = not closed or bool(ends[-1] < count - 1)
+        starts = np.zeros(closed + is_open, np.int64)
+        starts[1:] = ends[: len(starts) - 1] + 1
+        lengths = np.append(starts[1:], count) - starts
+        # The first run continues the running episode.
+        t, before = np.zeros(len(starts), np.int64), np.zeros(len(starts))
+        t[0], before[0] = self._t[0], self._returns[0]
+        ids = self._eps_id if len(starts) == 1 else np.append(self._eps_id, episode_ids(len(starts) - 1))
+        returns, lens = np.add.reduceat(rewards, starts) + before, t + lengths
+        # Returned arrays are never modified.
+        if is_open:
+            self._t, self._returns, self._eps_id = lens[-1:], returns[-1:], ids[-1:]
+        else:
+            self._t, self._returns, self._eps_id = np.zeros(1, np.int64), np.zeros(1), episode_ids(1)
+        if not closed:
+            return CountedSteps(None, _NO_RETURNS, _NO_LENS, ids, t, lengths, np.arange(count))
+        counted = returns[:closed], lens[:closed]
+        self.ended.append(counted)
+        return CountedSteps(np.zeros(closed, np.intp), *counted, ids, t, lengths, np.arange(count))
 
 
 def episode_ids(count: int) -> Ints:
@@ -696,6 +717,8 @@ class VectorRecorder:
 
     def _every_env(self, steps: int) -> Rows:
         count = len(self._env_ids)
+        if count == 1:
+            return np.zeros(steps, np.intp)
         return np.broadcast_to(np.arange(count), (steps, count)).ravel()
 
     def _keep(self, columns: Columns, infos: list[Any] | None, envs: Rows | None, steps: int) -> None:

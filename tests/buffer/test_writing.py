@@ -107,6 +107,19 @@ def test_a_buffer_of_one_ring_takes_a_zero_for_each(options: dict[str, Any], cou
     assert part.add(batch, buffer_ids=[0] * count)[0].tolist() == found[0].tolist()
 
 
+def test_many_episodes_in_one_addition_to_one_ring() -> None:
+    rng = np.random.default_rng(0)
+    buf, plain = ReplayBuffer(90), ReplayBuffer(90)
+    for first in (0, 400):
+        batch = rows(rng, first, 120, "number")
+        assert np.count_nonzero(batch.terminated | batch.truncated) > 20
+        added = buf.add(batch, buffer_ids=np.zeros(120, int))
+        singles = [plain.add(batch[i : i + 1], buffer_ids=[0]) for i in range(120)]
+        for part, one_by_one in zip(added, zip(*singles, strict=True), strict=True):
+            np.testing.assert_array_equal(part, np.concatenate(one_by_one))
+        same(buf, plain)
+
+
 def test_rings_that_get_equally_many_go_together() -> None:
     buf = VectorReplayBuffer(20, 2)
     buf.add(steps(range(6)), buffer_ids=[0, 1, 1, 0, 1, 0])

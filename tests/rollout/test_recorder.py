@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from samplebatch import SampleBatch
 from samplebatch.env.stacking import NestedRows
 from samplebatch.errors import ColumnMismatchError
-from samplebatch.rollout.recorder import Recorder, Streams
+from samplebatch.rollout.recorder import EpisodeCount, Recorder, Streams
 
 STREAMS = Streams(np.array([100, 101]), np.array([0, 1]), np.zeros(2, int))
 
@@ -105,3 +107,33 @@ def test_rows_of_several_policies_are_written_together_or_not_at_all() -> None:
     write(*reversed(numbers))
     found = {policy: rows["obs"].tolist() for policy, rows in recorder.take().items()}
     assert found == {"p": [1.0, 1.0, 2.0, 2.0], "q": [3.0, 3.0, 4.0, 4.0]}
+
+
+@given(
+    chunks=st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max_size=4), seed=st.integers(0, 99)
+)
+def test_one_environment_is_counted_as_among_several(chunks: list[list[bool]], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    one, several = EpisodeCount(1), EpisodeCount(2)
+    ids: list[dict[int, int]] = [{}, {}]
+    for flags in chunks:
+        done, rewards = np.array(flags), rng.normal(size=len(flags))
+        counted = [
+            count.add(done, rewards, np.zeros(len(flags), np.intp), steps=2 + len(flags)) for count in (one, several)
+        ]
+        assert (counted[0].ended is None) == (counted[1].ended is None) == (not any(flags))
+        for mine, general in zip(counted[0][1:3], counted[1][1:3], strict=True):
+            np.testing.assert_array_equal(mine, general)
+        (eps_id, t), (general_id, general_t) = (each.number() for each in counted)
+        np.testing.assert_array_equal(t, general_t)
+        # Ids are random: number episodes in order of appearance.
+        numbers = [
+            [seen.setdefault(number, len(seen)) for number in column.tolist()]
+            for seen, column in zip(ids, (eps_id, general_id), strict=True)
+        ]
+        assert numbers[0] == numbers[1]
+    for part, general in zip(one.ended, several.ended, strict=True):
+        np.testing.assert_array_equal(part, general)
+    mine, general = one.state_dict(), several.state_dict()
+    assert mine["t"].tolist() == general["t"][:1].tolist()
+    assert mine["returns"].tolist() == general["returns"][:1].tolist()
