@@ -360,7 +360,8 @@ def main() -> None:
         for mutant in mutants:
             mutant.tests = choose_tests(mutant, tests)
         for number, mutant in enumerate(run_all(mutants, folders), 1):
-            print(f"{number}/{len(mutants)} {mutant.outcome:9} {mutant.path}:{mutant.line}", flush=True)
+            shown = mutant if mutant.outcome in ("survived", "no test") else f"{mutant.path}:{mutant.line}"
+            print(f"{number}/{len(mutants)} {mutant.outcome:9} {shown}", flush=True)
     print(report(mutants))
     if asked.json is not None:
         names = ("path", "line", "function", "operator", "changed", "outcome")
