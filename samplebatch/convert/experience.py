@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.concat import concat_samples, join
 from samplebatch.batch.episodes import by_stream, run_starts
@@ -30,16 +30,6 @@ from samplebatch.buffer.writing import drop_empty
 from samplebatch.column.casting import as_flags
 from samplebatch.column.memory import MemoryBound
 from samplebatch.column.varying_rows import VaryingRows
-from samplebatch.errors import (
-    ArgumentError,
-    ColumnMismatchError,
-    ColumnNotFoundError,
-    ColumnTypeError,
-    EmptyBufferError,
-    FormatError,
-    SequenceError,
-    near_names,
-)
 from samplebatch.storage.datasets.commit_log import CommitLog
 from samplebatch.storage.datasets.dataset import Dataset
 from samplebatch.storage.tables.parquet import open_parquet
@@ -108,7 +98,7 @@ def steps_as_recorded(source: Source) -> Steps:
         order = by_stream(number, t=t)
         batch, number, t = batch.take(order), number[order], None if t is None else t[order]
     if t is not None and np.any((number[1:] == number[:-1]) & (t[1:] != t[:-1] + 1)):
-        raise SequenceError(f"column {names.T!r} must count the steps of each episode one by one, got gaps")
+        raise errors.SequenceError(f"column {names.T!r} must count the steps of each episode one by one, got gaps")
     return Steps(batch, np.append(run_starts(number), batch.count))
 
 
@@ -154,7 +144,7 @@ def as_flat(source: Source) -> SampleBatch:
 def _flat(source: Source) -> SampleBatch:
     batch = _without_sequences(_steps_in(source) if isinstance(source, ReplayBuffer) else _join(source))
     if not batch.count:
-        raise EmptyBufferError("experience must have steps to be converted, got none")
+        raise errors.EmptyBufferError("experience must have steps to be converted, got none")
     return batch
 
 
@@ -176,7 +166,9 @@ def _join(source: Any) -> SampleBatch:
     if isinstance(source, MultiAgentBatch):
         if len(source.policy_batches) != 1:
             listed = ", ".join(map(repr, source.policy_batches)) or "none"
-            raise ColumnTypeError(f"experience must be of one policy to be converted, got {listed}; convert each alone")
+            raise errors.ColumnTypeError(
+                f"experience must be of one policy to be converted, got {listed}; convert each alone"
+            )
         return next(iter(source.policy_batches.values()))
     if values_of(source) is not None:
         return SampleBatch(source)
@@ -184,14 +176,16 @@ def _join(source: Any) -> SampleBatch:
         joined = concat_samples([_join(part) for part in source])
         assert isinstance(joined, SampleBatch)
         return joined
-    raise ColumnTypeError(f"experience must be a batch, a buffer or columns by name, got a {type(source).__name__}")
+    raise errors.ColumnTypeError(
+        f"experience must be a batch, a buffer or columns by name, got a {type(source).__name__}"
+    )
 
 
 def _without_sequences(batch: SampleBatch) -> SampleBatch:
     if names.SEQ_LENS not in batch:
         return batch
     if batch.time_major:
-        raise SequenceError("experience must be batch-major to be converted; call to_batch_major() first")
+        raise errors.SequenceError("experience must be batch-major to be converted; call to_batch_major() first")
     batch = unpadded(batch)
     return batch.drop(*(name for name in batch if names.is_per_sequence(name)))
 
@@ -208,8 +202,8 @@ def require_columns(batch: SampleBatch, *required: str) -> None:
     """Raise ColumnNotFoundError with near names if a column is missing."""
     for name in required:
         if name not in batch:
-            raise ColumnNotFoundError(
-                f"column {name!r} must exist to be converted; {near_names(name, batch.column_names)}"
+            raise errors.ColumnNotFoundError(
+                f"column {name!r} must exist to be converted; {errors.near_names(name, batch.column_names)}"
             )
 
 
@@ -221,7 +215,7 @@ def arrays_of(batch: SampleBatch, name: str) -> Any:
 def _array_of(batch: SampleBatch, path: str) -> npt.NDArray[Any]:
     column = batch.column(path)
     if isinstance(column, VaryingRows):
-        raise ColumnTypeError(f"column {path!r} must have rows of equal shape to be converted; pad it first")
+        raise errors.ColumnTypeError(f"column {path!r} must have rows of equal shape to be converted; pad it first")
     return column.to_numpy()
 
 
@@ -313,7 +307,7 @@ def _stack_leaf(path: str, rows: list[Any]) -> npt.NDArray[Any]:
     try:
         return np.asarray(rows)
     except ValueError as error:
-        raise ColumnTypeError(f"column {path!r} must have rows of equal shape to be converted") from error
+        raise errors.ColumnTypeError(f"column {path!r} must have rows of equal shape to be converted") from error
 
 
 def gather_leaves(steps: list[Any], path: str) -> Any:
@@ -331,7 +325,7 @@ def gather_leaves(steps: list[Any], path: str) -> Any:
             return tuple(gather_leaves([step[i] for step in steps], f"{path}.{i}") for i in range(len(first)))
     else:
         return steps
-    raise ColumnMismatchError(f"column {path!r} must have the same structure in all rows")
+    raise errors.ColumnMismatchError(f"column {path!r} must have the same structure in all rows")
 
 
 def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any:
@@ -366,7 +360,7 @@ def open_source(source: Any) -> Any:
     """
     if not isinstance(source, str | os.PathLike):
         if not callable(getattr(source, "sample", None)):
-            raise ArgumentError(f"source must be a buffer, a dataset or a path, got {type(source).__name__}")
+            raise errors.ArgumentError(f"source must be a buffer, a dataset or a path, got {type(source).__name__}")
         return source
     if CommitLog(Path(source)).path is not None:
         return Dataset(source)
@@ -384,12 +378,12 @@ def read_tables(path: str | os.PathLike[str], max_nbytes: int | None = None) -> 
         names = file.schema.names
         duplicate = next((name for name in names if names.count(name) > 1), None)
         if duplicate is not None:
-            raise FormatError(f"{str(file_path)!r} must have column {duplicate!r} once, got a duplicate")
+            raise errors.FormatError(f"{str(file_path)!r} must have column {duplicate!r} once, got a duplicate")
         table = file.read(range(file.num_groups), names, bound)
         try:
             table.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise FormatError(f"{str(file_path)!r} must contain valid values: {error}") from error
+            raise errors.FormatError(f"{str(file_path)!r} must contain valid values: {error}") from error
         yield table, bound
 
 
@@ -401,5 +395,5 @@ def files_in(path: str | os.PathLike[str], suffix: str) -> list[Path]:
         return [root]
     files = sorted(file for file in root.rglob(f"*{suffix}") if file.is_file())
     if not files:
-        raise FormatError(f"{str(root)!r} must be a folder with {suffix} files, got none")
+        raise errors.FormatError(f"{str(root)!r} must be a folder with {suffix} files, got none")
     return files

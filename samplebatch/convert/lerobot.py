@@ -23,25 +23,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.batch.action_unit import ENVIRONMENT
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.casting import as_flags
 from samplebatch.column.memory import MemoryBound
 from samplebatch.column.types import named_dtype
 from samplebatch.convert import experience
-from samplebatch.errors import (
-    ArgumentError,
-    ColumnMismatchError,
-    ColumnTypeError,
-    FormatError,
-    MissingExtraError,
-    RowIndexError,
-    StorageError,
-    near_names,
-    no_such_column,
-    require,
-)
 from samplebatch.storage.tables.parquet import open_parquet
 
 NAMES = names.PEERS["lerobot"]
@@ -110,7 +98,7 @@ class Layout:
         self.features = {name: self._feature(name, about) for name, about in features.items()}
         for name in (EPISODE, FRAME):
             if name not in self.features:
-                raise self._fault(f"must have feature {name!r}; {near_names(name, self.features)}")
+                raise self._fault(f"must have feature {name!r}; {errors.near_names(name, self.features)}")
         self._template = self._path_template(info.get("data_path", DATA))
 
     def data_path(self, chunk: int, file: int) -> Path:
@@ -125,10 +113,10 @@ class Layout:
         parts = [_episodes_in(path, max_nbytes) for path in experience.files_in(folder, ".parquet")]
         episodes = Episodes(*map(np.concatenate, zip(*parts, strict=True)))
         if not len(episodes.number):
-            raise FormatError(f"{str(folder)!r} must have episodes, got none")
+            raise errors.FormatError(f"{str(folder)!r} must have episodes, got none")
         episodes = episodes.at(np.argsort(episodes.number, kind="stable"))
         if np.any(episodes.number[1:] == episodes.number[:-1]):
-            raise FormatError(f"{str(folder)!r} must list each episode once, got duplicates")
+            raise errors.FormatError(f"{str(folder)!r} must list each episode once, got duplicates")
         return episodes
 
     def _load(self) -> dict[str, Any]:
@@ -162,8 +150,8 @@ class Layout:
                 return template
         raise self._fault("must have a 'data_path' of Parquet files in its folder, with chunk_index and file_index")
 
-    def _fault(self, must: str) -> FormatError:
-        return FormatError(f"{self._name!r} {must}")
+    def _fault(self, must: str) -> errors.FormatError:
+        return errors.FormatError(f"{self._name!r} {must}")
 
 
 def _is_size(size: Any) -> bool:
@@ -174,7 +162,9 @@ def _episodes_in(path: Path, max_nbytes: int | None) -> Episodes:
     file, bound = open_parquet(path, max_nbytes=max_nbytes)
     for name in _WHERE:
         if name not in file.schema.names:
-            raise FormatError(f"{file.name!r} must have column {name!r}; {near_names(name, file.schema.names)}")
+            raise errors.FormatError(
+                f"{file.name!r} must have column {name!r}; {errors.near_names(name, file.schema.names)}"
+            )
     # In file order, as the reader requires; the statistics columns may be large and are not read.
     table = file.read(range(file.num_groups), [name for name in file.schema.names if name in _WHERE], bound)
     return Episodes(*(_numbers_in(table[name], name, file.name) for name in _WHERE))
@@ -186,7 +176,7 @@ def _numbers_in(column: pa.ChunkedArray, name: str, path: str) -> Numbers:
         numbers: Numbers = column.to_numpy().astype(np.int64)
         if np.all(numbers >= minimum):
             return numbers
-    raise FormatError(f"column {name!r} of {path!r} must contain only integers of at least {minimum}")
+    raise errors.FormatError(f"column {name!r} of {path!r} must contain only integers of at least {minimum}")
 
 
 _TO_FLAT = {theirs: name for name, theirs in NAMES.items()}
@@ -257,13 +247,15 @@ def _choose_features(features: Mapping[str, Feature], columns: Sequence[str] | N
     listed = [name for name in features if name != INDEX] if columns is None else list(columns)
     for name in listed:
         if name not in features:
-            raise no_such_column(name, features)
+            raise errors.no_such_column(name, features)
     selected = {name: features[name] for name in dict.fromkeys((*listed, EPISODE, FRAME))}
     for name, feature in selected.items():
         if feature.dtype == "video":
-            raise ColumnTypeError(f"column {name!r} must not be a video; name the other features in columns=")
+            raise errors.ColumnTypeError(f"column {name!r} must not be a video; name the other features in columns=")
         if feature.dtype not in ("image", "string") and not _holds_numbers(feature.dtype):
-            raise ColumnTypeError(f"column {name!r} must contain numbers, strings or images, got {feature.dtype!r}")
+            raise errors.ColumnTypeError(
+                f"column {name!r} must contain numbers, strings or images, got {feature.dtype!r}"
+            )
     _check_places(selected)
     return selected
 
@@ -271,7 +263,7 @@ def _choose_features(features: Mapping[str, Feature], columns: Sequence[str] | N
 def _holds_numbers(dtype: str) -> bool:
     try:
         return named_dtype(dtype).kind in "biuf"
-    except ColumnTypeError:
+    except errors.ColumnTypeError:
         return False
 
 
@@ -281,7 +273,7 @@ def _check_places(features: Iterable[str]) -> None:
     for name in features:
         column = _place(name)
         if column in features_by_column:
-            raise FormatError(
+            raise errors.FormatError(
                 f"column {name!r} must not map to the same column as {features_by_column[column]!r}; read only one"
             )
         features_by_column[column] = name
@@ -289,7 +281,7 @@ def _check_places(features: Iterable[str]) -> None:
         parts = column.split(".")
         for outer in (".".join(parts[:i]) for i in range(1, len(parts))):
             if outer in features_by_column:
-                raise FormatError(
+                raise errors.FormatError(
                     f"column {name!r} must not be nested in {features_by_column[outer]!r}, which is a column"
                 )
 
@@ -308,9 +300,9 @@ def _choose_episodes(available: Episodes, episodes: Iterable[int] | None) -> npt
     numbers = set(available.number.tolist())
     for number in requested:
         if number not in numbers:
-            raise RowIndexError(f"episode {number!r} must be one of the dataset's {len(numbers)} episodes")
+            raise errors.RowIndexError(f"episode {number!r} must be one of the dataset's {len(numbers)} episodes")
     if not requested:
-        raise RowIndexError("episodes must contain at least one episode, got none")
+        raise errors.RowIndexError("episodes must contain at least one episode, got none")
     return np.isin(available.number, requested)
 
 
@@ -324,20 +316,20 @@ def _read_file(
     file, bound = open_parquet(path, max_nbytes=max_nbytes)
     for name in features:
         if name not in file.schema.names:
-            raise FormatError(f"{path!r} must have column {name!r}, which meta/info.json lists")
+            raise errors.FormatError(f"{path!r} must have column {name!r}, which meta/info.json lists")
     # In file order, as the reader requires.
     listed = [name for name in file.schema.names if name in features]
     table = file.read(range(file.num_groups), listed, bound)
     # Compare each length first, because the sum may overflow.
     if np.any(episodes.length > table.num_rows) or int(episodes.length.sum()) != table.num_rows:
-        raise FormatError(f"{path!r} must have the rows of its episodes, got {table.num_rows} rows")
+        raise errors.FormatError(f"{path!r} must have the rows of its episodes, got {table.num_rows} rows")
     expected = {
         EPISODE: np.repeat(episodes.number, episodes.length),
         FRAME: np.arange(table.num_rows) - np.repeat(np.cumsum(episodes.length) - episodes.length, episodes.length),
     }
     for name, numbers in expected.items():
         if not np.array_equal(_values(table[name], name, features[name], bound), numbers):
-            raise FormatError(f"column {name!r} of {path!r} must number its episodes' frames in order")
+            raise errors.FormatError(f"column {name!r} of {path!r} must number its episodes' frames in order")
     if not chosen.all():
         table = table.filter(pa.array(np.repeat(chosen, episodes.length)))
     return SampleBatch(
@@ -354,27 +346,31 @@ def _values(column: pa.ChunkedArray, name: str, feature: Feature, bound: MemoryB
     sizes = feature.shape or (1,)
     for size in sizes if _is_list(array.type) or feature.shape not in ((), (1,)) else ():
         if not _is_list(array.type) or array.null_count or not _has_lists_of(array, size):
-            raise FormatError(f"column {name!r} must have rows of shape {feature.shape}, the shape in meta/info.json")
+            raise errors.FormatError(
+                f"column {name!r} must have rows of shape {feature.shape}, the shape in meta/info.json"
+            )
         array = array.flatten()
     if array.null_count or _is_list(array.type):
-        raise FormatError(f"column {name!r} must have no nulls, and rows of shape {feature.shape}")
+        raise errors.FormatError(f"column {name!r} must have no nulls, and rows of shape {feature.shape}")
     return _cast(array, name, feature, bound).reshape(rows, *feature.shape)
 
 
 def _decode_images(array: pa.Array, name: str, shape: tuple[int, ...], bound: MemoryBound) -> npt.NDArray[np.uint8]:
     """Decode images that are embedded in their column, shape (n, height, width, channels)."""
     try:
-        image = require("PIL.Image", "lerobot")
-    except MissingExtraError as error:
-        raise MissingExtraError(f"column {name!r} has images: {error}") from error
+        image = errors.require("PIL.Image", "lerobot")
+    except errors.MissingExtraError as error:
+        raise errors.MissingExtraError(f"column {name!r} has images: {error}") from error
     if not pa.types.is_struct(array.type) or array.type.get_field_index("bytes") < 0 or array.null_count:
-        raise FormatError(f"column {name!r} must contain embedded images, as bytes")
+        raise errors.FormatError(f"column {name!r} must contain embedded images, as bytes")
     if len(shape) != 3:
-        raise FormatError(f"column {name!r} must have images of three dimensions, got {shape} in meta/info.json")
+        raise errors.FormatError(f"column {name!r} must have images of three dimensions, got {shape} in meta/info.json")
     height, width, channels = shape if shape[2] in _MODES else (*shape[1:], shape[0])
     mode = _MODES.get(channels)
     if mode is None:
-        raise FormatError(f"column {name!r} must have images of 1, 3 or 4 channels, got {shape} in meta/info.json")
+        raise errors.FormatError(
+            f"column {name!r} must have images of 1, 3 or 4 channels, got {shape} in meta/info.json"
+        )
     data = array.field("bytes")
     bound.take(len(data) * height * width * channels, f"column {name!r}")
     images = np.empty((len(data), height, width, channels), np.uint8)
@@ -387,9 +383,9 @@ def _decode_images(array: pa.Array, name: str, shape: tuple[int, ...], bound: Me
                     images[row] = np.asarray(opened.convert(mode)).reshape(height, width, channels)
         # Pillow raises many types for damaged images, and warns about suspiciously large ones.
         except (OSError, ValueError, SyntaxError, TypeError, image.DecompressionBombError, Warning) as error:
-            raise FormatError(f"row {row} of column {name!r} must be an embedded PNG or JPEG") from error
+            raise errors.FormatError(f"row {row} of column {name!r} must be an embedded PNG or JPEG") from error
         if not fits:
-            raise FormatError(f"row {row} of column {name!r} must be an image of {width} by {height}")
+            raise errors.FormatError(f"row {row} of column {name!r} must be an image of {width} by {height}")
     return images
 
 
@@ -404,7 +400,7 @@ def _has_lists_of(array: pa.Array, size: int) -> bool:
 def _cast(array: pa.Array, name: str, feature: Feature, bound: MemoryBound) -> npt.NDArray[Any]:
     text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
     if text != (feature.dtype == "string"):
-        raise FormatError(f"column {name!r} must contain {feature.dtype} as in meta/info.json, got {array.type}")
+        raise errors.FormatError(f"column {name!r} must contain {feature.dtype} as in meta/info.json, got {array.type}")
     if text:
         rows: list[str] = array.to_pylist()
         # Each row occupies the bytes of the longest one, 4 per character.
@@ -413,7 +409,7 @@ def _cast(array: pa.Array, name: str, feature: Feature, bound: MemoryBound) -> n
     values = array.to_numpy(zero_copy_only=False)
     dtype = np.dtype(feature.dtype)
     if not np.can_cast(values.dtype, dtype, "same_kind"):
-        raise FormatError(f"column {name!r} must contain {feature.dtype} as in meta/info.json, got {array.type}")
+        raise errors.FormatError(f"column {name!r} must contain {feature.dtype} as in meta/info.json, got {array.type}")
     cast: npt.NDArray[Any] = values.astype(dtype, copy=False)
     return cast
 
@@ -498,7 +494,7 @@ def write_lerobot(
         If the folder cannot be written.
     """
     if isinstance(fps, bool) or not (math.isfinite(fps) and fps > 0):
-        raise ArgumentError(f"fps must be positive, got {fps!r}")
+        raise errors.ArgumentError(f"fps must be positive, got {fps!r}")
     steps = experience.as_steps(source)
     experience.require_columns(steps.batch, names.OBS, names.ACTIONS)
     tasks = [task] if isinstance(task, str) else list(task)
@@ -541,15 +537,15 @@ def _columns_of(steps: experience.Steps) -> Columns:
 
 def _add(columns: Columns, name: str, values: npt.NDArray[Any]) -> None:
     if name in columns:
-        raise ColumnMismatchError(f"column {name!r} must be unique in a LeRobot dataset; rename or drop one")
+        raise errors.ColumnMismatchError(f"column {name!r} must be unique in a LeRobot dataset; rename or drop one")
     columns[name] = values
 
 
 def _task_numbers(batch: SampleBatch, tasks: list[str], *, single: bool) -> npt.NDArray[np.int64]:
     if not tasks:
-        raise ArgumentError("task must contain at least one task, got none")
+        raise errors.ArgumentError("task must contain at least one task, got none")
     if len(set(tasks)) < len(tasks):
-        raise ArgumentError("task must contain each task once, got duplicates")
+        raise errors.ArgumentError("task must contain each task once, got duplicates")
     if single:
         return np.zeros(batch.count, np.int64)
     experience.require_columns(batch, TASK)
@@ -559,7 +555,7 @@ def _task_numbers(batch: SampleBatch, tasks: list[str], *, single: bool) -> npt.
         or numbers.dtype.kind not in "iu"
         or not np.all((numbers >= 0) & (numbers < len(tasks)))
     ):
-        raise ColumnMismatchError(f"column {TASK!r} must be an index of the {len(tasks)} tasks in task=")
+        raise errors.ColumnMismatchError(f"column {TASK!r} must be an index of the {len(tasks)} tasks in task=")
     return numbers.astype(np.int64)
 
 
@@ -577,12 +573,16 @@ def _counters(steps: experience.Steps, fps: float, tasks: npt.NDArray[np.int64])
 def _feature(name: str, values: npt.NDArray[Any]) -> dict[str, Any]:
     """Describe a column; a vector has names, which distinguish length 1 from a scalar."""
     if "/" in name:
-        raise ColumnTypeError(f"column {name!r} must have no '/' in its name in a LeRobot dataset; rename it")
+        raise errors.ColumnTypeError(f"column {name!r} must have no '/' in its name in a LeRobot dataset; rename it")
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
-        raise ColumnTypeError(f"column {name!r} must be numeric in a LeRobot dataset, got {values.dtype}; drop it")
+        raise errors.ColumnTypeError(
+            f"column {name!r} must be numeric in a LeRobot dataset, got {values.dtype}; drop it"
+        )
     shape = values.shape[1:]
     if len(shape) > _MAX_DIMENSIONS or 0 in shape:
-        raise ColumnTypeError(f"column {name!r} must have rows of at most 5 dimensions, all positive, got {shape}")
+        raise errors.ColumnTypeError(
+            f"column {name!r} must have rows of at most 5 dimensions, all positive, got {shape}"
+        )
     last = name.rsplit(".", 1)[-1]
     named = [f"{last}_{i}" for i in range(shape[0])] if len(shape) == 1 else None
     return {"dtype": values.dtype.name, "shape": list(shape or (1,)), "names": named}
@@ -616,7 +616,7 @@ def _new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Create a temporary folder that replaces the target on success and is removed on failure."""
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise StorageError(f"{str(target)!r} must be a new or empty folder")
+        raise errors.StorageError(f"{str(target)!r} must be a new or empty folder")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     temporary.mkdir()
     try:

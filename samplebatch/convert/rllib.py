@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.batch.concat import concat_samples
 from samplebatch.batch.inert_pickle import looks_packed, unpack
 from samplebatch.batch.multi_agent import MultiAgentBatch
@@ -24,14 +24,6 @@ from samplebatch.column.types import named_dtype
 from samplebatch.column.unpickling import unpickle
 from samplebatch.convert import experience
 from samplebatch.convert.experience import Source, as_flat, fragments_of
-from samplebatch.errors import (
-    ColumnMismatchError,
-    ColumnTypeError,
-    EmptyBufferError,
-    FormatError,
-    SampleBatchError,
-    require,
-)
 from samplebatch.storage.files import replacing
 
 if TYPE_CHECKING:
@@ -124,7 +116,7 @@ def from_rllib_episodes(
     if listed and all(hasattr(episode, "agent_episodes") for episode in listed):
         return _from_several_agents(listed)
     if not listed or not all(hasattr(episode, "extra_model_outputs") for episode in listed):
-        raise ColumnTypeError("episodes must be at least one RLlib episode, all of one class")
+        raise errors.ColumnTypeError("episodes must be at least one RLlib episode, all of one class")
     return experience.join_episodes([parts_of(episode).to_batch() for episode in listed])
 
 
@@ -218,8 +210,8 @@ def to_rllib_episodes(
     """
     if isinstance(source, MultiAgentBatch):
         return _to_several_agents(source, observation_space, action_space)
-    module = require("ray.rllib.env.single_agent_episode", "rllib")
-    lookback = require("ray.rllib.env.utils.infinite_lookback_buffer", "rllib").InfiniteLookbackBuffer
+    module = errors.require("ray.rllib.env.single_agent_episode", "rllib")
+    lookback = errors.require("ray.rllib.env.utils.infinite_lookback_buffer", "rllib").InfiniteLookbackBuffer
     converted = []
     for episode in _episodes(source):
         terminated, truncated = (bool(flags[-1]) for flags in experience.flags_of(episode))
@@ -290,7 +282,7 @@ class _AgentSteps(NamedTuple):
 
 
 def _to_several_agents(source: MultiAgentBatch, observation_space: Any, action_space: Any) -> list[Any]:
-    module = require("ray.rllib.env.multi_agent_episode", "rllib")
+    module = errors.require("ray.rllib.env.multi_agent_episode", "rllib")
     by_episode: dict[Any, list[_AgentSteps]] = {}
     for policy, batch in source.policy_batches.items():
         experience.require_columns(batch, names.EPS_ID, names.T, *_TRANSITION)
@@ -423,9 +415,9 @@ def read_rllib_json(
                     if line.strip():
                         batches.append(_read_line(line, f"line {number} of {str(file)!r}", bound, allow_pickle))
             except UnicodeDecodeError as error:
-                raise FormatError(f"{str(file)!r} must be UTF-8 text: {error}") from error
+                raise errors.FormatError(f"{str(file)!r} must be UTF-8 text: {error}") from error
     if not batches:
-        raise FormatError(f"{os.fspath(path)!r} must have batches of RLlib, got none")
+        raise errors.FormatError(f"{os.fspath(path)!r} must have batches of RLlib, got none")
     return concat_samples(batches)
 
 
@@ -434,12 +426,12 @@ def _read_line(line: str, where: str, bound: MemoryBound, allow_pickle: bool) ->
     try:
         document = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where} must be JSON: {error}") from error
+        raise errors.FormatError(f"{where} must be JSON: {error}") from error
     kind = document.pop("type", None) if isinstance(document, dict) else None
 
     def batch_of(columns: Any) -> SampleBatch:
         if not isinstance(columns, dict):
-            raise FormatError(f"{where} must have columns by name, got a {type(columns).__name__}")
+            raise errors.FormatError(f"{where} must have columns by name, got a {type(columns).__name__}")
         return SampleBatch({name: unpacked(value, name) for name, value in columns.items()})
 
     def unpacked(value: Any, name: str) -> Any:
@@ -450,10 +442,10 @@ def _read_line(line: str, where: str, bound: MemoryBound, allow_pickle: bool) ->
         return batch_of(document)
     policies = document.get("policy_batches") if isinstance(document, dict) else None
     if kind != "MultiAgentBatch" or not isinstance(policies, dict):
-        raise FormatError(f"{where} must be a SampleBatch or MultiAgentBatch of RLlib, got type {kind!r}")
+        raise errors.FormatError(f"{where} must be a SampleBatch or MultiAgentBatch of RLlib, got type {kind!r}")
     count = document.get("count")
     if type(count) is not int or count < 0:
-        raise FormatError(f"{where} must have a count of environment steps, got {count!r}")
+        raise errors.FormatError(f"{where} must have a count of environment steps, got {count!r}")
     return MultiAgentBatch({policy: batch_of(columns) for policy, columns in policies.items()}, count)
 
 
@@ -519,7 +511,7 @@ def _as_json(path: str, values: npt.NDArray[Any]) -> Any:
     try:
         json.dumps(rows)
     except (TypeError, ValueError) as error:
-        raise ColumnTypeError(
+        raise errors.ColumnTypeError(
             f"column {path!r} must contain values that JSON can represent, got {values.dtype}"
         ) from error
     return rows
@@ -591,12 +583,12 @@ def _read_steps(table: pa.Table, bound: MemoryBound, allow_pickle: bool) -> Samp
 
 
 def _read_episodes(column: pa.ChunkedArray, bound: MemoryBound, allow_pickle: bool) -> list[SampleBatch]:
-    msgpack = require("msgpack", "rllib")
+    msgpack = errors.require("msgpack", "rllib")
     batches = []
     for number, data in enumerate(column.to_pylist()):
         subject = f"episode {number}"
         if not isinstance(data, bytes):
-            raise FormatError(f"{subject} must be bytes of msgpack, got a {type(data).__name__}")
+            raise errors.FormatError(f"{subject} must be bytes of msgpack, got a {type(data).__name__}")
         bound.take(16 * len(data), subject)
 
         def decode(encoded: dict[Any, Any], subject: str = subject) -> Any:
@@ -605,10 +597,10 @@ def _read_episodes(column: pa.ChunkedArray, bound: MemoryBound, allow_pickle: bo
         try:
             state = msgpack.unpackb(data, object_hook=decode, strict_map_key=False)
             batches.append(_parts_in(state).to_batch())
-        except SampleBatchError:
+        except errors.SampleBatchError:
             raise
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            raise FormatError(f"{subject} must be an RLlib episode in msgpack: {error}") from error
+            raise errors.FormatError(f"{subject} must be an RLlib episode in msgpack: {error}") from error
     return batches
 
 
@@ -639,7 +631,7 @@ def _decode(encoded: dict[Any, Any], subject: str, allow_pickle: bool) -> Any:
     if encoded.get(b"kind") == b"O":
         return unpickle([encoded[b"data"]], subject, allow_pickle=allow_pickle)[0]
     if encoded.get(b"kind") == b"V" or not isinstance(encoded[b"type"], str):
-        raise FormatError(f"{subject} must have arrays of numbers, got other dtypes")
+        raise errors.FormatError(f"{subject} must have arrays of numbers, got other dtypes")
     values = np.frombuffer(encoded[b"data"], named_dtype(encoded[b"type"]))
     return values.reshape(encoded[b"shape"]) if encoded[b"nd"] is True else values[0]
 
@@ -692,7 +684,7 @@ def _packed_rows(batch: SampleBatch, name: str) -> pa.Array:
 def _plain_rows(batch: SampleBatch, name: str) -> pa.Array:
     values = experience.arrays_of(batch, name)
     if not isinstance(values, np.ndarray):
-        raise ColumnTypeError(f"column {name!r} must be packed, got nested columns; add it to compress_columns")
+        raise errors.ColumnTypeError(f"column {name!r} must be packed, got nested columns; add it to compress_columns")
     return pa.array(list(values) if values.ndim == 2 else values.tolist() if values.ndim > 2 else values)
 
 
@@ -710,7 +702,7 @@ def write_rllib_episodes(source: experience.Source, path: str | os.PathLike[str]
     """
     from pyarrow import parquet
 
-    msgpack = require("msgpack", "rllib")
+    msgpack = errors.require("msgpack", "rllib")
     episodes: list[Any] = to_rllib_episodes(experience.as_steps(source).batch)
     rows = [msgpack.packb(episode.get_state(), default=_encode) for episode in episodes]
     with replacing(path) as file:
@@ -745,7 +737,7 @@ def to_ray_dataset(source: Source) -> Dataset:
     MissingExtraError
         If Ray is not installed.
     """
-    data = require("ray.data", "ray")
+    data = errors.require("ray.data", "ray")
     dataset: Dataset = data.from_arrow([as_flat(part).to_arrow() for part in fragments_of(source)])
     return dataset
 
@@ -778,14 +770,14 @@ def from_ray_dataset(dataset: Dataset, *, allow_pickle: bool = False, max_nbytes
     MissingExtraError
         If Ray is not installed.
     """
-    ray = require("ray", "ray")
+    ray = errors.require("ray", "ray")
     blocks: list[Any] = [block for block in ray.get(dataset.to_arrow_refs()) if block.num_rows]
     if not blocks:
-        raise EmptyBufferError("a Ray dataset must have steps to be converted, got none")
+        raise errors.EmptyBufferError("a Ray dataset must have steps to be converted, got none")
     try:
         table = pa.concat_tables(map(without_ray_types, blocks), promote_options="permissive")
     except pa.ArrowException as error:
-        raise ColumnMismatchError(f"blocks of a Ray dataset must have the same columns: {error}") from error
+        raise errors.ColumnMismatchError(f"blocks of a Ray dataset must have the same columns: {error}") from error
     return SampleBatch.from_arrow(table, allow_pickle=allow_pickle, max_nbytes=max_nbytes)
 
 
@@ -833,11 +825,13 @@ def _shape(field: pa.Field, metadata: bytes) -> tuple[int, ...]:
         try:
             shape = json.loads(metadata)
         except (ValueError, RecursionError) as error:
-            raise FormatError(f"column {field.name!r} must declare the shape of its tensors in its metadata") from error
+            raise errors.FormatError(
+                f"column {field.name!r} must declare the shape of its tensors in its metadata"
+            ) from error
     if not isinstance(shape, list | tuple) or not all(type(n) is int and n >= 0 for n in shape):
-        raise FormatError(f"column {field.name!r} must declare the shape of its tensors in its metadata")
+        raise errors.FormatError(f"column {field.name!r} must declare the shape of its tensors in its metadata")
     if len(shape) > _MAX_DIMENSIONS:
-        raise FormatError(f"column {field.name!r} must have tensors of at most {_MAX_DIMENSIONS} dimensions")
+        raise errors.FormatError(f"column {field.name!r} must have tensors of at most {_MAX_DIMENSIONS} dimensions")
     return tuple(shape)
 
 
@@ -845,7 +839,7 @@ def _tensor(chunk: pa.Array, shape: tuple[int, ...], name: str) -> pa.Array:
     storage = _storage_of(chunk)
     size = prod(shape)
     if not size or not _is_list(storage.type) or storage.null_count or not np.all(_lengths(storage) == size):
-        raise FormatError(f"column {name!r} must have {size} elements per row, the product of its shape {shape}")
+        raise errors.FormatError(f"column {name!r} must have {size} elements per row, the product of its shape {shape}")
     rows = storage.flatten()
     for extent in reversed(shape):
         rows = pa.FixedSizeListArray.from_arrays(rows, extent)
@@ -857,10 +851,10 @@ def _lists(chunk: pa.Array, name: str) -> pa.Array:
     kind = storage.type
     field_indices = [kind.get_field_index(part) for part in ("data", "shape")] if pa.types.is_struct(kind) else [-1]
     if min(field_indices) < 0 or storage.null_count:
-        raise FormatError(f"column {name!r} must have fields 'data' and 'shape' for each tensor")
+        raise errors.FormatError(f"column {name!r} must have fields 'data' and 'shape' for each tensor")
     data, shapes = map(storage.field, field_indices)
     if not _is_list(shapes.type) or shapes.null_count or not np.all(_lengths(shapes) <= 1):
-        raise FormatError(f"column {name!r} must have tensors of equal shape, or of one dimension")
+        raise errors.FormatError(f"column {name!r} must have tensors of equal shape, or of one dimension")
     return data
 
 

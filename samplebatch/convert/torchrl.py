@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.arguments import fraction, whole
 from samplebatch.batch.delivery import as_array
 from samplebatch.batch.sample_batch import SampleBatch
@@ -18,14 +18,6 @@ from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.sequences import shift_slots, steps_after
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.convert.experience import Source, as_flat
-from samplebatch.errors import (
-    ArgumentError,
-    ColumnMismatchError,
-    ColumnNotFoundError,
-    ColumnTypeError,
-    PriorityError,
-    require,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +61,7 @@ def to_tensordict(source: Source) -> TensorDict:
     >>> td["next", "reward"].shape, td["next", "done"].flatten().tolist()
     (torch.Size([2, 1]), [False, True])
     """
-    tensordict = require("tensordict", "tensordict")
+    tensordict = errors.require("tensordict", "tensordict")
     batch = as_flat(source)
     entries: dict[str, Any] = {}
     for name in batch:
@@ -108,7 +100,9 @@ def _put(entries: dict[str, Any], path: tuple[str, ...], value: Any, column: str
     for parent in parents:
         entries = entries.setdefault(parent, {})
     if key in entries:
-        raise ColumnMismatchError(f"column {column!r} must have a unique name in a TensorDict, got {key!r} twice")
+        raise errors.ColumnMismatchError(
+            f"column {column!r} must have a unique name in a TensorDict, got {key!r} twice"
+        )
     entries[key] = value
 
 
@@ -139,9 +133,9 @@ def from_tensordict(td: TensorDict) -> SampleBatch:
     >>> from_tensordict(TensorDict(steps, batch_size=[2]))["rewards"]
     tensor([1., 1.])
     """
-    require("tensordict", "tensordict")
+    errors.require("tensordict", "tensordict")
     if not td.batch_dims:
-        raise ColumnTypeError("td must have a batch dimension, got none; use unsqueeze(0)")
+        raise errors.ColumnTypeError("td must have a batch dimension, got none; use unsqueeze(0)")
     rows = td if td.batch_dims == 1 else td.reshape(-1)
     root: dict[Any, Any] = {key: _value(rows.get(key)) for key in rows.keys()}  # noqa: SIM118 - iteration goes over rows
     following = root.pop("next", {})
@@ -246,9 +240,9 @@ class TorchRLReplayBuffer:
         gamma: float = 0.99,
         device: Any = None,
     ) -> None:
-        require("tensordict", "tensordict")
+        errors.require("tensordict", "tensordict")
         if not isinstance(buffer, ReplayBuffer):
-            raise ColumnTypeError(f"buffer must be a ReplayBuffer of the library, got a {type(buffer).__name__}")
+            raise errors.ColumnTypeError(f"buffer must be a ReplayBuffer of the library, got a {type(buffer).__name__}")
         self.buffer = buffer
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size, 1)
         self.n_step = None if n_step is None else whole("n_step", n_step, 1)
@@ -276,7 +270,7 @@ class TorchRLReplayBuffer:
         rings = len(self.buffer.subbuffer_edges) - 1
         environments = 1 if td.batch_dims == 1 else td.numel() // max(td.batch_size[-1], 1)
         if environments > 1 and rings != environments and names.EPS_ID not in steps:
-            raise ArgumentError(f"the buffer must have one ring per environment, {environments}, got {rings}")
+            raise errors.ArgumentError(f"the buffer must have one ring per environment, {environments}, got {rings}")
         if rings != environments:
             steps.pop(names.ENV_ID, None)
         return torch.from_numpy(self.buffer.extend(steps))
@@ -303,7 +297,7 @@ class TorchRLReplayBuffer:
         import torch
 
         if batch_size is None and self.batch_size is None:
-            raise ArgumentError("batch_size must be given to the buffer or to sample, got None")
+            raise errors.ArgumentError("batch_size must be given to the buffer or to sample, got None")
         count = whole("batch_size", self.batch_size if batch_size is None else batch_size, 1)
         buffer, table = self.buffer, self.buffer._table
         with table.lock:
@@ -343,7 +337,7 @@ class TorchRLReplayBuffer:
         """
         for name in ("td_error", "index"):
             if name not in td.keys():  # noqa: SIM118 - iteration goes over rows
-                raise ColumnNotFoundError(f"td must have the entry {name!r} to set priorities")
+                raise errors.ColumnNotFoundError(f"td must have the entry {name!r} to set priorities")
         self.update_priority(td["index"], td["td_error"], td.get("generation", None))
 
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
@@ -355,7 +349,9 @@ class TorchRLReplayBuffer:
             If the buffer is not prioritized, or a priority is NaN or too large.
         """
         if not isinstance(self.buffer, PrioritizedReplayBuffer):
-            raise PriorityError(f"buffer must be prioritized to update priorities, got a {type(self.buffer).__name__}")
+            raise errors.PriorityError(
+                f"buffer must be prioritized to update priorities, got a {type(self.buffer).__name__}"
+            )
         self.buffer.update_weight(as_array(index), as_array(priority).reshape(-1), generation=generation)
 
     def empty(self) -> None:

@@ -28,19 +28,11 @@ from numpy import count_nonzero
 
 from samplebatch import names
 from samplebatch.column.casting import BOOL, FLOAT, Refuse, exact_outcomes, exact_rows, nearest_rows
+from samplebatch.env import stacking
 from samplebatch.env.base import Environments, Flags, Floats, StepResult, refuse_mask
 from samplebatch.env.infos import Infos, Rows, copy_infos, drop_finals, replace_infos, restore_finals, says_more
 from samplebatch.env.seeds import seeds_of_reset
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names, put
-from samplebatch.env.stacking import (
-    actions_to_device,
-    check_tensor,
-    infos_to_host,
-    is_tensor,
-    join_blocks,
-    own_tensor,
-    to_host,
-)
 from samplebatch.errors import EnvironmentSpecError, require
 
 Info = dict[str, Any]
@@ -265,8 +257,8 @@ class VectorEnvironments(Environments):
         self.made = 0
         self._raw = self._flat and not self._copies and getattr(obs, "dtype", None) == self._obs_dtype
         leaves = self._own(obs)
-        self._device = leaves[0].device if is_tensor(leaves[0]) else None
-        return leaves, infos if self._device is None else infos_to_host(infos)
+        self._device = leaves[0].device if stacking.is_tensor(leaves[0]) else None
+        return leaves, infos if self._device is None else stacking.infos_to_host(infos)
 
     def _shape_of(self, space: Any) -> tuple[int, ...]:
         return (self.num_envs, *(space.shape or ()))
@@ -283,9 +275,9 @@ class VectorEnvironments(Environments):
             raise self.refuse(must, None) from error
         for index, (leaf, space, name) in enumerate(zip(leaves, layout.spaces, self._obs_names, strict=True)):
             exact = leaf
-            if is_tensor(leaf):
-                check_tensor(name, leaf, space.dtype, self._shape_of(space), self.refuse)
-                leaves[index] = own_tensor(leaf) if self._copies else leaf
+            if stacking.is_tensor(leaf):
+                stacking.check_tensor(name, leaf, space.dtype, self._shape_of(space), self.refuse)
+                leaves[index] = stacking.own_tensor(leaf) if self._copies else leaf
                 continue
             if layout.is_numeric(space):
                 exact = exact_rows(name, leaf, space.dtype, self._shape_of(space), self.refuse)
@@ -298,7 +290,7 @@ class VectorEnvironments(Environments):
         """Step every environment; return arrays in the usual dtypes, owned by the caller."""
         if self._device is not None:
             spaces = zip(actions, self.actions.spaces, strict=True)
-            actions = [actions_to_device(leaf, space, self._device) for leaf, space in spaces]
+            actions = [stacking.actions_to_device(leaf, space, self._device) for leaf, space in spaces]
         step = self.env.step(actions[0] if self._flat else self.actions.nest(actions))
         self.made += 1
         obs, rewards, terminateds, truncateds, infos = self._convert(*step)
@@ -310,8 +302,12 @@ class VectorEnvironments(Environments):
         """Convert a step exactly, or raise the error for a value that cannot be converted."""
         shape, refuse = (self.num_envs,), self.refuse
         if self._device is not None:
-            rewards, terminateds, truncateds = to_host(rewards), to_host(terminateds), to_host(truncateds)
-            infos = infos_to_host(infos)
+            rewards, terminateds, truncateds = (
+                stacking.to_host(rewards),
+                stacking.to_host(terminateds),
+                stacking.to_host(truncateds),
+            )
+            infos = stacking.infos_to_host(infos)
         return (
             self._own(obs),
             exact_rows(names.REWARDS, rewards, FLOAT, shape, refuse),
@@ -405,7 +401,7 @@ class SameStepEnvironments(VectorEnvironments):
         leaves = result.new_obs
         if len(steps) == 1:
             # The policy acts next on the observations of the resets.
-            leaves = [join_blocks(name, [leaf]) for name, leaf in zip(self._new_names, leaves, strict=True)]
+            leaves = [stacking.join_blocks(name, [leaf]) for name, leaf in zip(self._new_names, leaves, strict=True)]
         return result._replace(new_obs=self._put_last(leaves, rows, finals, self.refusing(*envs.tolist())))
 
     def _put_last(self, leaves: Sequence[Leaf], rows: Rows, finals: Sequence[Any], refuse: Refuse) -> Sequence[Leaf]:
@@ -415,7 +411,7 @@ class SameStepEnvironments(VectorEnvironments):
             parts = self.observations.flatten_each(finals, names.NEXT_OBS, refuse)
         written = []
         for name, leaf, part, space in zip(self._new_names, leaves, parts, self.observations.spaces, strict=True):
-            dtype = space.dtype if is_tensor(leaf) else leaf.dtype
+            dtype = space.dtype if stacking.is_tensor(leaf) else leaf.dtype
             if not dtype.hasobject:
                 part = nearest_rows(name, part, dtype, (len(rows), *space.shape), refuse)
             written.append(put(leaf, rows, part))

@@ -15,15 +15,8 @@ from samplebatch.batch.nested.node import KINDS, NODE, node, values_of
 from samplebatch.env.infos import Rows
 from samplebatch.env.spaces import Columns, Leaf, SpaceLayout, column_names
 from samplebatch.errors import PolicySpecError
+from samplebatch.policy import action_map
 from samplebatch.policy import state as policy_state
-from samplebatch.policy.action_map import (
-    ActionMap,
-    check_action_map,
-    make_action_map,
-    space_to_draw,
-    unit_of_actions,
-    unit_of_space,
-)
 from samplebatch.policy.as_policy import Decision, as_policy, unwrap_policy
 from samplebatch.policy.random import RandomByEnvironment, RandomPolicy
 
@@ -84,7 +77,7 @@ class Actor:
         action_space: Any,
         *,
         exploration_noise: bool | Callable[[Any, Batch], Any] = False,
-        map_action: ActionMap | None = None,
+        map_action: action_map.ActionMap | None = None,
         seed: np.random.SeedSequence | None = None,
         hidden_state: str | None = None,
     ) -> None:
@@ -99,20 +92,20 @@ class Actor:
         self._checked_layout: Any = None
         """Row count, shape and dtype of the last valid plain actions; equal ones are not checked again."""
         check_noise(exploration_noise)
-        check_action_map(map_action)
+        action_map.check_action_map(map_action)
         self._noise = _noise_function(policy, exploration_noise)
         self.takes_batch = self.policy.takes_batch or self._noise is not None
         self._map: Callable[[Any], Any] | None = getattr(policy, "map_action", None)
         self._unmap: Callable[[Any], Any] | None = getattr(policy, "map_action_inverse", None)
         if map_action is not None:
-            self._map, self._unmap = make_action_map(map_action, action_space), None
-        self._random = RandomPolicy(space_to_draw(map_action, action_space), seed=draw_seed)
+            self._map, self._unmap = action_map.make_action_map(map_action, action_space), None
+        self._random = RandomPolicy(action_map.space_to_draw(map_action, action_space), seed=draw_seed)
         self._map_random = self._map if map_action == "scale" else None
         self._hidden_state = hidden_state
-        unit = unit_of_actions(policy, map_action, action_space)
+        unit = action_map.unit_of_actions(policy, map_action, action_space)
         is_mapped = self._unmap is not None or self._map_random is not None
         self.unmaps_random = self._unmap is not None
-        self.action_unit, self.random_unit = unit, unit if is_mapped else unit_of_space(action_space)
+        self.action_unit, self.random_unit = unit, unit if is_mapped else action_map.unit_of_space(action_space)
         if self._unmap is not None and unit is not None and unit.mapping not in (None, "function"):
             # Mapping the recorded action must reproduce the environment's action exactly.
             self._map_random = unit.to_environment

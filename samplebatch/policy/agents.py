@@ -10,27 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.batch.action_unit import ActionUnit, common_unit
 from samplebatch.env.agents import AgentGroup, action_space_of, observation_space_of
 from samplebatch.env.seeds import seed_number
 from samplebatch.env.spaces import Leaf, SpaceLayout, column_names
-from samplebatch.errors import (
-    EnvironmentSpecError,
-    PolicyNotFoundError,
-    PolicySpecError,
-    SampleBatchError,
-    near_names,
-)
 from samplebatch.names import PolicyID
-from samplebatch.policy.action_map import (
-    ActionMap,
-    check_action_map,
-    make_action_map,
-    random_action_map,
-    space_to_draw,
-    unit_of_actions,
-)
+from samplebatch.policy import action_map
 from samplebatch.policy.actor import Actor, check_noise
 from samplebatch.policy.as_policy import is_random
 from samplebatch.policy.random import RandomPolicy, draws_as_random_policy
@@ -103,8 +89,10 @@ class RandomAgents(AgentActor):
     An `action_mask` in a dict observation, or else in the info, restricts the actions.
     """
 
-    def __init__(self, seeds: Mapping[int, np.random.SeedSequence], *, map_action: ActionMap | None = None) -> None:
-        self._seeds, self._map_action = seeds, random_action_map(map_action)
+    def __init__(
+        self, seeds: Mapping[int, np.random.SeedSequence], *, map_action: action_map.ActionMap | None = None
+    ) -> None:
+        self._seeds, self._map_action = seeds, action_map.random_action_map(map_action)
         self._scale: Callable[[Any], Any] | None = None
         self._draws: dict[tuple[int, Any], _Draws] = {}
 
@@ -123,7 +111,7 @@ class RandomAgents(AgentActor):
             # Agents of a policy share an action space.
             first = groups[0]
             space = action_space_of(first.adapter.environment, first.agents[0])
-            self._scale = make_action_map(self._map_action, space)
+            self._scale = action_map.make_action_map(self._map_action, space)
         recorded = np.stack(actions)
         return AgentActions(list(self._scale(recorded)), {names.ACTIONS: recorded})
 
@@ -139,8 +127,8 @@ class RandomAgents(AgentActor):
 
     def _create_draws(self, group: AgentGroup, agent: Any) -> _Draws:
         space = action_space_of(group.adapter.environment, agent)
-        self.action_unit = common_unit([self.action_unit, unit_of_actions(None, self._map_action, space)])
-        space = space_to_draw(self._map_action, space)
+        self.action_unit = common_unit([self.action_unit, action_map.unit_of_actions(None, self._map_action, space)])
+        space = action_map.space_to_draw(self._map_action, space)
         return _Draws(space, seed_number(self._seeds[group.adapter.env_id].spawn(1)[0]))
 
 
@@ -195,7 +183,7 @@ class PolicyAgents(AgentActor):
         random: RandomAgents,
         *,
         exploration_noise: Noise = False,
-        map_action: ActionMap | None = None,
+        map_action: action_map.ActionMap | None = None,
     ) -> None:
         self._policy = policy
         self._map_action = map_action
@@ -265,7 +253,7 @@ class PolicyAgents(AgentActor):
         environment, agent = first.adapter.environment, first.agents[0]
         observation_space = observation_space_of(environment, agent)
         if observation_space is None:
-            raise EnvironmentSpecError(
+            raise errors.EnvironmentSpecError(
                 f"an environment must declare an observation space for every agent of a policy, got none for {agent!r}"
             )
         self._observations = observations = SpaceLayout(observation_space)
@@ -289,7 +277,10 @@ class PolicyAgents(AgentActor):
         return actor
 
 
-_CHECKS: Mapping[str, Callable[[Any], None]] = {"exploration_noise": check_noise, "map_action": check_action_map}
+_CHECKS: Mapping[str, Callable[[Any], None]] = {
+    "exploration_noise": check_noise,
+    "map_action": action_map.check_action_map,
+}
 """Validators of the options that may be specified per policy."""
 _OF_DECISIONS = frozenset({"exploration_noise"})
 """Options that have no effect on random actions and are rejected for random policies."""
@@ -307,12 +298,14 @@ def check_options(name: str, options: Any, policy: Any) -> Any:
     needs_decisions = name in _OF_DECISIONS
     for policy_id, option in options.items() if by_id else ():
         if isinstance(policy, Mapping) and policy_id not in policy:
-            raise PolicyNotFoundError(f"{name} must name policies, got {policy_id!r}; {near_names(policy_id, policy)}")
+            raise errors.PolicyNotFoundError(
+                f"{name} must name policies, got {policy_id!r}; {errors.near_names(policy_id, policy)}"
+            )
         agents_policy = policy[policy_id] if isinstance(policy, Mapping) else policy
         if option and needs_decisions and is_random(agents_policy):
-            raise PolicySpecError(f"{name} must be False for policy {policy_id!r}, which is random")
+            raise errors.PolicySpecError(f"{name} must be False for policy {policy_id!r}, which is random")
     if not by_id and options and needs_decisions and is_random(policy):
-        raise PolicySpecError(f"{name} must be False for a random policy")
+        raise errors.PolicySpecError(f"{name} must be False for a random policy")
     return options
 
 
@@ -418,7 +411,7 @@ def _stack_observations(groups: Sequence[AgentGroup], layout: SpaceLayout) -> li
     return [np.concatenate(parts) for parts in zip(*leaves, strict=True)]
 
 
-def _shape_error(groups: Sequence[AgentGroup], shape: tuple[int, ...]) -> SampleBatchError:
+def _shape_error(groups: Sequence[AgentGroup], shape: tuple[int, ...]) -> errors.SampleBatchError:
     group, agent, agent_shape = next(
         (group, agent, np.shape(value))
         for group in groups

@@ -12,23 +12,13 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.arguments import fraction, suggest_names, whole
 from samplebatch.batch.concat import join
 from samplebatch.batch.episodes import by_stream, run_starts
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.functions import to_numpy, to_torch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.errors import (
-    ArgumentError,
-    ColumnLengthError,
-    ColumnNotFoundError,
-    ColumnTypeError,
-    PolicyNotFoundError,
-    SequenceError,
-    near_names,
-    no_such_column,
-)
 from samplebatch.names import PolicyID
 from samplebatch.returns.arrays import gae, nstep
 
@@ -81,9 +71,9 @@ def in_order(steps: SampleBatch) -> tuple[SampleBatch, npt.NDArray[np.intp]]:
     if not steps.count:
         return steps, np.empty(0, np.intp)
     if steps.zero_padded or steps.time_major:
-        raise SequenceError("batches must be neither padded nor time-major to be split into trajectories")
+        raise errors.SequenceError("batches must be neither padded nor time-major to be split into trajectories")
     if names.EPS_ID not in steps:
-        raise ColumnNotFoundError(f"column {names.EPS_ID!r} must exist to separate trajectories")
+        raise errors.ColumnNotFoundError(f"column {names.EPS_ID!r} must exist to separate trajectories")
     keys = [np.asarray(steps[name]) for name in (names.EPS_ID, names.AGENT_INDEX) if name in steps]
     starts = run_starts(*keys)
     t = np.asarray(steps[names.T]) if names.T in steps else None
@@ -249,17 +239,20 @@ def check_hooks(
     samplebatch.errors.ArgumentError: hooks must be a sequence of hooks, such as [hook], got a dict
     """
     if not isinstance(hooks, Sequence):
-        raise ArgumentError(f"hooks must be a sequence of hooks, such as [hook], got a {type(hooks).__name__}")
+        raise errors.ArgumentError(f"hooks must be a sequence of hooks, such as [hook], got a {type(hooks).__name__}")
     for hook in hooks:
         if not callable(hook):
-            raise ArgumentError(f"hooks must be functions of a trajectory, got a {type(hook).__name__}")
+            raise errors.ArgumentError(f"hooks must be functions of a trajectory, got a {type(hook).__name__}")
         for policy_id in hook.named_policies if isinstance(hook, TrajectoryColumns) else ():
             if policies is not None and policy_id not in policies:
-                raise PolicyNotFoundError(
-                    f"{type(hook).__name__} must name policies, got {policy_id!r}; {near_names(policy_id, policies)}"
+                raise errors.PolicyNotFoundError(
+                    f"{type(hook).__name__} must name policies, got {policy_id!r}; "
+                    f"{errors.near_names(policy_id, policies)}"
                 )
     if hooks and buffer is not None:
-        raise ArgumentError("hooks must be empty with a buffer, as they apply to batches; compute columns of samples")
+        raise errors.ArgumentError(
+            "hooks must be empty with a buffer, as they apply to batches; compute columns of samples"
+        )
     return tuple(hooks)
 
 
@@ -284,7 +277,7 @@ def _call(hook: Hook, policies: Policies, agents: Mapping[tuple[int, int], Any])
             steps = trajectory.steps.copy(shallow=True)
             result = hook(Trajectory(trajectory.agent, policy_id, trajectory.eps_id, steps), others)
             if not isinstance(result, (SampleBatch, type(None))):
-                raise ColumnTypeError(
+                raise errors.ColumnTypeError(
                     f"a hook must return a SampleBatch or None for a trajectory, got a {type(result).__name__}"
                 )
             results.append(steps if result is None else result)
@@ -378,7 +371,7 @@ class GAE(TrajectoryColumns):
         if len(rows):
             beyond = _of_policy(self._bootstrap, policy_id)
             if beyond is None and isinstance(source, str):
-                raise ColumnNotFoundError(
+                raise errors.ColumnNotFoundError(
                     f"bootstrap values must be estimated for the last steps, got only column {source!r}; give GAE a "
                     "bootstrap, a function of observations or a column"
                 )
@@ -451,16 +444,16 @@ def _of_policy(source: Values | Mapping[PolicyID, Values] | None, policy_id: Pol
 def _reshape(estimates: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """Reshape estimates to the shape of rewards; network outputs may have an extra axis of length 1."""
     if estimates.size != math.prod(shape):
-        raise ColumnLengthError(f"estimates must have the shape of the rewards, {shape}, got {estimates.shape}")
+        raise errors.ColumnLengthError(f"estimates must have the shape of the rewards, {shape}, got {estimates.shape}")
     return estimates.reshape(shape)
 
 
 def _estimates(source: Values, steps: SampleBatch, observations: str) -> npt.NDArray[Any]:
     if isinstance(source, str):
         if source not in steps:
-            raise ColumnNotFoundError(
+            raise errors.ColumnNotFoundError(
                 "estimates of values must be given to GAE as a column, a function of observations or a module: "
-                f"{no_such_column(source, steps.keys())}"
+                f"{errors.no_such_column(source, steps.keys())}"
             )
         return np.asarray(steps[source])
     rows = getattr(steps.select(observations).as_batch(), observations)

@@ -21,18 +21,11 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from samplebatch import errors
 from samplebatch.arguments import whole
 from samplebatch.batch.arrow import metadata_of
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.replay import ReplayBuffer
-from samplebatch.errors import (
-    ArgumentError,
-    CapacityError,
-    ColumnMismatchError,
-    FormatError,
-    PriorityError,
-    StorageError,
-)
 from samplebatch.service.row_table import RowTable
 from samplebatch.service.table import ReplayTable
 from samplebatch.service.weights import Published, PublishedWeights
@@ -128,7 +121,7 @@ class Checkpoints:
             others = [] if not self.folder.is_dir() else [path for path in self.folder.iterdir() if not _is_own(path)]
             if others or not self.folder.is_dir():
                 finding = f"a folder with {others[0].name!r}" if others else "a file"
-                raise StorageError(f"{str(self.folder)!r} must be a folder of checkpoints or new, got {finding}")
+                raise errors.StorageError(f"{str(self.folder)!r} must be a folder of checkpoints or new, got {finding}")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._unlock: weakref.finalize[[int], Checkpoints] | None = None
         self._closed = False
@@ -149,7 +142,7 @@ class Checkpoints:
 
     def _claim(self) -> None:
         if self._closed:
-            raise StorageError(f"the checkpoints of {str(self.folder)!r} must be open, got closed ones")
+            raise errors.StorageError(f"the checkpoints of {str(self.folder)!r} must be open, got closed ones")
         if self._unlock is None:
             descriptor = open_locked(self.folder / _LOCK, "must be used by one service at a time")
             self._unlock = weakref.finalize(self, os.close, descriptor)
@@ -264,21 +257,21 @@ class Checkpoints:
         manifest = read_plain(path / _MANIFEST)
         if manifest.get("version") != _VERSION or not isinstance(manifest.get("tables"), dict):
             got = f"version {manifest.get('version')!r:.40}" if "version" in manifest else "no version"
-            raise FormatError(f"{str(path)!r} must be a checkpoint of version {_VERSION} with tables, got {got}")
+            raise errors.FormatError(f"{str(path)!r} must be a checkpoint of version {_VERSION} with tables, got {got}")
         served = {table.name: table for table in tables}
         for name, about in manifest["tables"].items():
             if name not in served:
-                raise StorageError(
+                raise errors.StorageError(
                     f"tables must include {name!r}, which {str(path)!r} has and the next checkpoint would lose; serve "
                     "it, or use another folder"
                 )
             info = served[name].info()
             for fact in (*_SAME, "state"):
                 if not isinstance(about, dict) or fact not in about:
-                    raise FormatError(f"{str(path)!r} must declare the {fact} of table {name!r}, got none")
+                    raise errors.FormatError(f"{str(path)!r} must declare the {fact} of table {name!r}, got none")
             for fact in _SAME:
                 if about[fact] != info[fact]:
-                    raise ColumnMismatchError(
+                    raise errors.ColumnMismatchError(
                         f"table {name!r} must have {fact} {about[fact]!r}, as in {str(path)!r}, got {info[fact]!r}"
                     )
         published = _read_weights(path, manifest.get("weights", []))
@@ -313,7 +306,9 @@ def _read_weights(folder: Path, described: Any) -> PublishedWeights:
             path = file_in(folder, about["file"])
             stream = pa.py_buffer(path.read_bytes())
             if zlib.crc32(stream) != about["crc32"] or about["name"] in state:
-                raise FormatError(f"{str(path)!r} must have the checksum of its manifest entry, got damaged weights")
+                raise errors.FormatError(
+                    f"{str(path)!r} must have the checksum of its manifest entry, got damaged weights"
+                )
             state[about["name"]] = Published(about["version"], about["epoch"], stream)
         weights.load(state)
     return weights
@@ -328,11 +323,13 @@ def _name_failure(folder: Path) -> Iterator[None]:
     """Name the folder and the cause if files of a checkpoint cannot be written."""
     try:
         yield
-    except StorageError:
+    except errors.StorageError:
         raise
     except OSError as error:
         cause = error.strerror or str(error).partition("\n")[0]
-        raise StorageError(error.errno or errno.EIO, f"a checkpoint cannot be written: {cause}", str(folder)) from error
+        raise errors.StorageError(
+            error.errno or errno.EIO, f"a checkpoint cannot be written: {cause}", str(folder)
+        ) from error
 
 
 @contextmanager
@@ -341,10 +338,10 @@ def _name_damage(folder: Path, what: str) -> Iterator[None]:
     try:
         with name_damage(repr(str(folder))):
             yield
-    except (ArgumentError, CapacityError, FormatError, PriorityError) as error:
+    except (errors.ArgumentError, errors.CapacityError, errors.FormatError, errors.PriorityError) as error:
         if str(folder) in str(error):
             raise
-        kind = CapacityError if isinstance(error, CapacityError) else FormatError
+        kind = errors.CapacityError if isinstance(error, errors.CapacityError) else errors.FormatError
         raise kind(f"{str(folder)!r} must have valid values for {what}: {error}") from error
 
 
@@ -395,7 +392,7 @@ def read_state(plain: Plain, folder: Path, *, allow_pickle: bool = False) -> Pla
 def file_in(folder: Path, name: str) -> Path:
     """Return the path of a file in a folder; FormatError if the name leads elsewhere."""
     if Path(name).name != name:
-        raise FormatError(f"the files of a table must be in its folder, {name!r} is not")
+        raise errors.FormatError(f"the files of a table must be in its folder, {name!r} is not")
     return folder / name
 
 
@@ -436,5 +433,5 @@ def _read_fragments(plain: Plain, folder: Path, *, allow_pickle: bool = False) -
         must = f"{file.name!r} must be of fragments of a table"
         fragments.append(batch_in(table, metadata_of(table.schema), must, bound, allow_pickle=allow_pickle))
     if any(file.num_groups != count for (file, _), count in zip(files, groups, strict=True)):
-        raise FormatError("the files of a table must have the fragments that its state lists, got more or fewer")
+        raise errors.FormatError("the files of a table must have the fragments that its state lists, got more or fewer")
     return fragments

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.arguments import positive, suggest_names, whole
 from samplebatch.batch.delivery import Delivery, as_array
 from samplebatch.batch.multi_agent import MultiAgentBatch
@@ -28,14 +28,6 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.extending import as_flat, row_ids
 from samplebatch.buffer.prioritized import rows_of_sequences
 from samplebatch.buffer.samplers import Sample, convert_sample
-from samplebatch.errors import (
-    ArgumentError,
-    ColumnLengthError,
-    OwnershipError,
-    RowIndexError,
-    SampleBatchError,
-    ServiceError,
-)
 from samplebatch.service.connection import TableConnection
 from samplebatch.service.flight_process import flight_process
 from samplebatch.service.protocol import short_text
@@ -94,7 +86,7 @@ class Shards:
             [1.0] * len(connections) if shares is None else [positive("a share", share) for share in shares]
         )
         if not connections or len(service_shares) != len(connections):
-            raise ArgumentError(
+            raise errors.ArgumentError(
                 f"shares must have one value per address, {len(connections)}, got {len(service_shares)}"
             )
         self.all = [
@@ -117,7 +109,7 @@ class Shards:
         reachable = [shard for shard in self.all if shard.lost_at is None]
         if not reachable:
             uris = ", ".join(shard.connection.uri for shard in self.all)
-            raise ServiceError(f"at least one of the replay services at {uris} must be reachable, got none")
+            raise errors.ServiceError(f"at least one of the replay services at {uris} must be reachable, got none")
         return reachable
 
     def _try_again(self, shard: Shard) -> None:
@@ -126,7 +118,7 @@ class Shards:
         try:
             # Not flush alone, which calls no service if there is nothing to send.
             self.on(shard, TableConnection.info)
-        except ServiceError:
+        except errors.ServiceError:
             return
         _log.warning("the replay service at %s is back", shard.connection.uri)
         self._homes.clear()
@@ -138,7 +130,7 @@ class Shards:
         """
         try:
             return use(shard.connection)
-        except ServiceError as error:
+        except errors.ServiceError as error:
             if shard.lost_at is None:
                 _log.warning("the replay service at %s is left out: %s", shard.connection.uri, error)
             shard.lost_at = time.monotonic()
@@ -154,7 +146,7 @@ class Shards:
         for shard in self.here():
             try:
                 results.append(self.on(shard, use))
-            except ServiceError:
+            except errors.ServiceError:
                 continue
         if not results:
             self.here()
@@ -187,7 +179,7 @@ class Shards:
                 try:
                     shard.weight = float(self.on(shard, TableConnection.info)["weight"])
                     shard.weighed_at = now
-                except ServiceError:
+                except errors.ServiceError:
                     continue
         shards = self.here()
         weights = np.array([shard.weight for shard in shards])
@@ -220,8 +212,8 @@ def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
                 del item
                 if over.is_set():
                     return
-            put((number, ServiceError("the stream has ended")))
-        except SampleBatchError as error:
+            put((number, errors.ServiceError("the stream has ended")))
+        except errors.SampleBatchError as error:
             put((number, error))
         finally:
             stream.close()  # type: ignore[attr-defined]
@@ -236,15 +228,15 @@ def merge(streams: Sequence[Iterator[Any]]) -> Iterator[tuple[int, Any]]:
     try:
         while True:
             if process != os.getpid():
-                raise OwnershipError(
+                raise errors.OwnershipError(
                     "a stream of samples must be read by the process that opened it, got a forked child"
                 )
             number, item = items.get()
-            if isinstance(item, ServiceError):
+            if isinstance(item, errors.ServiceError):
                 left -= 1
                 if left:
                     continue
-            if isinstance(item, SampleBatchError):
+            if isinstance(item, errors.SampleBatchError):
                 raise item
             yield number, item
             del item
@@ -386,7 +378,7 @@ class ReplayClient:
     ) -> None:
         self.uris, self.table = [uri] if isinstance(uri, str) else list(uri), table
         if len(set(self.uris)) < len(self.uris):
-            raise ArgumentError("addresses must be different, got a repeated one")
+            raise errors.ArgumentError("addresses must be different, got a repeated one")
         self.writer = new_name() if writer is None else short_text("writer", writer)
         options: dict[str, Any] = {
             "token": token,
@@ -586,7 +578,7 @@ class ReplayClient:
                 try:
                     self._shards.on(shard, send)
                     return
-                except ServiceError:
+                except errors.ServiceError:
                     if shard.connection.written.sent > sent:
                         return
 
@@ -678,7 +670,7 @@ class ReplayClient:
                 shard = self._shards.draw()
                 try:
                     sample = self._shards.on(shard, lambda connection: connection.sample(batch_size, mode, options))
-                except ServiceError:
+                except errors.ServiceError:
                     continue
                 return Sample(sample.batch, _number(sample.indices, shard))
 
@@ -760,7 +752,7 @@ class ReplayClient:
         generations = None if generation is None else np.ascontiguousarray(as_array(generation), np.int64).reshape(-1)
         for name, values in ((names.PRIORITY, priorities), (names.GENERATION, generations)):
             if values is not None and len(values) != len(indices):
-                raise ColumnLengthError(
+                raise errors.ColumnLengthError(
                     f"column {name!r} must have one value per row, {len(indices)}, got {len(values)}"
                 )
         if self._only is not None:
@@ -768,14 +760,14 @@ class ReplayClient:
             return
         owners = indices >> _SHARD_BIT
         if len(indices) and not 0 <= owners.min() <= owners.max() < len(self.uris):
-            raise RowIndexError("indices must come from samples of this client, got some without a service")
+            raise errors.RowIndexError("indices must come from samples of this client, got some without a service")
         with self._lock:
             for shard in self._shards.here():
                 rows = owners == shard.number
                 if rows.any():
                     part_generations = None if generations is None else generations[rows]
                     update = (indices[rows] & _MASK, priorities[rows], part_generations)
-                    with suppress(ServiceError):
+                    with suppress(errors.ServiceError):
                         self._shards.on(shard, methodcaller("update_weight", *update))
 
     def sample_indices(self, batch_size: int | None) -> npt.NDArray[Any]:
@@ -786,7 +778,7 @@ class ReplayClient:
         ArgumentError
             Always.
         """
-        raise ArgumentError(
+        raise errors.ArgumentError(
             "indices cannot be drawn without their rows from a table of a service, where other clients write; use "
             "sample, which returns both"
         )
@@ -850,10 +842,10 @@ class ReplayClient:
         with self._lock:
             versions = {}
             for shard in self._shards.here():
-                with suppress(ServiceError):
+                with suppress(errors.ServiceError):
                     versions[shard] = self._shards.on(shard, lambda connection: connection.weights_version(name))
             for shard in sorted(versions, key=lambda shard: -versions[shard]):
-                with suppress(ServiceError):
+                with suppress(errors.ServiceError):
                     newest = self._shards.on(shard, lambda connection: connection.latest(newer_than, name))
                     if newest is not None:
                         self._known_versions[name] = newest.version
@@ -889,7 +881,9 @@ class ReplayClient:
     def reset(self, keep_statistics: bool = False) -> None:
         """Empty the table. `keep_statistics` must be false: running episodes are not continued."""
         if keep_statistics:
-            raise ArgumentError("keep_statistics must be false for a table of a service, which may have many writers")
+            raise errors.ArgumentError(
+                "keep_statistics must be false for a table of a service, which may have many writers"
+            )
         self._on_all(TableConnection.reset)
 
     def set_limits(self, **limits: Any) -> dict[str, Any]:
@@ -919,7 +913,7 @@ class ReplayClient:
 
 def _close(connection: TableConnection) -> None:
     """Close the connection to one of several services, which may be unreachable."""
-    with suppress(ServiceError):
+    with suppress(errors.ServiceError):
         connection.close()
 
 

@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.arguments import positive, whole
 from samplebatch.batch.concat import join
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.samplers import Sample
-from samplebatch.errors import (
-    ArgumentError,
-    FormatError,
-    OwnershipError,
-    SampleBatchError,
-    ServiceError,
-)
 from samplebatch.service.flight_process import flight_process
 from samplebatch.service.fragments import FragmentEncoder, step_rows, with_info_columns
 from samplebatch.service.protocol import Draw, Fragment, LostError, read_json, text, write_json
@@ -190,14 +183,14 @@ class TableConnection:
     def check_open(self) -> None:
         """Raise an error if the client is closed or belongs to another process."""
         if self._closed:
-            raise ServiceError("the client must be open, got a closed one")
+            raise errors.ServiceError("the client must be open, got a closed one")
         if self._process != os.getpid():
             self._check_process()
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
             # gRPC's threads do not exist in a forked child, which would wait for them forever.
-            raise OwnershipError(
+            raise errors.OwnershipError(
                 "a client of a service cannot be used in a forked child; start processes by 'spawn' or 'forkserver', "
                 "which pickle it"
             )
@@ -330,9 +323,9 @@ class TableConnection:
         """Send a fragment after earlier updates; the error of a rejected update is raised afterwards."""
         try:
             self._settle_updates()
-        except ServiceError:
+        except errors.ServiceError:
             raise
-        except SampleBatchError:
+        except errors.SampleBatchError:
             self._writer.put(rows, fragment)
             raise
         self._writer.put(rows, fragment)
@@ -424,14 +417,14 @@ class TableConnection:
             self._link.retry(self._settle_sessions, self._drop_sessions)
 
     def _settle_sessions(self) -> None:
-        rejections: list[SampleBatchError] = []
+        rejections: list[errors.SampleBatchError] = []
         for session in list(self._sessions.values()):
             while session.has_updates:
                 try:
                     session.settle()
                 except LostError:
                     raise
-                except SampleBatchError as error:
+                except errors.SampleBatchError as error:
                     rejections.append(error)
         if rejections:
             raise rejections[0]
@@ -559,8 +552,8 @@ class TableConnection:
 def _read_version(answer: Mapping[str, Any]) -> tuple[int, str]:
     try:
         return whole("version", answer.get("version")), text("epoch", answer.get("epoch", ""))
-    except ArgumentError as error:
-        raise FormatError(f"an answer must have the version of weights: {error}") from error
+    except errors.ArgumentError as error:
+        raise errors.FormatError(f"an answer must have the version of weights: {error}") from error
 
 
 def _read_nonce(link: Link) -> str | None:

@@ -14,50 +14,17 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
+from samplebatch import errors
 from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.errors import (
-    AbandonedError,
-    AccessError,
-    ArgumentError,
-    FormatError,
-    LimitTimeoutError,
-    SampleBatchError,
-    ServiceError,
-    near_names,
-)
+from samplebatch.service import protocol, samples
 from samplebatch.service.flight_process import flight_process
 from samplebatch.service.fragments import FragmentDecoder, as_record_batch, read_fragment
 from samplebatch.service.items import Sample
-from samplebatch.service.protocol import (
-    ACTIONS,
-    MAX_ASKED,
-    Draw,
-    Fragment,
-    check_names,
-    describe_error,
-    header,
-    read_request,
-    short_text,
-    write_error,
-    write_json,
-)
 from samplebatch.service.requests import RequestHandler
 from samplebatch.service.row_store import KEY, list_keys
 from samplebatch.service.row_table import Lease, RowTable, Selection
-from samplebatch.service.samples import (
-    MAX_INLINE,
-    Packed,
-    RowsStream,
-    SampleMemory,
-    SampleWriter,
-    Secret,
-    Stream,
-    batch_text,
-    have_same_columns,
-    inline,
-)
 
 _OPTIONS: Final = ("columns", "at_least", "by_group", "max_tokens", "max_lag")
 
@@ -74,7 +41,7 @@ class RowSession:
     """
 
     def __init__(
-        self, service: RequestHandler, table: RowTable, writer: Any, memory: SampleMemory | None, context: Any
+        self, service: RequestHandler, table: RowTable, writer: Any, memory: samples.SampleMemory | None, context: Any
     ) -> None:
         self._service, self._table, self._writer = service, table, writer
         self._memory, self._context = memory, context
@@ -102,21 +69,27 @@ class RowSession:
     def answer(self, chunk: Any) -> None:
         """Answer one request. An error is sent as an answer, and the session continues."""
         try:
-            request = read_request(chunk.app_metadata or b"", "the request")
+            request = protocol.read_request(chunk.app_metadata or b"", "the request")
             keys = None if chunk.data is None else self._read_keys(chunk.data)
             ask = request.pop("ask", None)
             if ask is None:
-                raise ArgumentError(
+                raise errors.ArgumentError(
                     f"table {self._table.name!r} must hold steps or fragments, got rows; use a RowClient"
                 )
             if ask not in self._answers:
-                raise FormatError(f"'ask' must be a known action, got {ask!r}; {near_names(ask, self._answers)}")
+                raise errors.FormatError(
+                    f"'ask' must be a known action, got {ask!r}; {errors.near_names(ask, self._answers)}"
+                )
             self._answers[ask](request, keys)
-        except AbandonedError:
+        except errors.AbandonedError:
             raise
-        except (SampleBatchError, pa.ArrowInvalid) as error:
-            ours = error if isinstance(error, SampleBatchError) else FormatError(f"keys must be Arrow data: {error}")
-            self._write_answer(describe_error(ours))
+        except (errors.SampleBatchError, pa.ArrowInvalid) as error:
+            ours = (
+                error
+                if isinstance(error, errors.SampleBatchError)
+                else errors.FormatError(f"keys must be Arrow data: {error}")
+            )
+            self._write_answer(protocol.describe_error(ours))
 
     def _read_keys(self, rows: pa.RecordBatch) -> Any:
         """Return the keys attached to a request.
@@ -128,21 +101,21 @@ class RowSession:
         rows.validate()
         batch = read_fragment(rows)
         if isinstance(batch, MultiAgentBatch) or list(batch.column_names) != [KEY]:
-            raise FormatError(f"keys must be one column {KEY!r}, got others")
+            raise errors.FormatError(f"keys must be one column {KEY!r}, got others")
         return list_keys(batch._all()[KEY])
 
     # Requests
 
     def _take(self, request: dict[str, Any], _: Any) -> None:
-        check_names(request, ("n", "consumer", "reader", "number", "timeout_s", *_OPTIONS), "the request")
+        protocol.check_names(request, ("n", "consumer", "reader", "number", "timeout_s", *_OPTIONS), "the request")
         self._drop_lease()
         number = request.get("number")
         if not isinstance(number, int) or number < 1:
-            raise FormatError(f"'number' must be an integer from 1, got {str(number)[:80]!r}")
+            raise errors.FormatError(f"'number' must be an integer from 1, got {str(number)[:80]!r}")
         lease = self._table.lease(
             Selection.of(request.get("n"), request),
-            short_text("consumer", request.get("consumer")),
-            reader=short_text("reader", request.get("reader")),
+            protocol.short_text("consumer", request.get("consumer")),
+            reader=protocol.short_text("reader", request.get("reader")),
             number=number,
             timeout_s=_seconds(request),
             is_cancelled=self._context.is_cancelled,
@@ -151,7 +124,7 @@ class RowSession:
         self._lease = lease
         try:
             self._send(lease.gather())
-        except SampleBatchError:
+        except errors.SampleBatchError:
             self._drop_lease()
             raise
 
@@ -161,24 +134,26 @@ class RowSession:
             self._table.release(lease)
 
     def _commit(self, request: dict[str, Any], _: Any) -> None:
-        check_names(request, (), "the request")
+        protocol.check_names(request, (), "the request")
         lease, self._lease = self._lease, None
         self._write_answer({"committed": lease is not None and self._table.commit(lease)})
 
     def _settle(self, request: dict[str, Any], _: Any) -> None:
-        check_names(request, ("reader", "number"), "the request")
+        protocol.check_names(request, ("reader", "number"), "the request")
         number = request.get("number")
         if not isinstance(number, int):
-            raise FormatError("the request must have a number, got none")
-        self._write_answer({"committed": self._table.settle(short_text("reader", request.get("reader")), number)})
+            raise errors.FormatError("the request must have a number, got none")
+        self._write_answer(
+            {"committed": self._table.settle(protocol.short_text("reader", request.get("reader")), number)}
+        )
 
     def _wait(self, request: dict[str, Any], keys: Any) -> None:
-        check_names(request, ("count", "reader", "columns", "timeout_s"), "the request")
+        protocol.check_names(request, ("count", "reader", "columns", "timeout_s"), "the request")
         ready_keys = self._table.wait(
             request.get("count", 0) if keys is None else keys,
             columns=request.get("columns"),
             timeout_s=_seconds(request),
-            reader=short_text("reader", request.get("reader", "")),
+            reader=protocol.short_text("reader", request.get("reader", "")),
             is_cancelled=self._context.is_cancelled,
         )
         if keys is None:
@@ -187,12 +162,12 @@ class RowSession:
             self._write_answer({"ready": len(ready_keys)})
 
     def _sample(self, request: dict[str, Any], _: Any) -> None:
-        check_names(request, ("n", "reader", "seed", "timeout_s", *_OPTIONS), "the request")
+        protocol.check_names(request, ("n", "reader", "seed", "timeout_s", *_OPTIONS), "the request")
         batch = self._table.sample(
             request.pop("n", None),
             timeout_s=_seconds(request),
             seed=request.pop("seed", None),
-            reader=short_text("reader", request.pop("reader", "")),
+            reader=protocol.short_text("reader", request.pop("reader", "")),
             is_cancelled=self._context.is_cancelled,
             max_nbytes=self._service.bounds.message_nbytes,
             **{name: value for name, value in request.items() if name in _OPTIONS},
@@ -200,44 +175,44 @@ class RowSession:
         self._send(batch)
 
     def _get(self, request: dict[str, Any], keys: Any) -> None:
-        check_names(request, ("columns",), "the request")
+        protocol.check_names(request, ("columns",), "the request")
         nbytes = self._service.bounds.message_nbytes
         self._send(self._table.get(_require_keys(keys), columns=request.get("columns"), max_nbytes=nbytes))
 
     def _remove(self, request: dict[str, Any], keys: Any) -> None:
-        check_names(request, (), "the request")
+        protocol.check_names(request, (), "the request")
         self._write_answer({"removed": self._table.remove(_require_keys(keys))})
 
     def _reserve(self, request: dict[str, Any], _: Any) -> None:
-        check_names(request, ("count",), "the request")
+        protocol.check_names(request, ("count",), "the request")
         self._write_answer({"first": self._table.reserve_keys(request.get("count", 0))})
 
     # Answers
 
     def _send(self, batch: SampleBatch[Any]) -> None:
         """Send the shared-memory address of the rows, or the rows inline."""
-        stream = RowsStream(as_record_batch(batch.to_arrow()))
+        stream = samples.RowsStream(as_record_batch(batch.to_arrow()))
         self._service.check_nbytes("rows", stream.nbytes)
         address = None if self._memory is None else self._memory.put(stream)
         if address is not None:
             self._write_answer({"at": address})
         else:
-            self._writer.write_metadata(pa.py_buffer(inline([stream])))
+            self._writer.write_metadata(pa.py_buffer(samples.inline([stream])))
 
     def _write_answer(self, answer: Mapping[str, Any]) -> None:
-        self._writer.write_metadata(pa.py_buffer(write_json(answer)))
+        self._writer.write_metadata(pa.py_buffer(protocol.write_json(answer)))
 
 
 def _seconds(request: Mapping[str, Any]) -> float | None:
     value = request.get("timeout_s")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
-        raise ArgumentError(f"timeout_s must be a number from 0, got {value!r}")
+        raise errors.ArgumentError(f"timeout_s must be a number from 0, got {value!r}")
     return None if value is None or np.isinf(value) else value
 
 
 def _require_keys(keys: Any) -> Any:
     if keys is None:
-        raise FormatError("the request must have keys, got none")
+        raise errors.FormatError("the request must have keys, got none")
     return keys
 
 
@@ -273,7 +248,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             options["middleware"] = {"token": _Guard(token)}
         flight_process.check()
         self._service = service
-        self._secret = Secret()
+        self._secret = samples.Secret()
         super().__init__(location, **options)
         flight_process.register(self)
 
@@ -288,10 +263,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         with _flight_errors():
             target, decoder = self._place(descriptor), FragmentDecoder()
             while (chunk := _next(reader)) is not None:
-                fragment = Fragment.read(chunk.app_metadata)
+                fragment = protocol.Fragment.read(chunk.app_metadata)
                 try:
                     acknowledgement = self._service.insert(*target, chunk.data, fragment, context.is_cancelled, decoder)
-                except (SampleBatchError, pa.ArrowException) as error:
+                except (errors.SampleBatchError, pa.ArrowException) as error:
                     refusal = _ours(error)
                     refusal.fragment = fragment.number  # type: ignore[attr-defined]
                     raise refusal from None
@@ -304,23 +279,27 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         """Return table, writer and stream from the path of a descriptor."""
         path = [part.decode(errors="replace") for part in descriptor.path or ()]
         if not 1 <= len(path) <= 3:
-            raise FormatError(f"a path must be a table, or a table, a writer and a stream, got {len(path)} parts")
+            raise errors.FormatError(
+                f"a path must be a table, or a table, a writer and a stream, got {len(path)} parts"
+            )
         table, writer, stream = (*path, "", "")[:3]
-        return self._service.table(table), short_text("writer", writer), short_text("stream", stream)
+        return self._service.table(table), protocol.short_text("writer", writer), protocol.short_text("stream", stream)
 
     # Samples
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Stream samples, one record batch each."""
         with _flight_errors():
-            draw = Draw.read(ticket.ticket, "the ticket")
+            draw = protocol.Draw.read(ticket.ticket, "the ticket")
             first = self._draw(draw, context)
             return flight.GeneratorStream(first.batch.schema, self._samples(draw, first, context))
 
-    def _draw(self, draw: Draw, context: Any) -> Packed:
+    def _draw(self, draw: protocol.Draw, context: Any) -> samples.Packed:
         return self._service.pack(self._service.sample(draw, context.peer(), context.is_cancelled))
 
-    def _samples(self, draw: Draw, first: Packed, context: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+    def _samples(
+        self, draw: protocol.Draw, first: samples.Packed, context: Any
+    ) -> Iterator[tuple[pa.RecordBatch, Any]]:
         """Yield samples, drawing each while the previous one is sent."""
         left = draw.count
         with _flight_errors(), ThreadPoolExecutor(1, "samplebatch-draw") as pool:
@@ -329,10 +308,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 left = None if left is None else left - 1
                 ahead = pool.submit(self._draw, draw, context) if left != 0 else None
                 schema = sample.batch.schema
-                if not have_same_columns(schema, first.batch.schema):
-                    raise FormatError("the columns of the table have changed; open another stream")
-                metadata = {**sample.metadata, "batch": batch_text(schema, first.batch.schema)}
-                yield sample.batch, pa.py_buffer(write_json(metadata))
+                if not samples.have_same_columns(schema, first.batch.schema):
+                    raise errors.FormatError("the columns of the table have changed; open another stream")
+                metadata = {**sample.metadata, "batch": samples.batch_text(schema, first.batch.schema)}
+                yield sample.batch, pa.py_buffer(protocol.write_json(metadata))
                 if ahead is None:
                     return
                 sample = ahead.result()
@@ -340,7 +319,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Answer the requests of a learner in order: draws and batches of priorities."""
         with _flight_errors():
-            draw = Draw.read(descriptor.command or b"", "the command")
+            draw = protocol.Draw.read(descriptor.command or b"", "the command")
             memory = self._secret.open(draw.nonce, self._service.bounds.shared_nbytes) if draw.nonce else None
             session: RowSession | _Session
             table = self._service.table(draw.table)
@@ -359,12 +338,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         with _flight_errors():
             body = pa.py_buffer(b"") if action.body is None else action.body
             if action.type == "attach":
-                return [pa.py_buffer(write_json(self._secret.address()))]
+                return [pa.py_buffer(protocol.write_json(self._secret.address()))]
             return [pa.py_buffer(result) for result in self._service.act(action.type, body)]
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         """List the actions."""
-        return list(ACTIONS.items())
+        return list(protocol.ACTIONS.items())
 
     # Descriptions
 
@@ -385,7 +364,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _describe(self, name: str) -> Any:
         table = self._service.table(name)
-        ticket = flight.Ticket(Draw(name).write())
+        ticket = flight.Ticket(protocol.Draw(name).write())
         return flight.FlightInfo(
             self._service.schema(name),
             flight.FlightDescriptor.for_path(name),
@@ -403,12 +382,17 @@ class _Session:
     """
 
     def __init__(
-        self, service: RequestHandler, draw: Draw, writer: Any, memory: SampleMemory | None, context: Any
+        self,
+        service: RequestHandler,
+        draw: protocol.Draw,
+        writer: Any,
+        memory: samples.SampleMemory | None,
+        context: Any,
     ) -> None:
         self._service, self._draw, self._writer, self._memory, self._context = service, draw, writer, memory, context
         self._table = service.replay_table(draw.table)
-        self._samples = SampleWriter()
-        self._small: list[Stream] = []
+        self._samples = samples.SampleWriter()
+        self._small: list[samples.Stream] = []
         """Drawn samples that will share a message."""
         self._at_once = replace(draw, timeout_s=0.0)
         self._pool = ThreadPoolExecutor(1, "samplebatch-send")
@@ -429,8 +413,8 @@ class _Session:
             return
         try:
             count = _read_count(chunk.app_metadata)
-        except SampleBatchError as error:
-            self._tell({**describe_error(error), "of": "sample"})
+        except errors.SampleBatchError as error:
+            self._tell({**protocol.describe_error(error), "of": "sample"})
             return
         for _ in range(count):
             self._answer("sample", lambda: self._send(self._next_sample()))
@@ -440,13 +424,13 @@ class _Session:
         """Answer a part of a request, with an error if it is rejected."""
         try:
             answer()
-        except (SampleBatchError, pa.ArrowInvalid) as error:
+        except (errors.SampleBatchError, pa.ArrowInvalid) as error:
             if isinstance(error, flight.FlightError):
                 raise
-            self._tell({**describe_error(_ours(error)), "of": of})
+            self._tell({**protocol.describe_error(_ours(error)), "of": of})
 
     def _update(self, chunk: Any) -> None:
-        metadata = read_request(chunk.app_metadata or b"{}", "the metadata of an update")
+        metadata = protocol.read_request(chunk.app_metadata or b"{}", "the metadata of an update")
         anyhow = metadata.get("any_generation") is True
         self._tell({"updated": self._service.update(self._table, chunk.data, any_generation=anyhow)})
 
@@ -456,7 +440,7 @@ class _Session:
         if self._small:
             try:
                 return self._service.sample(self._at_once, peer, is_cancelled)
-            except LimitTimeoutError:
+            except errors.LimitTimeoutError:
                 self._send_small()
         return self._service.sample(self._draw, peer, is_cancelled)
 
@@ -471,7 +455,7 @@ class _Session:
             self._send_streams([stream], metadata)
         else:
             self._small.append(stream)
-            if len(self._small) >= MAX_INLINE or sum(stream.nbytes for stream in self._small) >= _AHEAD_NBYTES:
+            if len(self._small) >= samples.MAX_INLINE or sum(stream.nbytes for stream in self._small) >= _AHEAD_NBYTES:
                 self._send_small()
 
     def _send_small(self) -> None:
@@ -480,7 +464,7 @@ class _Session:
         if small:
             self._write_streams(small, {})
 
-    def _send_streams(self, streams: list[Stream], metadata: Mapping[str, Any]) -> None:
+    def _send_streams(self, streams: list[samples.Stream], metadata: Mapping[str, Any]) -> None:
         """Send samples after the small ones; a thread sends large ones if the learner requests ahead."""
         self._send_small()
         if self._draw.ahead and streams[0].nbytes >= _AHEAD_NBYTES:
@@ -489,17 +473,17 @@ class _Session:
         else:
             self._write_streams(streams, metadata)
 
-    def _write_streams(self, streams: list[Stream], metadata: Mapping[str, Any]) -> None:
+    def _write_streams(self, streams: list[samples.Stream], metadata: Mapping[str, Any]) -> None:
         self._wait()
         self._write_message(streams, metadata)
 
-    def _write_message(self, streams: list[Stream], metadata: Mapping[str, Any]) -> None:
-        self._writer.write_metadata(pa.py_buffer(inline(streams, metadata)))
+    def _write_message(self, streams: list[samples.Stream], metadata: Mapping[str, Any]) -> None:
+        self._writer.write_metadata(pa.py_buffer(samples.inline(streams, metadata)))
 
     def _tell(self, answer: Mapping[str, Any]) -> None:
         self._send_small()
         self._wait()
-        self._writer.write_metadata(pa.py_buffer(write_json(answer)))
+        self._writer.write_metadata(pa.py_buffer(protocol.write_json(answer)))
 
     def _wait(self) -> None:
         """Wait until the current sample is sent; raises if that failed."""
@@ -512,11 +496,11 @@ def _read_count(raw: Any) -> int:
     """Read the number of requested samples; raises as `read_request` and `whole` do."""
     if raw is None or (raw.size == len(_ONE) and raw.to_pybytes() == _ONE):
         return 1
-    request = read_request(raw, "the metadata of a request")
-    check_names(request, ("count",), "the metadata of a request")
+    request = protocol.read_request(raw, "the metadata of a request")
+    protocol.check_names(request, ("count",), "the metadata of a request")
     count = whole("count", request.get("count", 1), 1)
-    if count > MAX_ASKED:
-        raise ArgumentError(f"count must be at most {MAX_ASKED}, got {count}; send several requests")
+    if count > protocol.MAX_ASKED:
+        raise errors.ArgumentError(f"count must be at most {protocol.MAX_ASKED}, got {count}; send several requests")
     return count
 
 
@@ -525,21 +509,21 @@ class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def __init__(self, token: str) -> None:
         super().__init__()
-        self._wanted = header(token).encode()
+        self._wanted = protocol.header(token).encode()
 
     def start_call(self, info: Any, headers: Mapping[str, Any]) -> None:
         values: Any = next((values for name, values in headers.items() if name.lower() == "authorization"), [])
         if not values or not hmac.compare_digest(str(values[0]).encode(), self._wanted):
-            refusal = AccessError(
+            refusal = errors.AccessError(
                 "the service wants a token, and the call has not brought it; give the client its token"
             )
-            raise flight.FlightUnauthenticatedError(str(refusal), write_error(refusal))
+            raise flight.FlightUnauthenticatedError(str(refusal), protocol.write_error(refusal))
 
 
 def _acknowledge(writer: Any, acknowledgement: Mapping[str, Any]) -> bool:
     """Acknowledge a fragment; return whether its writer was still connected."""
     try:
-        writer.write(pa.py_buffer(write_json(acknowledgement)))
+        writer.write(pa.py_buffer(protocol.write_json(acknowledgement)))
     except OSError:
         # The writer may have been killed, which is no error of the service.
         return False
@@ -554,7 +538,7 @@ def _next(reader: Any) -> Any:
         return None
     except OSError as error:
         # Arrow's error for an incomplete schema.
-        raise FormatError(_NOT_ARROW.format(_first_line(error))) from error
+        raise errors.FormatError(_NOT_ARROW.format(_first_line(error))) from error
 
 
 @contextmanager
@@ -564,21 +548,21 @@ def _flight_errors() -> Iterator[None]:
         yield
     except flight.FlightError:
         raise
-    except (SampleBatchError, pa.ArrowException) as error:
+    except (errors.SampleBatchError, pa.ArrowException) as error:
         translated = _ours(error)
         kind = flight.FlightTimedOutError if isinstance(translated, TimeoutError) else flight.FlightServerError
-        raise kind(describe_error(translated)["message"], write_error(translated)) from None
+        raise kind(protocol.describe_error(translated)["message"], protocol.write_error(translated)) from None
     except Exception as error:
         _log.exception("a call of a client failed")
-        failure = ServiceError(f"the service failed with a {type(error).__name__}; its log says where")
-        raise flight.FlightInternalError(str(failure), write_error(failure)) from None
+        failure = errors.ServiceError(f"the service failed with a {type(error).__name__}; its log says where")
+        raise flight.FlightInternalError(str(failure), protocol.write_error(failure)) from None
 
 
-def _ours(error: Exception) -> SampleBatchError:
+def _ours(error: Exception) -> errors.SampleBatchError:
     """Translate an error into a library error: bytes that Arrow rejects are no batch."""
-    if isinstance(error, SampleBatchError):
+    if isinstance(error, errors.SampleBatchError):
         return error
-    return FormatError(_NOT_ARROW.format(_first_line(error)))
+    return errors.FormatError(_NOT_ARROW.format(_first_line(error)))
 
 
 def _first_line(error: Exception) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from samplebatch import errors
 from samplebatch.arguments import count_of, finite
 from samplebatch.batch.action_unit import ActionUnit, common_unit
 from samplebatch.batch.concat import concat_samples
@@ -18,14 +19,6 @@ from samplebatch.buffer.extending import as_flat
 from samplebatch.buffer.table import new_lock
 from samplebatch.column.convert import match_ragged
 from samplebatch.column.objects import ObjectColumn, value_nbytes
-from samplebatch.errors import (
-    ArgumentError,
-    CapacityError,
-    ColumnMismatchError,
-    EmptyBufferError,
-    FormatError,
-    PriorityError,
-)
 from samplebatch.service.declared_columns import DeclaredColumns
 from samplebatch.service.items import Items, Pause, Request, Sample, take_options
 from samplebatch.service.limiter import Hold
@@ -53,7 +46,9 @@ class _Portion:
         """Add a fragment; raises CapacityError if the fragments exceed the maximum size in bytes."""
         self._nbytes += item.nbytes
         if self._max_nbytes is not None and self._nbytes > self._max_nbytes:
-            raise CapacityError(f"a sample must have at most {self._max_nbytes} bytes, got {self._nbytes} or more")
+            raise errors.CapacityError(
+                f"a sample must have at most {self._max_nbytes} bytes, got {self._nbytes} or more"
+            )
         self.items.append(item)
         if weight is not None:
             self.weights.append(weight)
@@ -133,9 +128,9 @@ class FragmentItems(Items):
         fragment = rows if isinstance(rows, MultiAgentBatch) else as_flat(rows)
         if (self._kind == "key") != (key is not None):
             must = "must have a key, got none" if key is None else f"must have no key, got {key!r}"
-            raise ArgumentError(f"a fragment for a table of kind {self._kind!r} {must}")
+            raise errors.ArgumentError(f"a fragment for a table of kind {self._kind!r} {must}")
         if key is not None and not isinstance(key, str):
-            raise ArgumentError(f"the key of a fragment must be a string, got a {type(key).__name__}")
+            raise errors.ArgumentError(f"the key of a fragment must be a string, got a {type(key).__name__}")
         if self.declared is not None:
             fragment = self.declared.match_fragment(fragment)
         priority = None if priorities is None else self._priority(priorities)
@@ -144,12 +139,12 @@ class FragmentItems(Items):
 
     def _priority(self, value: Any) -> float:
         if not any(selector.by_priority for selector in self._selectors):
-            raise PriorityError(
+            raise errors.PriorityError(
                 f"fragments of a table of kind {self._kind!r} with remover {self._remover_word!r} have no priorities"
             )
         size = np.asarray(value)
         if size.size != 1 or size.dtype.kind not in "biuf" or not np.isfinite(size).all():
-            raise PriorityError("the priority of a fragment must be one finite number")
+            raise errors.PriorityError("the priority of a fragment must be one finite number")
         return abs(float(size.reshape(-1)[0]))
 
     def hold_insert(self, ready: Any) -> Hold | None:
@@ -219,7 +214,7 @@ class FragmentItems(Items):
             defaults = {"beta": self._beta}
         merged = take_options(options, defaults, f"fragments of a table of kind {self._kind!r}")
         if self._kind == "key" and (not isinstance(merged["key"], str) or batch_size != 1):
-            raise ArgumentError("a sample of a table of kind 'key' requires batch_size=1 and key=, a string")
+            raise errors.ArgumentError("a sample of a table of kind 'key' requires batch_size=1 and key=, a string")
         at_once = self.capacity * max(self.max_times, 1)
         if self._kind in ("fifo", "lifo") or self._remover_word in ("none", "lifo", "lowest_priority"):
             # A table that always evicts the newest fragment may retain fragments with a single remaining draw.
@@ -227,7 +222,7 @@ class FragmentItems(Items):
         elif not self.max_times:
             at_once = batch_size
         if batch_size > at_once:
-            raise ArgumentError(
+            raise errors.ArgumentError(
                 f"batch_size must be at most {at_once}, the fragments of a full table, got {batch_size}"
             )
         return Request(batch_size, mode, merged, seed)
@@ -272,7 +267,7 @@ class FragmentItems(Items):
                     pause(len(portion.items) - paused)
                     paused = len(portion.items)
                     if not self._items:
-                        raise EmptyBufferError(
+                        raise errors.EmptyBufferError(
                             "the table must have fragments, got none: it was reset during the sample"
                         )
                 portion.add(*self._pick(request, rng))
@@ -339,7 +334,9 @@ class FragmentItems(Items):
         """
         numbers, values = np.asarray(indices).reshape(-1), np.asarray(weights).reshape(-1)
         if len(values) != len(numbers):
-            raise PriorityError(f"priorities must have {len(numbers)} values, one per fragment, got {len(values)}")
+            raise errors.PriorityError(
+                f"priorities must have {len(numbers)} values, one per fragment, got {len(values)}"
+            )
         priorities = [self._priority(value) for value in values]
         count = 0
         for number, priority in zip(numbers.tolist(), priorities, strict=True):
@@ -389,14 +386,16 @@ class FragmentItems(Items):
     def _check_item(self, number: Any, priority: Any, key: Any, times: Any, last: int) -> None:
         """Check a fragment's values in a state; raises ArgumentError or FormatError that names the invalid value."""
         if len(self) >= self.capacity:
-            raise FormatError(f"the number of fragments must be at most {self.capacity}, got more")
+            raise errors.FormatError(f"the number of fragments must be at most {self.capacity}, got more")
         if count_of("number", number) <= last:
-            raise FormatError(f"number must be greater than the previous number, {last}, got {number}")
+            raise errors.FormatError(f"number must be greater than the previous number, {last}, got {number}")
         finite("priority", priority)
         if count_of("times", times) >= self.max_times > 0:
-            raise FormatError(f"times must be below max_times, {self.max_times}, got {times}")
+            raise errors.FormatError(f"times must be below max_times, {self.max_times}, got {times}")
         if (self._kind == "key") != isinstance(key, str) or (key is not None and key in self._by_key):
-            raise FormatError(f"key must be a unique string in a table by key, and null in others, got {key!r:.80}")
+            raise errors.FormatError(
+                f"key must be a unique string in a table by key, and null in others, got {key!r:.80}"
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
@@ -414,7 +413,9 @@ class FragmentItems(Items):
             self._add(Item(number, fragment, float(priority), key, times, nbytes=_nbytes_of(fragment)))
         self._next, self._rng = count_of("next", state["next"]), rng
         if self._next <= last:
-            raise FormatError(f"next must be greater than the number of the last fragment, {last}, got {self._next}")
+            raise errors.FormatError(
+                f"next must be greater than the number of the last fragment, {last}, got {self._next}"
+            )
         self._largest = finite("largest", state["largest"])
         for selector, selector_state in zip(self._selectors, state["selectors"], strict=True):
             selector.load_state_dict(selector_state)
@@ -500,19 +501,19 @@ def _check_alike(schema: _Schema, previous: _Schema) -> None:
     """Check that a fragment has the columns of earlier fragments."""
     if ("flat" in schema) != ("flat" in previous):
         got = "a flat one after" if "flat" in schema else "one with policies after"
-        raise ColumnMismatchError(
+        raise errors.ColumnMismatchError(
             f"fragments of a table must all be flat or all have policies, got {got} the other kind"
         )
     for part, columns in schema.items():
         for name, form in columns.items() if part in previous else ():
             if previous[part].get(name) != form:
-                raise ColumnMismatchError(
+                raise errors.ColumnMismatchError(
                     "fragments of a table must all be padded sequences of one layout, or all be plain steps"
                     if name is None
                     else _describe_mismatch(name, form, previous[part].get(name))
                 )
         absent = previous[part].keys() - columns.keys() if part in previous else ()
         if absent:
-            raise ColumnMismatchError(
+            raise errors.ColumnMismatchError(
                 f"a fragment must have column {min(absent)!r}, as earlier fragments have, got none"
             )

@@ -18,6 +18,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import errors
 from samplebatch.arguments import whole
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
@@ -26,31 +27,9 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column import memory
 from samplebatch.column.threads import copy_all
 from samplebatch.column.torch_tensor import TorchColumn
-from samplebatch.errors import (
-    ArgumentError,
-    CapacityError,
-    ChannelClosedError,
-    ChannelTimeoutError,
-    ColumnMismatchError,
-    ColumnTypeError,
-    EndOfStreamError,
-    FormatError,
-    OwnershipError,
-    PeerDiedError,
-    UntrustedPickleError,
-    near_names,
-)
+from samplebatch.transport import peers
 from samplebatch.transport.decode import DAMAGE, decode
 from samplebatch.transport.encode import Encoder, Frame, bytes_of
-from samplebatch.transport.peers import (
-    ProcessIdentity,
-    ProcessWatch,
-    Recipient,
-    Transferable,
-    arguments_of,
-    deadline_of,
-    is_alive,
-)
 from samplebatch.transport.region import NBYTES, Region, SharedCounters, fence
 from samplebatch.transport.schema import NESTED_BATCH, Fixed, Part, Place, Plan, Schema, align
 from samplebatch.transport.wire import ROWS, SCHEMA, pack_metadata, read_rows, unpack_metadata
@@ -106,7 +85,7 @@ class Publication:
     value: Any
 
 
-class Publisher(Transferable):
+class Publisher(peers.Transferable):
     """Publishing end of a broadcast, created by `samplebatch.broadcast`.
 
     It belongs to the first process that publishes or closes it; after the death of that process to the next one. Before
@@ -114,7 +93,7 @@ class Publisher(Transferable):
     serialized.
     """
 
-    def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: list[Recipient]) -> None:
+    def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: list[peers.Recipient]) -> None:
         self._board: Board | None = board
         self._allow_pickle = allow_pickle
         self._recipients = recipients
@@ -197,7 +176,7 @@ class Publisher(Transferable):
             sizes = [align(buffer.nbytes) for buffer in frame.buffers]
             nbytes = plan.nbytes + sum(sizes)
             if nbytes + len(head) > board.block_nbytes:
-                raise CapacityError(
+                raise errors.CapacityError(
                     f"a publication must fit in the broadcast's {board.block_nbytes} bytes, got {nbytes + len(head)} "
                     "bytes; create a larger broadcast"
                 )
@@ -219,7 +198,7 @@ class Publisher(Transferable):
         board, self._board = self._board, None
         if board is None:
             return
-        if self._owner == _getpid() or (self._holder == _getpid() and board.writer == ProcessIdentity.own()):
+        if self._owner == _getpid() or (self._holder == _getpid() and board.writer == peers.ProcessIdentity.own()):
             board.close()
         if self._at_exit is not None:
             self._at_exit.cancel()
@@ -232,7 +211,7 @@ class Publisher(Transferable):
         if isinstance(value, Mapping):
             return self._encoder.encode(weights_to_batch(value)), 1
         hint = "; pass its state_dict()" if hasattr(value, "state_dict") else ""
-        raise ColumnTypeError(
+        raise errors.ColumnTypeError(
             f"a published value must be a batch, or a dict of arrays and tensors, got a {type(value).__name__}{hint}"
         )
 
@@ -250,7 +229,7 @@ class Publisher(Transferable):
         if self._owner != _getpid():
             writer = board.claim()
             if writer.pid != _getpid():
-                raise OwnershipError(
+                raise errors.OwnershipError(
                     f"a publisher must be used by process {writer.pid}, which published first, got process {_getpid()}"
                     "; create one broadcast per process"
                 )
@@ -275,10 +254,10 @@ class Publisher(Transferable):
     def _after_fork(self) -> None:
         """Hold an end in a child of `multiprocessing` that received it."""
         process = multiprocessing.current_process()
-        if self._holder == _getpid() or any(value is self for value in arguments_of(process)):
+        if self._holder == _getpid() or any(value is self for value in peers.arguments_of(process)):
             self._hold()
 
-    def _give(self, recipient: Recipient | None) -> bool:
+    def _give(self, recipient: peers.Recipient | None) -> bool:
         if self._board is None or self._owner == _getpid():
             return False
         self._holder = 0
@@ -287,14 +266,14 @@ class Publisher(Transferable):
 
     def _open(self) -> Board:
         if self._board is None:
-            raise ChannelClosedError("a publisher must be open to be used, got a closed one")
+            raise errors.ChannelClosedError("a publisher must be open to be used, got a closed one")
         return self._board
 
     def _hand_over(self) -> Region:
         """Return the memory for another process to publish in, unless this one publishes already."""
         board = self._open()
-        if not self._give(Recipient.find_spawning()):
-            raise OwnershipError(
+        if not self._give(peers.Recipient.find_spawning()):
+            raise errors.OwnershipError(
                 "a publisher must be sent to another process before its first publication, got one that has published; "
                 "create another broadcast"
             )
@@ -340,11 +319,11 @@ class Subscription:
     may use it. It maps the memory read-only, so a reader cannot damage the weights of other readers.
     """
 
-    def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: Sequence[Recipient] = ()) -> None:
+    def __init__(self, board: Board, *, allow_pickle: bool = False, recipients: Sequence[peers.Recipient] = ()) -> None:
         self._board: Board | None = board
         self._allow_pickle = allow_pickle
         self._recipients = recipients
-        self._watch: ProcessWatch | None = None
+        self._watch: peers.ProcessWatch | None = None
         self._last: tuple[bytes, _Description] | None = None
 
     @property
@@ -437,7 +416,7 @@ class Subscription:
             As `latest`.
         """
         board = self._open()
-        deadline = deadline_of(timeout_s)
+        deadline = peers.deadline_of(timeout_s)
         tries = 0
         while True:
             newest = self._await(board, version, deadline)
@@ -448,7 +427,7 @@ class Subscription:
             # It was overwritten in the meantime.
             tries += 1
             if deadline is not None and tries >= _MIN_TRIES and _monotonic() > deadline:
-                raise ChannelTimeoutError(
+                raise errors.ChannelTimeoutError(
                     f"a publication must remain until it is copied, got {tries} that were overwritten; publish less "
                     "often, or create the broadcast with more blocks"
                 )
@@ -470,12 +449,12 @@ class Subscription:
                 return status.newest
             missing = f"publication {version} must be published to be read, the newest is {status.newest}"
             if status.closed:
-                raise EndOfStreamError(f"{missing}: the publisher has closed its end")
+                raise errors.EndOfStreamError(f"{missing}: the publisher has closed its end")
             if self._publisher_has_died(board) and board.status == status:
-                raise PeerDiedError(f"{missing}: the publisher's process {board.writer.pid} has died")
+                raise errors.PeerDiedError(f"{missing}: the publisher's process {board.writer.pid} has died")
             left_s = _LOOK_S if deadline is None else min(_LOOK_S, deadline - _monotonic())
             if left_s <= 0:
-                raise ChannelTimeoutError(f"{missing} at the end of the timeout")
+                raise errors.ChannelTimeoutError(f"{missing} at the end of the timeout")
             board.wait(status, left_s)
 
     def _publisher_has_died(self, board: Board) -> bool:
@@ -484,7 +463,7 @@ class Subscription:
             # This process has sent the publisher to a process that died while it started.
             return board.writer == writer
         if self._watch is None or self._watch.identity != writer:
-            self._watch = ProcessWatch(writer)
+            self._watch = peers.ProcessWatch(writer)
         return not self._watch.is_alive()
 
     def _copy(self, board: Board, version: int, content: Content, into: Mapping[str, Any] | None) -> Publication | None:
@@ -492,7 +471,7 @@ class Subscription:
         described = self._describe(content)
         if into is not None:
             if not described.is_weights:
-                raise ColumnMismatchError(
+                raise errors.ColumnMismatchError(
                     f"publication {version} must be a dict of weights to be copied with into, got a "
                     f"{described.schema.kind}; read it without into"
                 )
@@ -506,10 +485,10 @@ class Subscription:
         cut = _cutter(private, plan.nbytes)
         try:
             value = decode(schema, plan, described.metadata, private, cut, allow_pickle=self._allow_pickle)
-        except (FormatError, UntrustedPickleError):
+        except (errors.FormatError, errors.UntrustedPickleError):
             raise
         except DAMAGE as error:
-            raise FormatError(f"a publication must match its schema: {error}") from error
+            raise errors.FormatError(f"a publication must match its schema: {error}") from error
         return Publication(
             version, batch_to_weights(value) if isinstance(value, Batch) and described.is_weights else value
         )
@@ -522,22 +501,22 @@ class Subscription:
             rows = read_rows(metadata.pop(ROWS, None))
             is_weights = bool(metadata.pop(WEIGHTS, 0))
             if is_weights and schema.kind != NESTED_BATCH:
-                raise FormatError(f"weights must be published as a nested batch, got a {schema.kind}")
+                raise errors.FormatError(f"weights must be published as a nested batch, got a {schema.kind}")
             try:
                 plan = schema.plan(rows, rows)
             except ValueError as error:
-                raise FormatError(f"a publication must have the rows of its schema: {error}") from error
+                raise errors.FormatError(f"a publication must have the rows of its schema: {error}") from error
             self._last = content.head, _Description(schema, plan, metadata, is_weights)
         described = self._last[1]
         if described.plan.nbytes > len(content.values):
-            raise FormatError(
+            raise errors.FormatError(
                 f"a publication's values must fit in its {len(content.values)} bytes, got {described.plan.nbytes} bytes"
             )
         return described
 
     def _open(self) -> Board:
         if self._board is None:
-            raise ChannelClosedError("a subscription must be open to be used, got a closed one")
+            raise errors.ChannelClosedError("a subscription must be open to be used, got a closed one")
         return self._board
 
     def _hand_over(self) -> Region:
@@ -561,7 +540,7 @@ def _cutter(root: npt.NDArray[np.uint8], start: int) -> Callable[[int], npt.NDAr
         nonlocal at
         begin, at = at, at + align(nbytes)
         if begin + nbytes > len(root):
-            raise FormatError(f"a publication must contain the {nbytes} bytes of a buffer, got fewer")
+            raise errors.FormatError(f"a publication must contain the {nbytes} bytes of a buffer, got fewer")
         return root[begin : begin + nbytes]
 
     return cut
@@ -608,7 +587,9 @@ class Board:
         # Read once: other processes may change it.
         blocks = 0 if words is None else words[_BLOCKS]
         if words is None or words[_MAGIC_WORD] != _MAGIC or not MIN_BLOCKS <= blocks <= MAX_BLOCKS:
-            raise FormatError(f"a broadcast's memory must have its layout, got {region.nbytes} bytes of another layout")
+            raise errors.FormatError(
+                f"a broadcast's memory must have its layout, got {region.nbytes} bytes of another layout"
+            )
         self.region = region
         self.blocks = blocks
         self.block_nbytes = (region.nbytes - _PAGE) // self.blocks
@@ -640,11 +621,11 @@ class Board:
         return Status(word >> 1, bool(word & 1))
 
     @property
-    def writer(self) -> ProcessIdentity:
+    def writer(self) -> peers.ProcessIdentity:
         """Process that publishes, or will publish first."""
         pid = self._words[_PID]
         fence()
-        return ProcessIdentity(pid, self._words[_STARTED])
+        return peers.ProcessIdentity(pid, self._words[_STARTED])
 
     def wait(self, seen: Status, timeout_s: float) -> None:
         """Wait until the status differs from `seen` or the timeout elapses; may return earlier."""
@@ -652,21 +633,21 @@ class Board:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def claim(self) -> ProcessIdentity:
+    def claim(self) -> peers.ProcessIdentity:
         """Claim the broadcast for this process unless a running process has claimed it; return the claiming process."""
         return self._enter(publishes=1)
 
-    def hold(self) -> ProcessIdentity:
+    def hold(self) -> peers.ProcessIdentity:
         """Register this process as the future publisher, whose death readers detect; returns as `claim` does."""
         return self._enter(publishes=0)
 
-    def _enter(self, publishes: int) -> ProcessIdentity:
-        identity, words = ProcessIdentity.own(), self._words
+    def _enter(self, publishes: int) -> peers.ProcessIdentity:
+        identity, words = peers.ProcessIdentity.own(), self._words
         # The system releases the lock if this process dies.
         fcntl.lockf(self.region.fileno(), fcntl.LOCK_EX, NBYTES, _PID * NBYTES)
         try:
             writer = self.writer
-            if words[_PUBLISHES] and (writer == identity or is_alive(writer)):
+            if words[_PUBLISHES] and (writer == identity or peers.is_alive(writer)):
                 return writer
             words[_PUBLISHES] = 0
             words[_STARTED] = identity.started
@@ -723,7 +704,7 @@ class Board:
         if start + head_nbytes > self.block_nbytes:
             if not self.still_holds(version):
                 return None
-            raise FormatError(
+            raise errors.FormatError(
                 f"a publication must fit in its block of {self.block_nbytes} bytes, got {start + head_nbytes} bytes"
             )
         block = self._block(version)
@@ -795,9 +776,9 @@ def broadcast(
     """
     capacity_nbytes = whole("capacity_nbytes", capacity_nbytes, 1)
     if whole("blocks", blocks, MIN_BLOCKS) > MAX_BLOCKS:
-        raise ArgumentError(f"blocks must be from {MIN_BLOCKS} to {MAX_BLOCKS}, got {blocks}")
+        raise errors.ArgumentError(f"blocks must be from {MIN_BLOCKS} to {MAX_BLOCKS}, got {blocks}")
     board = Board.create(capacity_nbytes, blocks)
-    recipients: list[Recipient] = []
+    recipients: list[peers.Recipient] = []
     publisher = Publisher(board, allow_pickle=allow_pickle, recipients=recipients)
     return publisher, Subscription(board.read_only(), allow_pickle=allow_pickle, recipients=recipients)
 
@@ -834,12 +815,12 @@ def weights_to_batch(weights: Mapping[str, Any], path: str = "", depth: int = 1)
     values: dict[str, Any] = {}
     for name, value in weights.items():
         if not isinstance(name, str):
-            raise ColumnTypeError(
+            raise errors.ColumnTypeError(
                 f"weights must have strings as names, got a {type(name).__name__} in {path or 'the dict'}"
             )
         if isinstance(value, Mapping):
             if depth == MAX_DEPTH:
-                raise ColumnTypeError(
+                raise errors.ColumnTypeError(
                     f"weights must be at most {MAX_DEPTH} dicts deep, got another dict in {path + name!r}"
                 )
             value = weights_to_batch(value, f"{path}{name}.", depth + 1)
@@ -880,26 +861,28 @@ def write_weights(target: Mapping[str, Any], part: Part, places: Sequence[Place]
 def _match_targets(target: Any, structure: Any, columns: Any, fixed: Any, path: str) -> Any:
     names = [name for name, _ in structure]
     if not isinstance(target, Mapping):
-        raise ColumnMismatchError(
+        raise errors.ColumnMismatchError(
             f"{path[:-1]!r} must be a dict, as in the published weights, got a {type(target).__name__}"
         )
     for name in target:
         if name not in names:
-            raise ColumnMismatchError(
-                f"the published weights must have {path + str(name)!r}, as into has; {near_names(name, names)}"
+            raise errors.ColumnMismatchError(
+                f"the published weights must have {path + str(name)!r}, as into has; {errors.near_names(name, names)}"
             )
     for name, under in structure:
         where = path + name
         if name not in target:
-            raise ColumnMismatchError(
-                f"into must have {where!r}, as the published weights have; {near_names(name, target)}"
+            raise errors.ColumnMismatchError(
+                f"into must have {where!r}, as the published weights have; {errors.near_names(name, target)}"
             )
         if under is not None:
             yield from _match_targets(target[name], under, columns, fixed, where + ".")
             continue
         column = next(columns)
         if not isinstance(column, Fixed):
-            raise ColumnMismatchError(f"{where!r} must be published as an array or tensor to be copied with into")
+            raise errors.ColumnMismatchError(
+                f"{where!r} must be published as an array or tensor to be copied with into"
+            )
         destination = next(fixed)
         _check_target(target[name], destination, where)
         yield target[name], destination
@@ -918,7 +901,9 @@ def _check_target(value: Any, destination: Place, where: str) -> None:
         required = f"a tensor of {required}" if column.torch else f"an array of {required}"
     if got != required or tuple(value.shape) != shape:
         got_shape = tuple(getattr(value, "shape", ()))
-        raise ColumnMismatchError(f"{where!r} must be {required} of shape {shape}, got {got} of shape {got_shape}")
+        raise errors.ColumnMismatchError(
+            f"{where!r} must be {required} of shape {shape}, got {got} of shape {got_shape}"
+        )
 
 
 def _write_array(value: Any, values: npt.NDArray[Any], destination: Place) -> None:

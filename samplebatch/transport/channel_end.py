@@ -27,15 +27,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from samplebatch.errors import ChannelClosedError, OwnershipError, PeerDiedError, SampleBatchError
-from samplebatch.transport.peers import (
-    ProcessIdentity,
-    ProcessWatch,
-    Recipient,
-    Transferable,
-    arguments_of,
-    exit_error,
-    is_alive,
-)
+from samplebatch.transport import peers
 from samplebatch.transport.region import Region, fence
 from samplebatch.transport.wire import pack_metadata
 
@@ -86,7 +78,7 @@ class Memory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     __slots__ = ()
 
 
-class ChannelEnd(Transferable):
+class ChannelEnd(peers.Transferable):
     """Base class of `Producer` and `Consumer`; an end belongs to the first process that uses it."""
 
     _side: int
@@ -94,7 +86,7 @@ class ChannelEnd(Transferable):
     _pipe: int
     _back: int
 
-    def __init__(self, region: Region, *, allow_pickle: bool = False, recipients: dict[int, Recipient]) -> None:
+    def __init__(self, region: Region, *, allow_pickle: bool = False, recipients: dict[int, peers.Recipient]) -> None:
         self._region: Region | None = region
         self._memory = region.array.view(Memory)
         self._capacity_nbytes = region.nbytes - HEADER_NBYTES
@@ -107,7 +99,7 @@ class ChannelEnd(Transferable):
         """Process that this end belongs to, or belonged to; None if unknown."""
         self._owner = 0
         """The same process, once it has used the end."""
-        self._watch: ProcessWatch | None = None
+        self._watch: peers.ProcessWatch | None = None
         self._peer_fd: int | None = None
         """Descriptor that is readable after the death of the watched process of the other end, if supported."""
         self._peer_dead = False
@@ -160,7 +152,7 @@ class ChannelEnd(Transferable):
     def _write_state(self, state: int) -> None:
         """Write the process id and state to the header."""
         words, side = self._words, self._side
-        words[side + _PID], words[side + _STARTED] = ProcessIdentity.own()
+        words[side + _PID], words[side + _STARTED] = peers.ProcessIdentity.own()
         fence()
         words[side + STATE] = state
 
@@ -191,7 +183,7 @@ class ChannelEnd(Transferable):
 
     def _after_fork(self) -> None:
         """Hold an end in a child of `multiprocessing` that received it as an argument."""
-        if any(value is self for value in arguments_of(multiprocessing.current_process())):
+        if any(value is self for value in peers.arguments_of(multiprocessing.current_process())):
             self._hold()
         if self._is_held():
             # The fork has cleared the exit handlers of the child.
@@ -205,14 +197,14 @@ class ChannelEnd(Transferable):
         name = _NAMES[self._side]
         if self._region is None:
             raise ChannelClosedError(f"the {name} must be open to be sent to a process, got a closed one")
-        if not self._give(Recipient.find_spawning()):
+        if not self._give(peers.Recipient.find_spawning()):
             raise OwnershipError(
                 f"the {name} must be sent to another process before its first use, got one of process "
                 f"{self._words[self._side + _PID]}; create another channel"
             )
         return self._region, self._pipe, self._back
 
-    def _give(self, recipient: Recipient | None) -> bool:
+    def _give(self, recipient: peers.Recipient | None) -> bool:
         region, words, side = self._region, self._words, self._side
         if region is None:
             return False
@@ -236,9 +228,9 @@ class ChannelEnd(Transferable):
         """Return whether the other end was closed in order."""
         return self._peer_state() in (CLOSED, _LEFT)
 
-    def _peer_identity(self) -> ProcessIdentity:
+    def _peer_identity(self) -> peers.ProcessIdentity:
         words, side = self._words, self._peer_side
-        return ProcessIdentity(int(words[side + _PID]), int(words[side + _STARTED]))
+        return peers.ProcessIdentity(int(words[side + _PID]), int(words[side + _STARTED]))
 
     def _look(self) -> None:
         """Watch the process of the other end, if it exists and is not watched yet."""
@@ -249,7 +241,7 @@ class ChannelEnd(Transferable):
         identity = self._peer_identity()
         if identity.pid == this_process[0]:
             return
-        self._watch = ProcessWatch(identity)
+        self._watch = peers.ProcessWatch(identity)
         if self._watch.fileno() >= 0:
             self._await_too(self._watch.fileno())
             self._peer_fd = self._watch.fileno()
@@ -282,7 +274,7 @@ class ChannelEnd(Transferable):
         state, identity = self._peer_state(), self._peer_identity()
         is_own = identity.pid == this_process[0]
         if state == FREE:
-            is_over = not is_own and not is_alive(identity)
+            is_over = not is_own and not peers.is_alive(identity)
         else:
             recipient = self._recipients.get(self._peer_side) if state == _GIVEN and is_own else None
             is_over = recipient is not None and recipient.has_ended()
@@ -379,7 +371,7 @@ def _close_at_exit(reference: weakref.ref[ChannelEnd]) -> None:
     if end._is_another_processes():
         end.close()
         return
-    error = exit_error()
+    error = peers.exit_error()
     end.__exit__(None if error is None else type(error), error, None)
 
 

@@ -10,48 +10,14 @@ from collections.abc import Iterator
 from typing import Final, Literal, Self
 from zlib import crc32
 
+from samplebatch import errors
 from samplebatch.batch.multi_agent import MultiAgentBatch
-from samplebatch.errors import (
-    ChannelTimeoutError,
-    EndOfStreamError,
-    FormatError,
-    LeaseError,
-    SampleBatchError,
-    WorkerError,
-)
+from samplebatch.transport import channel_end, wire
 from samplebatch.transport.arena import GOODBYE_IDENT, HELLO_IDENT, ReturnPipe, pack_ident
-from samplebatch.transport.channel_end import (
-    CLOSED,
-    CONSUMER,
-    FAILURE_NBYTES,
-    FAILURE_START,
-    HEADER_NBYTES,
-    LONG_S,
-    LOOK_S,
-    PRODUCER,
-    STATE,
-    WATCHED,
-    ChannelEnd,
-    this_process,
-)
 from samplebatch.transport.decode import Decoder
 from samplebatch.transport.encode import AnyBatch
 from samplebatch.transport.peers import Poller, Recipient, deadline_of
 from samplebatch.transport.region import Region
-from samplebatch.transport.wire import (
-    BATCH,
-    CHECKED_NBYTES,
-    END,
-    FAILURE,
-    HELLO,
-    MAGIC,
-    MESSAGE_NBYTES,
-    STARVED,
-    Message,
-    unpack,
-    unpack_fields,
-    unpack_metadata,
-)
 
 _FLUSH_S = 0.005
 """Seconds after which blocks are returned again if the pipe was full."""
@@ -66,15 +32,15 @@ _monotonic = time.monotonic
 _read_into = os.readv
 
 
-class Consumer(ChannelEnd):
+class Consumer(channel_end.ChannelEnd):
     """Receiving end of a channel, created by `samplebatch.channel`.
 
     It belongs to the first process that uses it; one thread at a time may use it, and any thread its batches. Iteration
     yields all batches until the producer closes its end.
     """
 
-    _side = CONSUMER
-    _peer_side = PRODUCER
+    _side = channel_end.CONSUMER
+    _peer_side = channel_end.PRODUCER
 
     def __init__(
         self, region: Region, pipe: int, back: int, *, allow_pickle: bool = False, recipients: dict[int, Recipient]
@@ -87,10 +53,10 @@ class Consumer(ChannelEnd):
         self._end: Literal["", "closed", "died", "damaged"] = ""
 
     def _begin(self) -> None:
-        self._message = bytearray(MESSAGE_NBYTES)
+        self._message = bytearray(wire.MESSAGE_NBYTES)
         """Last received message; its first byte is 0 after it was processed."""
         self._into = (self._message,)
-        self._checked = memoryview(self._message)[:CHECKED_NBYTES]
+        self._checked = memoryview(self._message)[: wire.CHECKED_NBYTES]
         self._poller = Poller(self._pipe)
         self._idle = 0
         """Number of further messages to wait for without a check, after a message that was not there yet."""
@@ -134,13 +100,13 @@ class Consumer(ChannelEnd):
         ChannelClosedError
             If this end is closed.
         """
-        if self._owner != this_process[0]:
+        if self._owner != channel_end.this_process[0]:
             self._own()
         deadline = None if timeout_s is None else deadline_of(timeout_s)
         message = self._message
         try:
             while True:
-                nbytes = MESSAGE_NBYTES
+                nbytes = wire.MESSAGE_NBYTES
                 # The return of an earlier batch was interrupted.
                 if not message[0]:
                     if self._idle:
@@ -153,11 +119,11 @@ class Consumer(ChannelEnd):
                             self._idle = _IDLE
                             nbytes = self._await(deadline, timeout_s)
                 # `unpack` is inlined, without a call per field, because most messages are opened here.
-                fields = unpack_fields(message)
-                if fields[2] == BATCH and fields[0] == MAGIC and crc32(self._checked) == fields[12]:
+                fields = wire.unpack_fields(message)
+                if fields[2] == wire.BATCH and fields[0] == wire.MAGIC and crc32(self._checked) == fields[12]:
                     try:
                         batch = self._decoder.open(fields)
-                    except SampleBatchError as error:
+                    except errors.SampleBatchError as error:
                         self._give_up(error)
                         raise
                     # No call between here and the return, so no signal either: it is returned now or later.
@@ -194,7 +160,7 @@ class Consumer(ChannelEnd):
             lease = reference()
             if lease is not None:
                 spans.append((int(lease.ctypes.data), lease.nbytes))
-        free_from = int(self._memory.ctypes.data) + HEADER_NBYTES
+        free_from = int(self._memory.ctypes.data) + channel_end.HEADER_NBYTES
         stop = free_from + self._capacity_nbytes
         for address, nbytes in sorted(spans):
             if address - free_from >= half:
@@ -211,7 +177,7 @@ class Consumer(ChannelEnd):
         self._own()
         self._look()
         if self._watch is None:
-            self._words[CONSUMER + WATCHED] = 1
+            self._words[channel_end.CONSUMER + channel_end.WATCHED] = 1
             # The message may have arrived in between.
             self._look()
         return self._poller.fileno()
@@ -262,7 +228,7 @@ class Consumer(ChannelEnd):
         yield batch
         _clear(batch)
         if reference is not None and reference() is not None:
-            raise LeaseError(
+            raise errors.LeaseError(
                 "a leased batch must have no arrays, slices or tensors that outlive the with statement; copy() those "
                 "that are needed longer"
             )
@@ -273,19 +239,19 @@ class Consumer(ChannelEnd):
     def __next__(self) -> AnyBatch:
         try:
             return self.recv()
-        except EndOfStreamError:
+        except errors.EndOfStreamError:
             raise StopIteration from None
 
     def _await(self, deadline: float | None, timeout_s: float | None) -> int:
         """Wait for a message and read it; return its bytes, or empty bytes if the stream has ended."""
         if (
             self._peer_fd is not None
-            and (deadline is None or deadline - _monotonic() > LONG_S)
+            and (deadline is None or deadline - _monotonic() > channel_end.LONG_S)
             and not self._return_pipe.is_behind
             and self._starved_after != self._decoder.ident
         ):
             # Most often there is nothing to see to first, and any event ends this wait.
-            self._poller.wait(LONG_S)
+            self._poller.wait(channel_end.LONG_S)
             try:
                 return _read_into(self._pipe, self._into)
             except BlockingIOError:
@@ -296,12 +262,14 @@ class Consumer(ChannelEnd):
                 return _read_into(self._pipe, self._into)
             except BlockingIOError:
                 if not ready:
-                    raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, got none") from None
+                    raise errors.ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, got none") from None
             if self._is_over():
                 # What it had sent before is in the pipe by now.
                 with contextlib.suppress(BlockingIOError):
                     return _read_into(self._pipe, self._into)
-                self._finish("closed" if self._words[PRODUCER + STATE] == CLOSED else "died")
+                self._finish(
+                    "closed" if self._words[channel_end.PRODUCER + channel_end.STATE] == channel_end.CLOSED else "died"
+                )
         return 0
 
     def _open_other(self, nbytes: int) -> None:
@@ -312,26 +280,26 @@ class Consumer(ChannelEnd):
             self._finish("closed" if self._peer_was_left() else "died")
             raise self._end_error()
         try:
-            message = unpack(self._message[:nbytes])
-            if message.kind == HELLO:
+            message = wire.unpack(self._message[:nbytes])
+            if message.kind == wire.HELLO:
                 self._look()
-            elif message.kind == STARVED:
+            elif message.kind == wire.STARVED:
                 self._starved_after = self._decoder.ident
-            elif message.kind == END:
+            elif message.kind == wire.END:
                 self._finish("closed")
                 raise self._end_error()
-            elif message.kind == FAILURE:
+            elif message.kind == wire.FAILURE:
                 raise self._failure(message)
             else:
-                raise FormatError(f"a message must be of a known kind, got {message.kind}")
-        except SampleBatchError as error:
+                raise errors.FormatError(f"a message must be of a known kind, got {message.kind}")
+        except errors.SampleBatchError as error:
             self._give_up(error)
             raise
         self._message[0] = 0
 
-    def _give_up(self, error: SampleBatchError) -> None:
+    def _give_up(self, error: errors.SampleBatchError) -> None:
         """Record that a message was processed without a result."""
-        if isinstance(error, FormatError):
+        if isinstance(error, errors.FormatError):
             self._finish("damaged")
         self._decoder.unfinished = None
         self._message[0] = 0
@@ -356,7 +324,7 @@ class Consumer(ChannelEnd):
 
     def _is_over(self) -> bool:
         """Return whether the producer will send nothing more; the pipe may still have unread messages."""
-        return self._peer_dead or self._words[PRODUCER + STATE] == CLOSED
+        return self._peer_dead or self._words[channel_end.PRODUCER + channel_end.STATE] == channel_end.CLOSED
 
     def _tend(self) -> float:
         """Flush returned blocks and check the producer before waiting; return the seconds until the next check."""
@@ -366,7 +334,7 @@ class Consumer(ChannelEnd):
             return _FLUSH_S
         if self._starved_after == self._decoder.ident:
             return _GARBAGE_S
-        return LOOK_S if self._peer_fd is None else LONG_S
+        return channel_end.LOOK_S if self._peer_fd is None else channel_end.LONG_S
 
     def _collect_garbage(self) -> None:
         """Return the blocks of batches that are garbage in a reference cycle."""
@@ -385,14 +353,14 @@ class Consumer(ChannelEnd):
     def _await_no_more(self, descriptor: int) -> None:
         self._poller.unregister(descriptor)
 
-    def _failure(self, message: Message) -> WorkerError:
+    def _failure(self, message: wire.Message) -> errors.WorkerError:
         start, nbytes = message.metadata_start, message.metadata_nbytes
-        if start != FAILURE_START or nbytes > FAILURE_NBYTES:
-            raise FormatError(
-                f"a failure message must have its metadata at offset {FAILURE_START}, got {nbytes} bytes at {start}"
+        if start != channel_end.FAILURE_START or nbytes > channel_end.FAILURE_NBYTES:
+            raise errors.FormatError(
+                f"a failure message must have its metadata at offset {channel_end.FAILURE_START}, got {nbytes} bytes at {start}"
             )
-        metadata = unpack_metadata(self._memory[start : start + nbytes].tobytes(), message.metadata_sum)
-        error = WorkerError(str(metadata.get("reason")))
+        metadata = wire.unpack_metadata(self._memory[start : start + nbytes].tobytes(), message.metadata_sum)
+        error = errors.WorkerError(str(metadata.get("reason")))
         error.add_note(str(metadata.get("details")))
         return error
 
@@ -405,7 +373,7 @@ class Consumer(ChannelEnd):
         self._end = how
         if how == "damaged":
             # The producer need not try any more.
-            self._words[CONSUMER + STATE] = CLOSED
+            self._words[channel_end.CONSUMER + channel_end.STATE] = channel_end.CLOSED
         try:
             ended, writer = os.pipe()
         except OSError:
@@ -417,12 +385,12 @@ class Consumer(ChannelEnd):
         pipe, self._pipe = self._pipe, ended
         os.close(pipe)
 
-    def _end_error(self) -> SampleBatchError:
+    def _end_error(self) -> errors.SampleBatchError:
         if self._end == "closed":
-            return EndOfStreamError("the producer must be open to send more, and it has closed its end")
+            return errors.EndOfStreamError("the producer must be open to send more, and it has closed its end")
         if self._end == "died":
             return self._peer_died()
-        return FormatError("a channel must not have been damaged to be received from, and a message was")
+        return errors.FormatError("a channel must not have been damaged to be received from, and a message was")
 
     def _shut(self, *, notify: bool) -> None:
         pipe, self._pipe = self._pipe, -1

@@ -22,6 +22,7 @@ from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn
 from samplebatch.errors import CapacityError, FormatError, SampleBatchError, UntrustedPickleError
 from samplebatch.names import SEQ_LENS
+from samplebatch.transport import wire
 from samplebatch.transport.arena import GOODBYE_IDENT, Lease, LeaseRef, ReturnPipe
 from samplebatch.transport.channel_end import HEADER_NBYTES
 from samplebatch.transport.encode import AnyBatch
@@ -38,24 +39,6 @@ from samplebatch.transport.schema import (
     Schema,
     Variable,
     align,
-)
-from samplebatch.transport.wire import (
-    COLUMN,
-    DEFINES,
-    ENV_STEPS,
-    FLAGS,
-    OBJECTS,
-    PLAIN,
-    ROOMS,
-    ROWS,
-    SCHEMA,
-    VALUE,
-    VARIABLE,
-    VERSION,
-    count_of,
-    flags_of,
-    read_rows,
-    unpack_metadata,
 )
 
 DAMAGE = (
@@ -99,7 +82,7 @@ def decode(
     another error of `DAMAGE`, if the arguments are inconsistent.
     """
     missing = [()] * len(schema.parts)
-    all_entries, all_flags = metadata.get(VARIABLE) or missing, metadata.get(FLAGS, missing)
+    all_entries, all_flags = metadata.get(wire.VARIABLE) or missing, metadata.get(wire.FLAGS, missing)
     bound = MemoryBound("the message", root.nbytes)
     batches = {}
     for part, places, entries, flags in zip(schema.parts, plan.parts, all_entries, all_flags, strict=True):
@@ -109,11 +92,11 @@ def decode(
             if part.flags.action_unit is not None:
                 set_unit(tree, part.flags.action_unit)
             return tree
-        part_flags = part.flags if flags == () else flags_of(flags)
+        part_flags = part.flags if flags == () else wire.flags_of(flags)
         batches[part.label] = _sample_batch(part, places, root, variable, part_flags)
     if schema.kind == SAMPLE_BATCH:
         return next(iter(batches.values()))
-    return MultiAgentBatch._of(batches, count_of(metadata[ENV_STEPS]))
+    return MultiAgentBatch._of(batches, wire.count_of(metadata[wire.ENV_STEPS]))
 
 
 class VariableColumns:
@@ -143,7 +126,7 @@ class VariableColumns:
     def column(self, name: str, entry: Any) -> Column:
         """Load a column from its entry and its buffers; raises as `decode` does."""
         header, sizes = entry
-        buffers = [self._cut(count_of(nbytes)) for nbytes in sizes]
+        buffers = [self._cut(wire.count_of(nbytes)) for nbytes in sizes]
         if header[0] == ObjectColumn.kind:
             # Copied because objects may retain their source, which must not be the block.
             buffers = [buffer.copy() for buffer in buffers]
@@ -226,16 +209,16 @@ def _fixed_leaf(column: Fixed, place: Place, root: npt.NDArray[np.uint8]) -> Any
 
 def _variable_leaf(variable: VariableColumns, path: str) -> Any:
     what, *entry = variable.entry()
-    if what == VALUE:
+    if what == wire.VALUE:
         (value,) = entry
-        if type(value) not in PLAIN:
+        if type(value) not in wire.PLAIN:
             raise FormatError(f"a message must have plain values in its metadata, got a {type(value).__name__}")
         return value
     shape, *described = entry
     column = variable.column(path, described)
-    if what == COLUMN:
+    if what == wire.COLUMN:
         return column
-    if what != OBJECTS or not isinstance(column, ObjectColumn):
+    if what != wire.OBJECTS or not isinstance(column, ObjectColumn):
         raise FormatError("a message must describe each value as a plain value, a column or objects")
     if shape is None:
         (only,) = column.values.tolist()
@@ -340,9 +323,9 @@ class Decoder:
         _, version, _, flags, number, ident, start, nbytes, _, metadata_nbytes, _, rows, _ = fields
         memory = self._memory
         try:
-            if version != VERSION:
+            if version != wire.VERSION:
                 raise FormatError(
-                    f"a message must have version {VERSION}, got {version}; both ends must use the same release"
+                    f"a message must have version {wire.VERSION}, got {version}; both ends must use the same release"
                 )
             if start & _UP or start < HEADER_NBYTES or start + nbytes > memory.nbytes:
                 raise FormatError(
@@ -385,20 +368,22 @@ class Decoder:
             raise FormatError(
                 f"a message's metadata must be in the arena, got {metadata_nbytes} bytes at {metadata_start}"
             )
-        metadata = unpack_metadata(memory[metadata_start : metadata_start + metadata_nbytes].tobytes(), metadata_sum)
-        if flags & DEFINES:
+        metadata = wire.unpack_metadata(
+            memory[metadata_start : metadata_start + metadata_nbytes].tobytes(), metadata_sum
+        )
+        if flags & wire.DEFINES:
             if number >= _MAX_SCHEMAS:
                 raise FormatError(f"a schema must have a number below {_MAX_SCHEMAS}, got {number}")
-            self._schemas[number] = Schema.read(metadata.get(SCHEMA))
+            self._schemas[number] = Schema.read(metadata.get(wire.SCHEMA))
         schema = self._schemas.get(number)
         if schema is None:
             raise FormatError(f"a message must have a known schema, got schema number {number}")
-        used = read_rows(metadata[ROWS]) if ROWS in metadata else (rows,)
-        plan = schema.plan(read_rows(metadata[ROOMS]) if ROOMS in metadata else used, used)
+        used = wire.read_rows(metadata[wire.ROWS]) if wire.ROWS in metadata else (rows,)
+        plan = schema.plan(wire.read_rows(metadata[wire.ROOMS]) if wire.ROOMS in metadata else used, used)
         if plan.nbytes > nbytes:
             raise FormatError(f"a message's columns must fit in its {nbytes} bytes, got {plan.nbytes} bytes")
         cut: Cut = _no_buffers
-        if VARIABLE in metadata:
+        if wire.VARIABLE in metadata:
             cut = _Cut(lease, memory, start, nbytes, metadata_start + align(metadata_nbytes)).cut
         return decode(schema, plan, metadata, lease, cut, allow_pickle=self._allow_pickle)
 

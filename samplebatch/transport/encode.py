@@ -26,6 +26,7 @@ from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.torch_tensor import TorchColumn, has_bytes
 from samplebatch.errors import ColumnTypeError, DeviceError, SampleBatchError, UntrustedPickleError
+from samplebatch.transport import wire
 from samplebatch.transport.schema import (
     BARE,
     GRADIENT,
@@ -40,16 +41,6 @@ from samplebatch.transport.schema import (
     Schema,
     Variable,
     freeze,
-)
-from samplebatch.transport.wire import (
-    COLUMN,
-    ENV_STEPS,
-    FLAGS,
-    OBJECTS,
-    PLAIN,
-    VALUE,
-    VARIABLE,
-    plain_flags,
 )
 
 AnyBatch = SampleBatch | MultiAgentBatch | Batch
@@ -192,7 +183,7 @@ class Encoder:
             part = PartEncoder(allow_pickle=self._allow_pickle)
             structure = encode_tree(batch, part)
             schema = self.intern(NESTED_BATCH, (("", tuple(part.key), structure, unit_of(batch)),))
-            metadata: dict[str, Any] = {VARIABLE: [part.variable]} if part.variable else {}
+            metadata: dict[str, Any] = {wire.VARIABLE: [part.variable]} if part.variable else {}
             return Frame(schema, (part.rows,), part.arrays, metadata, part.buffers)
         raise ColumnTypeError(
             f"a channel sends SampleBatch, MultiAgentBatch and Batch, got a {type(batch).__name__}; convert it first"
@@ -246,9 +237,9 @@ class Encoder:
         part = self._encode_part(columns)
         flags, unit = batch._flags, batch._flags.action_unit
         schema = self.intern(SAMPLE_BATCH, (("", tuple(part.key), freeze(batch._nested), unit),))
-        metadata: dict[str, Any] = {} if flags == flags_of_unit(unit) else {FLAGS: [plain_flags(flags)]}
+        metadata: dict[str, Any] = {} if flags == flags_of_unit(unit) else {wire.FLAGS: [wire.plain_flags(flags)]}
         if part.variable:
-            metadata[VARIABLE] = [part.variable]
+            metadata[wire.VARIABLE] = [part.variable]
         return Frame(schema, (part.rows,), part.arrays, metadata, part.buffers)
 
     def _of_multi_agent(self, batch: MultiAgentBatch) -> Frame:
@@ -263,11 +254,11 @@ class Encoder:
             variable.append(part.variable)
             arrays += part.arrays
             buffers += part.buffers
-        metadata: dict[str, Any] = {ENV_STEPS: int(batch.count)}
+        metadata: dict[str, Any] = {wire.ENV_STEPS: int(batch.count)}
         if any(part_flags != flags_of_unit(part_flags.action_unit) for part_flags in flags):
-            metadata[FLAGS] = [*map(plain_flags, flags)]
+            metadata[wire.FLAGS] = [*map(wire.plain_flags, flags)]
         if any(variable):
-            metadata[VARIABLE] = variable
+            metadata[wire.VARIABLE] = variable
         return Frame(self.intern(MULTI_AGENT_BATCH, tuple(parts)), tuple(rows), arrays, metadata, buffers)
 
     def _encode_part(self, columns: Mapping[str, Column]) -> PartEncoder:
@@ -362,14 +353,14 @@ def _add_tensor(tensor: Any, part: PartEncoder, path: str) -> None:
 
 
 def _dump_variable_leaf(value: Any, part: PartEncoder, path: str) -> list[Any]:
-    if type(value) in PLAIN:
-        return [VALUE, value]
+    if type(value) in wire.PLAIN:
+        return [wire.VALUE, value]
     if isinstance(value, Column):
-        return [COLUMN, None, *part.dump(path, value)]
+        return [wire.COLUMN, None, *part.dump(path, value)]
     if type(value) is _ndarray and value.dtype.kind in "OT":
         column = ObjectColumn(value.reshape(-1).astype(object, copy=False))
-        return [OBJECTS, value.shape, *part.dump(path, column)]
-    return [OBJECTS, None, *part.dump(path, ObjectColumn(_alone(value)))]
+        return [wire.OBJECTS, value.shape, *part.dump(path, column)]
+    return [wire.OBJECTS, None, *part.dump(path, ObjectColumn(_alone(value)))]
 
 
 def _alone(value: Any) -> npt.NDArray[Any]:

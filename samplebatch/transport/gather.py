@@ -7,16 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Self
 
-from samplebatch.errors import (
-    ChannelClosedError,
-    ChannelTimeoutError,
-    EndOfStreamError,
-    FormatError,
-    OwnershipError,
-    PeerDiedError,
-    SampleBatchError,
-    WorkerError,
-)
+from samplebatch import errors
 from samplebatch.transport.channel_end import LONG_S
 from samplebatch.transport.consumer import Consumer
 from samplebatch.transport.encode import AnyBatch
@@ -44,7 +35,7 @@ class Gathering:
         self._raise_lost = raise_lost
         self._positions: dict[Consumer, int] = {}
         self.source: Consumer | None = None
-        self.lost: dict[Consumer, SampleBatchError] = {}
+        self.lost: dict[Consumer, errors.SampleBatchError] = {}
         for consumer in consumers:
             self.add(consumer)
 
@@ -61,7 +52,7 @@ class Gathering:
         self._require_open()
         consumer._own()
         if any(consumer is other for other in self._open.values()):
-            raise OwnershipError("a consumer must be added once, got one that is already added")
+            raise errors.OwnershipError("a consumer must be added once, got one that is already added")
         descriptor = consumer._poller.fileno()
         self._poller.register(descriptor)
         self._open[descriptor] = consumer
@@ -69,7 +60,7 @@ class Gathering:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise ChannelClosedError("a gathering must be open to receive from it, got a closed one")
+            raise errors.ChannelClosedError("a gathering must be open to receive from it, got a closed one")
 
     def __len__(self) -> int:
         """Return the number of consumers that may still receive."""
@@ -81,7 +72,7 @@ class Gathering:
     def __next__(self) -> AnyBatch:
         try:
             return self.recv()
-        except EndOfStreamError:
+        except errors.EndOfStreamError:
             raise StopIteration from None
 
     def recv(self, timeout_s: float | None = None) -> AnyBatch:
@@ -122,20 +113,20 @@ class Gathering:
                 raise self._end_error()
             self._wait(deadline)
             if not self._ready and deadline is not None and _monotonic() >= deadline:
-                raise ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, got none")
+                raise errors.ChannelTimeoutError(f"a batch must arrive within {timeout_s:g} s, got none")
 
     def _take(self, consumer: Consumer) -> AnyBatch | None:
         """Receive an available batch; None if there is none, or the stream has ended."""
         try:
             batch = consumer.recv(timeout_s=0)
-        except ChannelTimeoutError:
+        except errors.ChannelTimeoutError:
             return None
-        except WorkerError as error:
+        except errors.WorkerError as error:
             # A later message can only describe the end of the stream.
             self.lost[consumer] = error
             return None
-        except (EndOfStreamError, PeerDiedError, FormatError, ChannelClosedError) as error:
-            if isinstance(error, PeerDiedError | FormatError):
+        except (errors.EndOfStreamError, errors.PeerDiedError, errors.FormatError, errors.ChannelClosedError) as error:
+            if isinstance(error, errors.PeerDiedError | errors.FormatError):
                 self.lost.setdefault(consumer, error)
             self._drop(consumer)
             return None
@@ -170,12 +161,12 @@ class Gathering:
         if self._open and not self._ready:
             self._ready += [self._open[descriptor] for descriptor in self._poller.poll(wait_s)]
 
-    def _end_error(self) -> SampleBatchError:
+    def _end_error(self) -> errors.SampleBatchError:
         if not self.lost or not self._raise_lost:
-            return EndOfStreamError("a producer must be open to send more, got closed ends from all")
+            return errors.EndOfStreamError("a producer must be open to send more, got closed ends from all")
         positions = sorted(self._positions[consumer] for consumer in self.lost)
         first = next(iter(self.lost.values()))
-        error = WorkerError(
+        error = errors.WorkerError(
             f"all {len(self._positions)} producers must close their ends when they have finished, these did not: "
             f"{', '.join(map(str, positions))}; reason of the first: {first}"
         )

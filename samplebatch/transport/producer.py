@@ -16,6 +16,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from samplebatch import errors
 from samplebatch.batch.flags import DEFAULT
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.convert import as_column
@@ -23,56 +24,13 @@ from samplebatch.column.interface import Column
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.threads import copy_all
 from samplebatch.column.torch_tensor import TorchColumn
-from samplebatch.errors import (
-    CapacityError,
-    ChannelClosedError,
-    ChannelTimeoutError,
-    ColumnMismatchError,
-    ColumnTypeError,
-    ReleasedError,
-    RowIndexError,
-    SampleBatchError,
-    no_such_column,
-)
+from samplebatch.transport import channel_end, wire
 from samplebatch.transport.arena import Block, Blocks
-from samplebatch.transport.channel_end import (
-    CLOSED,
-    CONSUMER,
-    FAILURE_START,
-    HEADER_NBYTES,
-    LONG_S,
-    LOOK_S,
-    PRODUCER,
-    WATCHED,
-    ChannelEnd,
-    describe_error,
-    pack_failure,
-    this_process,
-)
 from samplebatch.transport.decode import fixed_column
 from samplebatch.transport.encode import AnyBatch, Encoder, PartEncoder, halve
 from samplebatch.transport.peers import Recipient, deadline_of
 from samplebatch.transport.region import Region
 from samplebatch.transport.schema import SAMPLE_BATCH, Place, Plan, Schema, freeze
-from samplebatch.transport.wire import (
-    BATCH,
-    DEFINES,
-    END,
-    FAILURE,
-    FLAGS,
-    HELLO,
-    MAGIC,
-    STARVED,
-    VARIABLE,
-    VERSION,
-    pack,
-    pack_body,
-    pack_sum,
-    plain_flags,
-    put,
-    size_of,
-    write_metadata,
-)
 
 if TYPE_CHECKING:
     from samplebatch.transport.arena import Block
@@ -128,7 +86,7 @@ class Reservation:
 
     def _places(self) -> dict[str, Place]:
         if not self._is_open:
-            raise ReleasedError(
+            raise errors.ReleasedError(
                 "a reservation must be open to be used, got one that was committed or cancelled; reserve again"
             )
         return self._plan.names[0]
@@ -147,7 +105,7 @@ class Reservation:
         array = self._arrays.get(name)
         if array is None:
             if name not in block_columns:
-                raise no_such_column(name, block_columns)
+                raise errors.no_such_column(name, block_columns)
             array = self._arrays[name] = fixed_column(block_columns[name], self._bytes()).values
         return array
 
@@ -199,7 +157,7 @@ class Reservation:
         self._producer._own()
         rows = self.rows if rows_used is None else row_count(rows_used)
         if rows > self.rows:
-            raise RowIndexError(f"rows_used must be at most the {self.rows} reserved rows, got {rows}")
+            raise errors.RowIndexError(f"rows_used must be at most the {self.rows} reserved rows, got {rows}")
         schema = self._schema
         metadata: dict[str, Any] = {}
         buffers: list[npt.NDArray[np.uint8]] = []
@@ -233,7 +191,7 @@ class Reservation:
         encoder = PartEncoder(allow_pickle=self._producer._allow_pickle)
         for name, column in added._all().items():
             if name in block_columns:
-                raise ColumnMismatchError(
+                raise errors.ColumnMismatchError(
                     f"column {name!r} must be written in the reservation, got it as an extra column"
                 )
             encoder.key.append((name,))
@@ -243,9 +201,9 @@ class Reservation:
         batch = SampleBatch._of(columns, added._nested, added._flags)
         key = (*(tuple(place.column) for place in block_columns.values()), *encoder.key)
         schema = self._producer._encoder.intern(SAMPLE_BATCH, (("", key, freeze(added._nested)),))
-        metadata: dict[str, Any] = {VARIABLE: [encoder.variable]}
+        metadata: dict[str, Any] = {wire.VARIABLE: [encoder.variable]}
         if batch._flags != DEFAULT:
-            metadata[FLAGS] = [plain_flags(batch._flags)]
+            metadata[wire.FLAGS] = [wire.plain_flags(batch._flags)]
         return schema, metadata, encoder.buffers
 
     def cancel(self) -> None:
@@ -284,7 +242,7 @@ def schema_key(columns: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
     Raises ColumnTypeError if `columns` is not a mapping, or a column has no fixed number of bytes per row; names it.
     """
     if isinstance(columns, SampleBatch) or not isinstance(columns, Mapping):
-        raise ColumnTypeError(
+        raise errors.ColumnTypeError(
             "columns must be a mapping from names to dtypes or pairs of dtype and row shape, "
             f"got a {type(columns).__name__}"
         )
@@ -312,9 +270,9 @@ def _key_of(name: str, value: Any) -> tuple[Any, ...]:
     raise _wrong_column(name, value)
 
 
-def _wrong_column(name: Any, value: Any) -> ColumnTypeError:
+def _wrong_column(name: Any, value: Any) -> errors.ColumnTypeError:
     kind = "a mapping" if isinstance(value, Mapping) else repr(value)
-    return ColumnTypeError(
+    return errors.ColumnTypeError(
         f"column {name!r} must have a dtype of fixed size, or a pair of dtype and row shape, to be filled in place, "
         f"got {kind}; pass columns of objects, text or varying shape to commit(extra=...)"
     )
@@ -333,7 +291,7 @@ def are_same(columns: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
 def row_count(rows: Any) -> int:
     """Return a number of rows; raises RowIndexError if it is not an integer from 0."""
     if not isinstance(rows, int | np.integer) or isinstance(rows, bool) or rows < 0:
-        raise RowIndexError(f"rows must be a whole number from 0, got {rows!r}")
+        raise errors.RowIndexError(f"rows must be a whole number from 0, got {rows!r}")
     return int(rows)
 
 
@@ -351,7 +309,7 @@ _monotonic = time.monotonic
 _write = os.write
 
 
-class Producer(ChannelEnd):
+class Producer(channel_end.ChannelEnd):
     """Sending end of a channel, created by `samplebatch.channel`.
 
     It belongs to the first process that uses it; one thread at a time may use it. As a context manager it closes
@@ -359,8 +317,8 @@ class Producer(ChannelEnd):
     use. A process that has sent its end to another process should close its copy, as with `multiprocessing.Pipe`.
     """
 
-    _side = PRODUCER
-    _peer_side = CONSUMER
+    _side = channel_end.PRODUCER
+    _peer_side = channel_end.CONSUMER
 
     def __init__(
         self, region: Region, pipe: int, back: int, *, allow_pickle: bool = False, recipients: dict[int, Recipient]
@@ -370,7 +328,7 @@ class Producer(ChannelEnd):
         self._back = back
 
     def _begin(self) -> None:
-        self._blocks = Blocks(HEADER_NBYTES, self._memory.nbytes, self._back)
+        self._blocks = Blocks(channel_end.HEADER_NBYTES, self._memory.nbytes, self._back)
         self._encoder = Encoder(allow_pickle=self._allow_pickle)
         self._reserved: tuple[Mapping[str, Any], Schema] | None = None
         self._poll = select.poll()
@@ -380,14 +338,14 @@ class Producer(ChannelEnd):
         self._has_asked = False
 
     def _greet(self) -> None:
-        if self._words[CONSUMER + WATCHED]:
+        if self._words[channel_end.CONSUMER + channel_end.WATCHED]:
             # Without messages, the waiting consumer still has to learn which process to watch.
-            self._say(HELLO)
+            self._say(wire.HELLO)
 
     def _say(self, kind: int) -> None:
         """Send a message without content, if the pipe has space."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            _write(self._pipe, pack(kind))
+            _write(self._pipe, wire.pack(kind))
 
     @property
     def sent(self) -> int:
@@ -435,7 +393,7 @@ class Producer(ChannelEnd):
         >>> producer.close(), consumer.close()
         (None, None)
         """
-        if self._owner != this_process[0]:
+        if self._owner != channel_end.this_process[0]:
             self._own()
         try:
             self._send(batch, None if timeout_s is None else deadline_of(timeout_s), split=split)
@@ -448,17 +406,17 @@ class Producer(ChannelEnd):
         """Return whether `send` does not split a batch: it needs at most half of the arena."""
         frame = self._encoder.encode(batch)
         nbytes = frame.schema.plan(frame.rows, frame.rows).nbytes
-        metadata = write_metadata(frame.schema, frame.rows, frame.rows, frame.metadata)
-        return nbytes + size_of(metadata, frame.buffers) <= self._blocks.arena.nbytes // 2
+        metadata = wire.write_metadata(frame.schema, frame.rows, frame.rows, frame.metadata)
+        return nbytes + wire.size_of(metadata, frame.buffers) <= self._blocks.arena.nbytes // 2
 
     def _send(self, batch: AnyBatch, deadline: float | None, *, split: bool) -> None:
         frame = self._encoder.encode(batch)
         rows = frame.rows
         plan = frame.schema.plan(rows, rows)
-        metadata = write_metadata(frame.schema, rows, rows, frame.metadata)
+        metadata = wire.write_metadata(frame.schema, rows, rows, frame.metadata)
         nbytes = plan.nbytes
         if metadata or frame.buffers:
-            nbytes += size_of(metadata, frame.buffers)
+            nbytes += wire.size_of(metadata, frame.buffers)
         if nbytes > self._blocks.arena.nbytes // 2:
             # A consumer that waits for one part often has the one before still.
             parts = halve(batch) if split else []
@@ -473,7 +431,7 @@ class Producer(ChannelEnd):
         copy_all(plan.targets(self._memory, block[0]), frame.arrays, plan.nbytes)
         metadata_start = block[0] + plan.nbytes
         if metadata:
-            put(self._memory, metadata_start, metadata, frame.buffers)
+            wire.put(self._memory, metadata_start, metadata, frame.buffers)
         self._commit(frame.schema, rows, (block,), metadata_start, metadata, deadline)
 
     def reserve(self, columns: Mapping[str, Any], rows: int, timeout_s: float | None = None) -> Reservation:
@@ -499,7 +457,7 @@ class Producer(ChannelEnd):
         ChannelTimeoutError, ChannelClosedError, PeerDiedError, OwnershipError
             As `send`.
         """
-        if self._owner != this_process[0]:
+        if self._owner != channel_end.this_process[0]:
             self._own()
         try:
             return self._reserve(columns, rows, None if timeout_s is None else deadline_of(timeout_s))
@@ -537,17 +495,17 @@ class Producer(ChannelEnd):
         """Send the filled block of a reservation, which retains it if this fails."""
         deadline = None if timeout_s is None else deadline_of(timeout_s)
         self._blocks.settle()
-        text = write_metadata(schema, (rows,), (room,), metadata)
+        text = wire.write_metadata(schema, (rows,), (room,), metadata)
         metadata_start = block[0] + plan.nbytes
         further: tuple[Block, ...] = ()
         if text:
-            nbytes = size_of(text, buffers)
+            nbytes = wire.size_of(text, buffers)
             if nbytes > block[1] - plan.nbytes:
                 if nbytes > self._blocks.arena.nbytes:
                     raise self._too_large(nbytes, "pass fewer extra columns or create a larger channel")
                 further = (self._take(nbytes, deadline),)
                 metadata_start = further[0][0]
-            put(self._memory, metadata_start, text, buffers)
+            wire.put(self._memory, metadata_start, text, buffers)
         self._commit(schema, (rows,), (block, *further), metadata_start, text, deadline)
 
     # -- the parts of it -----------------------------------------------------------------------------------------------
@@ -560,11 +518,11 @@ class Producer(ChannelEnd):
         number = schema.number
         start, nbytes = used[0]
         ident = blocks.sending + 1
-        body = pack_body(
-            MAGIC,
-            VERSION,
-            BATCH,
-            DEFINES if number is None else 0,
+        body = wire.pack_body(
+            wire.MAGIC,
+            wire.VERSION,
+            wire.BATCH,
+            wire.DEFINES if number is None else 0,
             self._encoder.next_number if number is None else number,
             ident,
             start,
@@ -574,7 +532,7 @@ class Producer(ChannelEnd):
             crc32(metadata) if metadata else 0,
             rows[0] if len(rows) == 1 and type(rows[0]) is int else 0,
         )
-        raw = body + pack_sum(crc32(body))
+        raw = body + wire.pack_sum(crc32(body))
         blocks.is_settled = False
         # No call between these statements, so no signal handler can run in between.
         blocks.sent += blocks.is_sent
@@ -590,7 +548,7 @@ class Producer(ChannelEnd):
 
     def _write(self, raw: bytes, deadline: float | None) -> None:
         """Write a message; wait while the pipe is full. `Blocks.is_sent` is correct after any error."""
-        if self._words[CONSUMER] == CLOSED:
+        if self._words[channel_end.CONSUMER] == channel_end.CLOSED:
             raise self._consumer_closed()
         now = _monotonic()
         if now - self._watched_at > _WATCH_S:
@@ -624,7 +582,7 @@ class Producer(ChannelEnd):
                 self._has_asked = True
                 self._ask_for_collection()
             why = f"the consumer retains {len(blocks.lent)} messages, and no block of {nbytes} bytes is free"
-            self._wait_until(deadline, 0, why, LONG_S if has_starved else _STARVED_S)
+            self._wait_until(deadline, 0, why, channel_end.LONG_S if has_starved else _STARVED_S)
             block = blocks.take(nbytes)
         blocks.starved_since = None
         self._has_asked = False
@@ -632,11 +590,11 @@ class Producer(ChannelEnd):
 
     def _ask_for_collection(self) -> None:
         """Collect garbage in this process, and request it from the consumer, to find blocks in reference cycles."""
-        self._say(STARVED)
-        if self._blocks.reserved or self._peer_identity().pid == this_process[0]:
+        self._say(wire.STARVED)
+        if self._blocks.reserved or self._peer_identity().pid == channel_end.this_process[0]:
             gc.collect()
 
-    def _wait_until(self, deadline: float | None, events: int, why: str, max_s: float = LONG_S) -> None:
+    def _wait_until(self, deadline: float | None, events: int, why: str, max_s: float = channel_end.LONG_S) -> None:
         """Wait for the consumer to return a block or to make room in the pipe.
 
         Raises ChannelTimeoutError if the timeout has elapsed, ChannelClosedError if the consumer has closed its end,
@@ -644,8 +602,8 @@ class Producer(ChannelEnd):
         """
         left = None if deadline is None else deadline - _monotonic()
         if left is not None and left <= 0:
-            raise ChannelTimeoutError(f"a batch must be sent within the timeout: {why}")
-        max_s = min(max_s, LOOK_S if self._peer_fd is None else LONG_S)
+            raise errors.ChannelTimeoutError(f"a batch must be sent within the timeout: {why}")
+        max_s = min(max_s, channel_end.LOOK_S if self._peer_fd is None else channel_end.LONG_S)
         left = max_s if left is None else min(left, max_s)
         self._poll.modify(self._pipe, events)
         try:
@@ -655,7 +613,7 @@ class Producer(ChannelEnd):
 
     def _wait(self, timeout_s: float | None) -> None:
         """Wait for an action of the consumer, and check that it still exists; raises as `_wait_until` does."""
-        if self._words[CONSUMER] == CLOSED:
+        if self._words[channel_end.CONSUMER] == channel_end.CLOSED:
             raise self._consumer_closed()
         if self._peer_dead or (self._peer_fd is None and self._peer_has_died()):
             raise self._peer_died()
@@ -670,16 +628,16 @@ class Producer(ChannelEnd):
     def _await_no_more(self, descriptor: int) -> None:
         self._poll.unregister(descriptor)
 
-    def _consumer_gone(self) -> SampleBatchError:
+    def _consumer_gone(self) -> errors.SampleBatchError:
         """Create the error for a consumer with closed descriptors; it may have closed its end before."""
         return self._consumer_closed() if self._peer_was_left() else self._peer_died()
 
-    def _consumer_closed(self) -> ChannelClosedError:
-        return ChannelClosedError("the consumer must be open to receive batches, got a closed end")
+    def _consumer_closed(self) -> errors.ChannelClosedError:
+        return errors.ChannelClosedError("the consumer must be open to receive batches, got a closed end")
 
-    def _too_large(self, nbytes: int, hint: str) -> CapacityError:
+    def _too_large(self, nbytes: int, hint: str) -> errors.CapacityError:
         max_nbytes = self._blocks.arena.nbytes
-        return CapacityError(
+        return errors.CapacityError(
             f"a batch must fit in the channel's arena of {max_nbytes} bytes, got {nbytes} bytes; {hint}"
         )
 
@@ -703,21 +661,25 @@ class Producer(ChannelEnd):
             As `send`.
         """
         self._own()
-        text = pack_failure(reason, details)
-        self._memory[FAILURE_START : FAILURE_START + len(text)] = np.frombuffer(text, np.uint8)
+        text = channel_end.pack_failure(reason, details)
+        self._memory[channel_end.FAILURE_START : channel_end.FAILURE_START + len(text)] = np.frombuffer(text, np.uint8)
         blocks = self._blocks
         blocks.settle()
         blocks.sent += blocks.is_sent
         blocks.is_sent = False
         blocks.sending += 1
-        text_at = {"metadata_start": FAILURE_START, "metadata_nbytes": len(text), "metadata_sum": crc32(text)}
-        self._write(pack(FAILURE, ident=blocks.sending, **text_at), _monotonic() + 1)
+        text_at = {
+            "metadata_start": channel_end.FAILURE_START,
+            "metadata_nbytes": len(text),
+            "metadata_sum": crc32(text),
+        }
+        self._write(wire.pack(wire.FAILURE, ident=blocks.sending, **text_at), _monotonic() + 1)
         # A failure is not a batch.
         blocks.is_sent = False
 
     def _fail(self, error: BaseException) -> None:
-        with contextlib.suppress(OSError, SampleBatchError):
-            self.fail(*describe_error(error))
+        with contextlib.suppress(OSError, errors.SampleBatchError):
+            self.fail(*channel_end.describe_error(error))
 
     def _shut(self, *, notify: bool) -> None:
         pipe, self._pipe = self._pipe, -1
@@ -725,7 +687,7 @@ class Producer(ChannelEnd):
         if notify:
             with contextlib.suppress(OSError):
                 # A full pipe is harmless: the consumer reads the header before it waits for further messages.
-                os.write(pipe, pack(END))
+                os.write(pipe, wire.pack(wire.END))
         os.close(pipe)
         os.close(back)
         if self._owner:

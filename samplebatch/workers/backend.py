@@ -22,19 +22,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column.unpickling import unpickle
-from samplebatch.errors import (
-    ChannelClosedError,
-    ChannelTimeoutError,
-    EndOfStreamError,
-    EnvironmentSpecError,
-    PeerDiedError,
-    SampleBatchError,
-    WorkerError,
-)
 from samplebatch.policy.source import PickledPolicy, weights_nbytes
 from samplebatch.rollout.statistics import EpisodeStatistics
 from samplebatch.transport.broadcast import Publication, Publisher, Subscription, broadcast
@@ -85,7 +76,7 @@ def word_failure(error: Exception) -> str:
     >>> word_failure(KeyError("obs"))
     "KeyError: 'obs'"
     """
-    return str(error) if isinstance(error, SampleBatchError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, errors.SampleBatchError) else f"{type(error).__name__}: {error}"
 
 
 GRACE_S = 2.0
@@ -499,7 +490,7 @@ class WorkerProcess(Worker):
         args = (producer, requests, subscription, board.region, spec)
         try:
             self._process = start_child(context, work, args, name=f"rollout-worker-{spec.index}", must=must)
-        except EnvironmentSpecError:
+        except errors.EnvironmentSpecError:
             self._consumer.close()
             self._requests.close()
             raise
@@ -549,15 +540,15 @@ class WorkerProcess(Worker):
         was_alive = self._process.is_alive()
         try:
             fragment = cast("Fragment", self._consumer.recv(timeout_s))
-        except ChannelTimeoutError:
+        except errors.ChannelTimeoutError:
             if was_alive:
                 return None
             raise self._exit() from None
-        except EndOfStreamError:
+        except errors.EndOfStreamError:
             raise self._exit() from None
-        except WorkerError as error:
+        except errors.WorkerError as error:
             raise WorkerExit("failed", str(error), "\n".join(getattr(error, "__notes__", ()))) from None
-        except SampleBatchError as error:
+        except errors.SampleBatchError as error:
             raise self._exit(str(error)) from None
         self.heard_at = time.monotonic()
         self.fragments += 1
@@ -683,11 +674,11 @@ def work(
         with producer:
             try:
                 _serve(producer, requests, subscription, line, spec, tasks)
-            except (ChannelClosedError, PeerDiedError):
+            except (errors.ChannelClosedError, errors.PeerDiedError):
                 # The parent is gone.
                 return
             except Exception as error:
-                with contextlib.suppress(SampleBatchError):
+                with contextlib.suppress(errors.SampleBatchError):
                     producer.fail(word_failure(error), traceback.format_exc())
     finally:
         for task in tasks:

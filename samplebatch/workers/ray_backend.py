@@ -28,15 +28,7 @@ from samplebatch.policy.source import PickledPolicy
 from samplebatch.rollout.statistics import EpisodeStatistics
 from samplebatch.transport.broadcast import Publication, batch_to_weights, weights_to_batch
 from samplebatch.transport.encode import Encoder
-from samplebatch.workers.backend import (
-    Backend,
-    BackendOptions,
-    Weights,
-    Worker,
-    WorkerExit,
-    WorkerUnplaced,
-    word_failure,
-)
+from samplebatch.workers import backend
 from samplebatch.workers.task import (
     Collected,
     Fragment,
@@ -138,7 +130,7 @@ class RayCollector:
             except _Stop:
                 return self.report("end"), None
             except Exception as error:
-                self._failure = word_failure(error), traceback.format_exc()
+                self._failure = backend.word_failure(error), traceback.format_exc()
         return self.report("failed"), None
 
     def _answer(
@@ -328,13 +320,13 @@ _CONTROL = "control"
 """Concurrency group of an actor that answers while another thread collects."""
 
 
-class RayBackend(Backend):
+class RayBackend(backend.Backend):
     """Actors on a Ray cluster, with fragments in its object store; see `Backend`.
 
     The connection to a cluster is kept open on `close`, because arrays refer to its object store.
     """
 
-    def __init__(self, options: BackendOptions) -> None:
+    def __init__(self, options: backend.BackendOptions) -> None:
         self._ray = require("ray", "ray")
         ray_options = RayOptions() if options.ray_options is None else options.ray_options
         if not isinstance(ray_options, RayOptions):
@@ -361,7 +353,7 @@ class RayBackend(Backend):
             stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == here]
             self._capacity_nbytes = min(self._capacity_nbytes, int(max(stores)) // (_LENT * self._options.num_workers))
 
-    def start(self, spec: WorkerSpec) -> Worker:
+    def start(self, spec: WorkerSpec) -> backend.Worker:
         try:
             pickled = self._ray.cloudpickle.dumps(spec)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -371,7 +363,7 @@ class RayBackend(Backend):
             ) from error
         return RayWorker(spec, pickled, self._given, self._weights, self._capacity_nbytes)
 
-    def wait(self, busy: Sequence[Worker], timeout_s: float) -> Sequence[Worker]:
+    def wait(self, busy: Sequence[backend.Worker], timeout_s: float) -> Sequence[backend.Worker]:
         heads = {reference: worker for worker in busy for reference in worker.waits_on}
         references = list(heads)
         ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
@@ -397,7 +389,7 @@ class _Call(NamedTuple):
     body: Any
 
 
-class RayWorker(Worker):
+class RayWorker(backend.Worker):
     """Ray actor and its calls in flight; see `Worker` for its attributes."""
 
     def __init__(
@@ -418,7 +410,7 @@ class RayWorker(Worker):
         self._question: Any = None
         self._asked_at = time.monotonic()
         self._closed: Any = None
-        self._hang: WorkerExit | None = None
+        self._hang: backend.WorkerExit | None = None
 
     @property
     def pid(self) -> int:
@@ -482,7 +474,7 @@ class RayWorker(Worker):
         self.heard_at = time.monotonic()
         self._note(report)
         if report.kind == "failed":
-            raise WorkerExit("failed", report.why, report.details)
+            raise backend.WorkerExit("failed", report.why, report.details)
         self._calls.popleft()
         self.fragments += 1
         if report.kind == "fragment":
@@ -494,19 +486,19 @@ class RayWorker(Worker):
         self.request = None
         return None
 
-    def _exit(self, error: Exception) -> WorkerExit:
+    def _exit(self, error: Exception) -> backend.WorkerExit:
         self._look()
         errors = self._ray.exceptions
         if self._hang is not None:
             return self._hang
         if isinstance(error, errors.ObjectLostError) or self._has_lost_node():
-            return WorkerExit("died with its node", details=str(error))
+            return backend.WorkerExit("died with its node", details=str(error))
         if isinstance(error, errors.ActorUnavailableError):
-            return WorkerExit("cannot be reached", details=str(error))
+            return backend.WorkerExit("cannot be reached", details=str(error))
         if isinstance(error, errors.RayActorError):
             why = word_unstarted(str(error))
-            return WorkerExit("died" if why is None else "did not start", why or "", str(error))
-        return WorkerExit("failed", str(error).partition("\n")[0], str(error))
+            return backend.WorkerExit("died" if why is None else "did not start", why or "", str(error))
+        return backend.WorkerExit("failed", str(error).partition("\n")[0], str(error))
 
     def _has_lost_node(self) -> bool:
         return any(node["NodeID"] == self._newest.node and not node["Alive"] for node in self._ray.nodes())
@@ -518,7 +510,7 @@ class RayWorker(Worker):
         )
         if hang is not None and self._hang is None:
             if not self._newest.pid:
-                hang = WorkerUnplaced(
+                hang = backend.WorkerUnplaced(
                     "did not start",
                     f"no node may have the resources of a worker free ({self._options.describe_needs()})",
                 )
@@ -558,7 +550,7 @@ class RayWorker(Worker):
     def drain(self, deadline: float) -> Iterator[Collected]:
         if self._closed is None:
             return
-        with suppress(WorkerExit):
+        with suppress(backend.WorkerExit):
             while self.request is not None and (left_s := deadline - time.monotonic()) > 0:
                 fragment = self.receive(min(0.1, left_s))
                 if fragment is not None:
@@ -618,7 +610,7 @@ class StoredFragments:
         return fragment
 
 
-class StoredWeights(Weights):
+class StoredWeights(backend.Weights):
     """Newest weights, as a reference that is sent to actors with their calls.
 
     - `newest`: version, and a list with the reference; 0 and an empty list before the first publication.

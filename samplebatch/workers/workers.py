@@ -31,16 +31,8 @@ from samplebatch.policy.action_map import ActionMap
 from samplebatch.policy.agents import Noise, check_options
 from samplebatch.policy.as_policy import PolicyLike
 from samplebatch.policy.source import check_policy, label_weights
+from samplebatch.rollout import collector
 from samplebatch.rollout.aggregator import join_streams
-from samplebatch.rollout.collector import (
-    RemoteBuffer,
-    Uncopied,
-    as_remote,
-    check_amounts,
-    check_buffer,
-    check_order,
-    has_pickles,
-)
 from samplebatch.rollout.postprocessing import Hook, check_hooks
 from samplebatch.rollout.statistics import CollectStats, EpisodeStatistics
 from samplebatch.workers.backend import Backend, BackendOptions, InlineBackend, ProcessBackend, Worker
@@ -61,7 +53,7 @@ _BACKENDS: dict[BackendName, type[ProcessBackend | InlineBackend | RayBackend]] 
 }
 
 
-class RolloutWorkers(Uncopied):
+class RolloutWorkers(collector.Uncopied):
     """Processes that step environments with a policy or at random, for learners on several cores.
 
     Use the workers as a context manager, which starts and stops the processes. There are two ways to collect:
@@ -168,7 +160,7 @@ class RolloutWorkers(Uncopied):
         self,
         policy: PolicyLike | str | Mapping[PolicyID, PolicyLike | str],
         env: Environment | Sequence[Environment],
-        buffer: ReplayBuffer | MultiAgentReplayBuffer | RemoteBuffer | None = None,
+        buffer: ReplayBuffer | MultiAgentReplayBuffer | collector.RemoteBuffer | None = None,
         *,
         num_workers: int = 2,
         envs_per_worker: int = 1,
@@ -187,7 +179,7 @@ class RolloutWorkers(Uncopied):
         capacity_nbytes: int | None = None,
         ray_options: RayOptions | None = None,
     ) -> None:
-        check_order("RolloutWorkers", policy, env, makes_policy=True)
+        collector.check_order("RolloutWorkers", policy, env, makes_policy=True)
         whole("num_workers", num_workers, 1)
         whole("envs_per_worker", envs_per_worker, 1)
         if capacity_nbytes is not None:
@@ -198,10 +190,12 @@ class RolloutWorkers(Uncopied):
         hooks = check_hooks(hooks, policy if isinstance(policy, Mapping) else None, buffer=buffer)
         check_options("exploration_noise", exploration_noise, policy)
         check_options("map_action", map_action, policy)
-        remote = as_remote(buffer)
+        remote = collector.as_remote(buffer)
         if remote is not None and max_lag is not None:
             raise ArgumentError("max_lag must be None if workers write to a service, which drops no fragments")
-        check_buffer(buffer, num_workers * envs_per_worker, several=isinstance(buffer, MultiAgentReplayBuffer))
+        collector.check_buffer(
+            buffer, num_workers * envs_per_worker, several=isinstance(buffer, MultiAgentReplayBuffer)
+        )
         self._backend = _make_backend(
             backend, BackendOptions(num_workers, policy, start_method, capacity_nbytes, ray_options)
         )
@@ -443,7 +437,7 @@ class RolloutWorkers(Uncopied):
 
     def _begin(self, requested: Request) -> None:
         """Send each worker its share of a request of `collect`."""
-        check_amounts(requested.n_step, requested.n_episode)
+        collector.check_amounts(requested.n_step, requested.n_episode)
         pool = self._idle("collect")
         self._ask(pool, requested)
         pool.leave()
@@ -664,7 +658,7 @@ class RolloutWorkers(Uncopied):
             if state["weights"] is None and published:
                 raise ArgumentError("a state without weights must be loaded before weights are published")
             collectors = [worker_state["task"]["collector"] for worker_state in state["workers"]]
-            if any(map(has_pickles, collectors)):
+            if any(map(collector.has_pickles, collectors)):
                 require_permission("the state of workers", allow_pickle=allow_pickle)
             # A starting worker does not read its pipe, so sending a large request to it could block forever.
             for worker_state, collector_state in zip(
@@ -803,7 +797,7 @@ class BufferWriter:
 
     def _add_rows(self, steps: SampleBatch) -> None:
         env_id, eps_id, t = (np.asarray(steps[name]) for name in (names.ENV_ID, names.EPS_ID, names.T))
-        check_buffer(self._buffer, int(env_id.max()) + 1)
+        collector.check_buffer(self._buffer, int(env_id.max()) + 1)
         starts = run_starts(env_id)
         lasts = np.append(starts[1:], len(env_id)) - 1
         done = np.asarray(steps[names.DONES])

@@ -19,7 +19,7 @@ from samplebatch.batch.nested.node import set_unit, unit_of
 from samplebatch.buffer.store import DenseStore
 from samplebatch.column import memory
 from samplebatch.errors import CapacityError, FormatError, SampleBatchError
-from samplebatch.service import ReplayClient, ReplayServer, ReplayTable, flight_server
+from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
 from samplebatch.service.items import Sample
 from samplebatch.service.samples import (
     _MAX_FORMS,
@@ -365,7 +365,7 @@ def test_an_error_while_a_sample_is_written_is_told_and_the_session_goes_on(
         raise CapacityError("a message must have memory, there is none")
 
     with monkeypatch.context() as patch:
-        patch.setattr(flight_server, "inline", fail)
+        patch.setattr("samplebatch.service.samples.inline", fail)
         with pytest.raises(CapacityError, match="a message must have memory"):
             learner.sample(ROWS)
     batch, indices = learner.sample(ROWS)

@@ -112,7 +112,7 @@ def test_a_schema_is_sent_once(ends: tuple[Producer, Consumer], monkeypatch: pyt
         texts.append(write_metadata(*arguments))
         return texts[-1]
 
-    monkeypatch.setattr("samplebatch.transport.producer.write_metadata", noted)
+    monkeypatch.setattr("samplebatch.transport.wire.write_metadata", noted)
     for n in (4, 3, 0, 4):
         producer.send(MultiAgentBatch({"a": batch["a"][:n]}, n))
         assert len(consumer.recv(timeout_s=1)["a"]) == n

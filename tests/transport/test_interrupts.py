@@ -79,7 +79,7 @@ def test_a_producer_tells_whether_what_was_interrupted_was_sent(monkeypatch: pyt
         block.commit()
     assert producer.sent == 3
     monkeypatch.undo()
-    monkeypatch.setattr("samplebatch.transport.producer.pack_body", interrupted)
+    monkeypatch.setattr("samplebatch.transport.wire.pack_body", interrupted)
     with pytest.raises(TypeError):
         producer.send(SampleBatch(i=[9]))
     assert producer.sent == 3
