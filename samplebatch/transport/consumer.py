@@ -357,7 +357,8 @@ class Consumer(channel_end.ChannelEnd):
         start, nbytes = message.metadata_start, message.metadata_nbytes
         if start != channel_end.FAILURE_START or nbytes > channel_end.FAILURE_NBYTES:
             raise errors.FormatError(
-                f"a failure message must have its metadata at offset {channel_end.FAILURE_START}, got {nbytes} bytes at {start}"
+                f"a failure message must have its metadata at offset {channel_end.FAILURE_START}, "
+                f"got {nbytes} bytes at {start}"
             )
         metadata = wire.unpack_metadata(self._memory[start : start + nbytes].tobytes(), message.metadata_sum)
         error = errors.WorkerError(str(metadata.get("reason")))
