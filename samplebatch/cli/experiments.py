@@ -30,12 +30,11 @@ from samplebatch.cli.training import (
     show_run,
     write_config,
 )
-from samplebatch.env.environment_process import ChildExit, end_children, start_child, wait_for_exit
 from samplebatch.errors import ArgumentError, FormatError
 from samplebatch.learn.checkpoint import FILE
 from samplebatch.loggers.training_log import LearningCurve, TrainingLog, learning_curves
 from samplebatch.storage.files import replacing
-from samplebatch.transport.peers import begin_child
+from samplebatch.transport.peers import ChildExit, begin_child, end_children, start_child, wait_for_exit
 
 Floats = npt.NDArray[np.float64]
 
