@@ -160,7 +160,8 @@ def draw(times: dict[str, dict[str, Any]], path: Path) -> None:
         side.set(xlabel="rows", ylabel=f"ns per {unit}", title=f"time per {unit}")
         side.grid(alpha=0.3)
         side.legend(fontsize="small")
-    figure.savefig(path)
+    with plt.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(path)
     plt.close(figure)
 
 
