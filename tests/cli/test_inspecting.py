@@ -12,12 +12,11 @@ import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from samplebatch import MultiAgentBatch, ReplayBuffer, SampleBatch, write_arrow, write_parquet
+from samplebatch import Dataset, MultiAgentBatch, ReplayBuffer, SampleBatch, write_arrow, write_parquet
 from samplebatch.cli import application
 from samplebatch.cli.report import contact_sheet, count_lengths
 from samplebatch.column import as_column
 from samplebatch.learn import TrainingLog
-from samplebatch.storage import Dataset
 from tests.optional import torch
 
 
