@@ -28,10 +28,8 @@ def from_cpprb(buffer: cpprb.ReplayBuffer) -> SampleBatch:
 
     Raises
     ------
-    EmptyBufferError
-        If the buffer has no steps.
-    ColumnMismatchError
-        If `done` contains a value other than 0 and 1.
+    EmptyBufferError, ColumnMismatchError
+        If the buffer has no steps, or `done` contains a value other than 0 and 1.
     """
     if not buffer.get_stored_size():
         raise EmptyBufferError("a cpprb buffer must have steps to be converted, got none")

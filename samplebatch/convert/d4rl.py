@@ -47,10 +47,8 @@ def read_d4rl(path: str | os.PathLike[str], *, max_nbytes: int | None = None) ->
         If datasets differ in length, flags are not 0 or 1, or values are not numeric; names the dataset.
     CapacityError
         If more memory than `max_nbytes` would be allocated; names the dataset.
-    MissingExtraError
-        If h5py is not installed.
-    OSError
-        If the file cannot be read.
+    MissingExtraError, OSError
+        If h5py is not installed, or the file cannot be read.
     """
     with hdf5_file(path) as file:
         reader = Hdf5Reader(bound_of(file, max_nbytes))
@@ -102,10 +100,8 @@ def write_d4rl(source: experience.Source, path: str | os.PathLike[str]) -> None:
         If a column is nested, varies in shape, or is not numeric; names it.
     SequenceError, EmptyBufferError
         If steps of an episode are missing, or there are none.
-    FormatError
-        If the file name has the suffix of another format.
-    MissingExtraError
-        If h5py is not installed.
+    FormatError, MissingExtraError
+        If the file name has the suffix of another format, or h5py is not installed.
     OSError
         If the file cannot be written.
     """

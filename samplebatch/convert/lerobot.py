@@ -488,10 +488,8 @@ def write_lerobot(
         If two columns map to one name, `task_index` is not an index of `task`, or flags are not 0 or 1.
     SequenceError, EmptyBufferError
         If steps of an episode are missing, or there are none.
-    StorageError
-        If the folder is not empty.
-    OSError
-        If the folder cannot be written.
+    StorageError, OSError
+        If the folder is not empty, or the folder cannot be written.
     """
     if isinstance(fps, bool) or not (math.isfinite(fps) and fps > 0):
         raise errors.ArgumentError(f"fps must be positive, got {fps!r}")

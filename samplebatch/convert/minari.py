@@ -106,10 +106,8 @@ def to_minari(
         If a column is missing; names it.
     ColumnTypeError
         If rows vary in shape, or infos are not numeric; names the column.
-    SequenceError
-        If steps of an episode are missing.
-    EmptyBufferError
-        If there are no steps.
+    SequenceError, EmptyBufferError
+        If steps of an episode are missing, or there are no steps.
     MissingExtraError
         If Minari is not installed.
     """

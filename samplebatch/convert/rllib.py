@@ -201,10 +201,8 @@ def to_rllib_episodes(
     ------
     ColumnNotFoundError, ColumnTypeError
         If a column is missing, or its rows vary in shape; names it.
-    SequenceError
-        If steps of an agent's episode are missing.
-    EmptyBufferError
-        If there are no steps.
+    SequenceError, EmptyBufferError
+        If steps of an agent's episode are missing, or there are no steps.
     MissingExtraError
         If RLlib is not installed.
     """
@@ -393,16 +391,14 @@ def read_rllib_json(
     max_nbytes
         Maximum bytes to allocate per file; None for the larger of 256 MiB and 1024 times its size.
 
-        If a line is not a batch in RLlib's format; names file, line and column.
+    Raises
     ------
     FormatError
-        If a line is no batch as RLlib writes it; names file, line and column.
+        If a line is not a batch in RLlib's format; names file, line and column.
     UntrustedPickleError
-        If a column is of packed objects, and `allow_pickle` is false; names it.
-    CapacityError
-        If more memory than `max_nbytes` would be allocated.
-    ColumnMismatchError
-        If the batches differ in their columns.
+        If a column contains packed objects and `allow_pickle` is false; names it.
+    CapacityError, ColumnMismatchError
+        If more memory than `max_nbytes` would be allocated, or the batches differ in their columns.
     OSError
         If a file cannot be read.
     """
@@ -546,10 +542,8 @@ def read_rllib_parquet(
         If more memory than `max_nbytes` would be allocated; names the column.
     ColumnMismatchError
         If files differ in their columns, or packed values of a column in their structure.
-    MissingExtraError
-        If a file contains episodes and msgpack is not installed.
-    OSError
-        If a file cannot be read.
+    MissingExtraError, OSError
+        If a file contains episodes and msgpack is not installed, or a file cannot be read.
     """
     batches: list[SampleBatch] = []
     for table, bound in experience.read_tables(path, max_nbytes):
@@ -765,10 +759,8 @@ def from_ray_dataset(dataset: Dataset, *, allow_pickle: bool = False, max_nbytes
         If blocks differ in their columns.
     UntrustedPickleError, CapacityError
         As `SampleBatch.from_arrow`.
-    EmptyBufferError
-        If there are no steps.
-    MissingExtraError
-        If Ray is not installed.
+    EmptyBufferError, MissingExtraError
+        If there are no steps, or Ray is not installed.
     """
     ray = errors.require("ray", "ray")
     blocks: list[Any] = [block for block in ray.get(dataset.to_arrow_refs()) if block.num_rows]

@@ -118,10 +118,8 @@ def to_tianshou(source: Any) -> Any:
 
     Raises
     ------
-    ColumnTypeError
-        If `source` is neither a batch nor a buffer.
-    MissingExtraError
-        If Tianshou is not installed.
+    ColumnTypeError, MissingExtraError
+        If `source` is neither a batch nor a buffer, or Tianshou is not installed.
     """
     data = require("tianshou.data", "tianshou")
     if isinstance(source, ReplayBuffer):

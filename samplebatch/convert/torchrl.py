@@ -120,10 +120,8 @@ def from_tensordict(td: TensorDict) -> SampleBatch:
 
     Raises
     ------
-    ColumnTypeError
-        If `td` has no batch dimension.
-    MissingExtraError
-        If tensordict is not installed.
+    ColumnTypeError, MissingExtraError
+        If `td` has no batch dimension, or tensordict is not installed.
 
     Examples
     --------
@@ -210,10 +208,8 @@ class TorchRLReplayBuffer:
 
     Raises
     ------
-    ArgumentError
-        If a number is out of range.
-    ColumnTypeError
-        If `buffer` is not a `ReplayBuffer`.
+    ArgumentError, ColumnTypeError
+        If a number is out of range, or `buffer` is not a `ReplayBuffer`.
     MissingExtraError
         If tensordict is not installed.
 

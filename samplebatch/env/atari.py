@@ -55,10 +55,8 @@ def make_atari(
     ------
     EnvironmentSpecError
         If the environment does not exist, or is not one of Atari that returns images.
-    MissingExtraError
-        If a package of the extra `atari` is not installed.
-    ArgumentError
-        If `stack_num` is not a whole number from 1.
+    MissingExtraError, ArgumentError
+        If a package of the extra `atari` is not installed, or `stack_num` is not a whole number from 1.
     """
     require("cv2", "atari")
     stack_num = whole("stack_num", stack_num, 1)

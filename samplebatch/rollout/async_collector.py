@@ -87,14 +87,12 @@ class AsyncCollector(Collector):
     Raises
     ------
     EnvironmentSpecError
-            If `env` is unknown, cannot be sent to another process, is not a single Gymnasium environment, or
-            environments have different spaces.
+        If `env` is unknown, cannot be sent to another process, is not a single Gymnasium environment, or environments
+        have different spaces.
     WorkerError
         If creating an environment raises, or its process exits.
-    PolicySpecError
-        If the policy has an unsupported type.
-    PolicyNotFoundError
-        If one of the `hooks` names a policy other than `default_policy`.
+    PolicySpecError, PolicyNotFoundError
+        If the policy has an unsupported type, or one of the `hooks` names a policy other than `default_policy`.
     ArgumentError
         If `num_envs` does not fit `env`, `wait_num` is not from 1 to the number of environments, `timeout_s` is
         negative or `stall_timeout_s` not positive.

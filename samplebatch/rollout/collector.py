@@ -201,10 +201,8 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
             If not exactly one of `n_step` and `n_episode` is positive.
         EnvironmentSpecError
             If an environment violates its interface, or the collector has been closed.
-        PolicySpecError
-            If a policy returns no valid actions.
-        PolicyNotFoundError
-            If an agent has no policy.
+        PolicySpecError, PolicyNotFoundError
+            If a policy returns no valid actions, or an agent has no policy.
         ColumnMismatchError
             If columns of one policy's steps differ in shape, or in dtypes without a common dtype; or the buffer's
             actions have another unit than the collector's (see `SampleBatch.action_unit`).
@@ -484,10 +482,8 @@ class Collector(BaseCollector[SampleBatch]):
     ------
     EnvironmentSpecError
         If `env` is unknown or multi-agent, or the spaces of several environments differ.
-    PolicySpecError
-        If the policy has an unsupported type.
-    PolicyNotFoundError
-        If one of the `hooks` names a policy other than `default_policy`.
+    PolicySpecError, PolicyNotFoundError
+        If the policy has an unsupported type, or one of the `hooks` names a policy other than `default_policy`.
     ArgumentError
         If the buffer has fewer rings than environments, both a buffer and `hooks` are given, or `num_envs` differs from
         the number of environments in `env`; or if both the buffer and a wrapper of the environment stack observations.

@@ -276,10 +276,8 @@ class RolloutWorkers(collector.Uncopied):
         ------
         CapacityError
             If the weights exceed the available memory; increase `capacity_nbytes`.
-        ColumnTypeError
-            If the weights are not a dict of arrays and tensors.
-        ChannelClosedError
-            If the workers have been stopped.
+        ColumnTypeError, ChannelClosedError
+            If the weights are not a dict of arrays and tensors, or the workers have been stopped.
         """
         with self._one_version:
             return self._earlier_versions + self._backend.weights.publish(label_weights(self.policy, weights))
