@@ -52,6 +52,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "samplebatch/returns": (
         "tests/test_returns.py",
+        "tests/test_returns_of_rows.py",
+        "tests/test_vtrace.py",
         "tests/buffer/test_n_step.py",
         "tests/rollout/test_postprocessing.py",
     ),

@@ -219,8 +219,14 @@ def test_every_kind_of_batch(make: Callable[[Any], Any]) -> None:
     assert np.array_equal(compute_episodic_return(batch, None, None, next_values, values, 0.9, 0.8), expected)
 
     found = nstep(given["rewards"], *flags, 4, 0.9)
-    again = compute_nstep_return(batch, None, None, lambda asked, rows: next_values[rows], 0.9, 4)
-    assert again is batch
+    asked = []
+
+    def estimate(rows: Any, last: np.ndarray) -> np.ndarray:
+        asked.append(rows)
+        return next_values[last]
+
+    again = compute_nstep_return(batch, None, None, estimate, 0.9, 4)
+    assert again is batch is asked[0]
     assert np.array_equal(batch["returns"][:, 0], found.returns + found.discount * next_values[found.last])
 
 
@@ -269,12 +275,12 @@ def test_windows_of_a_buffer_go_round_the_edge_and_end_at_the_newest_step() -> N
     asked = []
 
     def estimate(buffer: Any, slots: np.ndarray) -> torch.Tensor:
-        asked.append(slots.tolist())
+        asked.append((buffer, slots.tolist()))
         return torch.full((len(slots), 2), 100.0)
 
-    indices = [3, 4, 5, 0, 1, 2]
-    batch = compute_nstep_return(Batch(weight=np.ones(6)), a_buffer(), indices, estimate, 0.5, 3)
-    assert asked == [[4, 4, 1, 2, 2, 2]]
+    indices, ring = [3, 4, 5, 0, 1, 2], a_buffer()
+    batch = compute_nstep_return(Batch(weight=np.ones(6)), ring, indices, estimate, 0.5, 3)
+    assert asked == [(ring, [4, 4, 1, 2, 2, 2])]
     assert batch.returns[:, 0].tolist() == [6.5, 5.0, 6 + 0.5 + 0.5 + 12.5, 2.75 + 12.5, 2 + 1.5 + 25.0, 3 + 50.0]
     assert torch.equal(batch.returns[:, 0], batch.returns[:, 1])
     assert batch.returns.dtype == batch.weight.dtype == torch.float32
