@@ -466,7 +466,7 @@ class TableConnection:
         self.check_open()
         # A session can be opened without a service, and a restarted service has another secret.
         link.retry(lambda: link.act("info", write_json({"table": self.table})))
-        nonce = _read_nonce(link) if self._shared_memory else None
+        nonce = link.retry(lambda: read_nonce(link)) if self._shared_memory else None
         session = link.retry(lambda: SampleSession(link, draw, ahead, nonce))
         self._streaming.add(session)
         self.check_open()  # `cancel_draws` may have missed this session
@@ -480,7 +480,7 @@ class TableConnection:
     def _find_nonce(self) -> str | None:
         """Return the secret that proves that client and service share a machine; None on another machine."""
         if not self._nonce_is_read:
-            self._nonce = _read_nonce(self._link)
+            self._nonce = self._link.retry(lambda: read_nonce(self._link))
             self._nonce_is_read = True
         return self._nonce
 
@@ -556,7 +556,7 @@ def _read_version(answer: Mapping[str, Any]) -> tuple[int, str]:
         raise errors.FormatError(f"an answer must have the version of weights: {error}") from error
 
 
-def _read_nonce(link: Link) -> str | None:
+def read_nonce(link: Link) -> str | None:
     """Read the secret of a service from its shared memory; None on another machine."""
-    (raw,) = link.retry(lambda: link.act("attach"))
+    (raw,) = link.act("attach")
     return read_secret(read_json(raw, "an answer"))

@@ -76,7 +76,7 @@ class RowSession:
                 raise errors.ArgumentError(
                     f"table {self._table.name!r} must hold steps or fragments, got rows; use a RowClient"
                 )
-            if ask not in self._answers:
+            if not isinstance(ask, str) or ask not in self._answers:
                 raise errors.FormatError(
                     f"'ask' must be a known action, got {ask!r}; {errors.near_names(ask, self._answers)}"
                 )

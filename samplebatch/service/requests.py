@@ -160,6 +160,11 @@ class RequestHandler:
         """Store columns of rows by their column of keys; return the acknowledgement."""
         if isinstance(columns, MultiAgentBatch):
             raise FormatError("columns of rows must be of one policy, got several policies")
+        for name, value in (("key", fragment.key), ("priority", fragment.priority)):
+            if value is not None:
+                raise ArgumentError(
+                    f"{name} must not be passed with rows, got {value!r}; a column 'key' has their keys"
+                )
         stored = table.put(
             None,
             columns,

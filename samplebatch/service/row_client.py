@@ -14,14 +14,14 @@ from samplebatch.arguments import positive, whole
 from samplebatch.batch.flags import Flags
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.column import memory
-from samplebatch.errors import ArgumentError, FormatError, ServiceError
-from samplebatch.service.connection import TableConnection
+from samplebatch.errors import ArgumentError, FormatError, SampleBatchError, ServiceError
+from samplebatch.service.connection import TableConnection, read_nonce
 from samplebatch.service.fragments import as_record_batch
 from samplebatch.service.protocol import Draw, Fragment, LostError, read_error, read_json, short_text, write_json
 from samplebatch.service.row_store import KEY, Ints, check_column, keys_array, list_keys
 from samplebatch.service.row_table import Selection, check_columns
-from samplebatch.service.samples import cut_inline, have_same_columns, read_secret, read_stream, split_inline, take
-from samplebatch.service.streams import FragmentWriter, close_quietly, new_name
+from samplebatch.service.samples import cut_inline, have_same_columns, read_stream, split_inline, take
+from samplebatch.service.streams import FragmentWriter, close_quietly, interruptible, new_name
 
 if TYPE_CHECKING:
     from samplebatch.service.link import Link
@@ -44,6 +44,7 @@ class RowClient:
 
     On the same machine rows arrive through shared memory and are read-only. The client is thread-safe; puts and reads
     do not block each other. It can be pickled and connects in the receiving process; a forked child cannot use it.
+    Ctrl-C interrupts a call that waits; an interrupted put may be stored later.
 
     Parameters
     ----------
@@ -103,6 +104,11 @@ class RowClient:
         reconnect_s: float = 60.0,
         shared_memory: bool = True,
     ) -> None:
+        if not isinstance(uri, str):
+            raise ArgumentError(
+                f"uri must be the address of one service, got a {type(uri).__name__}; use one RowClient per service, "
+                "and send all rows of a group to the same one"
+            )
         self.uri, self.table = uri, table
         self.writer = new_name() if writer is None else short_text("writer", writer)
         self._timeout_s = None if timeout_s is None else positive("timeout_s", timeout_s)
@@ -226,12 +232,15 @@ class RowClient:
         if writer is None:
             while len(self._writers) >= _MAX_WRITERS:
                 self._writers.pop(next(iter(self._writers))).close()
-            writer = self._writers[schema] = FragmentWriter(self._put_link, self.table, self.writer, 1)
+            writer = FragmentWriter(self._put_link, self.table, self.writer, 1, interruptible)
+            self._writers[schema] = writer
         try:
             writer.put(rows, fragment)
             writer.flush()
-        except ServiceError:
-            self._writers.pop(schema).close()
+        except BaseException as error:
+            # After a rejection the stream goes on; after an interrupt, an acknowledgement is on its way.
+            if isinstance(error, ServiceError) or not isinstance(error, SampleBatchError):
+                self._writers.pop(schema).close()
             raise
 
     def _assign_keys(self, count: int) -> range:
@@ -414,12 +423,19 @@ class RowClient:
             return self._retry(lambda: self._open_session().ask(request, keys))
 
     def _retry(self, attempt: Callable[[], T]) -> T:
-        return self._read_link.retry(attempt, self._drop_session)
+        try:
+            return self._read_link.retry(attempt, self._drop_session)
+        except SampleBatchError:
+            raise
+        except BaseException:
+            # After an interrupt, an answer is on its way.
+            self._drop_session()
+            raise
 
     def _open_session(self) -> _Session:
         self._connection.check_open()
         if self._session is None:
-            nonce = _read_nonce(self._read_link) if self._shared_memory else None
+            nonce = read_nonce(self._read_link) if self._shared_memory else None
             self._session = _Session(self._read_link, self.table, nonce)
             self._connection.check_open()
         return self._session
@@ -499,7 +515,7 @@ class _Session:
     def _receive(self) -> Any:
         try:
             with self._link.errors:
-                chunk = self._reader.read_chunk()
+                chunk = interruptible(self._reader.read_chunk)
         except (StopIteration, LostError) as error:
             if self._is_cancelled:
                 raise ServiceError("the client must be open, got a closed one") from None
@@ -554,12 +570,6 @@ def _request(
         "max_tokens": checked.max_tokens,
         "max_lag": checked.max_lag,
     }
-
-
-def _read_nonce(link: Link) -> str | None:
-    """Return the attach secret of a service on this machine; None for a remote service."""
-    (raw,) = link.act("attach")
-    return read_secret(read_json(raw, "an answer"))
 
 
 def _restore(uri: str, table: str, options: dict[str, Any]) -> RowClient:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -61,10 +61,19 @@ class FragmentWriter:
     - `table`: name of the table.
     - `name`: name of the writer; each of its environments has a ring in the table.
     - `max_unacknowledged`: maximum number of fragments in flight.
+    - `wait`: function that calls the blocking read of an acknowledgement, such as `interruptible`; None: no function.
     """
 
-    def __init__(self, link: Link, table: str, name: str, max_unacknowledged: int) -> None:
+    def __init__(
+        self,
+        link: Link,
+        table: str,
+        name: str,
+        max_unacknowledged: int,
+        wait: Callable[[Callable[[], Any]], Any] | None = None,
+    ) -> None:
         self._link = link
+        self._wait = wait
         self._table = table
         self.name = name
         self._max = max_unacknowledged
@@ -173,10 +182,19 @@ class FragmentWriter:
             self._write()
         if not self.pending:
             return
-        answer = read_json(self._use_stream(_read), "an acknowledgement")
+        answer = read_json(self._use_stream(self._read), "an acknowledgement")
         rows, _ = self.pending.popleft()
         self._written -= 1
         self._count(rows.num_rows, float(answer.get("held_s", 0.0)))
+
+    def _read(self, stream: tuple[Any, Any]) -> Any:
+        writer, reader = stream
+        raw = reader.read() if self._wait is None else self._wait(reader.read)
+        if raw is None:
+            # The stream may have ended with an error, which only closing our side reports.
+            writer.close()
+            raise LostError("the service has ended the stream")
+        return raw
 
     def _count(self, rows: int, held_s: float) -> None:
         self.counts.fragments += 1
@@ -203,14 +221,26 @@ def _write(rows: pa.RecordBatch, metadata: bytes, stream: tuple[Any, Any]) -> No
     stream[0].write_with_metadata(rows, metadata)
 
 
-def _read(stream: tuple[Any, Any]) -> Any:
-    writer, reader = stream
-    raw = reader.read()
-    if raw is None:
-        # The stream may have ended with an error, which only closing our side reports.
-        writer.close()
-        raise LostError("the service has ended the stream")
-    return raw
+def interruptible(read: Callable[[], T]) -> T:
+    """Call a function that blocks in Flight; signal handlers of the main thread, such as Ctrl-C, run meanwhile.
+
+    After an interrupt, a thread still waits for the function: end its stream.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return read()
+    results: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            results.put((read(), None))
+        except BaseException as error:  # carried over to the caller
+            results.put((None, error))
+
+    threading.Thread(target=run, name="samplebatch-read", daemon=True).start()
+    result, error = results.get()
+    if error is not None:
+        raise error
+    return cast("T", result)
 
 
 def new_name() -> str:

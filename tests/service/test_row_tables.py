@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import threading
 import time
 
@@ -450,6 +451,47 @@ def test_closing_ends_a_take_of_another_thread(client):
     client.close()
     taking.join(5)
     assert len(errors) == 1
+
+
+class Interrupt(Exception):
+    """What the signal handler of a test raises."""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs a signal for users")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda rows: rows.wait([5], columns=["reward"], timeout_s=60.0),
+        lambda rows: rows.take(1, columns=["reward"], timeout_s=60.0),
+        lambda rows: rows.sample(1, columns=["reward"], timeout_s=60.0),
+        lambda rows: rows.put([8, 9], {"ids": [1, 2]}, timeout_s=60.0),
+    ],
+    ids=["wait", "take", "sample", "put"],
+)
+def test_a_signal_handler_interrupts_a_call_that_waits(call):
+    def interrupt(*_):
+        raise Interrupt
+
+    table = RowTable("rows", 2)
+    previous = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with ReplayServer([table]) as server, RowClient(server.uri, "rows") as rows:
+            rows.put([1], {"ids": [1]})
+            threading.Timer(0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1]).start()
+            begun = time.monotonic()
+            with pytest.raises(Interrupt):
+                call(rows)
+            assert time.monotonic() - begun < 50
+            # No later call gets the answer to the interrupted one.
+            assert rows.get([1], columns=["ids"])["ids"].tolist() == [1]
+            assert rows.take(1, columns=["ids"])["key"].tolist() == [1]
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def test_a_client_of_rows_has_one_service():
+    with pytest.raises(ArgumentError, match="uri must be the address of one service, got a list; use one RowClient"):
+        RowClient(["grpc://127.0.0.1:1", "grpc://127.0.0.1:2"], "rows")
 
 
 def test_a_closed_table_rejects_requests(table):
