@@ -483,7 +483,7 @@ def test_a_closed_client_is_not_used_again(server: ReplayServer) -> None:
     client = ReplayClient(server.uri, "replay")
     client.close()
     client.close()
-    with pytest.raises(ServiceError, match="has been closed"):
+    with pytest.raises(ServiceError, match="got a closed one"):
         client.sample(1)
 
 
