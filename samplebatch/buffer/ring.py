@@ -330,6 +330,27 @@ class Rings:
         parts = [self.chronological(number) for number in rings]
         return np.concatenate([_zeros(0, _INTP), *(part[max(len(part) - count, 0) :] for part in parts)])
 
+    def writes_of_all(self) -> Ints:
+        """Return the number of rows that each ring has received, shape (n,)."""
+        return np.full(self.n, self.writes, _INTP) if self.together else self.written.copy()
+
+    def slots_since(self, writes: Ints) -> Ints:
+        """Return the slots of stored rows that were written after an earlier `writes_of_all`.
+
+        Examples
+        --------
+        >>> rings = Rings([3])
+        >>> for _ in range(4):
+        ...     added = rings.advance(None, np.zeros(1, bool), np.ones(1))
+        >>> rings.slots_since(np.array([2])), rings.slots_since(np.array([0]))
+        (array([0, 2]), array([0, 2, 1]))
+        """
+        counts = np.minimum(self.writes_of_all() - writes, self.sizes_of_all())
+        ring = np.repeat(np.arange(self.n), counts)
+        age = np.arange(len(ring)) - np.repeat(np.cumsum(counts) - counts, counts)
+        slots: Ints = self.bases[ring] + (self.cursors_of_all()[ring] - 1 - age) % self.maxsizes[ring]
+        return slots
+
     def stored_slots(self) -> Ints:
         """Return the slots of all rows in ascending order."""
         if self.capacity == len(self):

@@ -275,7 +275,9 @@ def application() -> Typer:
             None, "--workers", "-w", min=0, help="Worker processes. [dim]\\[default: 0, collect in this one][/]"
         ),
         normalize: bool | None = typer.Option(
-            None, "--normalize", help="Normalize observations and rewards by running statistics."
+            None,
+            "--normalize",
+            help="Normalize observations by running statistics, and the rewards of on-policy algorithms.",
         ),
         seed: int | None = typer.Option(None, "--seed", min=0, help="Seed of the run. [dim]\\[default: 0][/]"),
         seeds: int | None = typer.Option(

@@ -107,6 +107,7 @@ _OFF_POLICY = (
         "start_steps": 1000,
         "collection_step_num_env_steps": 8,
         "epoch_num_steps": 5000,
+        "normalize": False,
     }
 )
 _ASYNCHRONOUS = _COMMON | {
@@ -240,12 +241,16 @@ def _actor_policy(obs: Space, act: Space, settings: Settings) -> ProbabilisticAc
     return ProbabilisticActorPolicy(actor=_actor(obs, act, settings), deterministic_eval=True, **_spaces(obs, act))
 
 
+def _set_normalization(policy: Any, settings: Settings) -> None:
+    if settings.get("normalize"):
+        policy.normalize_observations()
+
+
 def _make_actor_critic(cls: Any) -> Callable[[Space, Space, Settings], Any]:
     def make(obs: Space, act: Space, settings: Settings) -> Any:
         critic = ValueCritic(_body(obs, settings))
         policy = _actor_policy(obs, act, settings)
-        if settings["normalize"]:
-            policy.normalize_observations()
+        _set_normalization(policy, settings)
         arguments = _arguments(cls, settings)
         arguments["normalize_rewards"] |= settings["normalize"]
         return cls(policy=policy, critic=critic, optim=_optim(settings), **arguments)
@@ -272,6 +277,7 @@ def _make_q_learning(cls: Any, policy_class: Any) -> Callable[[Space, Space, Set
             **{name: settings[name] for name in ("num_atoms", "v_min", "v_max") if name in settings},
             **_spaces(obs, act),
         )
+        _set_normalization(policy, settings)
         return cls(policy=policy, optim=_optim(settings), **_arguments(cls, settings))
 
     return make
@@ -285,6 +291,7 @@ def _make_deterministic(cls: Any) -> Callable[[Space, Space, Settings], Any]:
             exploration_noise=GaussianNoise(sigma=settings["noise_sigma"]),
             **_spaces(obs, act),
         )
+        _set_normalization(policy, settings)
         critics = _critics(obs, act, settings, 1 if cls is DDPG else 2)
         return cls(policy=policy, policy_optim=_optim(settings), **critics, **_arguments(cls, settings))
 
@@ -308,6 +315,7 @@ def _make_soft(cls: Any) -> Callable[[Space, Space, Settings], Any]:
             alpha = AutoAlpha(-float(act.shape[0]), 0.0, _optim(settings))
         arguments = _arguments(cls, settings) | {"alpha": alpha}
         policy = SACPolicy(actor=actor, **_spaces(obs, act))
+        _set_normalization(policy, settings)
         return cls(policy=policy, policy_optim=_optim(settings), **_critics(obs, act, settings), **arguments)
 
     return make
@@ -320,8 +328,10 @@ def _make_discrete_sac(obs: Space, act: Space, settings: Settings) -> DiscreteSA
         alpha = AutoAlpha(settings["target_entropy_ratio"] * math.log(act.n), 0.0, _optim(settings))
     actor = DiscreteActor.for_space(_body(obs, settings), act)
     critics = [DiscreteCritic.for_space(_body(obs, settings), act) for _ in range(2)]
+    policy = DiscreteActorPolicy(actor=actor, deterministic_eval=True, **_spaces(obs, act))
+    _set_normalization(policy, settings)
     return DiscreteSAC(
-        policy=DiscreteActorPolicy(actor=actor, deterministic_eval=True, **_spaces(obs, act)),
+        policy=policy,
         policy_optim=_optim(settings),
         critic=critics[0],
         critic2=critics[1],

@@ -153,8 +153,12 @@ class ActionValueLearner(Algorithm[PolicyT], ABC):
         if self.policy.action_type == "discrete":
             values: torch.Tensor = self._all_action_values(critic, batch.obs)
             return values.gather(-1, batch.act[:, None].long())[:, 0]
-        values = critic(batch.obs, batch.act)
-        return values.flatten()
+        return self._action_value(critic, batch.obs, batch.act).flatten()
+
+    def _action_value(self, critic: nn.Module, obs: Any, act: torch.Tensor) -> torch.Tensor:
+        """Return a critic's values of continuous actions, shape (n, 1); observations are normalized as the policy's."""
+        values: torch.Tensor = critic(self.policy.normalize(obs), act)
+        return values
 
     def _all_action_values(self, critic: nn.Module, obs: Any) -> torch.Tensor:
         """Return a critic's values of all discrete actions, shape (n, actions)."""
@@ -222,7 +226,9 @@ class TwinCritics(ActionValueLearner[PolicyT], ABC):
         """Whether the critics share no parameters, for example of a common body."""
 
     def _min_target_value(self, obs: Any, act: torch.Tensor) -> torch.Tensor:
-        values: torch.Tensor = torch.min(self.critic_old(obs, act), self.critic2_old(obs, act))
+        values: torch.Tensor = torch.min(
+            *(self._action_value(critic, obs, act) for critic in (self.critic_old, self.critic2_old))
+        )
         return values.flatten()
 
     def _critic_groups(self) -> list[list[tuple[nn.Module, Optimizer]]]:

@@ -17,12 +17,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from samplebatch.arguments import check_names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.convert.experience import open_source
 from samplebatch.errors import ArgumentError, EmptyBufferError, NonFiniteLossError
 from samplebatch.learn import trainer
 from samplebatch.learn.networks import LaggedNetwork, follow, set_training
+from samplebatch.learn.normalization import AddedRows
 from samplebatch.learn.optimizer import Optimizer, OptimizerFactory, require_factory
 from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
 from samplebatch.names import GENERATION, WEIGHT
@@ -445,6 +447,10 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
     augment: Callable[[Any], Any] | None = None
     """Augmentation of sampled observations and next observations, such as `RandomShift`; None for none."""
 
+    def __init__(self, *, policy: PolicyT, allow_nonfinite: bool = False) -> None:
+        super().__init__(policy=policy, allow_nonfinite=allow_nonfinite)
+        self._added_rows = AddedRows()
+
     def update(self, buffer: Any, sample_size: int | None = None) -> TrainingStats:
         """Update the policy with sampled rows of a buffer, or with all rows of a batch.
 
@@ -479,11 +485,23 @@ class _SamplingAlgorithm(Algorithm[PolicyT], ABC):
             batch, indices = super()._sample_batch(buffer, sample_size)
         else:
             batch, indices = sample_steps(buffer, sample_size, **self._sample_options())
+        if isinstance(self.policy, Policy) and self.policy.obs_rms is not None:
+            if not isinstance(buffer, ReplayBuffer):
+                self.policy.update_statistics(batch)
+            elif len(added := self._added_rows.take(buffer)):
+                self.policy.update_statistics(node(Batch, {"obs": buffer.get(added, "obs")}))
         if self.augment is not None:
             for name in ("obs", "obs_next"):
                 if name in batch:
                     batch[name] = self.augment(batch[name])
         return batch, indices
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return super().get_extra_state() | {"added_rows": self._added_rows.state_dict()}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        super().set_extra_state(state)
+        self._added_rows.load_state_dict(state.get("added_rows"))
 
     @abstractmethod
     def _update_with_batch(self, batch: Batch) -> TrainingStats:

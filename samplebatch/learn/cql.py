@@ -156,7 +156,7 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
         weight = 1.0 if self.multiplier is None else self.multiplier().item()
         losses, excesses = [], []
         for critic, optim in ((self.critic, self.critic_optim), (self.critic2, self.critic2_optim)):
-            values = critic(batch.obs, batch.act).flatten()
+            values = self._action_value(critic, batch.obs, batch.act).flatten()
             penalty = self.cql_weight * (self._soft_maximum(critic, batch, penalty_actions) - values).mean()
             excess = penalty - self.lagrange_threshold
             loss = mse_loss(values, batch.returns) + weight * excess
@@ -190,7 +190,7 @@ class CQL(ContinuousSoftActorCritic, OfflineAlgorithm[SACPolicy]):
         n, obs = len(batch.act), _repeat(batch.obs, len(batch.act), self.num_repeat_actions)
         scores = []
         for actions, log_density, is_policy in penalty_actions:
-            values = critic(obs, actions).view(n, -1)
+            values = self._action_value(critic, obs, actions).view(n, -1)
             if self.calibrated and is_policy:
                 values = torch.max(values, batch[_RETURNS][:, None])
             scores.append((values - log_density) / self.temperature)

@@ -84,12 +84,12 @@ class DDPG(ActionValueLearner[ContinuousDeterministicPolicy], OffPolicyAlgorithm
 
     def _target_q(self, batch: Batch) -> torch.Tensor:
         act = self.policy(Batch(obs=batch.obs_next), model=self.actor_old).act
-        values: torch.Tensor = self.critic_old(batch.obs_next, act)
+        values: torch.Tensor = self._action_value(self.critic_old, batch.obs_next, act)
         return values.flatten()
 
     def _update_with_batch(self, batch: Batch) -> DDPGTrainingStats:
         (critic_loss,) = self._update_critics(batch)
-        loss = -self.critic(batch.obs, self.policy(batch).act).mean()
+        loss = -self._action_value(self.critic, batch.obs, self.policy(batch).act).mean()
         self.policy_optim.step(loss)
         self._update_lagged_network_weights(self.tau)
         return DDPGTrainingStats(actor_loss=loss.item(), critic_loss=critic_loss)

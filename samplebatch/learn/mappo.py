@@ -125,7 +125,11 @@ class MAPPO(OnPolicyAlgorithm[Any]):
             batch = self._in_policy_units(batch)
             batch = self._add_targets(batch)
             self.train()
-            return self._require_finite(lambda: self._update_with_batch(batch, batch_size, repeat), batch)
+            stats = self._require_finite(lambda: self._update_with_batch(batch, batch_size, repeat), batch)
+            # After the gradient steps: the behaviour policy and the updated policy use the same normalization.
+            for policy_id, rows in batch.policy_batches.items():
+                self.policy[policy_id].update_statistics(node(Batch, {"obs": rows[names.OBS]}))
+            return stats
 
         return self._run_update(update)
 

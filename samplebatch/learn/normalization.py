@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, TypeVar
+import weakref
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,9 @@ from torch import nn
 
 from samplebatch.arguments import positive
 from samplebatch.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from samplebatch.buffer.replay import ReplayBuffer
 
 ArrayT = TypeVar("ArrayT", npt.NDArray[Any], torch.Tensor)
 
@@ -153,3 +157,45 @@ class RunningMeanStd(nn.Module):
             normalized = normalized.clamp(-self.clip_max, self.clip_max)
         # Before the first update, rows are not clipped either; `where` can be exported, `if` cannot.
         return torch.where(self.count > 0, normalized.to(dtype), rows.to(dtype))
+
+
+class AddedRows:
+    """Position in a buffer's rows up to which they were counted, so that statistics count each added row once.
+
+    Examples
+    --------
+    >>> from samplebatch import Batch, ReplayBuffer
+    >>> buffer, rows = ReplayBuffer(3), AddedRows()
+    >>> def count(number):
+    ...     step = Batch(obs=number, act=0, rew=0.0, terminated=False, truncated=False)
+    ...     buffer.add(step)
+    ...     return rows.take(buffer).tolist()
+    >>> [count(number) for number in range(4)]
+    [[0], [1], [2], [0]]
+    """
+
+    def __init__(self) -> None:
+        self._buffer: weakref.ref[ReplayBuffer] | None = None
+        self._writes: npt.NDArray[np.intp] | None = None
+
+    def take(self, buffer: ReplayBuffer) -> npt.NDArray[np.intp]:
+        """Return the indices of rows that were added since the last call; of all rows of another buffer."""
+        rings = buffer._table.rings
+        writes, counted = rings.writes_of_all(), self._writes
+        is_known = self._buffer is None or self._buffer() is buffer
+        if counted is None or not is_known or counted.shape != writes.shape or (counted > writes).any():
+            counted = np.zeros_like(writes)
+        self._buffer, self._writes = weakref.ref(buffer), writes
+        return rings.slots_since(counted)
+
+    def state_dict(self) -> list[int] | None:
+        """Return the counts of a buffer; the next buffer after `load_state_dict` is taken for it."""
+        return None if self._writes is None else self._writes.tolist()
+
+    def load_state_dict(self, state: list[int] | None) -> None:
+        """Restore the counts of a buffer."""
+        self._buffer, self._writes = None, None if state is None else np.array(state, np.intp)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copied buffer is another object.
+        return {"_buffer": None, "_writes": self._writes}

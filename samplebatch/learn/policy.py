@@ -256,10 +256,10 @@ class Policy(nn.Module, ABC):
         """Enable normalization of observations by running statistics, and return the policy.
 
         Networks receive `(obs - mean) / std`, clipped; collectors and buffers store unnormalized observations.
-        On-policy algorithms add the observations of each update to the statistics after its gradient steps. With all
-        other algorithms the statistics change only by `obs_rms.update`, for example with the observations of a
-        dataset. The statistics are part of `state_dict`: workers, test collectors, checkpoints and exported policies
-        share them.
+        On-policy algorithms and MAPPO add the observations of each update to the statistics after its gradient steps.
+        Algorithms that sample from a replay buffer add each row once, before the first update after it was added; from
+        other sources, such as datasets, they add the observations of each sample. The statistics are part of
+        `state_dict`: workers, test collectors, checkpoints and exported policies share them.
 
         Parameters
         ----------
@@ -302,12 +302,22 @@ class Policy(nn.Module, ABC):
             parts = [values[name] for mask, name in _OBS_BY_MASK.items() if mask in values and name in values]
             self.obs_rms.update(parts[0] if parts else obs)
 
-    def _normalize(self, obs: Any, dtype: torch.dtype) -> Any:
+    def normalize(self, obs: Any) -> Any:
+        """Normalize a tensor of observations by the statistics, if the policy normalizes observations.
+
+        Raises
+        ------
+        PolicySpecError
+            If the policy normalizes observations, and these have several parts.
+        """
         if self.obs_rms is None:
             return obs
         if not isinstance(obs, torch.Tensor):
             raise PolicySpecError(f"observations must be one array to be normalized, got the parts {', '.join(obs)}")
-        return self.obs_rms(obs).to(dtype)
+        return self.obs_rms(obs)
+
+    def _normalize(self, obs: Any, dtype: torch.dtype) -> Any:
+        return obs if self.obs_rms is None else self.normalize(obs).to(dtype)
 
     def compute_action(self, obs: Any, info: Mapping[str, Any] | None = None, state: Any = None) -> Any:
         """Return the mapped action for one environment, without exploration noise.

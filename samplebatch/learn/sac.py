@@ -241,7 +241,8 @@ class ContinuousSoftActorCritic(SoftActorCritic[SACPolicy]):
         # Equation 9, with the minimum of both critics.
         output = self.policy(batch)
         log_prob = output.log_prob.flatten()
-        values = torch.min(self.critic(batch.obs, output.act), self.critic2(batch.obs, output.act)).flatten()
+        critics = self.critic, self.critic2
+        values = torch.min(*(self._action_value(critic, batch.obs, output.act) for critic in critics)).flatten()
         return (self.alpha.value * log_prob - values).mean(), -log_prob
 
 

@@ -74,7 +74,7 @@ class TD3(TwinCritics[ContinuousDeterministicPolicy], OffPolicyAlgorithm[Continu
         critic1_loss, critic2_loss = self._update_critics(batch)
         actor_loss = None
         if self.updates % self.update_actor_freq == 0:
-            loss = -self.critic(batch.obs, self.policy(batch).act).mean()
+            loss = -self._action_value(self.critic, batch.obs, self.policy(batch).act).mean()
             self.policy_optim.step(loss)
             self._update_lagged_network_weights(self.tau)
             actor_loss = loss.item()

@@ -74,6 +74,14 @@ def test_a_normalized_run_saves_a_policy_with_statistics_and_is_resumed() -> Non
     assert invoke("train", "--resume", "run", "--allow-pickle")[0] == 0
 
 
+@pytest.mark.parametrize(("name", "env"), [("dqn", "CartPole-v1"), ("sac", "Pendulum-v1"), ("ddpg", "Pendulum-v1")])
+def test_a_normalized_off_policy_run_counts_its_steps(name: str, env: str) -> None:
+    code, printed = invoke("train", name, env, *assignments(QUICK), "--normalize", "--out", "run")
+    assert code == 0, printed
+    state = read_checkpoint(Path("run"), allow_pickle=True)["parts"]
+    assert state["algorithm"]["policy.obs_rms.count"] == len(state["buffer"]["table"]["columns"]["columns"][0]) > 0
+
+
 def test_the_policy_of_a_run_can_collect() -> None:
     assert invoke("train", "dqn", "CartPole-v1", *assignments(QUICK), "--out", "run")[0] == 0
     code, printed = invoke(

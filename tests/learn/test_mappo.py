@@ -216,3 +216,14 @@ def test_a_team_learns_to_spread() -> None:
             stats = collector.collect(n_step=3200)
             algorithm.update(stats.batch, batch_size=400, repeat=10)
     assert stats.returns.mean() > random + 4, "about -25 at random, -19.5 after 64,000 steps"
+
+
+def test_updates_add_the_observations_of_each_policy_to_its_statistics() -> None:
+    algorithm, columns = pair(), two_lines(4)
+    algorithm.policy["one"].normalize_observations((1,))
+    for count in (1, 2):
+        algorithm.update(MultiAgentBatch({"one": SampleBatch(columns)}, 6), batch_size=3)
+        statistics = algorithm.policy["one"].obs_rms
+        assert statistics is not None
+        assert statistics.count.item() == count * len(columns["obs"])
+        np.testing.assert_allclose(statistics.mean.numpy(), columns["obs"].astype(np.float64).mean(0), rtol=1e-9)

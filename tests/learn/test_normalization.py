@@ -18,16 +18,26 @@ from hypothesis.extra import numpy as hnp
 from samplebatch import Batch, Collector, RolloutWorkers, VectorReplayBuffer
 from samplebatch.errors import ArgumentError, PolicySpecError
 from samplebatch.learn import (
+    DDPG,
+    DQN,
     PPO,
+    SAC,
+    TD3,
     AdamOptimizerFactory,
+    ContinuousActorDeterministic,
+    ContinuousActorProbabilistic,
+    ContinuousCritic,
+    ContinuousDeterministicPolicy,
     DiscreteActor,
     DiscreteActorPolicy,
+    DiscreteQLearningPolicy,
     Net,
     RunningMeanStd,
+    SACPolicy,
     ValueCritic,
     policy_within_training_step,
 )
-from tests.learn.learning import assert_goes_on, filled, seeded
+from tests.learn.learning import assert_goes_on, filled, random_steps, seeded
 
 ROWS = hnp.arrays(np.float64, st.tuples(st.integers(1, 40), st.just(3)), elements=st.floats(-1e6, 1e6))
 
@@ -156,3 +166,85 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns() -> None:
     expected = raw.rew / np.sqrt(np.float32(returns).astype(np.float64).var() + 1e-8)
     np.testing.assert_allclose(batch.rew.numpy(), expected.clip(-10, 10), rtol=1e-4)
     np.testing.assert_array_equal(buffer.sample(0)[0].rew, raw.rew)
+
+
+def off_policy(kind: str, seed: int = 0) -> Any:
+    optim = AdamOptimizerFactory(lr=0.01)
+    if kind == "dqn":
+        policy = DiscreteQLearningPolicy(model=seeded(seed, 3, 8, 4), action_space=spaces.Discrete(4))
+        return DQN(policy=policy.normalize_observations((3,)), optim=optim)
+    space = spaces.Box(-2.0, 2.0, (2,), np.float32)
+    obs = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    torch.manual_seed(seed)
+    critics = {"critic": ContinuousCritic.for_space(obs, space, [8]), "critic_optim": optim}
+    if kind == "sac":
+        actor = ContinuousActorProbabilistic.for_space(Net.for_space(obs, [8]), space, conditioned_sigma=True)
+        return SAC(
+            policy=SACPolicy(actor=actor, action_space=space).normalize_observations((3,)),
+            policy_optim=optim, **critics,
+        )  # fmt: skip
+    deterministic = ContinuousActorDeterministic.for_space(Net.for_space(obs, [8]), space)
+    td3_policy = ContinuousDeterministicPolicy(actor=deterministic, action_space=space)
+    return (TD3 if kind == "td3" else DDPG)(
+        policy=td3_policy.normalize_observations((3,)), policy_optim=optim, **critics
+    )
+
+
+@pytest.mark.parametrize("kind", ["dqn", "sac", "td3", "ddpg"])
+def test_off_policy_updates_count_each_added_row_once(kind: str) -> None:
+    algorithm = off_policy(kind)
+    actions = spaces.Discrete(4) if kind == "dqn" else spaces.Box(-1.0, 1.0, (2,), np.float32)
+    steps = random_steps(0, 90, 2, actions)
+    # The ring of 50 rows per environment wraps around, and some updates see no new row.
+    buffer = VectorReplayBuffer(100, 2, random_seed=1)
+    for number, step in enumerate(steps):
+        buffer.add(step)
+        if number % 7 == 6:
+            algorithm.update(buffer, 16)
+            algorithm.update(buffer, 16)
+    algorithm.update(buffer, 16)
+    seen = np.concatenate([step.obs for step in steps]).astype(np.float64)
+    statistics = algorithm.policy.obs_rms
+    assert statistics.count.item() == 180
+    np.testing.assert_allclose(statistics.mean.numpy(), seen.mean(0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(statistics.var.numpy(), seen.var(0), rtol=1e-9)
+    buffer.reset()
+    buffer.add(steps[0])
+    algorithm.update(buffer, 4)
+    assert statistics.count.item() == 182
+    # Another buffer, and rows that are no buffer.
+    algorithm.update(filled(steps=5, actions=actions), 4)
+    algorithm.update(buffer.sample(6)[0])
+    assert statistics.count.item() == 198
+
+
+@pytest.mark.parametrize("kind", ["dqn", "sac", "td3"])
+def test_a_resumed_off_policy_algorithm_counts_no_row_twice(kind: str) -> None:
+    buffer = filled(actions=spaces.Discrete(4) if kind == "dqn" else spaces.Box(-1.0, 1.0, (2,), np.float32))
+    first, second = off_policy(kind, 0), off_policy(kind, 1)
+    assert_goes_on(first, second, lambda algorithm: [algorithm.update(buffer, 0) for _ in range(2)])
+    assert second.policy.obs_rms.count.item() == 80
+    assert copy.deepcopy(first).policy.obs_rms.count.item() == 80
+
+
+@pytest.mark.parametrize("kind", ["sac", "td3", "ddpg"])
+def test_critics_see_normalized_observations(kind: str) -> None:
+    plain, normalized = off_policy(kind), off_policy(kind)
+    plain.policy.obs_rms = None
+    normalized.policy.obs_rms.update(np.array([[5.0, 5.0, 5.0], [7.0, 7.0, 7.0]]))
+    rows = torch.tensor([[6.0, 7.0, 5.0]])
+    act = torch.zeros(1, 2)
+    expected = plain._action_value(plain.critic, (rows - 6.0).double().div(np.sqrt(1.0 + 1e-8)).float(), act)
+    torch.testing.assert_close(normalized._action_value(normalized.critic, rows, act), expected)
+
+
+def test_observations_that_are_not_finite_stop_the_update_and_are_not_counted() -> None:
+    algorithm, buffer = off_policy("dqn"), filled(steps=4)
+    algorithm.update(buffer, 8)
+    bad = random_steps(1, 1, 2, spaces.Discrete(4))[0]
+    bad.obs[0, 0] = np.nan
+    buffer = VectorReplayBuffer(8, 2)
+    buffer.add(bad)
+    with pytest.raises(ArgumentError, match="must be finite, got NaN or infinity in 1 of 2 rows"):
+        algorithm.update(buffer, 8)
+    assert algorithm.policy.obs_rms.count.item() == 8
