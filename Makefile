@@ -35,7 +35,7 @@ SOAKS := $(addprefix tests/service/test_, soak.py queue_soak.py slow_links.py ta
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long soak mutants minimum lint package bench docs pictures serve clean
+.PHONY: help demo test test-long soak mutants minimum lint package bench docs versions pictures serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -81,8 +81,12 @@ package: $(VENV)/ready-dev ## build both archives into dist/, and run the README
 bench: $(VENV)/ready-dev ## measure against RLlib, tensordict, pyarrow and bare NumPy; BENCH_FLAGS=--quick to see that it runs, --one-core for a busy machine
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
-docs: $(VENV)/ready-dev ## build the documentation into site/
+docs: $(VENV)/ready-dev ## build the documentation into site/, and check every link and anchor
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python docs/links.py site
+
+versions: $(VENV)/ready-dev ## build the documentation of this version into public/, beside those of other versions
+	$(BIN)/python docs/versions.py public
 
 pictures: $(VENV)/ready-dev ## draw the pictures of the pages again
 	$(BIN)/python docs/pictures.py
@@ -91,7 +95,7 @@ serve: $(VENV)/ready-dev ## serve the documentation at http://127.0.0.1:8000, re
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 clean: ## remove what the targets made, .venv included
-	rm -rf $(VENV) $(VENV)-* dist out site
+	rm -rf $(VENV) $(VENV)-* dist out site public
 
 %/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or later is needed; name one with: make PYTHON=...")'

@@ -1,4 +1,4 @@
-"""Hooks of the site's build: a reference page for each class, and examples without prompts.
+"""Hooks of the site's build: pages of classes and of files outside `docs`, and examples without prompts.
 
 The pages in `docs/api` list the public names. Functions stay there; each class gets a page of its own, which the page
 of its group links to. A class whose base is listed too shows its own members only, and links to the base.
@@ -16,6 +16,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 API = "api"
+ROOT_FILES = {"project/contributing.md": "CONTRIBUTING.md", "project/changelog.md": "CHANGELOG.md"}
+"""Pages that are files of the repository's root."""
 _NAME = re.compile(r"^::: (samplebatch[\w.]*\.([A-Z]\w*))$", re.MULTILINE)
 _FENCE = re.compile(r"^```python\n(>>> .*?)^```$", re.MULTILINE | re.DOTALL)
 _LISTING = re.compile(
@@ -26,7 +28,9 @@ _PARSER = doctest.DocTestParser()
 
 
 def on_config(config: Any) -> Any:
-    """Add the pages of classes to the navigation, below the page of their group."""
+    """Add the pages of classes to the navigation, below the page of their group; without a repository, edit nothing."""
+    if not config.repo_url:
+        config.edit_uri = None
     docs = Path(config.docs_dir)
     for section in config.nav:
         if not isinstance(section, dict) or "Reference" not in section:
@@ -40,8 +44,12 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add a page for each class of the groups."""
+    """Add a page for each class of the groups, and for each file of `ROOT_FILES`."""
     docs = Path(config.docs_dir)
+    for source, name in ROOT_FILES.items():
+        page = File.generated(config, source, content=move_links((docs.parent / name).read_text()))
+        page.edit_uri = f"../{name}"
+        files.append(page)
     pages = sorted(docs.glob(f"{API}/*/index.md"))
     listed = {path for page in pages for path in classes_of(page).values()}
     for page in pages:
@@ -62,6 +70,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def on_page_content(html: str, **_: Any) -> str:
     """Split examples of docstrings into code and outputs."""
     return _LISTING.sub(lambda match: split_listing(match[1]), html)
+
+
+def move_links(text: str) -> str:
+    """Return the Markdown of a file in the root with links that are correct in a folder of `docs`.
+
+    >>> move_links("[a](docs/a.md#b), [c](https://c.org), [log](CHANGELOG.md)")
+    '[a](../a.md#b), [c](https://c.org), [log](changelog.md)'
+    """
+    text = re.sub(r"\]\(docs/", "](../", text)
+    for source, name in ROOT_FILES.items():
+        text = text.replace(f"]({name}", f"]({Path(source).name}")
+    return text
 
 
 def classes_of(page: Path) -> dict[str, str]:

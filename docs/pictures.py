@@ -299,15 +299,16 @@ def chart(rows: dict[str, str]) -> Callable[[Theme], Picture]:
 
     def draw(theme: Theme) -> Picture:
         times = figures()
-        picture = Picture(760, 60 + 44 * len(rows), theme)
-        picture.text(20, 22, "time of the fastest peer, in multiples of ours", anchor="start", ink="faint")
+        # Narrow, with the words above the bars, so that a telephone shows them at a readable size.
+        picture = Picture(520, 36 + 52 * len(rows), theme)
+        picture.text(10, 18, "time of the fastest peer, in multiples of ours", anchor="start", ink="faint")
         for number, (name, words) in enumerate(rows.items()):
             ours, peer, theirs = times[name]
-            ratio, y = theirs / ours, 38 + 44 * number
-            picture.text(235, y + 20, words, anchor="end")
-            picture.box(245, y, 360 * min(ratio, 20) / 20, 28, fill="a" if ratio >= 1 else "d")
+            ratio, y = theirs / ours, 32 + 52 * number
+            picture.text(10, y + 14, words, anchor="start")
+            picture.box(10, y + 20, 360 * min(ratio, 20) / 20, 22, fill="a" if ratio >= 1 else "d")
             more = "→ " if ratio > 20 else ""
-            picture.text(255 + 360 * min(ratio, 20) / 20, y + 19, f"{more}{ratio:.1f} times ({peer})", anchor="start")
+            picture.text(18 + 360 * min(ratio, 20) / 20, y + 36, f"{more}{ratio:.1f} ({peer})", anchor="start")
         return picture
 
     return draw
@@ -333,9 +334,37 @@ def draw_all() -> dict[str, str]:
     }
 
 
+CARD_SIZE = (1200, 630)
+
+
+def draw_card(path: Path) -> None:
+    """Write the picture that other sites show beside a link to a page."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    theme = THEMES["dark"]
+    card = Image.new("RGB", CARD_SIZE, "#1a1d2b")
+    draw = ImageDraw.Draw(card)
+
+    def write(x: int, y: int, words: str, size: int, ink: str) -> None:
+        draw.text((x, y), words, font=ImageFont.load_default(size), fill=ink)
+
+    write(80, 70, "samplebatch", 92, theme["ink"])
+    write(84, 190, "Reinforcement-learning experience", 44, theme["faint"])
+    write(84, 248, "as columns in Arrow memory", 44, theme["faint"])
+    rows = (("obs", "a"), ("actions", "b"), ("rewards", "c"), ("terminateds", "d"))
+    for number, (name, fill) in enumerate(rows):
+        y = 350 + 58 * number
+        write(84, y + 6, name, 32, theme["ink"])
+        for row in range(12):
+            left = 300 + 68 * row
+            draw.rounded_rectangle((left, y, left + 60, y + 46), radius=8, fill=theme[fill])
+    card.save(path, optimize=True)
+
+
 def main() -> int:
     """Write the files."""
     IMAGES.mkdir(exist_ok=True)
+    draw_card(IMAGES / "social-card.png")
     for name, text in draw_all().items():
         (IMAGES / name).write_text(text)
     return 0

@@ -43,7 +43,8 @@ def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     for start, block in blocks(page, "bash"):
-        for number, line in enumerate(block, start + 1):
+        commands = "\n".join(block).replace("\\\n", " ").split("\n")
+        for number, line in enumerate(commands, start + 1):
             words = shlex.split(line, comments=True)
             if words[:1] == ["make"]:
                 assert words[1] in TARGETS, f"{page.name}:{number}: the Makefile has no target {words[1]!r}"

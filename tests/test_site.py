@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import doctest
 import re
+import struct
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import samplebatch
 
 pytest.importorskip("mkdocs")
 pytest.importorskip("torch")
@@ -30,11 +33,12 @@ def load(name: str) -> ModuleType:
     return module
 
 
-hooks, pictures = load("hooks"), load("pictures")
+hooks, links, pictures, versions = load("hooks"), load("links"), load("pictures"), load("versions")
 
 
-def test_examples_of_the_hooks() -> None:
-    failed, attempted = doctest.testmod(hooks)
+@pytest.mark.parametrize("module", [hooks, versions], ids=["hooks", "versions"])
+def test_examples_of_the_scripts(module: ModuleType) -> None:
+    failed, attempted = doctest.testmod(module)
     assert not failed
     assert attempted
 
@@ -95,3 +99,83 @@ def test_each_picture_is_on_a_page_for_both_themes() -> None:
     for name in pictures.PICTURES:
         for theme in pictures.THEMES:
             assert f"images/{name}-{theme}.svg#only-{theme})" in text
+
+
+def test_social_card_has_the_size_that_its_tags_state() -> None:
+    header = (DOCS / "images" / "social-card.png").read_bytes()[:24]
+    assert struct.unpack(">II", header[16:]) == pictures.CARD_SIZE
+    tags = (DOCS / "overrides" / "main.html").read_text()
+    assert [int(size) for size in re.findall(r'content="(\d+)"', tags)] == list(pictures.CARD_SIZE)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    (tmp_path / "guide").mkdir()
+    (tmp_path / "index.html").write_text('<a href="guide/#top">a</a> <a href="https://example.org/x">b</a>')
+    (tmp_path / "guide" / "index.html").write_text('<h1 id="top"></h1><img src="../ring.svg#only-light">')
+    (tmp_path / "ring.svg").write_text("<svg/>")
+    return tmp_path
+
+
+def test_links_of_a_complete_site(site: Path) -> None:
+    broken, counts = links.check(site)
+    assert not broken
+    assert counts == {"pages": 2, "internal": 2, "with an anchor": 1, "to other hosts": 1}
+
+
+@pytest.mark.parametrize(
+    ("link", "reason"),
+    [
+        ("guide/#end", "no such anchor"),
+        ("guides/", "no such file"),
+        ("/ring.png", "no such file"),
+        ("#x", "no such anchor"),
+    ],
+)
+def test_broken_links_are_named(site: Path, link: str, reason: str) -> None:
+    with (site / "index.html").open("a") as page:
+        page.write(f'<a href="{link}">c</a>')
+    assert links.check(site)[0] == [f"index.html: {link}: {reason}"]
+    assert link in str(links.main(str(site)))
+
+
+def test_an_empty_folder_is_no_site(tmp_path: Path) -> None:
+    assert "must contain a built site" in str(links.main(str(tmp_path)))
+
+
+def test_root_files_are_pages_whose_links_exist() -> None:
+    for source, name in hooks.ROOT_FILES.items():
+        text = hooks.move_links((DOCS.parent / name).read_text())
+        for link in re.findall(r"\]\(([\w./-]+\.md)(?:#[^)]*)?\)", text):
+            target = (DOCS / source).parent / link
+            assert target.exists() or target.relative_to(DOCS).as_posix() in hooks.ROOT_FILES, link
+
+
+def test_version_of_the_site_is_the_package_version() -> None:
+    assert versions.current_version() == samplebatch.__version__
+    first = versions.listed([], "0.1.0")
+    assert first == [{"version": "0.1", "title": "0.1.0", "aliases": ["latest"]}]
+    assert versions.listed(first, "0.1.2") == [{"version": "0.1", "title": "0.1.2", "aliases": ["latest"]}]
+
+
+WORDS = {"guarantees-in-detail.md": 6700, "benchmark-tables.md": 7300}  # the appendices of two short pages
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_pages_have_at_most_2000_words(page: Path) -> None:
+    assert len(page.read_text().split()) <= WORDS.get(page.name, 2000)
+
+
+@pytest.mark.parametrize("page", [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem)
+def test_code_of_pages_fits_88_columns(page: Path) -> None:
+    is_code = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if line.startswith("```"):
+            is_code = not is_code
+        elif is_code:
+            assert len(re.sub(r"^(?:>>>|\.\.\.) ", "", line)) <= 88, f"{page.name}:{number}"
+
+
+def test_code_of_example_files_fits_88_columns() -> None:
+    for file in sorted((DOCS / "examples").glob("*.py")):
+        assert max(len(line) for line in file.read_text().splitlines()) <= 88, file.name

@@ -2,8 +2,9 @@
 
     python docs/examples/grpo.py
 
-Workers generate a group of answers for each prompt, a judge adds rewards, and the learner takes complete groups from
-the same table of rows. It packs the answers without padding, takes a step, and publishes the weights.
+Workers generate a group of answers for each prompt, a judge adds rewards, and the
+learner takes complete groups from the same table of rows. It packs the answers without
+padding, makes a gradient step, and publishes the weights.
 """
 
 from __future__ import annotations
@@ -30,19 +31,28 @@ torch.set_num_threads(1)  # in all processes: each has a core
 
 
 class Model(nn.Module):
-    """A transformer of 0.1 million parameters, in which tokens attend to earlier ones of the same segment."""
+    """A transformer of 0.1 million parameters with causal attention within segments."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(TOKENS, 64), nn.Embedding(2 * LONGEST + 2, 64)
+        self.tokens, self.places = (
+            nn.Embedding(TOKENS, 64),
+            nn.Embedding(2 * LONGEST + 2, 64),
+        )
         how = {"dropout": 0.0, "batch_first": True, "norm_first": True}
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, HEADS, 256, **how) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(64, HEADS, 256, **how) for _ in range(2)
+        )
         self.head = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, TOKENS))
 
-    def forward(self, ids: torch.Tensor, places: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, places: torch.Tensor, segments: torch.Tensor
+    ) -> torch.Tensor:
         """Return the log-probabilities of what follows each token."""
         x = self.tokens(ids) + self.places(places)
-        hidden = (segments[:, :, None] != segments[:, None]) | torch.ones(2 * ids.shape[1:], dtype=torch.bool).triu(1)
+        hidden = (segments[:, :, None] != segments[:, None]) | torch.ones(
+            2 * ids.shape[1:], dtype=torch.bool
+        ).triu(1)
         for block in self.blocks:
             x = block(x, hidden.repeat_interleave(HEADS, 0))
         return self.head(x).log_softmax(-1)
@@ -50,45 +60,70 @@ class Model(nn.Module):
 
 @torch.no_grad()
 def generate(model: Model, prompts: RaggedColumn) -> SampleBatch:
-    """Continue prompts up to END; return the answers and the log-probabilities of their tokens."""
-    padded = prompts.pad(side="left"), prompts.positions(side="left"), prompts.mask(side="left").astype(int)
+    """Continue prompts up to END; return answers and log-probabilities of tokens."""
+    padded = (
+        prompts.pad(side="left"),
+        prompts.positions(side="left"),
+        prompts.mask(side="left").astype(int),
+    )
     ids, places, segments = map(torch.as_tensor, padded)
     logps = []
     for _ in range(LONGEST + 1):
         logp = model(ids, places, segments)[:, -1]
         ids = torch.cat([ids, logp.exp().multinomial(1)], 1)
         logps.append(logp.gather(1, ids[:, -1:]))
-        places, segments = torch.cat([places, places[:, -1:] + 1], 1), torch.cat([segments, segments[:, -1:]], 1)
+        places, segments = (
+            torch.cat([places, places[:, -1:] + 1], 1),
+            torch.cat([segments, segments[:, -1:]], 1),
+        )
     answers = ids[:, prompts.max_seqlen :].numpy()
-    ends = np.where((answers == END).any(1), (answers == END).argmax(1) + 1, answers.shape[1])
+    ends = np.where(
+        (answers == END).any(1), (answers == END).argmax(1) + 1, answers.shape[1]
+    )
     columns = {"answer": answers, "logp": torch.cat(logps, 1).numpy()}
-    return SampleBatch({name: RaggedColumn.from_array(rows).truncate(ends) for name, rows in columns.items()})
+    return SampleBatch(
+        {
+            name: RaggedColumn.from_array(rows).truncate(ends)
+            for name, rows in columns.items()
+        }
+    )
 
 
 def draw_prompts(rng: np.random.Generator, count: int) -> RaggedColumn:
     """Draw rows of two or more digits, each followed by SORT."""
     lengths = rng.integers(2, LONGEST + 1, count)
     digits = RaggedColumn.from_lengths(rng.integers(0, 10, lengths.sum()), lengths)
-    return digits.join(RaggedColumn.from_lengths(np.full(count, SORT), np.ones(count, int)))
+    return digits.join(
+        RaggedColumn.from_lengths(np.full(count, SORT), np.ones(count, int))
+    )
 
 
 def score(prompts: RaggedColumn, answers: RaggedColumn) -> np.ndarray:
-    """Return the part of each answer's tokens that is right: the digits in order, then END."""
-    solved = RaggedColumn.from_rows([np.append(np.sort(prompt[:-1]), END) for prompt in prompts])
+    """Return the fraction of correct tokens: the digits in order, then END."""
+    solved = RaggedColumn.from_rows(
+        [np.append(np.sort(prompt[:-1]), END) for prompt in prompts]
+    )
     right = solved.pad(-1, length=LONGEST + 1) == answers.pad(-2, length=LONGEST + 1)
     return right.sum(1) / np.maximum(prompts.lengths, answers.lengths)
 
 
 def roll_out(uri: str, worker: int, workers: int) -> None:
-    """Generate a group of answers for each prompt by the newest weights, until the process is ended."""
+    """Generate groups of answers by the newest weights, until terminated."""
     torch.manual_seed(worker)
     rng, model, version = np.random.default_rng(worker), Model(), 0
     with RowClient(uri, "rollouts") as rows:
-        for uids in (np.arange(PROMPTS) + PROMPTS * step for step in itertools.count(worker, workers)):
+        for uids in (
+            np.arange(PROMPTS) + PROMPTS * step
+            for step in itertools.count(worker, workers)
+        ):
             if (newest := rows.latest(newer_than=version)) is not None:
                 version = newest.version
-                model.load_state_dict({name: torch.tensor(value) for name, value in newest.value.items()})
-            batch = SampleBatch(uid=uids, prompt=draw_prompts(rng, PROMPTS)).repeat(GROUP)
+                model.load_state_dict(
+                    {name: torch.tensor(value) for name, value in newest.value.items()}
+                )
+            batch = SampleBatch(uid=uids, prompt=draw_prompts(rng, PROMPTS)).repeat(
+                GROUP
+            )
             batch = batch.union(generate(model, batch["prompt"]))
             rows.put(None, batch.assign(version=np.full(len(batch), version)))
 
@@ -97,21 +132,38 @@ def judge(uri: str) -> None:
     """Add rewards to rows that have none, until the process is ended."""
     with RowClient(uri, "rollouts") as rows:
         while True:
-            batch = rows.take(1024, at_least=1, columns=["prompt", "answer"], consumer="judge")
+            batch = rows.take(
+                1024, at_least=1, columns=["prompt", "answer"], consumer="judge"
+            )
             rows.put(batch["key"], {"reward": score(batch["prompt"], batch["answer"])})
 
 
-def learn(model: Model, optimizer: torch.optim.Optimizer, batch: SampleBatch) -> PackedBatch:
-    """Take one step on groups of answers; the loss counts the tokens of answers, not those of prompts."""
+def learn(
+    model: Model, optimizer: torch.optim.Optimizer, batch: SampleBatch
+) -> PackedBatch:
+    """Make one gradient step on groups of answers; prompts are not in the loss."""
     prompts, answers, blank = batch["prompt"], batch["answer"], batch["prompt"] * 0.0
     advantages = answers * 0.0 + batch.group_by("uid").normalize("reward")
-    logp, advantages = blank.astype("f4").join(batch["logp"]), blank.join(advantages).astype("f4")
+    logp, advantages = (
+        blank.astype("f4").join(batch["logp"]),
+        blank.join(advantages).astype("f4"),
+    )
     tokens = SampleBatch(ids=prompts.join(answers), logp=logp, advantages=advantages)
     packed = tokens.assign(is_answer=(prompts < 0).join(answers >= 0)).pack(BIN)
-    own = {name: torch.as_tensor(rows.pad(-(name == "segment_ids"))) for name, rows in packed.batch.items()}
-    following = model(own["ids"], own["position_ids"], own["segment_ids"])[:, :-1].gather(2, own["ids"][:, 1:, None])
-    gains, ratio = own["advantages"][:, 1:], (following.squeeze(2) - own["logp"][:, 1:]).exp()
-    loss = -torch.minimum(ratio * gains, ratio.clamp(1 - CLIP, 1 + CLIP) * gains)[own["is_answer"][:, 1:]].mean()
+    own = {
+        name: torch.as_tensor(rows.pad(-(name == "segment_ids")))
+        for name, rows in packed.batch.items()
+    }
+    following = model(own["ids"], own["position_ids"], own["segment_ids"])[
+        :, :-1
+    ].gather(2, own["ids"][:, 1:, None])
+    gains, ratio = (
+        own["advantages"][:, 1:],
+        (following.squeeze(2) - own["logp"][:, 1:]).exp(),
+    )
+    loss = -torch.minimum(ratio * gains, ratio.clamp(1 - CLIP, 1 + CLIP) * gains)[
+        own["is_answer"][:, 1:]
+    ].mean()
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -123,27 +175,58 @@ def main(steps: int, workers: int) -> list[float]:
     """Learn, and return the mean reward of the answers in each step."""
     torch.manual_seed(0)
     model, rewards, start, size = Model(), [], time.monotonic(), PROMPTS * GROUP
-    optimizer, context = torch.optim.Adam(model.parameters(), lr=2e-3), multiprocessing.get_context("forkserver")
-    # Workers wait while the table is full, so that answers are few versions behind the weights.
-    table = RowTable("rollouts", 3 * size, consumers=("judge", "trainer"), group="uid", group_size=GROUP)
-    with ReplayServer([table]) as server, RowClient(server.uri, "rollouts") as rows, contextlib.ExitStack() as stack:
-        processes = [context.Process(target=roll_out, args=(server.uri, i, workers)) for i in range(workers)]
+    optimizer, context = (
+        torch.optim.Adam(model.parameters(), lr=2e-3),
+        multiprocessing.get_context("forkserver"),
+    )
+    # Workers wait while the table is full, which bounds the lag of the weights.
+    table = RowTable(
+        "rollouts",
+        3 * size,
+        consumers=("judge", "trainer"),
+        group="uid",
+        group_size=GROUP,
+    )
+    with (
+        ReplayServer([table]) as server,
+        RowClient(server.uri, "rollouts") as rows,
+        contextlib.ExitStack() as stack,
+    ):
+        processes = [
+            context.Process(target=roll_out, args=(server.uri, i, workers))
+            for i in range(workers)
+        ]
         for process in (*processes, context.Process(target=judge, args=(server.uri,))):
             process.start()
             stack.callback(process.terminate)
         for step in range(1, steps + 1):
-            newest = rows.publish({name: value.numpy() for name, value in model.state_dict().items()})
+            newest = rows.publish(
+                {name: value.numpy() for name, value in model.state_dict().items()}
+            )
             batch = rows.take(size, columns=COLUMNS, by_group=True, timeout_s=120)
             rewards.append(float(batch["reward"].mean()))
             packed = learn(model, optimizer, batch)
             if step % 20 == 1 or step == steps:
-                figures = f"reward {np.mean(rewards[-20:]):.3f}, {newest - batch['version'].mean():.1f} versions behind"
-                print(f"{step:4d} steps, {time.monotonic() - start:3.0f} s: {figures}, {packed}")
+                lag = newest - batch["version"].mean()
+                figures = (
+                    f"reward {np.mean(rewards[-20:]):.3f}, {lag:.1f} versions behind"
+                )
+                print(
+                    f"{step:4d} steps, {time.monotonic() - start:3.0f} s: "
+                    f"{figures}, {packed}"
+                )
     return rewards
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=400, help="gradient steps, one per 16 groups of 16 answers")
-    parser.add_argument("--workers", type=int, default=1, help="processes that generate answers")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=400,
+        help="gradient steps, one per 16 groups of 16 answers",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes that generate answers"
+    )
     main(**vars(parser.parse_args()))

@@ -1,4 +1,4 @@
-"""Many workers: each has a channel of its own, all read the same broadcast of weights, one process gathers the steps.
+"""Many workers with a channel each, one broadcast of weights, one gathering process.
 
 python docs/examples/many_workers.py --workers 64
 """
@@ -14,10 +14,21 @@ import numpy as np
 import samplebatch
 
 FRAGMENT = 50
-COLUMNS = {"obs": ("f4", (4,)), "actions": "i8", "rewards": "f4", "terminateds": "?", "weights_version": "i8"}
+COLUMNS = {
+    "obs": ("f4", (4,)),
+    "actions": "i8",
+    "rewards": "f4",
+    "terminateds": "?",
+    "weights_version": "i8",
+}
 
 
-def play(producer: samplebatch.Producer, weights: samplebatch.Subscription, worker: int, fragments: int) -> None:
+def play(
+    producer: samplebatch.Producer,
+    weights: samplebatch.Subscription,
+    worker: int,
+    fragments: int,
+) -> None:
     """Step CartPole by the newest weights, and stamp every step with their version."""
     env = gymnasium.make("CartPole-v1")
     obs, _ = env.reset(seed=worker)
@@ -29,7 +40,9 @@ def play(producer: samplebatch.Producer, weights: samplebatch.Subscription, work
                 for t in range(FRAGMENT):
                     block["obs"][t] = obs
                     block["actions"][t] = action = int(obs @ newest.value["w"] > 0)
-                    obs, block["rewards"][t], terminated, truncated, _ = env.step(action)
+                    obs, block["rewards"][t], terminated, truncated, _ = env.step(
+                        action
+                    )
                     block["terminateds"][t] = terminated
                     if terminated or truncated:
                         obs, _ = env.reset()
@@ -43,7 +56,9 @@ def main(workers: int, fragments: int) -> None:
     processes, consumers = [], []
     for worker in range(workers):
         producer, consumer = samplebatch.channel(1 << 16)
-        process = context.Process(target=play, args=(producer, subscription, worker, fragments))
+        process = context.Process(
+            target=play, args=(producer, subscription, worker, fragments)
+        )
         process.start()
         producer.close()
         processes.append(process)
@@ -55,7 +70,10 @@ def main(workers: int, fragments: int) -> None:
             falls += int(batch["terminateds"].sum())
             if steps % (workers * FRAGMENT) == 0:
                 newest = publisher.publish({"w": rng.standard_normal(4, np.float32)})
-                print(f"{steps:6d} steps, {falls:4d} falls; these by version {batch['weights_version'][0]} of {newest}")
+                print(
+                    f"{steps:6d} steps, {falls:4d} falls; "
+                    f"these by version {batch['weights_version'][0]} of {newest}"
+                )
     for process in processes:
         process.join()
 
@@ -63,6 +81,8 @@ def main(workers: int, fragments: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=64)
-    parser.add_argument("--fragments", type=int, default=20, help="fragments that each worker sends")
+    parser.add_argument(
+        "--fragments", type=int, default=20, help="fragments that each worker sends"
+    )
     options = parser.parse_args()
     main(options.workers, options.fragments)

@@ -2,8 +2,9 @@
 
     python docs/examples/ppo_cartpole.py
 
-prints the mean return of the episodes that ended in each iteration, and that of 20 episodes played with the best
-actions at the end. `--steps` sets how many environment steps to learn from, `--seed` where chance begins.
+prints the mean return of the episodes that ended in each iteration, and at the end of
+20 episodes with the best actions. `--steps` sets the number of environment steps,
+`--seed` the seed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def layers(*sizes: int) -> nn.Sequential:
 
 
 class Agent(nn.Module):
-    """A policy and a value function. `explore` says whether actions are drawn or the best are taken."""
+    """A policy and a value function. With `explore`, actions are sampled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,9 @@ class Agent(nn.Module):
         logits, values = self.policy(obs), self.value(obs).squeeze(-1)
         chances = Categorical(logits=logits)
         actions = chances.sample() if self.explore else logits.argmax(-1)
-        return Batch(act=actions, action_logp=chances.log_prob(actions), vf_preds=values)
+        return Batch(
+            act=actions, action_logp=chances.log_prob(actions), vf_preds=values
+        )
 
     @torch.no_grad()
     def value_of(self, obs: np.ndarray) -> torch.Tensor:
@@ -53,15 +56,28 @@ class Agent(nn.Module):
         return self.value(torch.from_numpy(obs)).squeeze(-1)
 
 
-def learn(agent: Agent, optimizer: torch.optim.Optimizer, batch: SampleBatch, rng: np.random.Generator) -> None:
+def learn(
+    agent: Agent,
+    optimizer: torch.optim.Optimizer,
+    batch: SampleBatch,
+    rng: np.random.Generator,
+) -> None:
     """Take some epochs of steps on shuffled minibatches."""
-    wanted = batch.select("obs", "actions", "action_logp", "advantages", "value_targets")
-    wanted["advantages"] = (batch["advantages"] - batch["advantages"].mean()) / (batch["advantages"].std() + 1e-8)
+    wanted = batch.select(
+        "obs", "actions", "action_logp", "advantages", "value_targets"
+    )
+    wanted["advantages"] = (batch["advantages"] - batch["advantages"].mean()) / (
+        batch["advantages"].std() + 1e-8
+    )
     for rows in wanted.minibatches(MINIBATCH, epochs=EPOCHS, rng=rng):
-        obs, actions, logp, advantages, targets = (torch.as_tensor(column) for column in rows.values())
+        obs, actions, logp, advantages, targets = (
+            torch.as_tensor(column) for column in rows.values()
+        )
         chances = Categorical(logits=agent.policy(obs))
         ratio = (chances.log_prob(actions) - logp).exp()
-        gain = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+        gain = torch.minimum(
+            ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages
+        )
         value_loss = (agent.value(obs).squeeze(-1) - targets).square()
         loss = (0.5 * value_loss - gain - ENTROPY * chances.entropy()).mean()
         optimizer.zero_grad()
@@ -81,7 +97,9 @@ def evaluate(agent: Agent, episodes: int, seed: int) -> np.ndarray:
 
 def main(steps: int, seed: int) -> float:
     """Learn, and return the mean return of 20 episodes."""
-    torch.set_num_threads(1)  # for networks as small as these, threads cost more than they save
+    torch.set_num_threads(
+        1
+    )  # for networks as small as these, threads cost more than they save
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     agent = Agent()
@@ -97,16 +115,22 @@ def main(steps: int, seed: int) -> float:
             learn(agent, optimizer, postprocess(stats.batch, [advantages]), rng)
             mean = stats.returns_stat.mean if stats.returns_stat else float("nan")
             print(
-                f"{collector.collect_step:7d} steps, {stats.n_collected_episodes:3d} episodes, mean return {mean:6.1f}"
+                f"{collector.collect_step:7d} steps, "
+                f"{stats.n_collected_episodes:3d} episodes, mean return {mean:6.1f}"
             )
     returns = evaluate(agent, 20, seed + 1)
-    print(f"20 episodes with the best actions: mean return {returns.mean():.1f}, worst {returns.min():.0f}")
+    print(
+        f"20 episodes with the best actions: mean return {returns.mean():.1f}, "
+        f"worst {returns.min():.0f}"
+    )
     return float(returns.mean())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=120_000, help="environment steps to learn from")
+    parser.add_argument(
+        "--steps", type=int, default=120_000, help="environment steps to learn from"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     main(options.steps, options.seed)

@@ -1,9 +1,10 @@
-"""PPO with two policies: a speaker that sees the goal and cannot move, a listener that moves and cannot see it.
+"""PPO with two policies: a speaker that sees the goal, a listener that moves.
 
 python docs/examples/ppo_speaker_listener.py
 
-prints a line for every epoch and test, then the mean return of 100 episodes of the trained pair beside that of 100 at
-random. `--steps` sets how many environment steps to learn from, `--seed` where chance begins.
+prints a line for every epoch and test, then the mean return of 100 episodes of the
+trained pair and of 100 random episodes. `--steps` sets the number of environment steps,
+`--seed` the seed.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ from samplebatch.rollout import make_environment
 ENV, ENVS, STEPS, EPOCHS = "mpe2/simple_speaker_listener_v4", 16, 3200, 5
 
 
-def learner(observation_space: Any, action_space: Any, rate: LRSchedulerFactoryLinear) -> PPO:
+def learner(
+    observation_space: Any, action_space: Any, rate: LRSchedulerFactoryLinear
+) -> PPO:
     """Make the algorithm of one policy, with networks of its own."""
-    actor = DiscreteActor.for_space(Net.for_space(observation_space, [64, 64], nn.Tanh), action_space)
+    actor = DiscreteActor.for_space(
+        Net.for_space(observation_space, [64, 64], nn.Tanh), action_space
+    )
     return PPO(
         policy=DiscreteActorPolicy(actor=actor, action_space=action_space),
         critic=ValueCritic(Net.for_space(observation_space, [64, 64], nn.Tanh)),
@@ -45,21 +50,29 @@ def learner(observation_space: Any, action_space: Any, rate: LRSchedulerFactoryL
 
 
 def main(steps: int, seed: int) -> tuple[float, float]:
-    """Learn, and return the mean returns of 100 episodes of the trained pair, and of 100 at random."""
-    torch.set_num_threads(1)  # for networks as small as these, threads cost more than they save
+    """Learn; return the mean returns of 100 trained and of 100 random episodes."""
+    torch.set_num_threads(
+        1
+    )  # for networks as small as these, threads cost more than they save
     torch.manual_seed(seed)
     env = make_environment(ENV)
     rate = LRSchedulerFactoryLinear(EPOCHS, steps // EPOCHS, STEPS)
     algorithm = MultiAgentOnPolicyAlgorithm(
         {
-            agent.removesuffix("_0"): learner(env.observation_space(agent), env.action_space(agent), rate)
+            agent.removesuffix("_0"): learner(
+                env.observation_space(agent), env.action_space(agent), rate
+            )
             for agent in env.possible_agents
         }
     )
     buffer = MultiAgentReplayBuffer(STEPS)
     with (
-        MultiAgentCollector(algorithm.policy, ENV, buffer, num_envs=ENVS, seed=seed) as training,
-        MultiAgentCollector(algorithm.policy, ENV, num_envs=ENVS, seed=seed + 1) as test,
+        MultiAgentCollector(
+            algorithm.policy, ENV, buffer, num_envs=ENVS, seed=seed
+        ) as training,
+        MultiAgentCollector(
+            algorithm.policy, ENV, num_envs=ENVS, seed=seed + 1
+        ) as test,
         MultiAgentCollector("random", ENV, num_envs=ENVS, seed=seed + 1) as chance,
     ):
         params = OnPolicyTrainerParams(
@@ -73,14 +86,18 @@ def main(steps: int, seed: int) -> tuple[float, float]:
             test_step_num_episodes=50,
         )
         algorithm.run_training(params)
-        trained, random = (float(of.collect(n_episode=100).returns.mean()) for of in (test, chance))
+        trained, random = (
+            float(of.collect(n_episode=100).returns.mean()) for of in (test, chance)
+        )
     print(f"100 episodes: mean return {trained:.1f}, at random {random:.1f}")
     return trained, random
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=300_000, help="environment steps to learn from")
+    parser.add_argument(
+        "--steps", type=int, default=300_000, help="environment steps to learn from"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     main(options.steps, options.seed)

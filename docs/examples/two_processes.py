@@ -1,4 +1,4 @@
-"""Two processes: one steps an environment into shared memory, the other reads the steps where they lie.
+"""Two processes: one writes steps into shared memory, the other reads them in place.
 
 python docs/examples/two_processes.py
 """
@@ -12,7 +12,13 @@ import gymnasium
 import samplebatch
 
 FRAGMENT = 200
-COLUMNS = {"obs": ("f4", (4,)), "actions": "i8", "rewards": "f4", "terminateds": "?", "truncateds": "?"}
+COLUMNS = {
+    "obs": ("f4", (4,)),
+    "actions": "i8",
+    "rewards": "f4",
+    "terminateds": "?",
+    "truncateds": "?",
+}
 
 
 def play(producer: samplebatch.Producer, fragments: int) -> None:
@@ -25,19 +31,30 @@ def play(producer: samplebatch.Producer, fragments: int) -> None:
                 for t in range(FRAGMENT):
                     action = env.action_space.sample()
                     block["obs"][t] = obs
-                    obs, block["rewards"][t], terminated, truncated, _ = env.step(action)
-                    block["actions"][t], block["terminateds"][t], block["truncateds"][t] = action, terminated, truncated
+                    obs, block["rewards"][t], terminated, truncated, _ = env.step(
+                        action
+                    )
+                    (
+                        block["actions"][t],
+                        block["terminateds"][t],
+                        block["truncateds"][t],
+                    ) = action, terminated, truncated
                     if terminated or truncated:
                         obs, _ = env.reset()
 
 
 if __name__ == "__main__":
     producer, consumer = samplebatch.channel(1 << 20)
-    worker = multiprocessing.get_context("spawn").Process(target=play, args=(producer, 10))
+    worker = multiprocessing.get_context("spawn").Process(
+        target=play, args=(producer, 10)
+    )
     worker.start()
     producer.close()  # this process only reads
     steps = 0
     for batch in consumer:  # ends when the worker closes its end
         steps += len(batch)
-        print(f"{steps:5d} steps, {int(batch['terminateds'].sum()):2d} episodes ended in the last {len(batch)}")
+        print(
+            f"{steps:5d} steps, {int(batch['terminateds'].sum()):2d} episodes ended "
+            f"in the last {len(batch)}"
+        )
     worker.join()
