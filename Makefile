@@ -72,6 +72,7 @@ package: $(VENV)/ready-dev ## build both archives into dist/, and run the README
 	rm -rf dist $(VENV)-package
 	$(BIN)/python -m build --outdir dist > $(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tests/package_metadata.py dist/*.whl
 	$(BIN)/python -m venv --without-pip $(VENV)-package
 	$(BIN)/python -m pip --python $(VENV)-package/bin/python install --quiet --disable-pip-version-check --only-binary :all: \
 		--constraint constraints.txt "$$(echo dist/*.whl)[cli,envs]" polars
