@@ -71,6 +71,14 @@ class Picture:
             'marker-end="url(#head)"/>'
         )
 
+    def line(self, points: Sequence[tuple[float, float]], ink: str, *, width: float = 2.0, dash: str = "") -> None:
+        """Draw a line through points."""
+        path = " ".join(f"{x:g},{y:g}" for x, y in points)
+        self._shapes.append(
+            f'<polyline points="{path}" fill="none" stroke="{self._theme[ink]}" stroke-width="{width:g}" '
+            f'stroke-dasharray="{dash}"/>'
+        )
+
     def svg(self) -> str:
         """Return the file's text."""
         head = (
@@ -314,6 +322,43 @@ def chart(rows: dict[str, str]) -> Callable[[Theme], Picture]:
     return draw
 
 
+_QUARTERS = re.compile(
+    r"^\| ([^|,]+), (CartPole|Pendulum), ([\d,]+) steps \| ([\w-]+) \| (-?\d+) \| (-?\d+) \| (-?\d+) \| (-?\d+) \|",
+    re.MULTILINE,
+)
+PANELS = ("discrete SAC", "C51", "Rainbow", "DDPG")
+LINES = {"ours": ("line", 3.0, ""), "Tianshou": ("faint", 2.0, "7 4"), "Stable-Baselines3": ("faint", 2.0, "2 3")}
+
+
+def learning_curves(theme: Theme) -> Picture:
+    """Returns after each quarter of the budget, from the table of the page of algorithms."""
+    curves: dict[str, dict[str, list[float]]] = {}
+    titles = {}
+    for task, env, steps, who, *quarters in _QUARTERS.findall((DOCS / "algorithms.md").read_text()):
+        curves.setdefault(task, {})[who] = [float(value) for value in quarters]
+        titles[task] = f"{task}, {env}, {steps} steps"
+    picture = Picture(760, 480, theme)
+    for number, task in enumerate(PANELS):
+        left, top = 60 + 375 * (number % 2), 50 + 215 * (number // 2)
+        low, high = (-1500.0, 0.0) if min(curves[task]["ours"]) < 0 else (0.0, 500.0)
+        picture.text(left, top - 14, titles[task], anchor="start")
+        for value in (low, (low + high) / 2, high):
+            y = top + 140 * (high - value) / (high - low)
+            picture.line([(left, y), (left + 300, y)], "pad", width=1)
+            picture.text(left - 6, y + 5, f"{value:g}", size=12, anchor="end", ink="faint")
+        for quarter in range(4):
+            picture.text(left + 100 * quarter, top + 158, f"{25 * (quarter + 1)} %", size=12, ink="faint")
+        for who, values in curves[task].items():
+            ink, width, dash = LINES[who]
+            points = [(left + 100 * at, top + 140 * (high - value) / (high - low)) for at, value in enumerate(values)]
+            picture.line(points, ink, width=width, dash=dash)
+    for number, (who, (ink, width, dash)) in enumerate(LINES.items()):
+        x = 60 + 190 * number
+        picture.line([(x, 460), (x + 34, 460)], ink, width=width, dash=dash)
+        picture.text(x + 42, 465, "samplebatch" if who == "ours" else who, anchor="start")
+    return picture
+
+
 PICTURES: dict[str, Callable[[Theme], Picture]] = {
     "columns": columns,
     "sequences": sequences,
@@ -323,6 +368,7 @@ PICTURES: dict[str, Callable[[Theme], Picture]] = {
     "channel": channel,
     "service": service,
     "packing": packing,
+    "learning-curves": learning_curves,
     **{f"benchmarks-{name}": chart(rows) for name, rows in CHARTS.items()},
 }
 
