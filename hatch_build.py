@@ -1,4 +1,4 @@
-"""Metadata of the package that depends on the address of the repository, which REPOSITORY_URL contains at build time."""
+"""Metadata of the package that depends on the address of the repository: REPOSITORY_URL at build time."""
 
 from __future__ import annotations
 
