@@ -23,6 +23,9 @@ from benchmarks.training.tasks import TASKS, Curve
 STEPS = {"ppo": 2048, "dqn": 2024, "sac": 700, "td3": 700, "her": 1012, "mappo": 3200}
 """Environment steps per call by task: some hundred updates after the initial steps of the algorithm."""
 
+PLAIN = ("dqn", "sac")
+"""Tasks for which there is a plain loop with CleanRL's algorithm."""
+
 
 def learner(who: str, lib: Any, name: str) -> Callable[[], float]:
     """Return a function that sets up and times one training."""
@@ -51,7 +54,7 @@ ROWS: list[Row] = [
         f"learning.{name}",
         partial(str, name),
         view=None,
-        **{who: Way(partial(learner, who), clocked=True) for who in CONTESTANTS},
+        **{who: Way(partial(learner, who), clocked=True) for who in CONTESTANTS if who != "cleanrl" or name in PLAIN},
     )
     for name in STEPS
 ]

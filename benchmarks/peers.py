@@ -280,6 +280,7 @@ _MAKERS: dict[str, Callable[[], SimpleNamespace]] = {
     "pyarrow": _pyarrow,
     "cpprb": _cpprb,
     "sb3": _sb3,
+    "cleanrl": _sb3,
     "minari": _minari,
     "torch fd": _torch,
     "torch padded": _torch,

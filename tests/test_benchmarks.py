@@ -16,7 +16,7 @@ from benchmarks import report
 from benchmarks.__main__ import LAYERS, main, rows_of
 from benchmarks.compare import differs
 from benchmarks.harness import QUICK, DisagreementError, Outcome, Row, Way, measure, row
-from benchmarks.peers import library
+from benchmarks.peers import _MAKERS, library
 
 ROWS = [r for r in rows_of(LAYERS) if not (r.name.startswith("transport.") and r.name.endswith("256MB"))]
 """Moving the largest batches takes the slower contestants too long for a test."""
@@ -44,6 +44,10 @@ def test_row_runs_and_its_contestants_agree(declared: Row) -> None:
 def test_every_row_has_its_own_name() -> None:
     names = [r.name for r in ROWS]
     assert len(set(names)) == len(names)
+
+
+def test_every_contestant_can_be_imported_or_is_reported_as_missing() -> None:
+    assert {who for row in rows_of(LAYERS, "*") for who in row.ways if who not in ("bare", "numpy")} <= set(_MAKERS)
 
 
 def test_contestants_that_disagree_are_found_out() -> None:
@@ -137,7 +141,7 @@ def test_everything_can_be_pinned_to_one_core() -> None:
 def test_missing_peer_is_left_out_and_named() -> None:
     program = (
         "import sys; sys.modules['tensordict'] = None\n"
-        "from benchmarks.peers import library\n"
+        "from benchmarks.peers import _MAKERS, library\n"
         "print(library('tensordict'), library('tensordict'))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,13 +1,15 @@
-"""A plain PPO loop in the learning benchmark, with the algorithm of CleanRL's `ppo_continuous_action`.
+"""Plain loops in the learning benchmark, with CleanRL's algorithms `ppo_continuous_action`, `dqn` and `sac`.
 
-Observations, rewards and actions are processed by Gymnasium's wrappers, and arrays hold the steps. Source of the
-algorithm: https://docs.cleanrl.dev/rl-algorithms/ppo/ and Huang et al., "The 37 Implementation Details of Proximal
-Policy Optimization" (2022).
+PPO's observations, rewards and actions are processed by Gymnasium's wrappers, and arrays hold the steps. DQN and SAC
+store steps in the replay buffer of Stable-Baselines3, as CleanRL does. Sources of the algorithms:
+https://docs.cleanrl.dev/rl-algorithms/ppo/ (also `dqn`, `sac`) and Huang et al., "The 37 Implementation Details of
+Proximal Policy Optimization" (2022).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -145,4 +147,155 @@ def _update(agent: Agent, optimizer: Any, steps: Any, advantages: torch.Tensor, 
             optimizer.step()
 
 
-RUNS = {"cheetah": cheetah}
+def _perceptron(width: int, hidden: tuple[int, ...], out: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for size in hidden:
+        layers += [nn.Linear(width, size), nn.ReLU()]
+        width = size
+    return nn.Sequential(*layers, nn.Linear(width, out))
+
+
+def _stored(task: Task, curve: Curve, seed: int, choose: Callable[[Any, int], Any]) -> Iterator[tuple[int, Any]]:
+    """Step one environment into a buffer; yield the number of the step and the buffer when updates are due."""
+    from stable_baselines3.common.buffers import ReplayBuffer
+
+    options = task.options
+    envs = gymnasium.vector.SyncVectorEnv(
+        [curve.watch(task.make)], autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
+    )
+    buffer = ReplayBuffer(
+        options["size"], envs.single_observation_space, envs.single_action_space, "cpu",
+        handle_timeout_termination=False,
+    )  # fmt: skip
+    obs, _ = envs.reset(seed=seed)
+    for step in range(1, task.steps + 1):
+        actions = choose(obs, step)
+        next_obs, rewards, terminations, truncations, infos = envs.step(actions)
+        real_next_obs = next_obs.copy()
+        for env in np.flatnonzero(terminations | truncations):
+            real_next_obs[env] = infos["final_obs"][env]
+        buffer.add(obs, real_next_obs, actions, rewards, terminations, [infos])
+        obs = next_obs
+        if step > options["start"] and step % options["every"] == 0:
+            yield step, buffer
+    envs.close()
+
+
+def dqn(task: Task, curve: Curve, seed: int) -> Run:
+    options = task.options
+    with_spaces = task.make()
+    width, actions = with_spaces.observation_space.shape[0], int(with_spaces.action_space.n)
+    online = _perceptron(width, task.hidden, actions)
+    target = copy.deepcopy(online)
+    optimizer, rng = torch.optim.Adam(online.parameters(), lr=task.lr), np.random.default_rng(seed)
+
+    def choose(obs: Any, step: int) -> Any:
+        epsilon = max(options["epsilon"], 1.0 - (1.0 - options["epsilon"]) * step / (options["fraction"] * task.steps))
+        if rng.random() < epsilon:
+            return rng.integers(actions, size=len(obs))
+        with torch.no_grad():
+            return online(torch.from_numpy(obs)).argmax(1).numpy()
+
+    def run() -> Act:
+        synced = 0
+        for step, buffer in _stored(task, curve, seed, choose):
+            for _ in range(options["updates"]):
+                rows = buffer.sample(options["batch"])
+                with torch.no_grad():
+                    best = target(rows.next_observations).amax(1)
+                    wanted = rows.rewards.flatten() + task.gamma * best * (1 - rows.dones.flatten())
+                values = online(rows.observations).gather(1, rows.actions).squeeze()
+                loss = nn.functional.mse_loss(wanted, values)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            if step - synced >= options["target"]:
+                target.load_state_dict(online.state_dict())
+                synced = step
+
+        def act(obs: Any, state: Any) -> Any:
+            with torch.no_grad():
+                return int(online(torch.as_tensor(obs, dtype=torch.float32)[None]).argmax(1)), None
+
+        return act
+
+    return run
+
+
+class _Squashed(nn.Module):
+    """Gaussian actor whose actions are squashed to the bounds of the space."""
+
+    def __init__(self, width: int, hidden: tuple[int, ...], space: Any) -> None:
+        super().__init__()
+        self.layers = _perceptron(width, hidden, 2 * space.shape[0])
+        self.scale = torch.as_tensor((space.high - space.low) / 2)
+        self.bias = torch.as_tensor((space.high + space.low) / 2)
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return drawn actions, their log-probabilities, shape (n, 1), and the most likely actions."""
+        mean, log_std = self.layers(obs).chunk(2, 1)
+        normal = Normal(mean, (-5.0 + 3.5 * (log_std.tanh() + 1.0)).exp())
+        drawn = normal.rsample()
+        squashed = drawn.tanh()
+        logp = normal.log_prob(drawn) - (self.scale * (1 - squashed.square()) + 1e-6).log()
+        return squashed * self.scale + self.bias, logp.sum(1, keepdim=True), mean.tanh() * self.scale + self.bias
+
+
+def sac(task: Task, curve: Curve, seed: int) -> Run:
+    options = task.options
+    with_spaces = task.make()
+    width, space = with_spaces.observation_space.shape[0], with_spaces.action_space
+    actor = _Squashed(width, task.hidden, space)
+    critics = nn.ModuleList([_perceptron(width + space.shape[0], task.hidden, 1) for _ in range(2)])
+    targets = copy.deepcopy(critics)
+    log_alpha = torch.zeros(1, requires_grad=True)
+    optimizers = [
+        torch.optim.Adam(parameters, lr=task.lr)
+        for parameters in (critics.parameters(), actor.parameters(), [log_alpha])
+    ]
+    space.seed(seed)
+
+    def choose(obs: Any, step: int) -> Any:
+        if step <= options["start"]:
+            return np.array([space.sample() for _ in obs])
+        with torch.no_grad():
+            return actor(torch.from_numpy(obs))[0].numpy()
+
+    def descend(optimizer: Any, loss: Any) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def lower(networks: Any, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
+        joined = torch.cat([obs, act], 1)
+        return torch.min(*(network(joined) for network in networks))
+
+    def update(rows: Any) -> None:
+        alpha = log_alpha.exp().detach()
+        with torch.no_grad():
+            act, logp, _ = actor(rows.next_observations)
+            after = lower(targets, rows.next_observations, act) - alpha * logp
+            wanted = rows.rewards + (1 - rows.dones) * task.gamma * after
+        joined = torch.cat([rows.observations, rows.actions], 1)
+        descend(optimizers[0], sum(nn.functional.mse_loss(critic(joined), wanted) for critic in critics))
+        act, logp, _ = actor(rows.observations)
+        descend(optimizers[1], (alpha * logp - lower(critics, rows.observations, act)).mean())
+        descend(optimizers[2], (-log_alpha.exp() * (logp.detach() - space.shape[0])).mean())
+        for parameter, slow in zip(critics.parameters(), targets.parameters(), strict=True):
+            slow.data.copy_(options["tau"] * parameter.data + (1 - options["tau"]) * slow.data)
+
+    def run() -> Act:
+        for _, buffer in _stored(task, curve, seed, choose):
+            for _ in range(options["updates"]):
+                update(buffer.sample(options["batch"]))
+
+        def act(obs: Any, state: Any) -> Any:
+            with torch.no_grad():
+                return actor(torch.as_tensor(obs, dtype=torch.float32)[None])[2][0].numpy(), None
+
+        return act
+
+    return run
+
+
+RUNS = {"cheetah": cheetah, "dqn": dqn, "sac": sac}
