@@ -159,8 +159,13 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Write a line for each task and contestant: returns over the seeds, steps per second, and the ratio of ours."""
-    lines = [f"{'task':10} {'contestant':18} {'training return':>20} {'evaluation':>20} {'steps/s':>8} {'ours/it':>8}"]
+    """Write a line for each task and contestant: returns over the seeds, steps per second, and the ratio of ours.
+
+    Training returns are of the last episodes before a quarter, half, three quarters and the end of the budget.
+    """
+    quarters = " ".join(f"{f'{percent} %':>8}" for percent in (25, 50, 75))
+    heading = f"{'task':10} {'contestant':18} {quarters} {'training return':>20} {'evaluation':>20}"
+    lines = [f"{heading} {'steps/s':>8} {'ours/it':>8}"]
     for name in TASKS:
         rates = {}
         for who in CONTESTANTS:
@@ -173,8 +178,15 @@ def table(outcomes: Sequence[Outcome]) -> str:
                 # Learning from data has no training episodes.
                 spreads.append("-" if np.isnan(values).all() else f"{np.mean(values):9.1f} +- {np.std(values):7.1f}")
             ratio = f"{rates['ours'] / rates[who]:8.2f}" if "ours" in rates and who != "ours" else ""
-            lines.append(f"{name:10} {CONTESTANTS[who]:18} {spreads[0]:>20} {spreads[1]:>20} {rates[who]:8.0f} {ratio}")
+            cells = f"{name:10} {CONTESTANTS[who]:18} {_quarters(selected)} {spreads[0]:>20} {spreads[1]:>20}"
+            lines.append(f"{cells} {rates[who]:8.0f} {ratio}")
     return "\n".join(lines)
+
+
+def _quarters(outcomes: Sequence[Outcome]) -> str:
+    """Return the mean training returns at a quarter, half and three quarters of the budget, over the runs."""
+    runs = [smooth(one.curve, np.array([0.25, 0.5, 0.75]) * one.steps) for one in outcomes if one.curve]
+    return " ".join(f"{value:8.1f}" for value in np.mean(runs, 0)) if runs else f"{'-':>8} {'-':>8} {'-':>8}"
 
 
 def main() -> None:

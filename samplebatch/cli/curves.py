@@ -162,7 +162,7 @@ def _figure(curves: Curves) -> Figure:
 
 def _returns(curves: Curves) -> dict[str, str]:
     """Return the names of curves of returns by label: in total, of each policy if there are several, over seeds."""
-    names = {}
+    names: dict[str, str] = {}
     for total in _RETURNS:
         scope = total.partition("/")[0]
         matches = [(match[2], name) for name in curves if (match := _OF_POLICY.fullmatch(name)) and match[1] == scope]
