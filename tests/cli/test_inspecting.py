@@ -12,7 +12,7 @@ import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from samplebatch import Dataset, MultiAgentBatch, ReplayBuffer, SampleBatch, write_arrow, write_parquet
+from samplebatch import Batch, Dataset, MultiAgentBatch, ReplayBuffer, SampleBatch, write_arrow, write_parquet
 from samplebatch.cli import application
 from samplebatch.cli.report import contact_sheet, count_lengths
 from samplebatch.column import as_column
@@ -132,7 +132,8 @@ def test_a_page_says_what_the_file_is_and_counts_ids(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     Dataset(tmp_path / "data").extend(MultiAgentBatch({"walker": steps([1.0]), "guard": steps([0.5])}, 1))
     buffer = ReplayBuffer(10)
-    buffer.extend(steps([1.0, 2.0]).as_batch("tianshou"))
+    for _ in range(2):
+        buffer.add(Batch(obs=0.0, act=0, rew=1.0, terminated=False, truncated=False, obs_next=1.0, info={}))
     buffer.save(tmp_path / "replay")
     log = TrainingLog(tmp_path / "run" / "log")
     log.log_test_data({"returns_stat": {"mean": 1.0}}, 0)
