@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from samplebatch.buffer.prioritized import PrioritizedReplayBufferManager as PrioritizedReplayBufferManager
     from samplebatch.buffer.prioritized import PrioritizedVectorReplayBuffer as PrioritizedVectorReplayBuffer
     from samplebatch.buffer.replay import ReplayBuffer as ReplayBuffer
+    from samplebatch.buffer.reservoir import ReservoirReplayBuffer as ReservoirReplayBuffer
     from samplebatch.buffer.samplers import Sample as Sample
     from samplebatch.buffer.sum_tree import SegmentTree as SegmentTree
     from samplebatch.buffer.vector import CachedReplayBuffer as CachedReplayBuffer

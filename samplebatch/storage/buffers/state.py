@@ -424,7 +424,8 @@ _HOMES = {
     "PrioritizedReplayBuffer": "prioritized",
     "PrioritizedReplayBufferManager": "prioritized",
     "PrioritizedVectorReplayBuffer": "prioritized",
-    "CachedReplayBuffer": "cached",
+    "CachedReplayBuffer": "vector",
+    "ReservoirReplayBuffer": "reservoir",
     "HERReplayBuffer": "hindsight",
     "HERReplayBufferManager": "hindsight",
     "HERVectorReplayBuffer": "hindsight",
@@ -573,6 +574,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "_seed": (int, NoneType),
     "buffer_num": (int,),
     "cached_buffer_num": (int,),
+    "seen": (int,),
 }
 """Types of other attributes, if present."""
 
@@ -658,6 +660,11 @@ def _replace(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
     check_flags(table)
     sampler = sampler_from_state(state["sampler"], buffer.maxsize, table.rings.stored_slots())
     rng, unit = generator_from_state(state["generator"]), action_unit_in(state)
+    if "seen" in buffer.__dict__:
+        seen = state.get("own", {}).get("seen")
+        if type(seen) is not int or seen < len(table.rings):
+            raise FormatError(f"the state of a reservoir must count at least its rows as seen, got {seen!r}")
+        buffer.__dict__["seen"] = seen
     current.action_unit = unit
     current.rings, current.columns = table.rings, table.columns
     if current.finals is not None and table.finals is not None:

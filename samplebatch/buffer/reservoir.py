@@ -1,0 +1,130 @@
+"""Reservoir buffer: a uniform sample of all steps that were ever added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samplebatch.arguments import whole
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.node import node
+from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.buffer.ring import Added, Ints
+from samplebatch.buffer.vector import VectorReplayBuffer
+from samplebatch.buffer.writing import step_values
+from samplebatch.errors import ColumnLengthError
+
+
+class ReservoirReplayBuffer(VectorReplayBuffer):
+    """Buffer that stores a uniform random sample of all steps that were ever added (Vitter 1985, algorithm R).
+
+    A full buffer stores step t with probability `size / t`, in place of a uniformly drawn row; a ring buffer stores the
+    newest steps instead. Averages over the rows therefore estimate averages over the entire training, as neural
+    fictitious self-play requires (arXiv:1603.01121). Rows are single transitions: they have no neighbours, so that
+    frames cannot be stacked, and n-step returns have one step.
+
+    Parameters
+    ----------
+    size
+        Number of rows.
+    random_seed
+        Seed of replacements and draws.
+    **kwargs
+        `compress`, `ragged` and `reward_dtype`, as for `ReplayBuffer`.
+
+    Attributes
+    ----------
+    seen
+        Number of steps that were added.
+
+    Raises
+    ------
+    ArgumentError
+        If `size` is not an integer of at least 1.
+
+    Examples
+    --------
+    >>> buffer = ReservoirReplayBuffer(4, random_seed=1)
+    >>> for number in range(100):
+    ...     added = buffer.add(
+    ...         Batch(obs=[number], act=[0], rew=[1.0], terminated=[False], truncated=[False], obs_next=[number + 1])
+    ...     )
+    >>> len(buffer), buffer.seen, sorted(buffer.obs.tolist())
+    (4, 100, [19, 31, 41, 74])
+    """
+
+    def __init__(
+        self,
+        size: int,
+        random_seed: int = 42,
+        *,
+        compress: bool | str | Sequence[str] = False,
+        ragged: str | Sequence[str] = (),
+        reward_dtype: str | None = None,
+    ) -> None:
+        size = whole("size", size, 1)
+        options: dict[str, Any] = {} if reward_dtype is None else {"reward_dtype": reward_dtype}
+        super().__init__(size, size, random_seed=random_seed, compress=compress, ragged=ragged, **options)
+        self.seen = 0
+
+    def add(
+        self,
+        batch: Batch | Mapping[str, Any] | None = None,
+        buffer_ids: npt.NDArray[Any] | Sequence[int] | None = None,
+        **columns: Any,
+    ) -> Added:
+        """Offer steps to the reservoir.
+
+        Parameters
+        ----------
+        batch
+            Values by name, with a leading axis of k steps; the older form passes keywords.
+        buffer_ids
+            Accepted from collectors and ignored, except that the batch must have one row per entry.
+
+        Returns
+        -------
+        tuple
+            Index of each step, -1 if it is not stored or another step of the call replaced it; and returns, lengths
+            and first indices of episodes, which are zeros because rows have no episodes.
+
+        Raises
+        ------
+        ColumnNotFoundError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
+            If a required column is missing, or cannot store its value exactly; names the column.
+        """
+        values = step_values(batch, columns)
+        count = len(np.asarray(values["rew"])) if "rew" in values else 0
+        if buffer_ids is not None and len(buffer_ids) != count:
+            raise ColumnLengthError(f"column 'rew' must have {len(buffer_ids)} rows, as buffer_ids, got {count}")
+        with self._table.lock:
+            times = self.seen + np.arange(count)
+            drawn = np.where(times < self.maxsize, times, self._rng.integers(0, times + 1)) if count else times
+            stored = np.flatnonzero(drawn < self.maxsize)
+            rows: Batch = node(Batch, values)
+            if len(stored) or not count:
+                super().add(rows if len(stored) == count else rows[stored], buffer_ids=drawn[stored])
+            self.seen += count
+        slots = np.full(count, -1, np.intp)
+        last = {int(drawn[row]): int(row) for row in stored}
+        slots[list(last.values())] = list(last)
+        return slots, np.zeros(count), np.zeros(count, np.intp), np.zeros(count, np.intp)
+
+    def extend(self, batch: Any) -> Ints:
+        """Offer all steps of a batch; see `ReplayBuffer.extend`. Returns their indices, as `add` does."""
+        steps = len(batch)
+        ordered = ReplayBuffer(max(steps, 1))
+        ordered.action_unit = self.action_unit
+        ordered.extend(batch)
+        if not len(ordered):
+            return np.zeros(0, np.intp)
+        rows = {name: value for name, value in ordered[:].__dict__.items() if name not in ("info", "policy", "done")}
+        return self.add(node(Batch, rows))[0]
+
+    def reset(self, keep_statistics: bool = False) -> None:
+        """Remove all rows, and count added steps from zero."""
+        super().reset(keep_statistics)
+        self.seen = 0
