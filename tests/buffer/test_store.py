@@ -201,3 +201,14 @@ def test_what_loses_nothing_is_converted() -> None:
 def test_what_no_column_can_hold_is_refused(rows: Any) -> None:
     with pytest.raises(ColumnTypeError, match="'x'"):
         store_for("x", rows, 3)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_tensors_of_dtypes_that_numpy_lacks_are_stored_bit_by_bit(name: str) -> None:
+    dtype = getattr(torch, name)
+    rows = torch.tensor([[0.5, -2.0], [1.0, 0.25]]).to(dtype)
+    store = store_for("obs", rows, 4)
+    store.write(np.array([1, 3]), store.fit(rows, 2))
+    taken = store.take(np.array([3, 1, 0]))
+    assert taken.dtype == dtype
+    assert taken.float().tolist() == [[1.0, 0.25], [0.5, -2.0], [0.0, 0.0]]
