@@ -33,9 +33,11 @@ class PackedBatch(Generic[B]):
     Parameters
     ----------
     batch
-        A batch with one row per bin.
+        A batch with one row per bin. Ragged columns contain the concatenated tokens of the bin's rows; columns with one
+        value per row contain the values of the bin's rows. `position_ids`, int64, counts the tokens of each row from 0,
+        and `segment_ids`, int32, the rows of each bin.
     rows
-        Rows in each bin.
+        Rows in each bin, as a ragged column.
     lengths
         Number of tokens of each packed row, shape (n,).
     max_tokens
@@ -43,13 +45,7 @@ class PackedBatch(Generic[B]):
 
     Attributes
     ----------
-    batch
-        A batch with one row per bin. Ragged columns contain the concatenated tokens of the bin's rows; columns with one
-        value per row contain the values of the bin's rows. `position_ids`, int64, counts the tokens of each row from 0,
-        and `segment_ids`, int32, the rows of each bin.
-    rows
-        Rows in each bin, as a ragged column.
-    lengths, max_tokens
+    batch, rows, lengths, max_tokens
         The arguments.
 
     Examples
@@ -369,16 +365,14 @@ class Parts(list[B], Generic[B]):
     rows
         Row indices of the batch for each part.
     totals
-        Total weight of each part, such as its tokens.
+        Total weight of each part, such as its tokens, shape (k,).
     count
         Number of rows of the batch.
 
     Attributes
     ----------
-    rows
-        Row indices of the batch for each part.
-    totals
-        Total weight of each part, shape (k,).
+    rows, totals
+        The arguments.
 
     Examples
     --------
