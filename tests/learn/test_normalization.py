@@ -248,3 +248,20 @@ def test_observations_that_are_not_finite_stop_the_update_and_are_not_counted() 
     with pytest.raises(ArgumentError, match="must be finite, got NaN or infinity in 1 of 2 rows"):
         algorithm.update(buffer, 8)
     assert algorithm.policy.obs_rms.count.item() == 8
+
+
+def test_tianshous_normalizing_vector_environments_collect() -> None:
+    tianshou = pytest.importorskip("tianshou.env")
+
+    def envs() -> Any:
+        return tianshou.DummyVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+
+    train, test = tianshou.VectorEnvNormObs(envs()), tianshou.VectorEnvNormObs(envs(), update_obs_rms=False)
+    test.set_obs_rms(train.get_obs_rms())
+    buffer = VectorReplayBuffer(200, 2)
+    Collector("random", train, buffer, seed=1).collect(n_step=200)
+    count = train.get_obs_rms().count
+    assert count >= 200
+    np.testing.assert_allclose(buffer.obs[150:].std(0), np.ones(4), atol=0.5)
+    Collector("random", test, seed=2).collect(n_episode=2)
+    assert test.get_obs_rms().count == count
