@@ -17,20 +17,9 @@ from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.summary import Line, describe
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
+from samplebatch.cli import terminal
 from samplebatch.cli.curves import LOG, draw_curves, show_curves
 from samplebatch.cli.report import check_picture, draw_episodes, write_html_report
-from samplebatch.cli.terminal import (
-    FAILED,
-    Interruption,
-    complain,
-    console,
-    megabytes,
-    number,
-    say,
-    show_columns,
-    show_episodes,
-    show_table,
-)
 from samplebatch.env.registry import imports_module
 from samplebatch.errors import PolicySpecError, WorkerError
 from samplebatch.loggers.training_log import is_log
@@ -140,8 +129,6 @@ _MAX_NAMED = 5
 def title_of(path: Path, loaded: Any, batch: AnyBatch) -> str:
     """Describe what a file or folder is, for the title of its page.
 
-    Examples
-    --------
     >>> steps = SampleBatch(rewards=[1.0, 2.0])
     >>> title_of(Path("cart.parquet"), steps, steps)
     'cart.parquet: Parquet file, 2 steps of one policy'
@@ -213,7 +200,7 @@ def collect(run: Run) -> int:
     target = destination(run.out)
     running = RunningStatistics()
     failure: WorkerError | None = None
-    with Interruption(pool.request_stop) as interruption, _progress(run.unit) as progress:
+    with terminal.Interruption(pool.request_stop) as interruption, _progress(run.unit) as progress:
         show = _show(progress, run, pool, target, running)
         try:
             with pool:
@@ -226,14 +213,14 @@ def collect(run: Run) -> int:
         except WorkerError as error:
             failure = error
     done = target.env_steps if run.steps else running.episodes
-    status = FAILED if failure is not None or done < run.total else 0
+    status = terminal.FAILED if failure is not None or done < run.total else 0
     if failure is not None:
-        complain(str(failure))
+        terminal.complain(str(failure))
     if interruption.status:
         status = interruption.status
-        say(f"Interrupted after {done} of {run.total} {run.unit}.", stderr=True)
+        terminal.say(f"Interrupted after {done} of {run.total} {run.unit}.", stderr=True)
     if not target.env_steps:
-        complain("nothing was collected, so nothing is written")
+        terminal.complain("nothing was collected, so nothing is written")
         return status
     _finish(run, pool, target)
     return status
@@ -241,20 +228,20 @@ def collect(run: Run) -> int:
 
 def _finish(run: Run, pool: RolloutWorkers, target: Destination) -> None:
     batch, nbytes = target.finish()
-    show_columns(batch)
-    show_episodes(episode_statistics(batch))
+    terminal.show_columns(batch)
+    terminal.show_episodes(episode_statistics(batch))
     facts = pool.worker_stats
     for failure in facts.failures:
-        say(f"Replaced: {failure}")
+        terminal.say(f"Replaced: {failure}")
     if facts.lost_steps:
-        say(f"Lost {facts.lost_steps} environment steps with the fragments of workers that failed")
-    say(
+        terminal.say(f"Lost {facts.lost_steps} environment steps with the fragments of workers that failed")
+    terminal.say(
         f"Wrote {target.env_steps} environment steps, {target.agent_steps} agent steps "
-        f"from {target.fragments} fragments ({megabytes(nbytes)}) to {run.out}"
+        f"from {target.fragments} fragments ({terminal.megabytes(nbytes)}) to {run.out}"
     )
     if run.plot is not None:
         draw_episodes(batch, run.plot)
-        say(f"Drew the episodes' returns and lengths to {run.plot}")
+        terminal.say(f"Drew the episodes' returns and lengths to {run.plot}")
 
 
 def find_policies(texts: Sequence[str], *, allow_pickle: bool = False) -> Any:
@@ -286,7 +273,7 @@ def _progress(unit: str) -> Progress:
         BarColumn(bar_width=None),
         TextColumn(f"{{task.completed}}/{{task.total}} {unit}, {{task.fields[details]}}"),
         TimeElapsedColumn(),
-        console=console(stderr=True),
+        console=terminal.console(stderr=True),
         expand=True,
     )
 
@@ -305,11 +292,11 @@ def _show(
             (policy, statistics.mean_return) for policy, statistics in policies.items() if len(statistics.lengths)
         ]
         if len(returns) == 1:
-            details.append(f"mean return {number(returns[0][1])}")
+            details.append(f"mean return {terminal.number(returns[0][1])}")
         elif returns:
-            shown = ", ".join(f"{policy} {number(mean)}" for policy, mean in returns[:_SHOWN_POLICIES])
+            shown = ", ".join(f"{policy} {terminal.number(mean)}" for policy, mean in returns[:_SHOWN_POLICIES])
             details.append(f"mean return {shown}{', ...' if len(returns) > _SHOWN_POLICIES else ''}")
-        details += [megabytes(facts.nbytes), f"{facts.queue_depth} queued"]
+        details += [terminal.megabytes(facts.nbytes), f"{facts.queue_depth} queued"]
         completed = target.env_steps if run.steps else min(running.episodes, run.total)
         progress.update(task, completed=completed, details=", ".join(details))
 
@@ -328,17 +315,17 @@ def inspect(file: Path, *, plot: Path | None = None, html: Path | None = None, a
     if is_log(batch):
         show_curves(batch)
     else:
-        show_columns(batch)
-        show_episodes(episode_statistics(batch))
+        terminal.show_columns(batch)
+        terminal.show_episodes(episode_statistics(batch))
     if plot is not None:
         if is_log(batch):
             draw_curves(batch, plot)
         else:
             draw_episodes(batch, plot)
-        say(f"Drew {plot}")
+        terminal.say(f"Drew {plot}")
     if html is not None:
         write_html_report(batch, html, title=title_of(file, loaded, batch))
-        say(f"Wrote {html}")
+        terminal.say(f"Wrote {html}")
     return 0
 
 
@@ -347,19 +334,19 @@ def compare(first: Path, second: Path, *, allow_pickle: bool = False) -> int:
     sides = [read_any(path, allow_pickle=allow_pickle) for path in (first, second)]
     policies = [side.as_multi_agent().policy_batches for side in sides]
     for path, side in zip((first, second), sides, strict=True):
-        say(f"{path}: {side.env_steps()} environment steps, {side.agent_steps()} agent steps")
+        terminal.say(f"{path}: {side.env_steps()} environment steps, {side.agent_steps()} agent steps")
     same = True
     for policy in dict.fromkeys([*policies[0], *policies[1]]):
         left, right = (batches.get(policy, SampleBatch()) for batches in policies)
         same &= _show_differences(policy, left, right, flat=all(isinstance(side, SampleBatch) for side in sides))
-    say("The files hold the same." if same else "The files differ.")
+    terminal.say("The files hold the same." if same else "The files differ.")
     return 0
 
 
 def _show_differences(policy: Any, left: SampleBatch, right: SampleBatch, *, flat: bool) -> bool:
     """Print the columns of one policy in both files; return whether they are equal."""
     verdicts = {name: _verdict(name, left, right) for name in [*left.column_names, *right.column_names]}
-    show_table(
+    terminal.show_table(
         ("column", "first", "range", "mean", "second", "range", "mean", ""),
         [(name, *_cells(name, left), *_cells(name, right), verdict) for name, verdict in verdicts.items()],
         f"{'' if flat else f'policy {for_terminal(policy)}: '}{len(left)} and {len(right)} steps",
@@ -390,9 +377,9 @@ def verify(path: Path) -> int:
     for report in reports:
         name = report.path.relative_to(path) if report.path != path else path.name
         intact = "intact" if report.has_checksums else "readable; it has no checksums"
-        rows.append((name, report.format, megabytes(report.nbytes), "damaged" if report.fault else intact))
-    show_table(("file", "format", "size", "found"), rows, right=("size",))
+        rows.append((name, report.format, terminal.megabytes(report.nbytes), "damaged" if report.fault else intact))
+    terminal.show_table(("file", "format", "size", "found"), rows, right=("size",))
     faults = [report.fault for report in reports if report.fault]
     if faults:
-        complain(faults[0] + (f"; {len(faults) - 1} more files are damaged" if faults[1:] else ""))
-    return FAILED if faults else 0
+        terminal.complain(faults[0] + (f"; {len(faults) - 1} more files are damaged" if faults[1:] else ""))
+    return terminal.FAILED if faults else 0

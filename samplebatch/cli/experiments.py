@@ -136,19 +136,12 @@ def folder_of(folder: Path, seed: object) -> Path:
 class Experiment:
     """Runs with several seeds, each in a child process.
 
-    Parameters
-    ----------
-    training, folder
-        Options of the runs, and the folder with one folder per seed.
-    allow_pickle
-        Whether resumed runs may unpickle.
+    - `training`, `folder`: options of the runs, and the folder with one folder per seed.
+    - `allow_pickle`: whether resumed runs may unpickle.
 
-    Attributes
-    ----------
-    seeds
-        Seeds of all runs.
-    failed
-        How the runs of this process that failed ended, by seed.
+    Its attributes:
+    - `seeds`: seeds of all runs.
+    - `failed`: how the runs of this process that failed ended, by seed.
     """
 
     def __init__(self, training: Training, folder: Path, *, allow_pickle: bool) -> None:
@@ -164,13 +157,7 @@ class Experiment:
         return sorted(self._finished)
 
     def load_status(self) -> None:
-        """Read which runs are complete.
-
-        Raises
-        ------
-        FormatError
-            If the file is damaged.
-        """
+        """Read which runs are complete; raises FormatError if the file is damaged."""
         path = self._folder / STATUS
         try:
             status = json.loads(path.read_text())
@@ -228,10 +215,7 @@ class Experiment:
 class SeedRun:
     """Child process that trains one seed, with its output.
 
-    Attributes
-    ----------
-    seed, process
-        Seed of the run, and the process.
+    - `seed`, `process`: seed of the run, and the process.
     """
 
     def __init__(self, training: Training, folder: Path, *, allow_pickle: bool) -> None:
@@ -318,8 +302,6 @@ def combine_curves(logs: Sequence[Mapping[str, LearningCurve]]) -> dict[str, Lea
     bootstrap interval over runs. From four runs on, `test/returns_stat/mean/iqm` is the interquartile mean, with its
     interval.
 
-    Examples
-    --------
     >>> curves = [LearningCurve("update_step", np.array([1, 2]), np.array([loss, 2 * loss])) for loss in (1.0, 3.0)]
     >>> runs = [{"update/loss": curve} for curve in curves]
     >>> [(name, curve.values.tolist()) for name, curve in combine_curves(runs).items()]
@@ -350,8 +332,6 @@ def align_curves(curves: Sequence[LearningCurve]) -> tuple[npt.NDArray[np.int64]
 
     Curves with different steps are interpolated linearly, within the range that all curves have.
 
-    Examples
-    --------
     >>> short = LearningCurve("env_step", np.array([0, 10]), np.array([0.0, 1.0]))
     >>> long = LearningCurve("env_step", np.array([5, 15]), np.array([2.0, 4.0]))
     >>> align_curves([short, long])

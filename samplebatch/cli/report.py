@@ -51,8 +51,6 @@ figure { margin: 1.5rem 0; }
 def draw_episodes(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[str]) -> None:
     """Plot returns and lengths of the completed episodes in a batch, one row per policy.
 
-    Examples
-    --------
     >>> import tempfile
     >>> steps = SampleBatch(
     ...     eps_id=[7, 7, 8], t=[0, 1, 0], agent_index=[0, 0, 0], rewards=[1.0, 2.0, 9.0], dones=[False, True, True]
@@ -167,8 +165,6 @@ def write_html_report(batch: SampleBatch | MultiAgentBatch, path: str | os.PathL
     It contains the columns of each policy with dtypes, shapes and ranges, frames of images, and, if the batch has
     columns of episodes, their statistics and plot. For a training log it contains the learning curves.
 
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_html_report(SampleBatch(rewards=[1.0, 2.0]), f"{folder}/report.html", title="two steps")
@@ -223,8 +219,6 @@ def contact_sheet(column: Column) -> str:
     Images are rows of bytes of shape (height, width), with up to four channels before or after. Three channels are
     colours; for other numbers of channels, such as stacked frames, the last channel is rendered.
 
-    Examples
-    --------
     >>> from samplebatch.column import as_column
     >>> contact_sheet(as_column(np.zeros((30, 16, 16, 3), np.uint8), "obs"))[:22]
     'data:image/png;base64,'

@@ -9,17 +9,7 @@ from math import inf, isnan
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
-from samplebatch.errors import (
-    ArgumentError,
-    EnvironmentSpecError,
-    FormatError,
-    MissingExtraError,
-    NonFiniteLossError,
-    PolicySpecError,
-    PriorityError,
-    SampleBatchError,
-    UntrustedPickleError,
-)
+from samplebatch import errors
 from samplebatch.names import for_rich, for_terminal
 
 if TYPE_CHECKING:
@@ -33,12 +23,12 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 """Exit statuses: failure, invalid arguments, Ctrl-C (see `Interruption` for SIGTERM)."""
 
 _WRONG_ARGUMENTS = (
-    ArgumentError,
-    EnvironmentSpecError,
-    FormatError,
-    MissingExtraError,
-    PolicySpecError,
-    PriorityError,
+    errors.ArgumentError,
+    errors.EnvironmentSpecError,
+    errors.FormatError,
+    errors.MissingExtraError,
+    errors.PolicySpecError,
+    errors.PriorityError,
 )
 
 EPISODE_HEADINGS = ("policy", "episodes", "agent episodes", "mean return", "std", "min", "max", "mean length")
@@ -72,12 +62,12 @@ def guard(command: Callable[[], int]) -> int:
     """Run a command; convert errors to one sentence and an exit status."""
     try:
         return command()
-    except UntrustedPickleError as error:
+    except errors.UntrustedPickleError as error:
         # The error's advice names a Python argument.
         reason = str(error).partition("; pass allow_pickle")[0]
         complain(f"{reason}; if you trust who wrote it, add --allow-pickle")
         return FAILED
-    except NonFiniteLossError as error:
+    except errors.NonFiniteLossError as error:
         complain(str(error).replace("pass allow_nonfinite=True", "add --set allow_nonfinite=true"))
         return FAILED
     except _WRONG_ARGUMENTS as error:
@@ -86,7 +76,7 @@ def guard(command: Callable[[], int]) -> int:
     except OSError as error:
         complain(f"{error.strerror}: {error.filename!r}" if error.strerror and error.filename else str(error))
         return MISUSED
-    except SampleBatchError as error:
+    except errors.SampleBatchError as error:
         complain(str(error))
         return FAILED
     except KeyboardInterrupt:

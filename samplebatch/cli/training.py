@@ -51,19 +51,12 @@ _LENGTH = ("max_epochs", "epoch_num_steps")
 class Training:
     """Options of `samplebatch train`, from flags, a file, or the resumed run.
 
-    Attributes
-    ----------
-    algorithm, source
-        Name of the algorithm; and an environment, or data to learn from.
-    env
-        Test environment, if the source is data.
-    seed, workers
-        Seed of the run, and number of worker processes that collect.
-    settings
-        All settings of the algorithm.
-    seeds, parallel
-        Number of runs, with the seeds `seed`, `seed + 1` and so on, and number of runs at a time; None for a single run
-        and for one per processor.
+    - `algorithm`, `source`: name of the algorithm; and an environment, or data to learn from.
+    - `env`: test environment, if the source is data.
+    - `seed`, `workers`: seed of the run, and number of worker processes that collect.
+    - `settings`: all settings of the algorithm.
+    - `seeds`, `parallel`: number of runs, with the seeds `seed`, `seed + 1` and so on, and number of runs at a time;
+      None for a single run and for one per processor.
     """
 
     algorithm: str
@@ -95,8 +88,6 @@ def read_training(
     A name that imports a module is accepted from a file only with `allow_pickle`, because it can run any code, or if a
     flag repeats it.
 
-    Examples
-    --------
     >>> found = read_training(None, {"algorithm": "dqn", "source": "CartPole-v1", "steps": 9000}, ["lr=1e-4"])
     >>> [found.settings[name] for name in ("lr", "max_epochs", "epoch_num_steps")]
     [0.0001, 2, 4500]
@@ -137,13 +128,7 @@ def read_training(
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read the settings of a file.
-
-    Raises
-    ------
-    FormatError
-        If the file is not TOML, or has tables.
-    """
+    """Read the settings of a file; raises FormatError if the file is not TOML, or has tables."""
     try:
         document = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -183,10 +168,7 @@ def show_settings(algorithm: str | None) -> int:
 def new_folder(training: Training, folder: Path | None, content: str) -> Path:
     """Return the folder of a new run, by default one with the name of algorithm and source.
 
-    Raises
-    ------
-    ArgumentError
-        If the folder contains a file or folder named `content`.
+    Raises ArgumentError if the folder contains a file or folder named `content`.
     """
     target = folder or Path("runs") / f"{training.algorithm}-{Path(training.source).name.replace(':', '-')}"
     if (target / content).exists():
@@ -197,13 +179,7 @@ def new_folder(training: Training, folder: Path | None, content: str) -> Path:
 
 
 def read_resumed(folder: Path, flags: Mapping[str, Any], *, allow_pickle: bool = False) -> Training:
-    """Return the options of the run in a folder.
-
-    Raises
-    ------
-    ArgumentError
-        If a flag has another value than the folder.
-    """
+    """Return the options of the run in a folder; raises ArgumentError if a flag has another value than the folder."""
     config = folder / CONFIG
     options = read_toml(config)
     for name, value in flags.items():

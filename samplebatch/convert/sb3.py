@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from samplebatch import names
+from samplebatch import errors, names
 from samplebatch.arguments import choice, fraction, whole
 from samplebatch.batch.action_unit import ActionUnit
 from samplebatch.batch.delivery import as_array, require_device
@@ -29,15 +29,6 @@ from samplebatch.convert.cleanrl import (
     observation_form,
 )
 from samplebatch.convert.experience import Source, arrays_of, flags_of, require_columns, steps_as_recorded
-from samplebatch.errors import (
-    ArgumentError,
-    CapacityError,
-    ColumnMismatchError,
-    ColumnTypeError,
-    EmptyBufferError,
-    MissingExtraError,
-    require,
-)
 from samplebatch.returns.arrays import gae
 
 if TYPE_CHECKING:
@@ -84,7 +75,7 @@ def from_sb3(buffer: BaseBuffer) -> SampleBatch:
     elif hasattr(buffer, "timeouts"):
         columns = _replay_columns(buffer)
     else:
-        raise ColumnTypeError(
+        raise errors.ColumnTypeError(
             f"buffer must be a replay or rollout buffer of Stable-Baselines3, got a {type(buffer).__name__}"
         )
     n, envs = len(columns[names.REWARDS]), buffer.n_envs
@@ -193,14 +184,14 @@ def to_sb3_replay(
     MissingExtraError
         If Stable-Baselines3 is not installed.
     """
-    buffers = require("stable_baselines3.common.buffers", "sb3")
+    buffers = errors.require("stable_baselines3.common.buffers", "sb3")
     steps = steps_as_recorded(source)
     require_columns(steps.batch, names.OBS, names.NEXT_OBS, names.ACTIONS, names.REWARDS)
     n = steps.batch.count
     length = _share(n, n_envs)
     size = n if capacity is None else whole("capacity", capacity, 1)
     if size // n_envs < length:
-        raise CapacityError(f"capacity must be at least the number of steps, {n}, got {size}")
+        raise errors.CapacityError(f"capacity must be at least the number of steps, {n}, got {size}")
     kind = buffers.DictReplayBuffer if hasattr(observation_space, "spaces") else buffers.ReplayBuffer
     buffer: ReplayBuffer = kind(size, observation_space, action_space, device, n_envs)
     terminated, truncated = flags_of(steps.batch)
@@ -254,7 +245,7 @@ def to_sb3_rollout(
     MissingExtraError
         If Stable-Baselines3 is not installed.
     """
-    buffers = require("stable_baselines3.common.buffers", "sb3")
+    buffers = errors.require("stable_baselines3.common.buffers", "sb3")
     steps = steps_as_recorded(source)
     batch = steps.batch
     require_columns(batch, names.OBS, names.ACTIONS, names.REWARDS, names.VF_PREDS, names.ACTION_LOGP)
@@ -280,7 +271,9 @@ def _unit_of(space: Any) -> ActionUnit | None:
 
 def _share(n: int, n_envs: int) -> int:
     if n % whole("n_envs", n_envs, 1):
-        raise ArgumentError(f"n_envs must divide the number of steps, which is {n}, got {n_envs}; drop {n % n_envs}")
+        raise errors.ArgumentError(
+            f"n_envs must divide the number of steps, which is {n}, got {n_envs}; drop {n % n_envs}"
+        )
     return n // n_envs
 
 
@@ -288,19 +281,21 @@ def _fill(theirs: Any, values: Any, name: str, length: int) -> None:
     """Copy rows to the start of arrays of shape (size, n_envs, ...), environment by environment."""
     if isinstance(theirs, dict):
         if not isinstance(values, dict) or values.keys() != theirs.keys():
-            raise ColumnMismatchError(f"column {name!r} must have the parts of its space, {', '.join(theirs)}")
+            raise errors.ColumnMismatchError(f"column {name!r} must have the parts of its space, {', '.join(theirs)}")
         for part, inner in theirs.items():
             _fill(inner, values[part], f"{name}.{part}", length)
         return
     if isinstance(values, dict | tuple):
-        raise ColumnMismatchError(f"column {name!r} must be one array for a space other than Dict, got nested columns")
+        raise errors.ColumnMismatchError(
+            f"column {name!r} must be one array for a space other than Dict, got nested columns"
+        )
     n, size = len(values), int(np.prod(theirs.shape[2:], dtype=int))
     if values[0].size != size:
-        raise ColumnMismatchError(
+        raise errors.ColumnMismatchError(
             f"column {name!r} must have rows of shape {theirs.shape[2:]} to fit its space, got {values.shape[1:]}"
         )
     if not np.can_cast(values.dtype, theirs.dtype, "same_kind") and values.dtype.kind != "b":
-        raise ColumnTypeError(f"column {name!r} must fit {theirs.dtype} of its space, got {values.dtype}")
+        raise errors.ColumnTypeError(f"column {name!r} must fit {theirs.dtype} of its space, got {values.dtype}")
     rows = values.reshape(n // length, length, *theirs.shape[2:]).swapaxes(0, 1)
     theirs[:length] = rows
 
@@ -352,7 +347,7 @@ class SB3ReplayBuffer(CleanRLReplayBuffer):
     @classmethod
     def _register(cls) -> None:
         """Register the class as a virtual subclass of Stable-Baselines3's replay buffer, for `isinstance` checks."""
-        require("stable_baselines3.common.buffers", "sb3").ReplayBuffer.register(SB3ReplayBuffer)
+        errors.require("stable_baselines3.common.buffers", "sb3").ReplayBuffer.register(SB3ReplayBuffer)
 
     def sample(self, batch_size: int, env: Any = None) -> TransitionSamples:
         """Draw transitions with replacement.
@@ -455,7 +450,9 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
     ) -> None:
         super().__init__(buffer_size, observation_space, action_space, *args, **kwargs)
         if self.n_steps is not None or "alpha" in kwargs:
-            raise ArgumentError("n_steps, alpha and beta must be None for a buffer with goals; use SB3ReplayBuffer")
+            raise errors.ArgumentError(
+                "n_steps, alpha and beta must be None for a buffer with goals; use SB3ReplayBuffer"
+            )
         self.env: Any = env
         self.n_sampled_goal = whole("n_sampled_goal", n_sampled_goal)
         self.her_ratio = 1 - 1 / (self.n_sampled_goal + 1)
@@ -467,7 +464,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
     @classmethod
     def _register(cls) -> None:
         super()._register()
-        require("stable_baselines3.her", "sb3").HerReplayBuffer.register(SB3HerReplayBuffer)
+        errors.require("stable_baselines3.her", "sb3").HerReplayBuffer.register(SB3HerReplayBuffer)
 
     def set_env(self, env: Any) -> None:
         """Set the environment that computes rewards, after unpickling.
@@ -478,7 +475,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
             If the buffer already has an environment.
         """
         if self.env is not None:
-            raise ArgumentError("env must be set only once, got a second environment")
+            raise errors.ArgumentError("env must be set only once, got a second environment")
         self.env = env
 
     def truncate_last_trajectory(self) -> None:
@@ -510,13 +507,13 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
 
     def _draw(self, batch_size: int) -> Ints:
         if self.env is None:
-            raise ArgumentError("an environment must be set to compute rewards of new goals; call set_env")
+            raise errors.ArgumentError("an environment must be set to compute rewards of new goals; call set_env")
         table = self.buffer._table
         rings = table.rings
         episodes = find_episodes(rings, table.done)
         candidates = np.flatnonzero(episodes.whole & episodes.finished)
         if not len(candidates):
-            raise EmptyBufferError(
+            raise errors.EmptyBufferError(
                 "a buffer with goals must have a finished episode to draw from, got none; set learning_starts "
                 "above the length of an episode"
             )
@@ -561,7 +558,7 @@ class SB3HerReplayBuffer(SB3ReplayBuffer):
         return self.__dict__ | {"env": None}
 
 
-with suppress(MissingExtraError):
+with suppress(errors.MissingExtraError):
     # Algorithms pass their environment to subclasses of HerReplayBuffer when they create a buffer.
     SB3HerReplayBuffer._register()
 
@@ -678,7 +675,9 @@ class SB3RolloutBuffer:
             If an argument does not have the shape of its space; names it.
         """
         if self.full:
-            raise CapacityError(f"a rollout must have at most {self.buffer_size} steps per environment; call reset")
+            raise errors.CapacityError(
+                f"a rollout must have at most {self.buffer_size} steps per environment; call reset"
+            )
         lead = (self.n_envs,)
         actions = fit_rows("action", action, (np.dtype(self.action_space.dtype), (*lead, self._action_dim)))
         numbers = {names.REWARDS: reward, names.VF_PREDS: value, names.ACTION_LOGP: log_prob}
@@ -780,7 +779,9 @@ class SB3RolloutBuffer:
 
     def _require_full(self) -> None:
         if not self.full:
-            raise EmptyBufferError(f"a rollout must have {self.buffer_size} steps per environment, got {self.pos}")
+            raise errors.EmptyBufferError(
+                f"a rollout must have {self.buffer_size} steps per environment, got {self.pos}"
+            )
 
     def to_sample_batch(self) -> SampleBatch:
         """Return a complete rollout under RLlib's names, environment by environment, over the same memory.

@@ -483,12 +483,7 @@ class _Session:
     def ask(self, request: Mapping[str, Any], keys: list[Any] | None = None) -> tuple[dict[str, Any], Any]:
         """Send a request and return its answer and its rows, if any.
 
-        Raises
-        ------
-        LostError
-            If the connection is lost.
-        SampleBatchError
-            If the service rejects the request.
+        Raises LostError if the connection is lost. Raises SampleBatchError if the service rejects the request.
         """
         metadata = write_json({name: value for name, value in request.items() if value is not None})
         with self._link.errors:

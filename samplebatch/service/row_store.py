@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from samplebatch import errors
 from samplebatch.arguments import count_of
 from samplebatch.batch.concat import join
 from samplebatch.batch.flags import Flags
@@ -21,15 +22,6 @@ from samplebatch.column.interface import Column
 from samplebatch.column.objects import ObjectColumn
 from samplebatch.column.tensor import TensorColumn
 from samplebatch.column.text import TextColumn
-from samplebatch.errors import (
-    ArgumentError,
-    CapacityError,
-    ColumnLengthError,
-    ColumnMismatchError,
-    ColumnTypeError,
-    FormatError,
-    RowIndexError,
-)
 from samplebatch.service.protocol import MAX_NAME_NBYTES
 
 KEY: Final = "key"
@@ -63,16 +55,10 @@ class _Block:
 class Facts:
     """Columns used for row selection by `RowTable`; None if the table has no such column.
 
-    Attributes
-    ----------
-    group
-        Integers or text: rows with equal values form a group.
-    version
-        Integers: version of the weights that generated a row.
-    length
-        Number of tokens per row: elements of a ragged column, or an integer.
-    ragged
-        Dtypes of columns that are ragged even if all rows of a write have one shape.
+    - `group`: integers or text: rows with equal values form a group.
+    - `version`: integers: version of the weights that generated a row.
+    - `length`: number of tokens per row: elements of a ragged column, or an integer.
+    - `ragged`: dtypes of columns that are ragged even if all rows of a write have one shape.
     """
 
     group: str | None = None
@@ -97,12 +83,8 @@ class RowStore:
     A write stores its columns as one block without copying. Each row stores a block number and a row within the block
     per column, so that columns of a row may originate from different writes.
 
-    Parameters
-    ----------
-    consumers
-        Consumers, each with one mark per row.
-    facts
-        Columns used for row selection.
+    - `consumers`: consumers, each with one mark per row.
+    - `facts`: columns used for row selection.
     """
 
     def __init__(self, consumers: Sequence[str], facts: Facts) -> None:
@@ -142,22 +124,17 @@ class RowStore:
     def prepare(self, keys: Any, columns: Mapping[str, Any]) -> Write:
         """Validate keys and columns; does not require the lock.
 
-        Raises
-        ------
-        ArgumentError
-            If there are no columns, or keys are neither integers nor text, or a key is repeated.
-        ColumnLengthError
-            If a column's length differs from the number of keys.
-        ColumnTypeError
-            If a column contains Python objects.
+        Raises ArgumentError if there are no columns, or keys are neither integers nor text, or a key is repeated.
+        Raises ColumnLengthError if a column's length differs from the number of keys. Raises ColumnTypeError if a
+        column contains Python objects.
         """
         batch = columns if isinstance(columns, SampleBatch) else SampleBatch(dict(columns))
         data = dict(batch._all())
         if keys is not None and KEY in data:
-            raise ArgumentError(f"columns must not contain {KEY!r}, which is reserved for the keys")
+            raise errors.ArgumentError(f"columns must not contain {KEY!r}, which is reserved for the keys")
         listed = list_keys(keys if keys is not None else data.pop(KEY, None))
         if not data:
-            raise ArgumentError("columns must contain at least one column, got none")
+            raise errors.ArgumentError("columns must contain at least one column, got none")
         count = len(next(iter(data.values())) if listed is None else listed)
         for name, column in data.items():
             data[name] = column = check_column(name, column, count)
@@ -165,7 +142,7 @@ class RowStore:
                 dtype = self.facts.ragged.get(name) or column.dtype
                 data[name] = match_ragged(column, dtype, len(column.row_shape), name)
         if listed is not None and len(set(listed)) < count:
-            raise ArgumentError(f"keys must be unique, got {count - len(set(listed))} repeated of {count}")
+            raise errors.ArgumentError(f"keys must be unique, got {count - len(set(listed))} repeated of {count}")
         return Write(listed, data, count, sum(column.nbytes for column in data.values()))
 
     def find(self, keys: Sequence[Any]) -> Ints:
@@ -181,20 +158,14 @@ class RowStore:
     def write(self, write: Write, update: bool | None = None) -> Ints | list[str]:
         """Store a write and return the keys of its rows; a rejected write stores nothing.
 
-        Raises
-        ------
-        ArgumentError
-            If a row already has one of the columns, or keys exist and `update` is false.
-        RowIndexError
-            If keys are unknown and `update` is true.
-        ColumnMismatchError
-            If a column's kind, dtype or row shape has changed; names the column.
-        CapacityError
-            If the table would exceed its maximum number of columns.
+        Raises ArgumentError if a row already has one of the columns, or keys exist and `update` is false. Raises
+        RowIndexError if keys are unknown and `update` is true. Raises ColumnMismatchError if a column's kind, dtype or
+        row shape has changed; names the column. Raises CapacityError if the table would exceed its maximum number of
+        columns.
         """
         columns = {name: self._match(name, column) for name, column in write.columns.items()}
         if len(self.forms.keys() | columns.keys()) > MAX_COLUMNS:
-            raise CapacityError(f"a table of rows must have at most {MAX_COLUMNS} columns, got more")
+            raise errors.CapacityError(f"a table of rows must have at most {MAX_COLUMNS} columns, got more")
         keys: Any = write.keys
         if keys is None:
             keys = range(self.next_key, self.next_key + write.count)
@@ -233,7 +204,7 @@ class RowStore:
             hint = ""
             if stored[0] in ("tensor", "torch") and len(stored[2]) == len(shape) > 0 and stored[1] == dtype:
                 hint = f"; declare rows of varying shape at the table: ragged=[{name!r}]"
-            raise ColumnMismatchError(
+            raise errors.ColumnMismatchError(
                 f"column {name!r} must be {stored[0]} of {stored[1]} with row shape {stored[2]}, as before, "
                 f"got {kind} of {dtype} with {shape}{hint}"
             )
@@ -243,11 +214,11 @@ class RowStore:
         exists = numbers >= 0
         known_count = int(exists.sum())
         if self._numbers and isinstance(keys[0], str) != isinstance(next(iter(self._numbers)), str):
-            raise ArgumentError("keys of a table must be all integers or all text, got both")
+            raise errors.ArgumentError("keys of a table must be all integers or all text, got both")
         if update is True and known_count < len(numbers):
             raise unknown_keys(keys, exists)
         if update is False and known_count:
-            raise ArgumentError(
+            raise errors.ArgumentError(
                 f"keys must be new, got {known_count} of {len(numbers)} known, first {_nth(keys, exists)!r}"
             )
         if not known_count:
@@ -257,7 +228,7 @@ class RowStore:
             written = self._has(name)[positions]
             if written.any():
                 first = list(compress(keys, exists.tolist()))[int(written.argmax())]
-                raise ArgumentError(
+                raise errors.ArgumentError(
                     f"column {name!r} must be written once per key, got {int(written.sum())} of {len(numbers)} keys "
                     f"with it, first {first!r}"
                 )
@@ -265,10 +236,7 @@ class RowStore:
     def _read_facts(self, columns: Mapping[str, Column]) -> dict[str, Ints]:
         """Return groups, versions and lengths of the rows of a write.
 
-        Raises
-        ------
-        ColumnTypeError
-            If a column cannot be a group, version or length.
+        Raises ColumnTypeError if a column cannot be a group, version or length.
         """
         facts: dict[str, Ints] = {}
         group, version, length = self.facts.group, self.facts.version, self.facts.length
@@ -279,7 +247,7 @@ class RowStore:
             is_ragged = column.kind in ("ragged", "ragged_torch")
             lengths = np.asarray(column.lengths) if is_ragged else _integers(column, length)
             if lengths.ndim != 1 or (lengths < 0).any():
-                raise ColumnTypeError(f"column {length!r} must have lengths of at least 0, got others")
+                raise errors.ColumnTypeError(f"column {length!r} must have lengths of at least 0, got others")
             facts["length"] = lengths.astype(np.int64)
         if group is not None and group in columns:
             column = columns[group]
@@ -473,25 +441,22 @@ class RowStore:
     def load(self, state: Mapping[str, Any]) -> None:
         """Store the rows of a state in an empty store.
 
-        Raises
-        ------
-        FormatError, SampleBatchError
-            If the parts are inconsistent or do not match this store.
+        Raises FormatError and SampleBatchError if the parts are inconsistent or do not match this store.
         """
         batches: list[Any] = list(state["fragments"])
         for batch in batches:
             if KEY not in batch.column_names:
-                raise FormatError(f"every fragment of rows must have a column {KEY!r}, got one without")
+                raise errors.FormatError(f"every fragment of rows must have a column {KEY!r}, got one without")
         writes = [self.prepare(None, batch) for batch in batches]
         keys = [key for write in writes for key in write.keys or []]
         numbers = np.array([count_of("a number", number) for number in state["numbers"]], np.int64)
         marks = state["marks"]
         sizes = {len(numbers), *map(len, marks.values()), len(keys)}
         if len(sizes) > 1 or len(set(keys)) < len(keys) or len(np.unique(numbers)) < len(numbers):
-            raise FormatError("the rows of a table must have one unique key and number and one mark each")
+            raise errors.FormatError("the rows of a table must have one unique key and number and one mark each")
         for consumer in marks:
             if consumer not in self.consumers:
-                raise ColumnMismatchError(f"consumers must include {consumer!r}, got {list(self.consumers)}")
+                raise errors.ColumnMismatchError(f"consumers must include {consumer!r}, got {list(self.consumers)}")
         order = np.argsort(numbers)
         self._append([keys[position] for position in order.tolist()])
         for consumer, taken in marks.items():
@@ -584,36 +549,27 @@ def form_of(column: Column) -> tuple[Any, ...]:
 def check_column(name: str, column: Column, count: int) -> Column:
     """Check that a column has `count` rows and no objects; a column of None only becomes missing text.
 
-    Raises
-    ------
-    ColumnLengthError, ColumnTypeError
-        If a condition is not met; names the column.
-    CapacityError
-        If the column's name is too long.
+    Raises ColumnLengthError and ColumnTypeError if a condition is not met; names the column. Raises CapacityError if
+    the column's name is too long.
     """
     if isinstance(column, ObjectColumn) and len(column) and all(row is None for row in column.values.tolist()):
         column = TextColumn(pa.nulls(len(column), pa.large_string()))
     if column.kind == "object":
-        raise ColumnTypeError(f"column {name!r} must contain numbers, flags or text, got Python objects")
+        raise errors.ColumnTypeError(f"column {name!r} must contain numbers, flags or text, got Python objects")
     if len(name.encode()) > MAX_NAME_NBYTES:
-        raise CapacityError(f"names of columns must have at most {MAX_NAME_NBYTES} bytes, got {len(name.encode())}")
+        raise errors.CapacityError(
+            f"names of columns must have at most {MAX_NAME_NBYTES} bytes, got {len(name.encode())}"
+        )
     if len(column) != count:
-        raise ColumnLengthError(f"column {name!r} must have {count} rows, one per key, got {len(column)}")
+        raise errors.ColumnLengthError(f"column {name!r} must have {count} rows, one per key, got {len(column)}")
     return column
 
 
 def list_keys(keys: Any) -> list[Any] | None:
     """Return keys as a list of integers or text; None stays None.
 
-    Raises
-    ------
-    ArgumentError
-        If keys are neither 64-bit integers nor text.
-    CapacityError
-        If a text key is too long.
+    Raises ArgumentError if keys are neither 64-bit integers nor text. Raises CapacityError if a text key is too long.
 
-    Examples
-    --------
     >>> list_keys(range(3)), list_keys(["a", "b"]), list_keys([0.5])
     Traceback (most recent call last):
     samplebatch.errors.ArgumentError: keys must be integers or text, got float64
@@ -625,7 +581,7 @@ def list_keys(keys: Any) -> list[Any] | None:
     elif isinstance(keys, Column):
         keys = keys.to_numpy()
     if isinstance(keys, str | bytes | int):
-        raise ArgumentError(f"keys must be a list of integers or text, got a {type(keys).__name__}")
+        raise errors.ArgumentError(f"keys must be a list of integers or text, got a {type(keys).__name__}")
     values = list(keys) if not isinstance(keys, np.ndarray) else keys
     if not len(values):
         return []
@@ -633,14 +589,16 @@ def list_keys(keys: Any) -> list[Any] | None:
     if is_text:
         texts = values if isinstance(values, list) else values.tolist()
         if not all(map(str.__instancecheck__, texts)):
-            raise ArgumentError("keys must be all integers or all text, got both")
+            raise errors.ArgumentError("keys must be all integers or all text, got both")
         if max(map(len, texts)) > MAX_NAME_NBYTES:
-            raise CapacityError(f"keys must have at most {MAX_NAME_NBYTES} characters, got {max(map(len, texts))}")
+            raise errors.CapacityError(
+                f"keys must have at most {MAX_NAME_NBYTES} characters, got {max(map(len, texts))}"
+            )
         return texts
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype == np.uint64:
         what = array.dtype if array.ndim == 1 else f"shape {array.shape}"
-        raise ArgumentError(f"keys must be integers or text, got {what}")
+        raise errors.ArgumentError(f"keys must be integers or text, got {what}")
     listed: list[Any] = array.tolist()
     return listed
 
@@ -656,10 +614,10 @@ def _key_column(keys: list[Any]) -> Column:
     return TensorColumn(np.array(keys, np.int64)) if text is None else text
 
 
-def unknown_keys(keys: Any, exists: npt.NDArray[np.bool_]) -> RowIndexError:
+def unknown_keys(keys: Any, exists: npt.NDArray[np.bool_]) -> errors.RowIndexError:
     """Create the error for unknown keys."""
     count = int((~exists).sum())
-    return RowIndexError(
+    return errors.RowIndexError(
         f"keys must exist in the table, got {count} of {len(exists)} unknown, first {_nth(keys, ~exists)!r}"
     )
 
@@ -672,5 +630,7 @@ def _nth(keys: Any, mask: npt.NDArray[np.bool_]) -> Any:
 def _integers(column: Column, name: str) -> Ints:
     values = column.to_numpy() if column.kind in ("tensor", "torch") else np.zeros((0, 0))
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise ColumnTypeError(f"column {name!r} must have one integer per row, got {column.kind} of {column.dtype}")
+        raise errors.ColumnTypeError(
+            f"column {name!r} must have one integer per row, got {column.kind} of {column.dtype}"
+        )
     return values.astype(np.int64)

@@ -10,19 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from samplebatch import errors
 from samplebatch.arguments import choice, count_of, positive, whole
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.table import new_lock
 from samplebatch.column.convert import Ragged, ragged_dtypes
-from samplebatch.errors import (
-    AbandonedError,
-    ArgumentError,
-    CapacityError,
-    FormatError,
-    RowIndexError,
-    SampleBatchError,
-    near_names,
-)
 from samplebatch.service.limiter import Hold, IsCancelled, WaitingRoom
 from samplebatch.service.protocol import TakenNumbers, short_text
 from samplebatch.service.row_store import UNKNOWN, Facts, Ints, RowStore, Write, keys_array, list_keys, unknown_keys
@@ -45,20 +37,12 @@ _REMOVALS: Final = ("taken", "evicted", "removed")
 class Selection:
     """A request for complete rows.
 
-    Attributes
-    ----------
-    n
-        Maximum number of rows.
-    columns
-        Columns that the rows must have; None for all columns of the table at that time.
-    at_least
-        Minimum number of rows; None for n.
-    by_group
-        Whether to select only entire groups.
-    max_tokens
-        Maximum total number of tokens; None for no limit.
-    max_lag
-        Maximum number of versions between a row and the newest weights; None for no limit.
+    - `n`: maximum number of rows.
+    - `columns`: columns that the rows must have; None for all columns of the table at that time.
+    - `at_least`: minimum number of rows; None for n.
+    - `by_group`: whether to select only entire groups.
+    - `max_tokens`: maximum total number of tokens; None for no limit.
+    - `max_lag`: maximum number of versions between a row and the newest weights; None for no limit.
     """
 
     n: int
@@ -72,43 +56,36 @@ class Selection:
     def of(cls, n: Any, options: Mapping[str, Any]) -> Selection:
         """Validate a request.
 
-        Raises
-        ------
-        ArgumentError
-            If a number is out of range, or columns are not names.
-        CapacityError
-            If n exceeds the limit of a request.
+        Raises ArgumentError if a number is out of range, or columns are not names. Raises CapacityError if n exceeds
+        the limit of a request.
         """
         count = whole("n", n, 1)
         if count > MAX_ROWS:
-            raise CapacityError(f"n must be at most {MAX_ROWS} rows, got {count}")
+            raise errors.CapacityError(f"n must be at most {MAX_ROWS} rows, got {count}")
         arguments: dict[str, Any] = {"columns": check_columns(options.get("columns"))}
         for name in ("at_least", "max_tokens", "max_lag"):
             value = options.get(name)
             arguments[name] = None if value is None else whole(name, value, 0 if name == "max_lag" else 1)
         if (arguments["at_least"] or 0) > count:
-            raise ArgumentError(f"at_least must be at most n, {count}, got {arguments['at_least']}")
+            raise errors.ArgumentError(f"at_least must be at most n, {count}, got {arguments['at_least']}")
         by_group = options.get("by_group", False)
         if not isinstance(by_group, bool):
-            raise ArgumentError(f"by_group must be true or false, got a {type(by_group).__name__}")
+            raise errors.ArgumentError(f"by_group must be true or false, got a {type(by_group).__name__}")
         return cls(count, by_group=by_group, **arguments)
 
 
 def check_columns(columns: Any) -> tuple[str, ...] | None:
     """Return column names as a tuple; None stays None.
 
-    Raises
-    ------
-    ArgumentError
-        If the columns are not a list of different names.
+    Raises ArgumentError if the columns are not a list of different names.
     """
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, list | tuple):
-        raise ArgumentError(f"columns must be a list of names, got a {type(columns).__name__}")
+        raise errors.ArgumentError(f"columns must be a list of names, got a {type(columns).__name__}")
     names = tuple(short_text("a column", name) for name in columns)
     if len(set(names)) < len(names) or not names:
-        raise ArgumentError(f"columns must be different names, at least one, got {len(names)}")
+        raise errors.ArgumentError(f"columns must be different names, at least one, got {len(names)}")
     return names
 
 
@@ -116,18 +93,11 @@ def check_columns(columns: Any) -> tuple[str, ...] | None:
 class Lease:
     """Rows reserved for a consumer by `RowTable.lease`.
 
-    Attributes
-    ----------
-    consumer
-        Consumer that requested the rows.
-    reader, number
-        Name of the client and number of its request; "" and 0 in this process.
-    numbers
-        Row numbers.
-    gather
-        Function that copies the columns without the lock.
-    held_s
-        Seconds for which the request waited.
+    - `consumer`: consumer that requested the rows.
+    - `reader`, `number`: name of the client and number of its request; "" and 0 in this process.
+    - `numbers`: row numbers.
+    - `gather`: function that copies the columns without the lock.
+    - `held_s`: seconds for which the request waited.
     """
 
     consumer: str
@@ -219,14 +189,14 @@ class RowTable:
         self.capacity = whole("capacity", capacity, 1)
         self._max_nbytes = whole("max_nbytes", max_nbytes, 1)
         if remover not in ("none", "fifo"):
-            raise ArgumentError(f"remover must be 'none' or 'fifo', got {remover!r}")
+            raise errors.ArgumentError(f"remover must be 'none' or 'fifo', got {remover!r}")
         self.remover = remover
         if isinstance(consumers, str) or len(set(consumers)) < len(consumers):
-            raise ArgumentError(f"consumers must be a list of different names, got {consumers!r}")
+            raise errors.ArgumentError(f"consumers must be a list of different names, got {consumers!r}")
         if group_size is not None and group is None:
-            raise ArgumentError("group must be given with group_size, got none")
+            raise errors.ArgumentError("group must be given with group_size, got none")
         if max_lag is not None and version is None:
-            raise ArgumentError("version must be given with max_lag, got none")
+            raise errors.ArgumentError("version must be given with max_lag, got none")
         self._group_size = None if group_size is None else whole("group_size", group_size, 1)
         self._max_lag = None if max_lag is None else whole("max_lag", max_lag)
         self._rows = RowStore(
@@ -308,9 +278,9 @@ class RowTable:
         write = self._rows.prepare(keys, columns)
         limit = min(MAX_ROWS, self.capacity)
         if write.count > limit:
-            raise CapacityError(f"a put must have at most {limit} rows, got {write.count}")
+            raise errors.CapacityError(f"a put must have at most {limit} rows, got {write.count}")
         if write.nbytes > self._max_nbytes:
-            raise CapacityError(f"a put must have at most {self._max_nbytes} bytes, got {write.nbytes}")
+            raise errors.CapacityError(f"a put must have at most {self._max_nbytes} bytes, got {write.nbytes}")
         if not write.count:
             return keys_array([])
         with self._lock:
@@ -326,13 +296,13 @@ class RowTable:
                 return keys_array(write.keys or [])
             removed = self._removed_of(write, update)
             if removed:
-                raise RowIndexError(
+                raise errors.RowIndexError(
                     f"keys must not be keys of former rows, got {len(removed)} of {write.count}, first "
                     f"{removed[0]!r}, which was {self._removed_keys[removed[0]]}; put the others, or pass update=False "
                     "to create the rows again"
                 )
             if self._rows.nbytes + write.nbytes > 2 * self._max_nbytes:
-                raise CapacityError(
+                raise errors.CapacityError(
                     f"columns of existing rows must keep the table below {2 * self._max_nbytes} bytes, got "
                     f"{self._rows.nbytes + write.nbytes}"
                 )
@@ -403,7 +373,7 @@ class RowTable:
             If `count` is not an integer from 1 to the limit of a put.
         """
         if whole("count", count, 1) > MAX_ROWS:
-            raise CapacityError(f"count must be at most {MAX_ROWS} keys, got {count}")
+            raise errors.CapacityError(f"count must be at most {MAX_ROWS} keys, got {count}")
         with self._lock:
             first = self._rows.next_key
             self._rows.next_key += count
@@ -464,7 +434,7 @@ class RowTable:
             keys = _some_keys(keys_or_count)
             count = len(keys)
         if count > MAX_ROWS:
-            raise CapacityError(f"wait must be for at most {MAX_ROWS} rows, got {count}")
+            raise errors.CapacityError(f"wait must be for at most {MAX_ROWS} rows, got {count}")
         selected: list[Ints] = []
         with self._lock:
             self._room.admit(
@@ -573,17 +543,17 @@ class RowTable:
             As in `take`.
         """
         if consumer not in self._rows.consumers:
-            raise ArgumentError(
+            raise errors.ArgumentError(
                 f"consumer must be one of table {self.name!r}, got {consumer!r}; "
-                f"{near_names(consumer, self._rows.consumers)}"
+                f"{errors.near_names(consumer, self._rows.consumers)}"
             )
-        result: list[Ints | SampleBatchError] = []
+        result: list[Ints | errors.SampleBatchError] = []
         with self._lock:
             self._start_take(reader, number)
             hold = partial(self._hold_selection, selection, consumer, result, None)
             held_s = self._room.admit(reader, "sample", hold, _seconds(timeout_s), is_cancelled)
             if number and self._started.last(reader, "") != number:
-                raise AbandonedError(f"table {self.name!r} selected rows for a repeated request")
+                raise errors.AbandonedError(f"table {self.name!r} selected rows for a repeated request")
             numbers = _selected(result)
             gather = self._view(numbers, selection, max_nbytes)
             self._rows.lease(consumer, numbers)
@@ -597,7 +567,7 @@ class RowTable:
         if not number:
             return
         if self._started.includes(reader, "", number):
-            raise AbandonedError(f"table {self.name!r} received a repeated request")
+            raise errors.AbandonedError(f"table {self.name!r} received a repeated request")
         self._started.note(reader, "", number)
         earlier = self._leases.get(reader)
         if earlier is not None:
@@ -667,7 +637,7 @@ class RowTable:
         """
         selection = Selection.of(n, {"columns": columns, **options})
         rng = self._rng if seed is None else np.random.default_rng(whole("seed", seed))
-        result: list[Ints | SampleBatchError] = []
+        result: list[Ints | errors.SampleBatchError] = []
         with self._lock:
             hold = partial(self._hold_selection, selection, None, result, rng)
             self._room.admit(reader, "sample", hold, _seconds(timeout_s), is_cancelled)
@@ -691,7 +661,7 @@ class RowTable:
         """
         names, listed = check_columns(columns), _some_keys(keys)
         if len(listed) > MAX_ROWS:
-            raise CapacityError(f"keys must be at most {MAX_ROWS}, got {len(listed)}")
+            raise errors.CapacityError(f"keys must be at most {MAX_ROWS}, got {len(listed)}")
         with self._lock:
             numbers = self._rows.find(listed)
             if (numbers < 0).any():
@@ -699,7 +669,7 @@ class RowTable:
             columns = tuple(self._rows.forms) if names is None else names
             lacking = self._rows.lacking(self._rows.mask_of(numbers), columns)
             if lacking:
-                raise ArgumentError(f"rows must have the requested columns, {_lacks(lacking)}")
+                raise errors.ArgumentError(f"rows must have the requested columns, {_lacks(lacking)}")
             gather = self._view(numbers, Selection(len(listed), columns), max_nbytes)
         batch: SampleBatch[Any] = gather()
         return batch
@@ -721,20 +691,22 @@ class RowTable:
         if max_nbytes is not None:
             nbytes = self._rows.nbytes_of(numbers, columns)
             if nbytes > max_nbytes:
-                raise CapacityError(f"rows must have at most {max_nbytes} bytes, got about {nbytes}; request fewer")
+                raise errors.CapacityError(
+                    f"rows must have at most {max_nbytes} bytes, got about {nbytes}; request fewer"
+                )
         return self._rows.view(numbers, columns)
 
     def _hold_selection(
         self,
         selection: Selection,
         consumer: str | None,
-        result: list[Ints | SampleBatchError],
+        result: list[Ints | errors.SampleBatchError],
         rng: np.random.Generator | None,
     ) -> Hold | None:
         """Store the selected rows or an error in `result`, or return why there are not enough rows."""
         try:
             positions, why = self._find_rows(selection, consumer, rng)
-        except SampleBatchError as error:
+        except errors.SampleBatchError as error:
             # Raised by the request, because `info` evaluates the reasons of all waiting requests.
             result[:] = [error]
             return None
@@ -756,7 +728,7 @@ class RowTable:
             if value is None or value is False:
                 continue
             if getattr(rows.facts, fact) is None:
-                raise ArgumentError(f"table {self.name!r} must have {fact}= to select by {option}, got none")
+                raise errors.ArgumentError(f"table {self.name!r} must have {fact}= to select by {option}, got none")
             complete &= rows.fact(fact) != UNKNOWN
         if selection.max_lag is not None and self._version != UNKNOWN:
             complete &= rows.fact("version") >= self._version - selection.max_lag
@@ -799,8 +771,10 @@ class RowTable:
         if not chosen:
             unit = "a group" if selection.by_group else "a row"
             if sizes[0] > selection.n:
-                raise CapacityError(f"{unit} must have at most n = {selection.n} rows, got {sizes[0]} in the next")
-            raise CapacityError(
+                raise errors.CapacityError(
+                    f"{unit} must have at most n = {selection.n} rows, got {sizes[0]} in the next"
+                )
+            raise errors.CapacityError(
                 f"{unit} must have at most max_tokens = {selection.max_tokens} tokens, got {int(tokens[0])} in the next"
             )
         rank = np.full(len(counts), len(order))
@@ -880,7 +854,7 @@ class RowTable:
             rows = RowStore(self._rows.consumers, self._rows.facts)
             rows.load(state)
             if len(rows) > self.capacity:
-                raise FormatError(f"rows must be at most {self.capacity}, got {len(rows)}")
+                raise errors.FormatError(f"rows must be at most {self.capacity}, got {len(rows)}")
             written, committed = (TakenNumbers.from_state(state[name]) for name in ("written", "committed"))
             counts = [count_of("counts", count) for count in state["counts"]]
             version = UNKNOWN if state["version"] is None else whole("version", state["version"], None)
@@ -907,10 +881,10 @@ class RowTable:
             self._room.close()
 
 
-def _selected(result: list[Ints | SampleBatchError]) -> Ints:
+def _selected(result: list[Ints | errors.SampleBatchError]) -> Ints:
     """Return the selected rows, or raise the stored error."""
     selected = result[-1]
-    if isinstance(selected, SampleBatchError):
+    if isinstance(selected, errors.SampleBatchError):
         raise selected
     return selected
 
@@ -925,7 +899,7 @@ def _pick(ready: Ints, n: int, rng: np.random.Generator | None) -> Ints:
 def _some_keys(keys: Any) -> list[Any]:
     key_list = list_keys(keys)
     if not key_list:
-        raise ArgumentError("keys must contain at least one key, got none")
+        raise errors.ArgumentError("keys must contain at least one key, got none")
     return key_list
 
 
