@@ -129,7 +129,7 @@ def describe_column(name: str, kept: Column, rows: int, nbytes: int) -> Line:
 
 
 def as_numbers(column: Column) -> npt.NDArray[Any]:
-    """Return rows as an array of real numbers, without elements if they are none."""
+    """Return rows as an array of real numbers; empty if the rows are not real numbers."""
     if isinstance(column, TorchColumn) and not column.values.is_complex():
         values = column.values.detach().cpu()
         array: npt.NDArray[Any] = (values.double() if values.is_floating_point() else values).numpy()

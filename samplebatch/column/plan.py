@@ -53,7 +53,7 @@ class _Column(NamedTuple):
 
 
 class Plan:
-    """Positions of the columns of one schema, all of them numbers without nulls, to convert them to arrays and back.
+    """Precomputed conversion between arrays and record batches of one schema: numeric columns without nulls.
 
     >>> rows = pa.record_batch({"a": np.zeros(2), "b": np.arange(2)})
     >>> plan = Plan.of(rows.schema)

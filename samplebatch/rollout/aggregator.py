@@ -142,7 +142,7 @@ class Aggregator:
         self.episodes += sum([int(view.counts[-1, 2]) for view in complete])
 
     def batches(self) -> Iterator[SampleBatch | MultiAgentBatch]:
-        """Yield complete train batches: those to which the next step or episode cannot be added.
+        """Yield the complete train batches. A batch is complete if the next step or episode does not fit.
 
         Raises
         ------

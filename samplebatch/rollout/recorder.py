@@ -115,7 +115,7 @@ class EpisodeCount:
         return {**under_way, "ended": list(self.ended)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore episodes from the `state_dict` of a counter of as many environments."""
+        """Restore episodes from the `state_dict` of a counter with the same number of environments."""
         self._t, self._returns, self._eps_id = (state[name].copy() for name in ("t", "returns", "eps_id"))
         self.ended = list(state["ended"])
 
@@ -773,7 +773,7 @@ class VectorRecorder:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the `state_dict` of a recorder of as many environments."""
+        """Restore the `state_dict` of a recorder with the same number of environments."""
         self._episodes.load_state_dict(state["episodes"])
         self._rows = copy.deepcopy(state["rows"])
         self.recorded = state["recorded"]

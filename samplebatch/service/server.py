@@ -373,7 +373,7 @@ _TIMEOUT_S = 10.0
 def render_metrics(infos: Iterable[dict[str, Any]]) -> str:
     """Write the state of tables in Prometheus's text format.
 
-    - `infos`: what `ReplayTable.info` returned of each.
+    - `infos`: result of `ReplayTable.info` for each table.
 
     >>> table = ReplayTable("replay", capacity=100)
     >>> print(render_metrics([table.info()]).splitlines()[2])

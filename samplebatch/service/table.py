@@ -325,7 +325,7 @@ class ReplayTable:
             If the table has no episode, or no sequence of that length; or if the table is emptied between two portions
             of a large sample of fragments.
         SampleBatchError
-            As the methods of `ReplayBuffer`.
+            If the sampling method of `ReplayBuffer` raises it.
         """
         request = replace(self._request(batch_size, mode, seed, options), max_nbytes=max_nbytes)
         with self._lock:
@@ -542,10 +542,10 @@ def parse_table(text: str) -> ReplayTable | RowTable:
     Parameters
     ----------
     text
-        `NAME=KIND:CAPACITY`, then comma-separated options `OPTION=VALUE`. The kind is one of `ReplayTable`, with its
-        arguments and those of `RateLimiter` as options, or `rows`, with the arguments of `RowTable`. Numbers may be
-        written as `1e6`. Several names are joined by `+`, and so are declared columns, each `NAME:DTYPE[SHAPE]` with
-        the extents of a row joined by `x`, and columns of `ragged`, each `NAME` or `NAME:DTYPE`.
+        `NAME=KIND:CAPACITY`, then comma-separated options `OPTION=VALUE`. KIND is a kind of `ReplayTable`, with the
+        arguments of `ReplayTable` and `RateLimiter` as options, or `rows`, with the arguments of `RowTable`. Numbers
+        may be written as `1e6`. Several names are joined by `+`, and so are declared columns, each `NAME:DTYPE[SHAPE]`
+        with the extents of a row joined by `x`, and columns of `ragged`, each `NAME` or `NAME:DTYPE`.
 
     Raises
     ------

@@ -172,7 +172,7 @@ class ChannelEnd(peers.Transferable):
         self._owner = this_process[0]
 
     def _begin(self) -> None:
-        """Prepare the end for its first use in this process, again if that was interrupted."""
+        """Prepare the end for its first use in this process; called again if it was interrupted."""
 
     def _closed_error(self) -> ChannelClosedError:
         return ChannelClosedError(f"the {_NAMES[self._side]} must be open to be used, got a closed one")

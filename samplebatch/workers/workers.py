@@ -258,9 +258,9 @@ class RolloutWorkers(collector.Uncopied):
     def publish(self, weights: Mapping[str, Any]) -> int:
         """Publish weights, which every worker loads into its policy before its next fragment.
 
-        The policy loads them with its method `load_state_dict`, as of torch modules, or `set_weights`. Weights that are
+        The policy loads them with its method `load_state_dict`, like torch modules, or `set_weights`. Weights that are
         replaced by newer ones before a worker loads them are skipped. During `collect` in another thread, this call
-        blocks, because a batch has only one version.
+        blocks, because all steps of its batch use one version of the weights.
 
         Parameters
         ----------

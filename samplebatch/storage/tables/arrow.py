@@ -253,7 +253,7 @@ def open_arrow(
 def arrow_table(
     data: pa.Buffer, name: str, *, verify: bool, max_nbytes: int | None = None
 ) -> tuple[ArrowTable, MemoryBound]:
-    """Create the table of an Arrow file's bytes and its memory bound; see `open_arrow`."""
+    """Return the table in an Arrow file's bytes, and the bound on its allocations; see `open_arrow`."""
     check_magic(data, checksums.ARROW.magic, "Arrow", name)
     with name_file_damage(name, "Arrow"):
         bound = MemoryBound(repr(name), data.size, max_nbytes)

@@ -463,7 +463,7 @@ class RowFilter:
             self._find(pa.schema([schema.field(name) for name in names]).empty_table())
 
     def rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """Return the numbers of rows that satisfy the condition, in order."""
+        """Return the sorted indices of rows that satisfy the condition."""
         if self._comparisons is None or any(table.column(name).null_count for name in self.names):
             return self._find(table)
         columns = {name: table.column(name).to_numpy() for name in self.names}
