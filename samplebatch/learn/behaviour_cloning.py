@@ -47,10 +47,10 @@ class ImitationPolicy(Policy):
         super().__init__(action_space, **options)
         self.actor = actor
 
-    def forward(self, batch: Batch, state: Any = None) -> Batch:
+    def forward(self, batch: Batch, state: Any = None, **unused: Any) -> Batch:
         """Return the actions as `act`, the network's output as `logits`, and the state.
 
-        Masked discrete actions have logits below all others.
+        Masked discrete actions have logits below all others. Other arguments are ignored, as by Tianshou's policies.
         """
         obs, mask = self.observations(batch)
         logits, state = call_network(self.actor, obs, state)

@@ -42,8 +42,11 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
         super().__init__(action_space=action_space, **options)
         self.actor = actor
 
-    def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None) -> Batch:
-        """Return the actions as `act`, and the state; `model` is evaluated instead of `self.actor`."""
+    def forward(self, batch: Batch, state: Any = None, model: nn.Module | None = None, **unused: Any) -> Batch:
+        """Return the actions as `act`, and the state; `model` is evaluated instead of `self.actor`.
+
+        Other arguments are ignored, as by Tianshou's policies, whose algorithms pass some.
+        """
         obs, _ = self.observations(batch)
         act, state = call_network(self.actor if model is None else model, obs, state)
         return Batch(act=act, state=state)

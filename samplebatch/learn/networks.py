@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -156,9 +157,29 @@ class VectorOutput(nn.Module):
 
     output_dim: int
 
+    # Tianshou's algorithms recognize such networks by `isinstance`.
+    __class__: Any = property(lambda self: _peer_class(type(self)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickle's default requires that `__class__` is the type.
+        return object.__new__, (type(self),), self.__getstate__()
+
     def get_output_dim(self) -> int:
         """Return `output_dim`."""
         return self.output_dim
+
+
+_PEER_MODULES = tuple(f"tianshou.utils.net.{name}" for name in ("common", "discrete", "continuous"))
+
+
+def _peer_class(kind: type[Any]) -> type[Any]:
+    """Return Tianshou's class with the name of a network's class if Tianshou is loaded; otherwise the class."""
+    if kind.__module__.startswith("samplebatch."):
+        for name in _PEER_MODULES:
+            peer: type[Any] | None = getattr(sys.modules.get(name), kind.__name__, None)
+            if peer is not None:
+                return peer
+    return kind
 
 
 class NoisyLinear(nn.Module):

@@ -57,11 +57,11 @@ class SACPolicy(ContinuousPolicyWithExplorationNoise):
         super().__init__(action_space=action_space, **options)
         self.actor, self.deterministic_eval = actor, deterministic_eval
 
-    def forward(self, batch: Batch, state: Any = None) -> Batch:
+    def forward(self, batch: Batch, state: Any = None, **unused: Any) -> Batch:
         """Return actions in [-1, 1] as `act`, their log-densities as `log_prob`, shape (n, 1), and the state.
 
         The log-density is the normal log-density minus the logarithm of the slope of tanh (arXiv:1801.01290, equation
-        21).
+        21). Other arguments are ignored, as by Tianshou's policies.
         """
         obs, _ = self.observations(batch)
         (loc, scale), state = call_network(self.actor, obs, state)

@@ -22,6 +22,7 @@ from samplebatch.batch.nested.node import (
     MAPPING,
     NODE,
     NUMBER,
+    PEER_CLASSES,
     RAGGED,
     RECORD,
     TENSOR,
@@ -1010,12 +1011,13 @@ class Batch(Node):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         unit, values = unit_of(self), interchange.values_to_pickle(self)
-        if unit is not None:
+        if unit is not None or type(self) in PEER_CLASSES:
+            # Pickle allows `__newobj__` only if `__class__` is the type.
             return _make_with_unit, (type(self), unit), values
         return copyreg.__newobj__, (type(self),), values  # type: ignore[attr-defined]
 
 
-def _make_with_unit(cls: type[Batch], unit: ActionUnit) -> Batch:
+def _make_with_unit(cls: type[Batch], unit: ActionUnit | None) -> Batch:
     """Create an empty batch whose values are set by unpickling."""
     batch = node(cls, {})
     set_unit(batch, unit)

@@ -5,7 +5,6 @@ The class is registered with each library once both are imported, in either orde
 
 from __future__ import annotations
 
-import copyreg
 import sys
 import threading
 import warnings
@@ -15,7 +14,7 @@ from typing import Any, cast
 
 import numpy.typing as npt
 
-from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, TENSOR, Node, node
+from samplebatch.batch.nested.node import ARRAY, KINDS, NODE, PEER_CLASSES, TENSOR, Node, node
 
 
 def register_where_loaded(cls: type[Any], libraries: Iterable[str]) -> None:
@@ -119,7 +118,7 @@ def register_processes(cls: type[Node]) -> None:
     from multiprocessing.reduction import ForkingPickler
 
     if cls not in ForkingPickler._extra_reducers:  # type: ignore[attr-defined]
-        ForkingPickler.register(cls, lambda source: (copyreg.__newobj__, (cls,), source.__dict__))  # type: ignore[attr-defined]
+        ForkingPickler.register(cls, lambda source: (node, (cls, {}), source.__dict__))
 
 
 def _register_loader(cls: type[Node]) -> None:
@@ -169,8 +168,9 @@ def _register_jax(cls: type[Any]) -> None:
 
 
 def _register_tianshou(cls: type[Node]) -> None:
-    from tianshou.data.batch import BatchProtocol
+    from tianshou.data.batch import Batch, BatchProtocol
 
+    PEER_CLASSES[cls] = Batch
     # The protocol asks for `__getattr__`, which would make every attribute slower.
     cast("Any", BatchProtocol).register(cls)
 

@@ -34,6 +34,12 @@ class Node:
     _stack_rows: ClassVar[Callable[[Sequence[Any], str], Node]]
     """Function that stacks dicts and nested batches under a dotted prefix; set by `Batch`, used by `parse`."""
 
+    # Tianshou's functions recognize batches by `isinstance`.
+    __class__: Any = property(lambda self: PEER_CLASSES.get(type(self), type(self)))
+
+
+PEER_CLASSES: Final[dict[type, type]] = {}
+"""Class of batches to Tianshou's class of the same name, once Tianshou is loaded."""
 
 _new = object.__new__
 _ndarray = np.ndarray
