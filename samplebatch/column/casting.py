@@ -154,9 +154,15 @@ def exact_number(name: str, value: Any, dtype: np.dtype[Any], refuse: Refuse) ->
 
 
 def exact_outcomes(
-    rewards: Sequence[Any], terminateds: Sequence[Any], truncateds: Sequence[Any], refuse: Refuse
+    rewards: Sequence[Any],
+    terminateds: Sequence[Any],
+    truncateds: Sequence[Any],
+    refuse: Refuse,
+    reward_shape: tuple[int, ...] = (),
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Cast the rewards and flags of n environments exactly, to shape (n,) each; see `exact_rows`.
+
+    Rewards have shape (n, *reward_shape), which is (n, agents) where agents take turns.
 
     >>> exact_outcomes([1.5, 2], (False, 1), [False, False], lambda sentence, row: SampleBatchError(sentence))
     (array([1.5, 2. ]), array([False,  True]), array([False, False]))
@@ -165,7 +171,7 @@ def exact_outcomes(
     if FLOATS.issuperset(map(type, rewards)):
         paid = np.array(rewards, FLOAT)
     else:
-        paid = exact_rows(names.REWARDS, rewards, FLOAT, shape, refuse)
+        paid = exact_rows(names.REWARDS, rewards, FLOAT, (*shape, *reward_shape), refuse)
     if BOOLS.issuperset(map(type, (*terminateds, *truncateds))):
         return paid, np.array(terminateds, BOOL), np.array(truncateds, BOOL)
     over = exact_rows(names.TERMINATEDS, terminateds, BOOL, shape, refuse)

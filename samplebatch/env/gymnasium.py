@@ -57,6 +57,9 @@ class EnvironmentList(Environments):
     >>> environments.close()
     """
 
+    _reward_shape: tuple[int, ...] = ()
+    """Shape of a reward: (agents,) where agents take turns."""
+
     def __init__(self, envs: Iterable[Any]) -> None:
         self._envs = list(envs)
         _check_environments(self._envs)
@@ -106,7 +109,7 @@ class EnvironmentList(Environments):
         refuse = self.refuse
         obs, rewards, terminateds, truncateds, infos = take_apart("step", returned, 5, refuse)
         leaves = self.observations.flatten_each(obs, names.OBS, refuse)
-        outcomes = exact_outcomes(rewards, terminateds, truncateds, refuse)
+        outcomes = exact_outcomes(rewards, terminateds, truncateds, refuse, self._reward_shape)
         info_copies = _copy_infos(infos, refuse) if any(infos) else []
         if self.resets_later:
             self._note_ends(*outcomes[1:])
@@ -617,7 +620,8 @@ class TianshouEnvironments(EnvironmentList):
     """Environments of Tianshou's `DummyVectorEnv`, `SubprocVectorEnv`, `ShmemVectorEnv` or `RayVectorEnv`.
 
     Each step is one call of the vector environment, including wrappers such as `VectorEnvNormObs`. Environments whose
-    episodes ended are reset together.
+    episodes ended are reset together. Environments may be Tianshou's `PettingZooEnv`: a step is one agent's turn,
+    `obs.agent_id` the agent that acts, and rewards have one number per agent.
 
     - `env`: the vector environment.
 
@@ -635,7 +639,11 @@ class TianshouEnvironments(EnvironmentList):
             )
         observation_spaces, action_spaces = env.observation_space, env.action_space
         check_equal_spaces(observation_spaces, action_spaces)
-        super(EnvironmentList, self).__init__(env, len(inner), observation_spaces[0], action_spaces[0])
+        observation_space = observation_spaces[0]
+        if agents := _agents_in_turn(env):
+            observation_space = _space_of_turns(observation_space, action_spaces[0])
+            self._reward_shape = (agents,)
+        super(EnvironmentList, self).__init__(env, len(inner), observation_space, action_spaces[0])
         self._resetting = False
 
     def _reset_each(self, envs: Sequence[int], arguments: Iterable[dict[str, Any]]) -> list[Any]:
@@ -664,3 +672,25 @@ class TianshouEnvironments(EnvironmentList):
     def close(self) -> None:
         if not _unwrap(self.env).is_closed:
             self.env.close()
+
+
+def _agents_in_turn(env: Any) -> int:
+    """Return the number of agents of Tianshou's `PettingZooEnv`, which take turns; 0 for other environments."""
+    try:
+        return len(env.get_env_attr("agent_idx", [0])[0] or ())
+    except AttributeError:
+        return 0
+
+
+def _space_of_turns(space: Any, action_space: Any) -> Any:
+    """Return the space of the observations of Tianshou's `PettingZooEnv`, which has the space of one agent."""
+    spaces = require("gymnasium.spaces", "envs")
+    parts = {"agent_id": spaces.Text(100), "obs": space}
+    allowed = None
+    if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:
+        parts["obs"], allowed = space["observation"], space["action_mask"].shape
+    elif isinstance(action_space, spaces.Discrete):
+        allowed = (int(action_space.n),)
+    if allowed is not None:
+        parts["mask"] = spaces.Box(0, 1, allowed, bool)
+    return spaces.Dict(parts)

@@ -1,20 +1,28 @@
 """Independent learners: one algorithm per policy, trained on the steps of its agents (Tan, ICML 1993).
 
-Agents that share a policy train it together; `policy_mapping` of the collector assigns agents to policies.
+Agents that share a policy train it together; `policy_mapping` of the collector assigns agents to policies. Agents that
+take turns in one environment, as in Tianshou's `PettingZooEnv`, share a buffer: a column `obs.agent_id` has the agent
+that acts, and rewards have one number per agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from samplebatch.batch.multi_agent import MultiAgentBatch
+from samplebatch.batch.nested.batch import Batch
+from samplebatch.batch.nested.functions import to_numpy
+from samplebatch.batch.nested.node import values_of
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.buffer.multi_agent import MultiAgentReplayBuffer
 from samplebatch.buffer.replay import ReplayBuffer
-from samplebatch.errors import ArgumentError, PolicyNotFoundError, near_names
+from samplebatch.errors import ArgumentError, PolicyNotFoundError, PolicySpecError, near_names
 from samplebatch.learn.algorithm import (
     Algorithm,
     OffPolicyAlgorithm,
@@ -23,20 +31,40 @@ from samplebatch.learn.algorithm import (
     require_source,
     require_steps,
 )
-from samplebatch.learn.policy import Policy
+from samplebatch.learn.networks import type_name
+from samplebatch.learn.policy import Policy, policy_within_training_step, torch_train_mode
 from samplebatch.learn.trainer import OffPolicyTrainer, OffPolicyTrainerParams, OnPolicyTrainer, OnPolicyTrainerParams
-from samplebatch.names import PolicyID, label_policies
+from samplebatch.names import RETURNS, PolicyID, label_policies
 
 AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm[Any])
+_AGENT = "agent_id"
+"""Part of an observation that has the agent that acts."""
 
 
 class MultiAgentPolicy(Mapping[PolicyID, Policy]):
     """Policies by id, for collectors and workers with several agents, and as one policy for trainers.
 
+    A call with a batch whose observations have `agent_id` returns the actions of agents that take turns: `act` for each
+    row, of the policy with that id.
+
     Raises
     ------
     ArgumentError
         If `policies` is empty.
+
+    Examples
+    --------
+    >>> from gymnasium import spaces
+    >>> from samplebatch.learn import DiscreteQLearningPolicy
+    >>> def first_or_last(number):
+    ...     model = nn.Linear(1, 3)
+    ...     nn.init.zeros_(model.weight)
+    ...     model.bias.data[:] = nn.functional.one_hot(torch.tensor(number), 3)
+    ...     return DiscreteQLearningPolicy(model=model, action_space=spaces.Discrete(3))
+    >>> import torch
+    >>> policies = MultiAgentPolicy({"x": first_or_last(0), "o": first_or_last(2)})
+    >>> policies(Batch(obs=Batch(agent_id=np.array(["o", "x"]), obs=np.zeros((2, 1))))).act
+    array([2, 0])
     """
 
     def __init__(self, policies: Mapping[PolicyID, Policy]) -> None:
@@ -53,6 +81,36 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
     def __len__(self) -> int:
         return len(self._policies)
 
+    def __call__(self, batch: Batch, state: Any = None) -> Batch:
+        """Return actions of agents that take turns, as `act`, by the column `agent_id` of their observations.
+
+        Raises
+        ------
+        ArgumentError
+            If observations have no `agent_id`.
+        PolicyNotFoundError
+            If there is no policy for an agent.
+        PolicySpecError
+            If a policy is recurrent: its states have no row in the steps of other agents.
+        """
+        acts: npt.NDArray[Any] | None = None
+        for policy_id, rows in _turns(batch, self._policies).items():
+            decision = self._policies[policy_id](_own_rows(batch, rows))
+            if decision.get("state") is not None and len(decision.state):
+                raise PolicySpecError(f"policies of agents that take turns must have no state, {policy_id!r} has one")
+            own = np.asarray(to_numpy(decision.act))
+            if acts is None:
+                acts = np.zeros((len(batch.obs.agent_id), *own.shape[1:]), own.dtype)
+            acts[rows] = own
+        return Batch(act=acts)
+
+    def add_exploration_noise(self, act: npt.NDArray[Any], batch: Batch) -> npt.NDArray[Any]:
+        """Add each policy's exploration noise to the actions of its agent; `act` is modified in place."""
+        for policy_id, rows in _turns(batch, self._policies).items():
+            policy = self._policies[policy_id]
+            act[rows] = policy.add_exploration_noise(act[rows], _own_rows(batch, rows))
+        return act
+
     @property
     def is_within_training_step(self) -> bool:
         """Whether any policy is within a training step; setting applies to all policies."""
@@ -66,12 +124,17 @@ class MultiAgentPolicy(Mapping[PolicyID, Policy]):
     def get_exploration_state(self) -> dict[str, Any]:
         """Return the exploration state of each policy, by label."""
         labels = label_policies(self._policies)
-        return {labels[policy_id]: policy.get_exploration_state() for policy_id, policy in self._policies.items()}
+        return {
+            labels[policy_id]: policy.get_exploration_state()
+            for policy_id, policy in self._policies.items()
+            if isinstance(policy, Policy)
+        }
 
     def set_exploration_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_exploration_state`."""
         for policy_id, label in label_policies(self._policies).items():
-            self._policies[policy_id].set_exploration_state(state[label])
+            if label in state:
+                self._policies[policy_id].set_exploration_state(state[label])
 
     def state_dict(self) -> dict[PolicyID, dict[str, Any]]:
         """Return the weights of each policy, for `RolloutWorkers.publish`."""
@@ -116,7 +179,16 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
 
     policy: MultiAgentPolicy
 
-    def __init__(self, algorithms: Mapping[PolicyID, AlgorithmT]) -> None:
+    def __init__(self, algorithms: Mapping[PolicyID, AlgorithmT] | Sequence[AlgorithmT], env: Any = None) -> None:
+        if not isinstance(algorithms, Mapping):
+            agents = getattr(env, "agents", None)
+            if not agents or len(agents) != len(algorithms):
+                raise ArgumentError(
+                    "env must have one agent per algorithm, for a list of algorithms, got "
+                    + (f"{len(agents)} agents and {len(algorithms)} algorithms" if agents else type_name(env))
+                    + "; pass algorithms by policy id instead, as {policy_id: algorithm}"
+                )
+            algorithms = dict(zip(agents, algorithms, strict=True))
         policies = {policy_id: algorithm.policy for policy_id, algorithm in algorithms.items()}
         super().__init__(policy=MultiAgentPolicy(policies))
         self._labels = label_policies(algorithms)
@@ -127,7 +199,7 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
     @property
     def allow_nonfinite(self) -> bool:
         """Whether updates of all algorithms continue if a loss is NaN or infinite."""
-        return all(algorithm.allow_nonfinite for algorithm in self.algorithms.values())
+        return all(getattr(algorithm, "allow_nonfinite", True) for algorithm in self.algorithms.values())
 
     @allow_nonfinite.setter
     def allow_nonfinite(self, allow: bool) -> None:
@@ -160,11 +232,22 @@ class _Independent(Algorithm[Any], Generic[AlgorithmT]):
 class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     """Independent off-policy learners: each policy learns from samples of its part of a buffer.
 
+    From a `ReplayBuffer` of agents that take turns, each policy learns from sampled rows in which its agent acts, with
+    its agent's rewards. Targets of n steps are computed over the turns of all agents. Priorities are not updated.
+
     Parameters
     ----------
     algorithms
         Algorithms by policy id; agents that share a policy share its algorithm. The attribute `policy` contains the
-        policies as a `MultiAgentPolicy`, for collectors, workers and trainers.
+        policies as a `MultiAgentPolicy`, for collectors, workers and trainers. Or, as in Tianshou, a list, in the order
+        of `env.agents`; also of Tianshou's algorithms that learn from single steps.
+    env
+        Environment whose `agents` name the policies of a list; otherwise unused.
+
+    Raises
+    ------
+    ArgumentError
+        If a list of algorithms has another length than `env.agents`.
 
     Examples
     --------
@@ -189,14 +272,15 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
         return OffPolicyTrainer(self, params)
 
     def update(
-        self, buffer: MultiAgentReplayBuffer | MultiAgentBatch, sample_size: int | None = None
+        self, buffer: MultiAgentReplayBuffer | MultiAgentBatch | ReplayBuffer, sample_size: int | None = None
     ) -> MultiAgentTrainingStats:
         """Update each policy with sampled rows of its part of a buffer, or with its rows of a train batch.
 
         Parameters
         ----------
         buffer, sample_size
-            The buffer or batch, and rows per policy, see `ReplayBuffer.sample`; None for a batch.
+            The buffer or batch, and rows per policy, see `ReplayBuffer.sample`; None for a batch. In a `ReplayBuffer`
+            of agents that take turns, rows of all agents.
 
         Raises
         ------
@@ -205,10 +289,78 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
         PolicyNotFoundError
             If there are steps of a policy without an algorithm.
         ArgumentError
-            As `OffPolicyAlgorithm.update` does, or if `buffer` is not a multi-agent buffer or batch.
+            As `OffPolicyAlgorithm.update` does; if `buffer` is not a multi-agent buffer or batch; or if steps of a
+            `ReplayBuffer` have no `obs.agent_id`, or another number of rewards than there are agents.
         """
+        if isinstance(buffer, ReplayBuffer):
+            samples = {policy_id: self._sample_turns(buffer, sample_size, policy_id) for policy_id in self._labels}
+            return self._update_each(samples, lambda algorithm, rows: rows.update(algorithm))
         parts = buffer.policy_batches if isinstance(buffer, MultiAgentBatch) else _buffers_of(buffer, sample_size)
         return self._update_each(parts, lambda algorithm, rows: algorithm.update(rows, sample_size))
+
+    def _sample_turns(self, buffer: ReplayBuffer, sample_size: int | None, policy_id: PolicyID) -> _TurnRows:
+        algorithm = self.get_algorithm(policy_id)
+        n_step = getattr(algorithm, "n_step", None)
+        window = {} if n_step is None else {"n_step": n_step, "gamma": algorithm.gamma}
+        batch, indices = buffer.sample(sample_size, **window)
+        rows = _turns(batch, self._labels).get(policy_id, np.empty(0, np.intp))
+        part = _own_rows(batch, rows)
+        position = list(self._labels).index(policy_id)
+        for name in ("rew", RETURNS):
+            if name in part:
+                if part[name].ndim != 2 or part[name].shape[1] != len(self._labels):
+                    raise ArgumentError(
+                        f"column 'rew' must have a number for each of {len(self._labels)} agents, got rows of shape "
+                        f"{part[name].shape[1:]}"
+                    )
+                part[name] = part[name][:, position]
+        return _TurnRows(part, indices[rows], buffer)
+
+
+@dataclass
+class _TurnRows:
+    """Sampled rows in which one agent acts, with its own observations and rewards."""
+
+    batch: Batch
+    indices: npt.NDArray[np.intp]
+    buffer: ReplayBuffer
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def update(self, algorithm: Any) -> Any:
+        """Update an algorithm of this library, or of Tianshou, which has the same stages."""
+        if isinstance(algorithm, Algorithm):
+            return algorithm.update(self.batch)
+        batch = algorithm._preprocess_batch(self.batch, self.buffer, self.indices)
+        with policy_within_training_step(algorithm.policy), torch_train_mode(algorithm, True):
+            return algorithm._update_with_batch(batch)
+
+
+def _turns(batch: Batch, policies: Collection[PolicyID]) -> dict[PolicyID, npt.NDArray[np.intp]]:
+    """Return the rows in which each policy's agent acts; policies without rows are omitted."""
+    parts = values_of(batch.obs) or {}
+    if _AGENT not in parts:
+        raise ArgumentError(
+            f"observations must have {_AGENT!r}, the agent that acts, where agents share a collector or buffer, got "
+            f"{', '.join(map(repr, parts)) or 'one array'}; otherwise use MultiAgentCollector, MultiAgentReplayBuffer"
+        )
+    agents = np.asarray(parts[_AGENT])
+    for agent in np.unique(agents).tolist():
+        if agent not in policies:
+            raise PolicyNotFoundError(f"no policy {agent!r}; {near_names(agent, policies)}")
+    turns = {policy_id: np.flatnonzero(agents == policy_id) for policy_id in policies}
+    return {policy_id: rows for policy_id, rows in turns.items() if len(rows)}
+
+
+def _own_rows(batch: Batch, rows: npt.NDArray[np.intp]) -> Batch:
+    """Select rows, with their agent's own observations: without `agent_id`, and as an array if nothing else remains."""
+    part: Batch = batch[rows]
+    for name in ("obs", "obs_next"):
+        values = {key: value for key, value in (values_of(part.get(name)) or {}).items() if key != _AGENT}
+        if values:
+            part[name] = values["obs"] if values.keys() == {"obs"} else Batch(values)
+    return part
 
 
 class MultiAgentOnPolicyAlgorithm(_Independent[OnPolicyAlgorithm[Any]]):

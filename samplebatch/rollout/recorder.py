@@ -82,6 +82,12 @@ _NO_RETURNS: Floats = np.empty(0)
 _NO_LENS: Ints = np.empty(0, np.int64)
 
 
+def _zero_unless(keeps: Flags, returns: Floats) -> Floats:
+    """Replace the returns, shape (k,) or (k, agents), of some rows by 0."""
+    zeroed: Floats = np.where(keeps if returns.ndim == 1 else keeps[:, None], returns, 0.0)
+    return zeroed
+
+
 class EpisodeCount:
     """Counter of the episodes of n environments, for steps in chunks of any size.
 
@@ -123,10 +129,12 @@ class EpisodeCount:
         """Count steps, which must be in time order.
 
         - `done`: whether each step ended an episode, shape (k,).
-        - `rewards`: rewards, shape (k,).
+        - `rewards`: rewards, shape (k,), or (k, agents).
         - `envs`: environment of each step, shape (k,); None for all environments in order.
         - `steps`: maximum steps of one environment; `envs` is required if it exceeds 1.
         """
+        if rewards.ndim != self._returns.ndim:
+            self._returns = np.zeros((len(self._t), *rewards.shape[1:]))
         if envs is not None and steps > 1:
             return self._add_runs(done, rewards, envs)
         # Returned arrays are never modified.
@@ -166,7 +174,7 @@ class EpisodeCount:
         env_of, first = envs[starts], new_env[starts]
         before = np.where(first, self._t[env_of], 0)
         lens = before + lengths
-        returns = np.add.reduceat(rewards[order], starts) + np.where(first, self._returns[env_of], 0.0)
+        returns = np.add.reduceat(rewards[order], starts, axis=0) + _zero_unless(first, self._returns[env_of])
         ids = np.where(first, self._eps_id[env_of], episode_ids(len(starts)))
 
         over = done[stops - 1]
@@ -175,7 +183,7 @@ class EpisodeCount:
         # Returned arrays are never modified.
         self._t, self._returns, self._eps_id = self._t.copy(), self._returns.copy(), self._eps_id.copy()
         self._t[env_newest] = lens[newest] * goes_on
-        self._returns[env_newest] = np.where(goes_on, returns[newest], 0.0)
+        self._returns[env_newest] = _zero_unless(goes_on, returns[newest])
         self._eps_id[env_newest] = np.where(goes_on, ids[newest], episode_ids(len(env_newest)))
         if not _count(over):
             return CountedSteps(None, _NO_RETURNS, _NO_LENS, ids, before, lengths, order)
@@ -194,15 +202,15 @@ class EpisodeCount:
         starts[1:] = ends[: len(starts) - 1] + 1
         lengths = np.append(starts[1:], count) - starts
         # The first run continues the running episode.
-        t, before = np.zeros(len(starts), np.int64), np.zeros(len(starts))
+        t, before = np.zeros(len(starts), np.int64), np.zeros((len(starts), *rewards.shape[1:]))
         t[0], before[0] = self._t[0], self._returns[0]
         ids = self._eps_id if len(starts) == 1 else np.append(self._eps_id, episode_ids(len(starts) - 1))
-        returns, lens = np.add.reduceat(rewards, starts) + before, t + lengths
+        returns, lens = np.add.reduceat(rewards, starts, axis=0) + before, t + lengths
         # Returned arrays are never modified.
         if is_open:
             self._t, self._returns, self._eps_id = lens[-1:], returns[-1:], ids[-1:]
         else:
-            self._t, self._returns, self._eps_id = np.zeros(1, np.int64), np.zeros(1), episode_ids(1)
+            self._t, self._returns, self._eps_id = np.zeros(1, np.int64), np.zeros_like(before[:1]), episode_ids(1)
         if not closed:
             return CountedSteps(None, _NO_RETURNS, _NO_LENS, ids, t, lengths, np.arange(count))
         counted = returns[:closed], lens[:closed]

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
     from tianshou.utils.net.continuous import VAE, Perturbation
     from tianshou.utils.torch_utils import policy_within_training_step
 
-from samplebatch.learn import (  # noqa: E402
+from samplebatch.learn import (
     MLP,
     AdamOptimizerFactory,
     ContinuousActorDeterministic,
