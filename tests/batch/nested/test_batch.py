@@ -73,7 +73,7 @@ def test_subclasses_stay_themselves() -> None:
         steps.copy(),
         steps.to_torch(),
         next(iter(steps)),
-        pickle.loads(pickle.dumps(Batch(s=1))).__class__,
+        type(pickle.loads(pickle.dumps(Batch(s=1)))),
     ):
         assert made is Batch or type(made) is Steps
     assert type(steps.n) is Batch
