@@ -209,7 +209,7 @@ def suggest_names(
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             # A constructor names the class that is created, which may be derived.
             is_complete = len(args) >= len(required) and (takes_values or len(args) <= len(positional))
-            if not is_complete or (kwargs and (required_keywords or not accepted.issuperset(kwargs))):
+            if not is_complete or required_keywords or (kwargs and not accepted.issuperset(kwargs)):
                 subject = type(args[0]).__name__ if function.__name__ == "__init__" and args else title
                 for name in kwargs:
                     if name not in parameters and (name in renamed or not takes_any):

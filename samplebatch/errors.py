@@ -230,11 +230,24 @@ def near_names(name: object, known: Iterable[object]) -> str:
     names = {str(n): repr(n) for n in known}
     if not names:
         return "there are none"
-    near = difflib.get_close_matches(str(name), names, n=3)
+    synonyms = [word for group in _SYNONYMS if name in group for word in group if word in names and word != name]
+    near = synonyms or difflib.get_close_matches(str(name), names, n=3)
     if near:
         return f"did you mean {' or '.join(map(names.__getitem__, near))}?"
     shown = ", ".join([*names.values()][:12])
     return f"there are {shown}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+_SYNONYMS = (
+    ("obs", "observation", "observations", "state", "states"),
+    ("obs_next", "new_obs", "next_obs", "next_observation", "next_observations", "next_state", "next_states"),
+    ("act", "action", "actions"),
+    ("rew", "reward", "rewards"),
+    ("terminated", "terminateds", "terminations", "done", "dones"),
+    ("truncated", "truncateds", "truncations", "timeouts"),
+    ("info", "infos"),
+)
+"""Names of one column in several libraries."""
 
 
 def no_such_column(name: object, known: Iterable[str]) -> ColumnNotFoundError:

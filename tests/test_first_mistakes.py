@@ -64,6 +64,11 @@ def optimizer() -> Any:
     return torch.optim.Adam([torch.zeros(1)])
 
 
+def report() -> Any:
+    """Return the report of a collector."""
+    return Collector("random", env()).collect(n_step=2)
+
+
 def use_closed_collector() -> None:
     collector = Collector("random", env())
     collector.close()
@@ -114,7 +119,46 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown convention": (lambda: lib.SampleBatch.as_batch(steps(), convention="tianshu"), "did you mean 'tianshou'"),
     "pack without tokens": (lambda: steps().pack(max_tokens=8), "lengths must be .* without ragged columns"),
     "unknown group": (lambda: steps().group_by("eps"), "did you mean 'eps_id'"),
+    "Gymnasium's name": (lambda: steps()["observations"], "did you mean 'obs'"),
+    "column set as an attribute": (
+        lambda: setattr(lib_steps(), "rewards", 0),
+        r"columns are items, batch\['rewards'\]",
+    ),
+    "NumPy's method": (lambda: lib_steps().numpy(), r"batch\['obs'\] is a NumPy array"),
+    "RLlib's static method": (lambda: lib.SampleBatch.concat_samples([]), "from samplebatch import concat_samples"),
+    "array for columns": (lambda: lib.SampleBatch(np.zeros((4, 2))), "columns must be a mapping, .* got a ndarray"),
+    "rows for columns": (lambda: lib.SampleBatch([{"obs": 1}]), "convert.from_dicts accepts a list of dicts"),
+    "column of several policies": (
+        lambda: lib.MultiAgentBatch({"a": steps()}, 4).obs,
+        r"columns belong to the batch of a policy, batch\['policy_id'\]\['obs'\]",
+    ),
+    "RLlib's name of a nested batch": (lambda: Batch(rew=[1]).reward, "no attribute 'reward': did you mean 'rew'"),
+    "array for a nested batch": (lambda: lib.Batch(np.zeros((2, 4))), "got ndarray; name the value"),
+    "tensors of a nested batch": (lambda: Batch(obs=[1]).to_tensor(), r"to_torch\(\) has tensors"),
+    "rows of a nested batch": (lambda: Batch(obs=[1]).sample(2), r"split\(64\) all of them in random order"),
+    "nested batches one by one": (
+        lambda: lib.Batch.cat(Batch(a=[1]), Batch(a=[2])),
+        r"one list, Batch.cat\(\[a, b\]\)",
+    ),
     # Buffers
+    "rows by another name": (lambda: filled().sample(n=4), "sample has no argument 'n'; did you mean 'batch_size'"),
+    "sample without a size": (lambda: filled().sample(), "sample requires 'batch_size'"),
+    "two numbers for a sample": (lambda: filled().sample(4, 8), "batch_size only by position, got 2 values"),
+    "unknown option of a sample": (lambda: filled().sample(4, n_steps=3), "did you mean 'n_step'"),
+    "step by position": (lambda: filled().add(np.zeros(3), 0, 1.0, np.zeros(3), False), "got 5 values by position"),
+    "steps of two rings by position": (
+        lambda: lib.VectorReplayBuffer(10, 2).add(np.zeros((2, 3)), [0, 0], [1.0, 1.0]),
+        r"values by name, add\(obs=..., .* got 3 values by position",
+    ),
+    "push": (lambda: filled().push(step()), r"add\(Batch\(obs=..., act=..., rew=..., ...\)\) adds a step"),
+    "size of a buffer": (lambda: filled().size(), r"len\(buffer\) rows are stored, of maxsize"),
+    "clear": (lambda: filled().clear(), r"reset\(\) removes all rows"),
+    "sample_batch": (lambda: filled().sample_batch(4), r"sample\(batch_size\) returns sampled rows and their indices"),
+    "update_priorities": (
+        lambda: lib.PrioritizedReplayBuffer(9, 0.6, 0.4).update_priorities([0], [1.0]),
+        r"update_weight\(indices, priorities\) sets priorities",
+    ),
+    "RLlib's name of a buffer's column": (lambda: filled().rewards, "did you mean 'rew'"),
     "size of a vector buffer": (lambda: lib.VectorReplayBuffer(size=100), "did you mean 'total_size'"),
     "vector buffer without rings": (lambda: lib.VectorReplayBuffer(100), "VectorReplayBuffer requires 'buffer_num'"),
     "num_envs": (lambda: lib.VectorReplayBuffer(100, num_envs=4), "did you mean 'buffer_num'"),
@@ -146,7 +190,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "environment for processes": (lambda: lib.RolloutWorkers("random", env(), num_workers=1), "pass functions that"),
     "n_workers": (lambda: lib.RolloutWorkers("random", "CartPole-v1", n_workers=1), "did you mean 'num_workers'"),
     "workers not started": (lambda: RolloutWorkers("random", "CartPole-v1").collect(n_step=3), "in a with statement"),
+    "run": (lambda: lib.Collector("random", env()).run(100), r"collect\(n_step=...\) or collect\(n_episode=...\)"),
+    "sample of a collector": (
+        lambda: lib.Collector("random", env()).sample(),
+        r"collector.buffer.sample\(batch_size\)",
+    ),
+    "steps of a report": (lambda: report().obs, "stats.batch has the steps of a collector without a buffer"),
+    "item of a report": (lambda: report()["rew"], "a report has attributes, got the item 'rew'"),
+    "method of a space": (lambda: lib.Collector(env().action_space.sample, env()), "pass env.action_space or 'random'"),
+    "older id of Atari": (lambda: lib.Collector("random", "PongNoFrameskip-v4"), "did you mean 'ALE/Pong-v5'"),
     # Returns and learning
+    "gae by position": (lambda: untyped_gae([1.0], [0.5]), "gae requires 'values'"),
+    "Tianshou's older name": (lambda: learn().PPOPolicy, "no attribute 'PPOPolicy'; did you mean 'PPO'"),
     "GAE(lam=)": (lambda: lib_gae(lam=0.9), "did you mean 'lambda_'"),
     "gae(lam=)": (lambda: untyped_gae([1.0], values=[1.0], lam=0.9), "did you mean 'gae_lambda'"),
     "optimizer for its factory": (lambda: learn().DQN(policy=None, optim=optimizer()), "pass AdamOptimizerFactory"),
@@ -159,6 +214,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "address without a scheme": (lambda: ReplayClient("localhost:5000", "t"), "an address such as 'grpc://host:5000'"),
     "client without a table": (lambda: lib_client("grpc://127.0.0.1:1"), "ReplayClient requires 'table'"),
     "unknown table": (ask_for_unknown_table, "did you mean 'train'"),
+    "table for a list": (lambda: ReplayServer(lib_table("t", capacity=9)), r"got a ReplayTable; pass \[table\]"),
     "name for a table": (lambda: ReplayServer("t"), "tables must be a list of ReplayTable"),  # type: ignore[arg-type]
     "table without a capacity": (lambda: lib_table("t"), "ReplayTable requires 'capacity'"),
     "capacity by position": (lambda: lib_table("t", 10), "pass others by name: kind=..., capacity="),
@@ -195,11 +251,12 @@ def test_first_mistakes_are_answered(mistake: str, tmp_path: Path, monkeypatch: 
     ("arguments", "way_out"),
     [
         (["train", "dqnn", "CartPole-v1"], "did you mean 'dqn'"),
+        (["train", "CartPole-v1", "dqn"], "the order is: train ALGORITHM ENVIRONMENT"),
         (["train", "dqn", "CartPol-v1"], "did you mean 'CartPole-v1'"),
         (["serve", "-t", "t"], "NAME=KIND:CAPACITY"),
         (["trian"], "Did you mean 'train'"),
     ],
-    ids=["algorithm", "environment", "table", "command"],
+    ids=["algorithm", "swapped", "environment", "table", "command"],
 )
 def test_first_mistakes_of_commands_are_answered(arguments: list[str], way_out: str) -> None:
     if arguments[0] == "train":

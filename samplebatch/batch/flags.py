@@ -74,6 +74,8 @@ METHODS_ELSEWHERE = {
     "filter": "batch[mask] has the steps at which a boolean array is True",
     "head": "batch[:5] has the first five steps",
     "iloc": "batch[2:5] and batch[indices] are steps by position, batch['obs'] is a column",
+    "concat_samples": "from samplebatch import concat_samples joins a list of batches",
+    "numpy": "batch['obs'] is a NumPy array, to_torch() has tensors",
     "load": "samplebatch.load(path) reads a file that save(path) wrote",
     "sample": "batch[rng.integers(len(batch), size=64)] has random steps, minibatches(64) all of them in random order",
     "shape": "len(batch) is the number of steps, batch['obs'].shape the shape of a column",
@@ -91,12 +93,25 @@ class MissingAttribute:
     def __get__(self, batch: Any, owner: type) -> Any:
         raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}: {self.way_out}")
 
+    def __set__(self, batch: Any, value: Any) -> None:
+        raise AttributeError(f"{self.name!r} must not be set as an attribute: {self.way_out}")
+
+
+_COLUMNS = (*names.TO_NESTED, *names.TO_FLAT, names.ADVANTAGES, names.EPS_ID)
+
+
+def missing_columns_of_agents() -> dict[str, MissingAttribute]:
+    """Return common column names as attributes that a batch of several policies does not have."""
+    return {
+        name: MissingAttribute(name, f"columns belong to the batch of a policy, batch['policy_id'][{name!r}]")
+        for name in _COLUMNS
+    }
+
 
 def missing_attributes() -> dict[str, MissingAttribute]:
     """Return the attributes that users of other libraries expect: common column names, and `METHODS_ELSEWHERE`."""
-    columns = (*names.TO_NESTED, *names.TO_FLAT, names.ADVANTAGES, names.EPS_ID)
     items = {
         name: f"columns are items, batch[{names.TO_FLAT.get(name, name)!r}]; as_batch() has them as attributes"
-        for name in columns
+        for name in _COLUMNS
     }
     return {name: MissingAttribute(name, way_out) for name, way_out in (items | METHODS_ELSEWHERE).items()}

@@ -15,6 +15,7 @@ from samplebatch.arguments import suggest_names, whole
 from samplebatch.batch import arrow, bulk, summary
 from samplebatch.batch.delivery import Delivery, each_part
 from samplebatch.batch.episodes import by_stream, ends_by_change, ends_in, number_env_steps
+from samplebatch.batch.flags import missing_columns_of_agents
 from samplebatch.batch.sample_batch import OBSERVATIONS, SampleBatch, ValuesT
 from samplebatch.batch.sequences import steps_of, unpadded
 from samplebatch.column.interface import Indices
@@ -65,6 +66,7 @@ class MultiAgentBatch(Generic[ValuesT]):
     """
 
     policy_batches: dict[PolicyID, SampleBatch[ValuesT]]
+    vars().update(missing_columns_of_agents())
 
     @suggest_names(count="env_steps")
     def __init__(self, policy_batches: dict[PolicyID, SampleBatch[ValuesT]], env_steps: int) -> None:

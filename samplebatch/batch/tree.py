@@ -57,11 +57,15 @@ def columns_in(positional: tuple[Any, ...], named: dict[str, Any]) -> dict[Any, 
         return source | named
     values = values_of(source)
     try:
+        if isinstance(source, np.ndarray):
+            raise TypeError("an array has no names")
         return dict(source if values is None else values.items()) | named
     except (TypeError, ValueError) as error:
+        is_rows = isinstance(source, list) and all(isinstance(row, dict) for row in source)
+        hint = "; samplebatch.convert.from_dicts accepts a list of dicts" if is_rows else ""
         raise ColumnTypeError(
             "columns must be a mapping, a dataclass, a named tuple or pairs of names and columns, "
-            f"got a {type(source).__name__}"
+            f"got a {type(source).__name__}{hint}"
         ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Never, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -232,6 +232,7 @@ class ReplayBuffer:
         self,
         batch: Batch | Mapping[str, Any] | None = None,
         buffer_ids: npt.NDArray[Any] | Sequence[int] | None = None,
+        *values: Never,
         **columns: Any,
     ) -> Added:
         """Add a step.
@@ -256,8 +257,10 @@ class ReplayBuffer:
             then.
         ArgumentError, RingError
             If the first step lacks a column of `compress` or `ragged`; if `buffer_ids` is invalid, or the buffer has no
-            slots.
+            slots; if values are given by position.
         """
+        if values:
+            raise views.values_by_position(len(values) + 2)
         table = self._table
         with table.lock:
             unit = getattr(batch, "_action_unit", None)
@@ -345,14 +348,15 @@ class ReplayBuffer:
 
     def sample(
         self,
-        batch_size: int | None,
-        *,
+        batch_size: int | None = views.REQUIRED,
+        *more: Never,
         n_step: int | None = None,
         gamma: float = _GAMMA,
         max_age: int | None = None,
         once: bool = False,
         device: Device | None = None,
         floats: Floats | None = None,
+        **unknown: Never,
     ) -> Sample[Batch, Ints]:
         """Sample rows; see `sample_indices`.
 
@@ -384,8 +388,8 @@ class ReplayBuffer:
         Raises
         ------
         EmptyBufferError, ArgumentError, DeviceError, ColumnNotFoundError
-            If there are no rows to sample; if an argument is out of range; if torch cannot use the device; if `n_step`
-            requires next observations that rows do not have. Nothing is sampled then.
+            If there are no rows to sample; if an argument is out of range or unknown; if torch cannot use the device;
+            if `n_step` requires next observations that rows do not have. Nothing is sampled then.
 
         Examples
         --------
@@ -396,6 +400,8 @@ class ReplayBuffer:
         >>> batch.returns, batch.discount, batch.obs_next
         (array([1.75, 1.75, 1.75, 1.5 , 1.  ]), array([0.125, 0.125, 0.   , 0.   , 0.   ]), array([3, 4, 5, 5, 5]))
         """
+        if more or unknown or batch_size is views.REQUIRED:
+            raise views.arguments_of_sample(more, unknown)
         limits = None if max_age is None and not once else (max_age, once)
         if device is not None or floats is not None:
             delivery = Delivery(device, floats)
@@ -994,15 +1000,7 @@ class ReplayBuffer:
         return summary.as_html(*views.summarize(self))
 
     def to_sample_batch(self) -> SampleBatch:
-        """Copy all rows into a flat batch, in time order, ring by ring; names are preserved.
-
-        Examples
-        --------
-        >>> buf = ReplayBuffer(4)
-        >>> added = buf.add(Batch(obs=7, act=0, rew=1.0, terminated=False, truncated=False))
-        >>> buf.to_sample_batch()["obs"]
-        array([7])
-        """
+        """Copy all rows into a flat batch, in time order, ring by ring; names are preserved."""
         rows: Batch = self[:] if len(self) else Batch()
         return as_sample_batch(rows)
 
@@ -1193,5 +1191,4 @@ class ReplayBuffer:
         self._use(kind.from_state_dict(table.rings.capacity, table.rings.stored_slots(), sampler_state))
 
 
-_BOUND = frozenset(("_table", "_ring", "_start", "_sampler"))
-"""Attributes that pickles omit or store in another form."""
+_BOUND = frozenset(("_table", "_ring", "_start", "_sampler"))  # Pickles omit or convert these attributes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from samplebatch.arguments import suggest_names, whole
 from samplebatch.batch.action_unit import common_unit
 from samplebatch.batch.nested.batch import Batch
+from samplebatch.buffer import views
 from samplebatch.buffer.gather import rows_at
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Added, Ints
@@ -140,6 +141,7 @@ class ReplayBufferManager(ReplayBuffer):
         self,
         batch: Batch | Mapping[str, Any] | None = None,
         buffer_ids: npt.NDArray[Any] | Sequence[int] | None = None,
+        *values: Never,
         **columns: Any,
     ) -> Added:
         """Add a step of each environment, or of some.
@@ -167,7 +169,11 @@ class ReplayBufferManager(ReplayBuffer):
             If a column does not have k rows, or cannot store them exactly; names the column. Nothing has changed then.
         RingError
             If a buffer does not exist or has no slots.
+        ArgumentError
+            If values are given by position.
         """
+        if values:
+            raise views.values_by_position(len(values) + 2)
         table = self._table
         rings = None if buffer_ids is None else self._rings_of(buffer_ids)
         with table.lock:
@@ -317,6 +323,7 @@ class CachedReplayBuffer(ReplayBufferManager):
         self,
         batch: Batch | Mapping[str, Any] | None = None,
         buffer_ids: npt.NDArray[Any] | Sequence[int] | None = None,
+        *values: Never,
         **columns: Any,
     ) -> Added:
         """Add a step of each environment, or of some; episodes that end with it move to the main buffer.
@@ -340,6 +347,8 @@ class CachedReplayBuffer(ReplayBufferManager):
         SampleBatchError
             As in `ReplayBufferManager.add`. Nothing has changed then.
         """
+        if values:
+            raise views.values_by_position(len(values) + 2)
         step = step_values(batch, columns)
         rings = None if buffer_ids is None else self._rings_of(buffer_ids)
         chosen = np.arange(1, self.buffer_num) if rings is None else rings + 1

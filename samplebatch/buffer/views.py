@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,51 @@ class AbsentColumn(NamedTuple):
     columns: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.kind!r} object has no attribute {self.name!r}: {errors.no_such_column(self.name, self.columns)}"
+        way_out = _METHODS_ELSEWHERE.get(self.name) or errors.no_such_column(self.name, self.columns)
+        return f"{self.kind!r} object has no attribute {self.name!r}: {way_out}"
+
+
+_ADD = "add(Batch(obs=..., act=..., rew=..., ...)) adds a step, and extend(batch) the steps of a batch"
+_SAMPLE = "sample(batch_size) returns sampled rows and their indices"
+_METHODS_ELSEWHERE: Final = {
+    **dict.fromkeys(("append", "push", "store", "insert", "put", "remember", "add_batch"), _ADD),
+    **dict.fromkeys(("sample_batch", "get_batch", "get_sample", "draw"), _SAMPLE),
+    **dict.fromkeys(("size", "capacity", "full", "is_full", "pos", "ptr"), "len(buffer) rows are stored, of maxsize"),
+    **dict.fromkeys(("clear", "empty", "flush"), "reset() removes all rows"),
+    **dict.fromkeys(("update_priorities", "update_priority"), "update_weight(indices, priorities) sets priorities"),
+    **dict.fromkeys(("to_torch", "to", "device"), "sample(batch_size, device=...) returns tensors"),
+    "shape": "len(buffer) rows are stored, buffer.obs.shape is the shape of a column",
+}
+"""Attributes of buffers in other libraries, and what has their place here."""
+
+
+def values_by_position(count: int) -> errors.ArgumentError:
+    """Return the error for a step whose values are given by position, as for other libraries' buffers."""
+    return errors.ArgumentError(
+        f"a step must be a Batch or have its values by name, add(obs=..., act=..., rew=..., terminated=..., "
+        f"truncated=..., obs_next=...), got {count} values by position"
+    )
+
+
+REQUIRED: Final[Any] = object()
+"""Default of an argument that must be given."""
+
+
+def arguments_of_sample(more: Collection[Any], unknown: Iterable[str]) -> errors.ArgumentError:
+    """Return the error for wrong arguments of `ReplayBuffer.sample`."""
+    known = ("batch_size", "n_step", "gamma", "max_age", "once", "device", "floats")
+    if more:
+        return errors.ArgumentError(
+            f"sample accepts batch_size only by position, got {len(more) + 1} values; others have names"
+        )
+    for name in unknown:
+        near = "did you mean 'batch_size'?" if name in _BATCH_SIZES else errors.near_names(name, known)
+        return errors.ArgumentError(f"sample has no argument {name!r}; {near}")
+    return errors.ArgumentError("sample requires 'batch_size'")
+
+
+_BATCH_SIZES = frozenset(("n", "k", "num", "size", "batch", "count", "sample_size", "num_items", "n_samples"))
+"""Names of the number of sampled rows in other libraries."""
 
 
 class StepColumn:

@@ -152,7 +152,9 @@ def find_recipe(name: str) -> Recipe:
     samplebatch.errors.ArgumentError: there is no algorithm 'dpn'; did you mean 'dqn'?
     """
     if name not in RECIPES:
-        raise ArgumentError(f"there is no algorithm {name!r}; {near_names(name, RECIPES)}")
+        is_swapped = "/" in name or "-v" in name
+        hint = "the order is: train ALGORITHM ENVIRONMENT" if is_swapped else near_names(name, RECIPES)
+        raise ArgumentError(f"there is no algorithm {name!r}; {hint}")
     return RECIPES[name]
 
 

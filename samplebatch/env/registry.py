@@ -257,7 +257,9 @@ def _find_registered(name: str) -> Callable[..., Any]:
             ids += registry
             if env_id in registry:
                 return partial(import_module("pettingzoo").make, interface, env_id)
-        raise EnvironmentSpecError(f"no environment {name!r}; {near_names(env_id, dict.fromkeys(ids))}") from error
+        game = re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)-v\d", env_id)
+        near = f"did you mean 'ALE/{game[1]}-v5'?" if game else near_names(env_id, dict.fromkeys(ids))
+        raise EnvironmentSpecError(f"no environment {name!r}; {near}") from error
 
 
 def _pettingzoo_registries() -> Iterator[tuple[str, Collection[str]]]:

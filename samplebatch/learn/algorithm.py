@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from samplebatch.arguments import check_names
+from samplebatch.arguments import check_names, suggest_names
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
@@ -159,7 +159,15 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
             optimizer.requires_finite = not allow
 
     def train(self, mode: bool = True) -> Self:
-        """Set torch's training mode; an update uses both modes."""
+        """Set torch's training mode; an update uses both modes.
+
+        Raises
+        ------
+        ArgumentError
+            If `mode` is not a bool, such as a number of steps.
+        """
+        if mode is not True and mode is not False:
+            raise ArgumentError(f"mode must be True or False, got {mode!r}; run_training(params) trains the policy")
         set_training(self, mode)
         return self
 
@@ -275,6 +283,7 @@ class Algorithm(nn.Module, Generic[PolicyT], ABC):
     def create_trainer(self, params: Any) -> trainer.Trainer[Any]:
         """Create a trainer of the algorithm with its `TrainerParams`."""
 
+    @suggest_names(**dict.fromkeys(("max_epochs", "max_epoch", "training_collector"), "params=...TrainerParams(...)"))
     def run_training(self, params: Any) -> trainer.InfoStats:
         """Create a trainer, run it, and return its summary."""
         return self.create_trainer(params).run()

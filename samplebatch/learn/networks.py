@@ -10,7 +10,7 @@ import copy
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, Self, TypeAlias, TypeVar, cast
@@ -23,7 +23,7 @@ from torch import nn
 
 from samplebatch.arguments import choice, fraction, positive, suggest_names, whole
 from samplebatch.batch.nested.node import values_of
-from samplebatch.errors import ArgumentError
+from samplebatch.errors import ArgumentError, PolicySpecError
 
 
 def set_training(module: nn.Module, mode: bool) -> None:
@@ -95,13 +95,22 @@ FOR_SPACE = "the class method for_space accepts a space"
 def call_network(network: nn.Module, obs: Any, state: Any = None) -> tuple[Any, Any]:
     """Call a network; return its output, and its state or None.
 
-    The state is passed to networks with a parameter `state` or `*args`.
+    The state is passed to networks with a parameter `state` or `*args`. Raises PolicySpecError if observations do not
+    have the width of a network's first layer.
 
     >>> call_network(nn.Identity(), 3, state="another's")
     (3, None)
     """
     kind: Any = type(network)
-    result = network(obs) if state is None or not _accepts_state(kind) else network(obs, state)
+    try:
+        result = network(obs) if state is None or not _accepts_state(kind) else network(obs, state)
+    except RuntimeError as error:
+        if "shapes cannot be multiplied" not in str(error):
+            raise
+        shape = f"shape {tuple(obs.shape)}" if isinstance(obs, torch.Tensor) else f"a {type_name(obs)}"
+        raise PolicySpecError(
+            f"observations must have a leading axis of rows and the width of the network's input, got {shape}: {error}"
+        ) from error
     return result if isinstance(result, tuple) and len(result) == 2 else (result, None)
 
 
@@ -162,7 +171,7 @@ class VectorOutput(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickle's default requires that `__class__` is the type.
-        return object.__new__, (type(self),), self.__getstate__()
+        return object.__new__, (type(self),), self.__dict__
 
     def get_output_dim(self) -> int:
         """Return `output_dim`."""
@@ -312,6 +321,8 @@ class MLP(VectorOutput):
                 f"output_dim must be a whole number from 0, got {output_dim}; pass hidden_sizes= by name"
             )
         self.input_dim, self.flatten_input = whole("input_dim", input_dim, 1), flatten_input
+        if not isinstance(hidden_sizes, Iterable):
+            raise ArgumentError(f"hidden_sizes must be a list of widths, got {hidden_sizes!r}; pass [{hidden_sizes!r}]")
         widths = [self.input_dim, *(whole("hidden_sizes", size, 1) for size in hidden_sizes)]
         hidden = len(widths) - 1
         norms, norms_args = _per_layer("norm_layer", norm_layer, hidden), _per_layer("norm_args", norm_args, hidden)

@@ -243,7 +243,13 @@ class Policy(nn.Module, ABC):
         parameter = first_parameter(self)
         device = torch.device("cpu") if parameter is None else parameter.device
         dtype = torch.float32 if parameter is None else parameter.dtype
-        obs = batch.obs
+        try:
+            obs = batch.obs
+        except AttributeError:
+            raise PolicySpecError(
+                f"a policy must be called with a Batch that has 'obs', got a {type(batch).__name__}; pass "
+                "Batch(obs=observations), or call compute_action(obs) for one observation"
+            ) from None
         if KINDS[type(obs)] == NODE:
             values = obs.__dict__
             for mask_name, obs_name in _OBS_BY_MASK.items():

@@ -409,6 +409,10 @@ def as_policy(
         policy = RandomPolicy(policy, seed=seed)
     if takes is None or deterministic:
         policy = wrap_peer(policy_of(policy), deterministic=deterministic)
+    if is_space(getattr(policy, "__self__", None)):
+        raise PolicySpecError(
+            "a policy must be a space itself, got its method sample; pass env.action_space or 'random'"
+        )
     if isinstance(policy, type):
         raise PolicySpecError(f"a policy must be an instance, got the class {policy.__name__}")
     if not callable(policy):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from samplebatch import names
 from samplebatch.arguments import suggest_names, whole
 from samplebatch.batch.action_unit import ActionUnit, common_unit
+from samplebatch.batch.flags import MissingAttribute
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
@@ -55,6 +56,14 @@ class Uncopied:
         )
 
 
+_COLLECT = "collect(n_step=...) or collect(n_episode=...) collects steps"
+_ELSEWHERE = {
+    **dict.fromkeys(("run", "step", "rollout", "collect_rollouts"), _COLLECT),
+    "sample": "collector.buffer.sample(batch_size) returns sampled rows and their indices",
+}
+"""Methods of collectors in other libraries, and what has their place here."""
+
+
 class BaseCollector(Uncopied, ABC, Generic[BatchT]):
     """Base of collectors: policies act in environments, and every step is stored in a buffer or a batch.
 
@@ -64,6 +73,7 @@ class BaseCollector(Uncopied, ABC, Generic[BatchT]):
         Steps, completed episodes and seconds since the last `reset_stat`.
     """
 
+    vars().update({name: MissingAttribute(name, way_out) for name, way_out in _ELSEWHERE.items()})
     _kept: ClassVar[Sequence[str]] = ("_unroll_id", "collect_step", "collect_episode", "collect_time")
     """Attributes with plain values that `state_dict` includes."""
 

@@ -13,9 +13,11 @@ import numpy.typing as npt
 
 from samplebatch import names
 from samplebatch.batch.episodes import EpisodeEnds, by_stream, episode_ends, run_starts
+from samplebatch.batch.flags import MissingAttribute
 from samplebatch.batch.multi_agent import MultiAgentBatch
 from samplebatch.batch.sample_batch import SampleBatch
 from samplebatch.batch.summary import aligned, html_table
+from samplebatch.errors import ArgumentError
 from samplebatch.names import PolicyID, for_html
 
 _NEEDED = (names.EPS_ID, names.T, names.AGENT_INDEX, names.REWARDS)
@@ -383,6 +385,14 @@ class SequenceSummaryStats(PrintedAsDict):
         return cls(float(array.mean()), float(array.std()), float(array.max()), float(array.min()))
 
 
+_STEPS = "stats.batch has the steps of a collector without a buffer, collector.buffer has them otherwise"
+_ELSEWHERE = {
+    **dict.fromkeys(("obs", "act", "actions", "rew", "rewards", "buffer", "data"), _STEPS),
+    **dict.fromkeys(("rews", "mean_reward", "reward"), "stats.returns has the sum of rewards of each episode"),
+}
+"""Attributes of reports in other libraries, and what has their place here."""
+
+
 @dataclass(frozen=True, repr=False)
 class CollectStats(PrintedAsDict, Generic[BatchT]):
     """Statistics of one call of `collect`: episodes, steps, speed, returns and the batch.
@@ -422,6 +432,11 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
     # The type omits None, because only a collector with a buffer returns None.
     batch: BatchT | Any = None
     policies: Mapping[PolicyID, CollectStats[Any]] = field(default_factory=dict)
+    vars().update({name: MissingAttribute(name, way_out) for name, way_out in _ELSEWHERE.items()})
+
+    def __getitem__(self, key: object) -> Any:
+        fields_of_report = ", ".join(map(repr, self.__dataclass_fields__))
+        raise ArgumentError(f"a report has attributes, got the item {key!r}; there are {fields_of_report}")
 
     def __repr__(self) -> str:
         text = aligned(self._title(), _HEADINGS, self._rows())

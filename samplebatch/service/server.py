@@ -301,6 +301,10 @@ def _close(server: weakref.ref[ReplayServer]) -> None:
 
 def _by_name(tables: Iterable[ReplayTable | RowTable]) -> dict[str, ReplayTable | RowTable]:
     tables_by_name: dict[str, ReplayTable | RowTable] = {}
+    if not isinstance(tables, Iterable):
+        raise ArgumentError(
+            f"tables must be a list of ReplayTable or RowTable, got a {type(tables).__name__}; pass [table]"
+        )
     for table in tables:
         if not hasattr(table, "info"):
             raise ArgumentError(f"tables must be a list of ReplayTable or RowTable, got a {type(table).__name__}")

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 import samplebatch
 from samplebatch import GAE, Batch, Collector, MultiAgentBatch, ReplayBuffer, SampleBatch
-from samplebatch.errors import ArgumentError
+from samplebatch.errors import ArgumentError, PolicySpecError
 from samplebatch.learn import (
     DQN,
     PPO,
@@ -68,9 +68,12 @@ def optimizer(kind: Any) -> Any:
         (lambda: ppo().update(64, filled(), 2), r"got 64; the order is update\(buffer, 64\)"),  # type: ignore[arg-type]
         (lambda: dqn().update(None, 64), "buffer must be a replay buffer or a batch, got None"),
         (lambda: dqn().update(MultiAgentBatch({}, 0)), "got a MultiAgentBatch; pass batch"),
-        (lambda: MultiAgentOffPolicyAlgorithm({"a": dqn()}).update(filled(), 8), "got a VectorReplayBuffer"),
+        (lambda: MultiAgentOffPolicyAlgorithm({"a": dqn()}).update(filled(), 8), "must have 'agent_id'"),
         (lambda: OffPolicyTrainer(max_epoch=1), "no argument 'max_epoch'; there are 'algorithm', 'params'"),  # type: ignore[call-arg]
         (lambda: OnPolicyTrainer(ppo()), "OnPolicyTrainer requires 'params'"),  # type: ignore[call-arg]
+        (lambda: Net(3, 4, 64), r"hidden_sizes must be a list of widths, got 64; pass \[64\]"),  # type: ignore[arg-type]
+        (lambda: dqn().train(1000), r"mode must be True or False, got 1000; run_training\(params\) trains"),
+        (lambda: dqn().run_training(max_epochs=2), r"did you mean 'params=...TrainerParams\(...\)'"),  # type: ignore[call-arg]
         (lambda: Net(), "Net requires 'state_shape'"),  # type: ignore[call-arg]
         (lambda: Net(3, 4, hidden_size=[8]), "did you mean 'hidden_sizes'"),  # type: ignore[call-arg]
         (lambda: OffPolicyTrainerParams(step_per_epoch=10), "did you mean 'epoch_num_steps'"),  # type: ignore[call-arg]
@@ -109,6 +112,20 @@ def test_the_learning_side_without_torch_says_what_to_install() -> None:
     code += "except ImportError as error:\n    print(type(error).__name__, error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "MissingExtraError 'torch' is not installed, but samplebatch.learn.PPO requires it" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("obs", "sentence"),
+    [
+        (np.zeros((1, 3)), r"a policy must be called with a Batch that has 'obs', got a ndarray; pass Batch\(obs="),
+        (Batch(obs=np.zeros(3)), r"observations must have a leading axis of rows .* got shape \(3,\)"),
+        (Batch(obs=np.zeros((1, 4))), r"the width of the network's input, got shape \(1, 4\): mat1 and mat2"),
+    ],
+    ids=["array", "one observation", "another width"],
+)
+def test_observations_that_do_not_fit_the_network_are_named(obs: Any, sentence: str) -> None:
+    with pytest.raises(PolicySpecError, match=sentence):
+        q_policy()(obs)
 
 
 def test_a_user_s_algorithm_takes_its_own_arguments() -> None:

@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Never, Self, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +65,7 @@ from samplebatch.batch.nested.values import (
     trees_equal,
 )
 from samplebatch.batch.sample_batch import SampleBatch
-from samplebatch.errors import ColumnMismatchError, ColumnTypeError, no_such_column
+from samplebatch.errors import ArgumentError, ColumnMismatchError, ColumnTypeError, near_names, no_such_column
 from samplebatch.names import Convention
 
 if TYPE_CHECKING:
@@ -361,6 +361,36 @@ def _has_leaves(source: Node) -> bool:
     return any(KINDS[type(value)] != NODE or _has_leaves(value) for value in source.__dict__.values())
 
 
+class _OtherName:
+    """Attribute that other libraries' batches have: AttributeError with the way out, unless it is a column."""
+
+    # Without `__set__`, the values of a batch come first.
+    def __init__(self, name: str, way_out: str = "") -> None:
+        self.name, self.way_out = name, way_out
+
+    def __get__(self, batch: Any, owner: type) -> Any:
+        way_out = self.way_out or near_names(self.name, () if batch is None else batch.__dict__)
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}: {way_out}")
+
+
+_JOIN = "Batch.cat([batch, other]) joins two batches"
+_TENSORS = "to_torch() has tensors, to_numpy() arrays"
+_OTHER_NAMES: Final = {
+    **dict.fromkeys(("append", "extend", "concat", "concatenate"), _JOIN),
+    **dict.fromkeys(("tensor", "to_tensor", "numpy"), _TENSORS),
+    "sample": "batch[rng.integers(len(batch), size=64)] has random rows, split(64) all of them in random order",
+    "shuffle": "batch[rng.permutation(len(batch))] has the rows in random order",
+    **dict.fromkeys(
+        (
+            "observation", "observations", "state_next", "next_obs", "new_obs", "next_observations", "action",
+            "actions", "reward", "rewards", "dones", "terminateds", "truncateds", "infos",
+        ),
+        "",
+    ),
+}  # fmt: skip
+"""Attributes of batches in other libraries, and what has their place here; empty for names of columns."""
+
+
 class Batch(Node):
     """Named values in a tree: arrays, tensors, distributions, objects and further batches.
 
@@ -403,6 +433,7 @@ class Batch(Node):
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
     _stack_rows = classmethod(stack_nodes)
+    vars().update({name: _OtherName(name, way_out) for name, way_out in _OTHER_NAMES.items()})
 
     def __init__(
         self,
@@ -620,11 +651,12 @@ class Batch(Node):
         adopt(_with_common_unit(self, rows), stack_nodes(Batch, rows, axis=axis).__dict__)
 
     @staticmethod
-    def cat(batches: Iterable[Mapping[str, Any] | Batch], *, missing: Missing = "zero") -> Batch:
+    def cat(batches: Iterable[Mapping[str, Any] | Batch], *others: Never, missing: Missing = "zero") -> Batch:
         """Concatenate batches: leaves of shape (n_i, ...) become (sum of n_i, ...).
 
         Raises ColumnMismatchError if row shapes differ, a value has no rows, a name is a nested batch in only some
-        batches, or names differ with `missing="error"`. Raises ColumnTypeError if a name has both tensors and arrays.
+        batches, or names differ with `missing="error"`. Raises ColumnTypeError if a name has both tensors and arrays,
+        ArgumentError if the batches are several arguments.
 
         Parameters
         ----------
@@ -644,6 +676,8 @@ class Batch(Node):
         Traceback (most recent call last):
         samplebatch.errors.ColumnMismatchError: column 'b' must be in every batch to be concatenated, batch 0 lacks it
         """
+        if others:
+            raise ArgumentError(f"batches must be one list, Batch.cat([a, b]), got {len(others) + 1} arguments")
         parts = list_one_or_more(batches)
         return _with_common_unit(cast("Batch", concatenate_nodes(Batch, parts, missing)), parts)
 
