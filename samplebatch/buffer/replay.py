@@ -232,7 +232,7 @@ class ReplayBuffer:
         self,
         batch: Batch | Mapping[str, Any] | None = None,
         buffer_ids: npt.NDArray[Any] | Sequence[int] | None = None,
-        *values: Never,
+        *more: Never,
         **columns: Any,
     ) -> Added:
         """Add a step.
@@ -259,8 +259,8 @@ class ReplayBuffer:
             If the first step lacks a column of `compress` or `ragged`; if `buffer_ids` is invalid, or the buffer has no
             slots; if values are given by position.
         """
-        if values:
-            raise views.values_by_position(len(values) + 2)
+        if more:
+            raise views.values_by_position(len(more) + 2)
         table = self._table
         with table.lock:
             unit = getattr(batch, "_action_unit", None)

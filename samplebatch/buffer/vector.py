@@ -141,7 +141,7 @@ class ReplayBufferManager(ReplayBuffer):
         self,
         batch: Batch | Mapping[str, Any] | None = None,
         buffer_ids: npt.NDArray[Any] | Sequence[int] | None = None,
-        *values: Never,
+        *more: Never,
         **columns: Any,
     ) -> Added:
         """Add a step of each environment, or of some.
@@ -172,8 +172,8 @@ class ReplayBufferManager(ReplayBuffer):
         ArgumentError
             If values are given by position.
         """
-        if values:
-            raise views.values_by_position(len(values) + 2)
+        if more:
+            raise views.values_by_position(len(more) + 2)
         table = self._table
         rings = None if buffer_ids is None else self._rings_of(buffer_ids)
         with table.lock:
@@ -323,7 +323,7 @@ class CachedReplayBuffer(ReplayBufferManager):
         self,
         batch: Batch | Mapping[str, Any] | None = None,
         buffer_ids: npt.NDArray[Any] | Sequence[int] | None = None,
-        *values: Never,
+        *more: Never,
         **columns: Any,
     ) -> Added:
         """Add a step of each environment, or of some; episodes that end with it move to the main buffer.
@@ -347,8 +347,8 @@ class CachedReplayBuffer(ReplayBufferManager):
         SampleBatchError
             As in `ReplayBufferManager.add`. Nothing has changed then.
         """
-        if values:
-            raise views.values_by_position(len(values) + 2)
+        if more:
+            raise views.values_by_position(len(more) + 2)
         step = step_values(batch, columns)
         rings = None if buffer_ids is None else self._rings_of(buffer_ids)
         chosen = np.arange(1, self.buffer_num) if rings is None else rings + 1
