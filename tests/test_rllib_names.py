@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import re
@@ -21,6 +22,8 @@ pytestmark = [
 PAGE = Path(__file__).parents[1] / "docs" / "rllib-names.md"
 MODULES = ("sample_batch", "view_requirement", "rnn_sequencing")
 CLASSES = ("SampleBatch", "MultiAgentBatch", "ViewRequirement")
+BUFFERS = ("ReplayBuffer", "PrioritizedReplayBuffer", "MultiAgentReplayBuffer", "StorageUnit", "ReplayMode")
+"""Classes of `ray.rllib.utils.replay_buffers` whose own methods or members are on the page."""
 EVERYWHERE = {"SampleBatch": dict, "MultiAgentBatch": object, "ViewRequirement": object}
 
 
@@ -55,6 +58,10 @@ def theirs() -> set[str]:
         # Of a dict's names those count that RLlib gives a meaning of its own.
         inherited = {name for name in dir(EVERYWHERE[kind]) if name not in vars(type(instance))}
         names |= {f"{kind}.{name}" for name in own - inherited}
+    buffers = importlib.import_module("ray.rllib.utils.replay_buffers")
+    names |= set(buffers.__all__) - {"utils"} | {"ReplayBufferInterface"}
+    for kind in BUFFERS:
+        names |= {f"{kind}.{name}" for name in vars(getattr(buffers, kind)) if not name.startswith("_")}
     return names | {"DEFAULT_POLICY_ID"}
 
 
@@ -63,6 +70,8 @@ def ours(name: str) -> bool:
     kind, _, attribute = name.rpartition(".")
     if not kind:
         return hasattr(samplebatch, name)
+    if kind in BUFFERS:
+        return hasattr(getattr(samplebatch, kind, None), attribute)
     instance = {
         "SampleBatch": samplebatch.SampleBatch(),
         "MultiAgentBatch": samplebatch.MultiAgentBatch({}, 0),
