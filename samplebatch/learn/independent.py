@@ -332,9 +332,10 @@ class _TurnRows:
         """Update an algorithm of this library, or of Tianshou, which has the same stages."""
         if isinstance(algorithm, Algorithm):
             return algorithm.update(self.batch)
-        batch = algorithm._preprocess_batch(self.batch, self.buffer, self.indices)
-        with policy_within_training_step(algorithm.policy), torch_train_mode(algorithm, True):
-            return algorithm._update_with_batch(batch)
+        stages: Any = algorithm
+        batch = stages._preprocess_batch(self.batch, self.buffer, self.indices)
+        with policy_within_training_step(stages.policy), torch_train_mode(stages, True):
+            return stages._update_with_batch(batch)
 
 
 def _turns(batch: Batch, policies: Collection[PolicyID]) -> dict[PolicyID, npt.NDArray[np.intp]]:
