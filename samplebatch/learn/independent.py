@@ -160,7 +160,7 @@ class MultiAgentTrainingStats(TrainingStats):
     def __init__(self, by_policy: Mapping[PolicyID, TrainingStats]) -> None:
         super().__init__(
             train_time=sum(stats.train_time for stats in by_policy.values()),
-            gradient_steps=sum(stats.gradient_steps for stats in by_policy.values()),
+            gradient_steps=sum(getattr(stats, "gradient_steps", 0) for stats in by_policy.values()),
         )
         self.by_policy = dict(by_policy)
 

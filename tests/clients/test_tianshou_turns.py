@@ -204,9 +204,7 @@ def test_mistakes_with_agents_that_take_turns_are_named() -> None:
     algorithm = MultiAgentOffPolicyAlgorithm({"north": dqn()})
     plain = ReplayBuffer(10)
     plain.add(Batch(obs=np.zeros(2), act=0, rew=0.0, terminated=False, truncated=False, obs_next=np.zeros(2)))
-    with pytest.raises(
-        ArgumentError, match=r"observations must have 'agent_id', .* got one array; otherwise use Mu"
-    ):
+    with pytest.raises(ArgumentError, match=r"observations must have 'agent_id', .* got one array; otherwise use Mu"):
         algorithm.update(plain, 4)
     turns = ReplayBuffer(10)
     for row in steps(4, Batch, False):
