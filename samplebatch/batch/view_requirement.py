@@ -206,7 +206,7 @@ def space_to_dict(space: Any) -> dict[str, Any] | None:
 
 
 def space_from_dict(described: Any) -> Any:
-    """Make the space of a description, ours or RLlib's; `space_to_dict` is the inverse.
+    """Create the space that a description of this library or of RLlib specifies; inverse of `space_to_dict`.
 
     Raises FormatError if it is no description of a space. Raises MissingExtraError if Gymnasium is not installed.
     """

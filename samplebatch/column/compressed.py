@@ -274,7 +274,7 @@ class CompressedColumn(Column):
         return self.decompress().to_torch()
 
     def encode(self) -> tuple[pa.Array, dict[bytes, bytes]]:
-        """Encode the decompressed rows as their tensor column does; blocks of several rows are not an Arrow array."""
+        """Encode the decompressed rows like a tensor column, because blocks of several rows are not an Arrow array."""
         return self.decompress().encode()
 
     def dump(self) -> tuple[Header, list[Any]]:

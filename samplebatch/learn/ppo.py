@@ -135,7 +135,7 @@ class PPO(ActorCriticOnPolicyAlgorithm):
         return -gain.mean()
 
     def _critic_loss(self, values: torch.Tensor, rows: Batch) -> torch.Tensor:
-        """Return the mean squared error of the critic; with `value_clip`, of the worse of value and clipped value."""
+        """Return the mean squared error; `value_clip` uses the larger error of the value and the clipped value."""
         errors = (rows.returns - values).square()
         if self.value_clip:
             clipped = rows.v_s + (values - rows.v_s).clamp(-self.eps_clip, self.eps_clip)

@@ -132,7 +132,7 @@ class RateLimiter:
         Raises
         ------
         ArgumentError
-            As the class does.
+            If the class would reject the limits.
         """
         self._use(**self._with(limits))
         if not limits.keys().isdisjoint(("min_size", "samples_per_insert")):
@@ -151,7 +151,7 @@ class RateLimiter:
         Raises
         ------
         ArgumentError
-            As the class does.
+            If the class would reject the limits.
         """
         merged = self._with(limits)
         return type(self)(merged.pop("min_size"), **merged).limits

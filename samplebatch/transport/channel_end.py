@@ -130,7 +130,7 @@ class ChannelEnd(peers.Transferable):
         """Declare that this process has the end; return False if another process has it.
 
         A process that receives an end calls this immediately, so that its death is detected before it uses the end.
-        Until the first use it may still pass the end on.
+        Before its first use, the process may pass the end to another process.
         """
         region, words, side = self._region, self._words, self._side
         if region is None or self._is_held():

@@ -7,8 +7,8 @@ The log is a Parquet file without rows, so that readers of the folder treat it a
         89abcdef              seal: CRC-32 of all following bytes, or dashes
     footer                schema of the dataset, no row groups; its length; PAR1
 
-An append overwrites seal and footer with the next line, dashes and the footer, in one call. After these are on disk,
-the seal replaces the dashes. Hence the last line of a sealed log is complete, and a damaged line is distinguishable
+An append writes the next line, dashes and a footer over the old seal and footer, in one call. When they are on disk,
+the new seal replaces the dashes. Hence the last line of a sealed log is complete, and a damaged line is distinguishable
 from a truncated one. In format version 1 the log was a text file with only these lines.
 """
 
