@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.intp]
 
 _FEW_PER_ROW = 16
-"""The most codes per row of a batch that are counted instead of sorted."""
+"""Maximum number of codes per row of a batch for which codes are counted instead of sorted."""
 
 
 def run_starts(*keys: npt.NDArray[Any]) -> Rows:

@@ -169,7 +169,7 @@ def load_stubs(data: bytes) -> Any:
     except FormatError:
         raise
     except MALFORMED as error:
-        raise FormatError(f"a pickle must be one of values, it is damaged or another: {error}") from error
+        raise FormatError(f"a pickle must contain only values, got a damaged or different pickle: {error}") from error
 
 
 class _Weight(NamedTuple):
@@ -209,7 +209,7 @@ def _check(data: bytes) -> None:
             for part in keys:
                 hashed += part.values * (_TUPLE_COST if part.depth else 1)
             if max(weight.values, hashed) > _MAX_UNFOLDED + count or weight.depth > _MAX_TUPLE_DEPTH:
-                raise FormatError("a pickle must have tuples that can soon be hashed, it has larger or deeper ones")
+                raise FormatError("a pickle must have tuples of limited size and depth, got larger or deeper ones")
             stack += [None if after is pickletools.markobject else weight for after in op.stack_after]
 
 
@@ -285,7 +285,7 @@ def read_pickle(data: bytes | bytearray | memoryview) -> Any:
     except FormatError:
         raise
     except MALFORMED as error:
-        raise FormatError(f"a pickle must be one of values, it is damaged or another: {error}") from error
+        raise FormatError(f"a pickle must contain only values, got a damaged or different pickle: {error}") from error
 
 
 def is_plain(value: Any) -> bool:
@@ -325,14 +325,14 @@ def parts_of(value: Any) -> list[Any]:
 def resolve_stubs(value: Any) -> Any:
     """Replace stubs of NumPy's constructors by their results; the states of other stubs are left as they are.
 
-    Raises FormatError if such a call is not as NumPy makes it.
+    Raises FormatError if such a call differs from NumPy's.
     """
     try:
         return _Values().resolve(value)
     except FormatError:
         raise
     except MALFORMED as error:
-        raise FormatError(f"a pickle must hold NumPy's values as NumPy writes them, it does not: {error}") from error
+        raise FormatError(f"a pickle must contain NumPy's values in NumPy's encoding: {error}") from error
 
 
 class _Values:
@@ -344,7 +344,7 @@ class _Values:
 
     def resolve(self, value: Any) -> Any:
         if self._depth > _MAX_NESTING:
-            raise FormatError(f"a pickle must have at most {_MAX_NESTING} containers within each other, it has more")
+            raise FormatError(f"a pickle must have at most {_MAX_NESTING} nested containers, got more")
         self._depth += 1
         try:
             return self._resolve(value)
@@ -499,7 +499,7 @@ def unpack(row: str | bytes, subject: str, bound: MemoryBound, *, allow_pickle: 
     except (ValueError, OSError, EOFError) as error:
         if isinstance(error, CapacityError):
             raise
-        raise FormatError(f"{subject} must have rows as RLlib packs them, one is damaged: {error}") from error
+        raise FormatError(f"{subject} must have rows packed by RLlib, got a damaged row: {error}") from error
     return unpickle([pickled], subject, allow_pickle=allow_pickle)[0]
 
 

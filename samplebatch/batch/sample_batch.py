@@ -700,17 +700,17 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         size, epochs
             Steps per part, and passes over the batch.
         shuffle
-            Whether each pass has a random order of its own. If not, parts are views.
+            Whether each pass has a new random order. Without shuffling, parts are views.
         rng
             A generator or a seed; by default, fresh entropy.
         max_tokens
-            The most tokens in a part, instead of `size`: parts have as many rows as fit.
+            Maximum number of tokens per part, instead of `size`; each part has as many rows as fit.
         lengths
-            The name of a column with or of tokens, or a number per row; by default the lengths of the ragged columns.
+            Column of tokens or of their counts, or one number per row; default: lengths of the ragged columns.
         device, floats
             The device of tensors and the dtype of floating-point columns; None for columns as they are.
         prefetch
-            How many parts to make ahead. On a GPU they are copied from page-locked memory, on a stream of their own,
+            Number of parts to prepare ahead. On a GPU they are copied from page-locked memory, on a separate stream,
             while the learner computes.
 
         Raises

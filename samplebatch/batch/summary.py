@@ -274,18 +274,18 @@ def draw_columns(parts: Sequence[Part], *, chosen: bool) -> Figure:
 _Line = tuple[str, npt.NDArray[np.intp], npt.NDArray[Any], npt.NDArray[Any]]
 
 
-def _lines(part: Part, most: int | None) -> list[_Line]:
-    """Pick the columns of a part that are drawn, with steps, numbers and ends; no more than `most`, if given."""
+def _lines(part: Part, max_columns: int | None) -> list[_Line]:
+    """Select the columns to plot, at most `max_columns`, with steps, numbers and ends."""
     lines: list[_Line] = []
     for name, column in part.columns.items():
-        if most is not None and (name in IDS or len(lines) == most):
+        if max_columns is not None and (name in IDS or len(lines) == max_columns):
             continue
         steps = np.linspace(0, max(len(column) - 1, 0), min(len(column), _MAX_STEPS)).astype(np.intp)
         numbers = as_numbers(column.take(steps)) if column.kind != "compressed" else np.empty(0)
         if numbers.ndim and len(numbers) == len(steps):
             lines.append((part.prefix + name, steps, numbers, part.ends))
-        elif most is None:
-            raise ColumnTypeError(f"column {name!r} must be of numbers to be drawn, it is a {column.kind} column")
+        elif max_columns is None:
+            raise ColumnTypeError(f"column {name!r} must contain numbers to be plotted, got a {column.kind} column")
     return lines
 
 

@@ -223,7 +223,7 @@ def space_from_dict(described: Any) -> Any:
     except FormatError:
         raise
     except Exception as error:
-        raise FormatError(f"a space must be described by the arguments of a {kind}, it is not: {error}") from error
+        raise FormatError(f"a space must be described by arguments of a {kind}: {error}") from error
 
 
 def _dump(array: npt.NDArray[Any]) -> str:

@@ -507,7 +507,7 @@ class Trainer(ABC, Generic[ParamsT]):
         return counters.is_stopped or (counters.epoch >= self.params.max_epochs and counters.epoch_steps is None)
 
     def request_stop(self) -> None:
-        """Let `run` return after the current training step; safe to call from signal handlers.
+        """Request that `run` returns after the current training step; safe to call from signal handlers.
 
         The next `run` continues from there, as does a trainer that loads the state or checkpoint.
         """

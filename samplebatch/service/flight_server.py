@@ -222,7 +222,7 @@ _AHEAD_NBYTES: Final = 1 << 18
 _ONE: Final = b"{}"
 """Request for one sample, the most common request."""
 
-_NOT_ARROW: Final = "the message must be complete Arrow data, it is not: {}"
+_NOT_ARROW: Final = "the message must be complete Arrow data, got invalid data: {}"
 
 _log = logging.getLogger(__name__)
 

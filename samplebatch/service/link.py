@@ -87,7 +87,7 @@ class Patience:
         waited_s = time.monotonic() - self._started
         if waited_s >= self._reconnect_s:
             raise ServiceError(
-                f"the replay service at {self._uri} must be reachable, it has not been for {waited_s:.0f} s in "
+                f"the replay service at {self._uri} must be reachable, got no answer for {waited_s:.0f} s in "
                 f"{self._failures} tries: {error}"
             ) from error
         # Jitter, so that the clients of a lost service do not all reconnect at once.

@@ -39,23 +39,23 @@ class DrawsLeft:
     """Remaining draws per slot of a buffer, for tables that limit how often a step is sampled.
 
     - `capacity`: number of slots.
-    - `most`: maximum number of draws per step.
+    - `max_draws`: maximum number of draws per step.
 
     Its attributes:
     - `counts`: remaining draws of each slot, 0 for slots without a step; shape (capacity,).
     - `total`: sum of `counts`.
     """
 
-    def __init__(self, capacity: int, most: int) -> None:
+    def __init__(self, capacity: int, max_draws: int) -> None:
         self.counts = np.zeros(capacity, np.int64)
-        self.most = most
+        self.max_draws = max_draws
         self.total = 0
 
     def renew(self, slots: Slots) -> None:
         """Reset the draws of slots that have new steps."""
         slots = np.unique(slots)
-        self.total += len(slots) * self.most - int(self.counts[slots].sum())
-        self.counts[slots] = self.most
+        self.total += len(slots) * self.max_draws - int(self.counts[slots].sum())
+        self.counts[slots] = self.max_draws
 
     def spent(self, slots: Slots) -> npt.NDArray[np.bool_]:
         """Return a mask of the slots without remaining draws, shape (n,)."""
@@ -104,12 +104,12 @@ class DrawsLeft:
             return remaining[buffer._rng.integers(0, len(remaining), n)]
         return buffer._draw(n)
 
-    def set_most(self, buffer: ReplayBuffer, most: int) -> None:
+    def set_max_draws(self, buffer: ReplayBuffer, max_draws: int) -> None:
         """Change the maximum number of draws per step; earlier draws count."""
         slots = buffer._table.rings.stored_slots()
         revived = slots[self.counts[slots] == 0]
-        self.counts[slots] = np.maximum(self.counts[slots] + most - self.most, 0)
-        self.most, self.total = most, int(self.counts.sum())
+        self.counts[slots] = np.maximum(self.counts[slots] + max_draws - self.max_draws, 0)
+        self.max_draws, self.total = max_draws, int(self.counts.sum())
         if isinstance(buffer._sampler, Prioritized):
             buffer._sampler.on_add(revived[self.counts[revived] > 0])
             buffer._sampler.on_remove(slots[self.counts[slots] == 0])
@@ -123,13 +123,13 @@ class DrawsLeft:
     def load(self, counts: npt.NDArray[np.int64]) -> None:
         """Restore counts of remaining draws.
 
-        Raises FormatError if the counts have another length, or are not in [0, `most`].
+        Raises FormatError if the counts have another length, or are not in [0, `max_draws`].
         """
         if counts.shape != self.counts.shape:
             raise FormatError(f"remaining draws must have shape {self.counts.shape}, got {counts.shape}")
-        if (counts < 0).any() or (counts > self.most).any():
+        if (counts < 0).any() or (counts > self.max_draws).any():
             raise FormatError(
-                f"remaining draws must be from 0 to {self.most}, got values from {counts.min()} to {counts.max()}"
+                f"remaining draws must be from 0 to {self.max_draws}, got values from {counts.min()} to {counts.max()}"
             )
         self.counts = counts.astype(np.int64)
         self.total = int(counts.sum())
@@ -484,7 +484,7 @@ class StepItems(Items):
             self.left = DrawsLeft(self.capacity, times)
             self.left.renew(self.buffer._table.rings.stored_slots())
         elif self.left is not None:
-            self.left.set_most(self.buffer, times)
+            self.left.set_max_draws(self.buffer, times)
         self.max_times = times
 
     def reset(self) -> None:
