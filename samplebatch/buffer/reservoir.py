@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from samplebatch.arguments import whole
 from samplebatch.batch.nested.batch import Batch
 from samplebatch.batch.nested.node import node
+from samplebatch.buffer import views
 from samplebatch.buffer.replay import ReplayBuffer
 from samplebatch.buffer.ring import Added, Ints
 from samplebatch.buffer.vector import VectorReplayBuffer
@@ -74,6 +75,7 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         self,
         batch: Batch | Mapping[str, Any] | None = None,
         buffer_ids: npt.NDArray[Any] | Sequence[int] | None = None,
+        *more: Never,
         **columns: Any,
     ) -> Added:
         """Offer steps to the reservoir.
@@ -95,7 +97,11 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
         ------
         ColumnNotFoundError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
             If a required column is missing, or cannot store its value exactly; names the column.
+        ArgumentError
+            If values are given by position.
         """
+        if more:
+            raise views.values_by_position(len(more) + 2)
         values = step_values(batch, columns)
         count = len(np.asarray(values["rew"])) if "rew" in values else 0
         if buffer_ids is not None and len(buffer_ids) != count:

@@ -330,9 +330,9 @@ class _TurnRows:
 
     def update(self, algorithm: Any) -> Any:
         """Update an algorithm of this library, or of Tianshou, which has the same stages."""
-        if isinstance(algorithm, Algorithm):
-            return algorithm.update(self.batch)
         stages: Any = algorithm
+        if isinstance(algorithm, Algorithm):
+            return stages.update(self.batch)
         batch = stages._preprocess_batch(self.batch, self.buffer, self.indices)
         with policy_within_training_step(stages.policy), torch_train_mode(stages, True):
             return stages._update_with_batch(batch)
