@@ -1,7 +1,7 @@
 """Hooks of the site's build: pages of classes and of files outside `docs`, and examples without prompts.
 
-The pages in `docs/api` list the public names. Functions stay there; each class gets a page of its own, which the page
-of its group links to. A class whose base is listed too shows its own members only, and links to the base.
+The pages in `docs/api` list the public names. Functions stay there; each class has a separate page, which the page
+of its group links to. If the base of a class is listed too, the class's page shows only members that the base lacks.
 """
 
 from __future__ import annotations

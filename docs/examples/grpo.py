@@ -4,7 +4,7 @@
 
 Workers generate a group of answers for each prompt, a judge adds rewards, and the
 learner takes complete groups from the same table of rows. It packs the answers without
-padding, makes a gradient step, and publishes the weights.
+padding, runs a gradient step, and publishes the weights.
 """
 
 from __future__ import annotations

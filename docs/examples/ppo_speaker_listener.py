@@ -35,7 +35,7 @@ ENV, ENVS, STEPS, EPOCHS = "mpe2/simple_speaker_listener_v4", 16, 3200, 5
 def learner(
     observation_space: Any, action_space: Any, rate: LRSchedulerFactoryLinear
 ) -> PPO:
-    """Make the algorithm of one policy, with networks of its own."""
+    """Create the algorithm of one policy, with separate networks."""
     actor = DiscreteActor.for_space(
         Net.for_space(observation_space, [64, 64], nn.Tanh), action_space
     )

@@ -227,7 +227,7 @@ class SampleBatchBuilder:
         self.count = 0
 
     def _start(self, values: Mapping[str, Any], *, many: bool) -> dict[str, _GrowingColumn | _GrowingTree]:
-        """Make empty columns for steps like the first."""
+        """Create empty columns for steps like the first."""
         if not values:
             raise errors.ColumnMismatchError("a step must have at least one column, got none")
         if names.SEQ_LENS in values:

@@ -49,7 +49,7 @@ _HASHED: dict[str, slice] = {name: slice(None) for name in ("ADDITEMS", "FROZENS
 """Operations that hash some of what lies on the stack, and which of that, from the top."""
 
 _FROZEN = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"))
-"""Operations that make what can be hashed, of what lies on the stack."""
+"""Operations that create hashable containers from operands on the stack."""
 
 _MAX_TUPLE_DEPTH = 100
 _MAX_UNFOLDED = 1 << 20
@@ -77,7 +77,7 @@ MALFORMED = (
 
 
 class Named(type):
-    """A stub for a class or function that a pickle names: it makes a `Foreign` when it is called.
+    """Stub for a class or function that a pickle names; a call creates a `Foreign`.
 
     name: module and name, joined by a dot; empty if it is itself the result of a call.
     """
@@ -133,7 +133,7 @@ class Foreign(metaclass=Named):
 
 
 class StubUnpickler(pickle.Unpickler):
-    """An unpickler that knows stubs only."""
+    """Unpickler that creates stubs instead of objects."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data), fix_imports=False)
@@ -155,9 +155,9 @@ class StubUnpickler(pickle.Unpickler):
 
 
 def load_stubs(data: bytes) -> Any:
-    """Load a pickle of values, with stubs for all else.
+    """Load a pickle of plain values; all other objects become stubs.
 
-    Raises FormatError if it is no pickle, is damaged, or does what no pickle of values does.
+    Raises FormatError if `data` is not a pickle, is damaged, or has operations that pickles of values do not contain.
 
     >>> import datetime
     >>> load_stubs(pickle.dumps([1, "a", datetime.date]))
@@ -198,7 +198,7 @@ def _check(data: bytes) -> None:
             stack.append(memo[int(number)])
         elif name == "MEMOIZE" or name.endswith("PUT"):
             number = len(memo) if number is None else int(number)
-            # The unpickler takes memory for as many as the largest number.
+            # The unpickler allocates memory for as many entries as the largest number.
             if not 0 <= number <= count:
                 raise FormatError(f"a pickle must number its values consecutively, got number {number}")
             memo[number] = stack[-1]
@@ -214,10 +214,10 @@ def _check(data: bytes) -> None:
 
 
 class _Frames:
-    """The frames of a pickle, which are checked beside its operations.
+    """Checker of a pickle's frames.
 
-    The unpickler drops the rest of a frame that an operation reaches out of. It would then follow other operations than
-    those that were checked.
+    If an operation extends beyond its frame, the unpickler discards the remaining bytes of the frame. It would then
+    execute operations that were not checked.
     """
 
     _HEADER_NBYTES = 9
@@ -263,16 +263,16 @@ _ARRAY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
 _NUMERIC_MODULES = ("numpy._core.numeric", "numpy.core.numeric")
 
 _MAX_NESTING = 200
-"""Containers within each other. Python's own limit may have been raised to where the stack ends before it."""
+"""Maximum depth of nested containers. Python's recursion limit may be too high to prevent a stack overflow."""
 
 
 def read_pickle(data: bytes | bytearray | memoryview) -> Any:
     """Read a pickle without running it.
 
-    Raises FormatError if it is no pickle, is damaged, or does what no pickle of values does.
+    Raises FormatError if `data` is not a pickle, is damaged, or has operations that pickles of values do not contain.
 
-    Returns: the value; objects in it that are neither Python's plain ones nor NumPy's arrays, numbers and dtypes are
-    `Foreign`, and classes and functions are `Named`.
+    Returns: the value. Objects other than Python's plain types and NumPy's arrays, numbers and dtypes are `Foreign`;
+    classes and functions are `Named`.
 
     >>> import collections, pickle
     >>> read_pickle(pickle.dumps({"a": np.arange(3), "b": (1, None)}))
@@ -307,7 +307,7 @@ def is_plain(value: Any) -> bool:
 
 
 def parts_of(value: Any) -> list[Any]:
-    """List the members of a value that `read_pickle` returned; none if it is no container.
+    """List the members of a value that `read_pickle` returned; an empty list unless it is a container.
 
     >>> parts_of({"a": [1]}), parts_of("a")
     (['a', [1]], [])
@@ -416,7 +416,7 @@ class _Values:
         return array.astype(dtype.newbyteorder("="))
 
     def _use(self, content: bytes | bytearray | list[Any]) -> None:
-        """Mark the content of an array as used: shared by many, a few bytes would make any number of large arrays."""
+        """Reject array content that is used twice: otherwise a few bytes could expand to any number of large arrays."""
         # Python has each single byte once, and shares it between numbers.
         if len(content) < 2:
             return
@@ -472,11 +472,12 @@ def looks_packed(value: Any) -> bool:
 
 
 def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> Column:
-    """Unpack the rows of a packed column, without running any code unless that is allowed.
+    """Unpack the rows of a packed column; no code is executed unless `allow_pickle` is true.
 
-    Raises FormatError if a row is damaged, or not packed as the first one is; names the column. Raises
-    UntrustedPickleError if a row is more than arrays, numbers and strings and `allow_pickle` is false; names the
-    column. Raises CapacityError if rows exceed 256 MiB and 1024 times their packed bytes; names the column.
+    Raises FormatError if a row is damaged, or packed differently from the first row; names the column. Raises
+    UntrustedPickleError if a row contains values other than arrays, numbers, strings and containers of these, and
+    `allow_pickle` is false; names the column. Raises CapacityError if rows exceed 256 MiB and 1024 times their packed
+    bytes; names the column.
     """
     subject = f"column {name!r}"
     bound = MemoryBound(subject, column.nbytes)
@@ -486,9 +487,9 @@ def unpack_column(column: Column, name: str, *, allow_pickle: bool = False) -> C
 def unpack(row: str | bytes, subject: str, bound: MemoryBound, *, allow_pickle: bool = False) -> Any:
     """Unpack a value of RLlib's `pack`. Pickles of arrays, numbers, strings, dicts and lists are read as data.
 
-    Raises FormatError if it is damaged, or no packed value; names the subject. Raises UntrustedPickleError if it is of
-    other objects, and `allow_pickle` is false; names the subject. Raises CapacityError if it exceeds the memory
-    bound; names the subject.
+    Raises FormatError if `row` is damaged or not a packed value; names the subject. Raises UntrustedPickleError if it
+    contains other objects and `allow_pickle` is false; names the subject. Raises CapacityError if the value exceeds the
+    memory bound; names the subject.
     """
     data = _encode(row)
     try:

@@ -242,7 +242,7 @@ def _rows_of(part: SampleBatch[Any], name: str) -> int:
 
 
 def _fill(model: Column, rows: int) -> Column:
-    """Make a column of zeros that is like another."""
+    """Create a column of zeros with the type and row shape of another."""
     none, nowhere = model.slice(0, 0), np.empty(0, np.intp)
     if isinstance(none, CompressedColumn):
         # It spreads into plain rows, which compressed ones could not be joined to.

@@ -139,7 +139,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
     count: int
     """Number of steps, without padding."""
 
-    # A view has a window on the columns of its source, and cuts a column when it is first asked for. The source's dict
+    # A view has a window on the columns of its source, and slices a column on first access. The source's dict
     # is therefore never changed once it is lent to a view: `_own` copies it first.
     _columns: dict[str, Column]
     _window: Window | None = None
@@ -698,17 +698,17 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         Parameters
         ----------
         size, epochs
-            Steps per part, and passes over the batch.
+            Steps per minibatch, and number of passes over the batch.
         shuffle
             Whether each pass has a new random order. Without shuffling, parts are views.
         rng
-            A generator or a seed; by default, fresh entropy.
+            Generator or seed; by default a seed from the operating system.
         max_tokens
             Maximum number of tokens per part, instead of `size`; each part has as many rows as fit.
         lengths
             Column of tokens or of their counts, or one number per row; default: lengths of the ragged columns.
         device, floats
-            The device of tensors and the dtype of floating-point columns; None for columns as they are.
+            Device of tensors, and dtype of floating-point columns; None for columns as stored.
         prefetch
             Number of parts to prepare ahead. On a GPU they are copied from page-locked memory, on a separate stream,
             while the learner computes.
@@ -717,8 +717,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         ------
         ArgumentError, DeviceError
             If not exactly one of `size` and `max_tokens` is given, a number is too small, a row has more than
-            `max_tokens` tokens, `floats` is no floating-point dtype, parts are made ahead for no device, or torch
-            cannot use it.
+            `max_tokens` tokens, `floats` is not a floating-point dtype, minibatches are prefetched without a device,
+            or torch cannot use the device.
 
         Examples
         --------

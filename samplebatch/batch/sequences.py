@@ -168,7 +168,7 @@ def pack(lengths: Lengths, size: int) -> Iterator[slice]:
 
 
 def as_lengths(values: Any) -> Any:
-    """Bring sequence lengths into shape (s,), or return None where there are none.
+    """Convert sequence lengths to shape (s,); None if there are none.
 
     Lists become int32, as recurrent models expect them; arrays and tensors of another shape are viewed flat. Raises
     SequenceError if they are not integers, or a single one.

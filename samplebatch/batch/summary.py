@@ -46,7 +46,7 @@ IDS = frozenset({names.EPS_ID, names.ENV_ID, names.AGENT_INDEX, names.UNROLL_ID,
 
 
 class Line(NamedTuple):
-    """One column's line of a summary; statistics are empty where there are none."""
+    """Line of a column in a summary; statistics are empty for columns without numbers."""
 
     column: str
     dtype: str
@@ -229,9 +229,9 @@ def sparkline(points: Sequence[float]) -> str:
 
 _MAX_COLUMNS = 12
 _MAX_STEPS = 2000
-"""Steps that are drawn; more are no wider than the picture."""
+"""Maximum number of plotted steps; more points cannot be distinguished."""
 _MAX_LINES = 8
-"""Lines of a column; rows of more numbers are drawn by their mean."""
+"""Maximum number of lines per column; of rows with more numbers, the mean is plotted."""
 _MAX_ENDS = 200
 """Ends of episodes that are drawn; more would hide the lines."""
 
@@ -250,10 +250,10 @@ class Part(NamedTuple):
 def draw_columns(parts: Sequence[Part], *, chosen: bool) -> Figure:
     """Draw columns over time; see `SampleBatch.plot`.
 
-    Raises MissingExtraError if matplotlib is not installed. Raises ColumnTypeError if a column that was asked for is
-    not of numbers; names it.
+    Raises MissingExtraError if matplotlib is not installed. Raises ColumnTypeError if a requested column is
+    not numeric; names it.
 
-    chosen: whether all columns were asked for, so that one without numbers is an error.
+    chosen: whether the caller requested the columns by name, so that a non-numeric column is an error.
     """
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
@@ -299,7 +299,7 @@ def _draw(axes: Axes, name: str, steps: npt.NDArray[Any], numbers: npt.NDArray[A
 
 
 def data_frame(columns: Mapping[str, Column]) -> pd.DataFrame:
-    """Make a data frame of columns with a row per step each.
+    """Create a data frame from columns with one row per step.
 
     Raises MissingExtraError if pandas is not installed.
     """
@@ -329,12 +329,12 @@ def cells_of(column: Column) -> Any:
 def records(
     fields: Sequence[str], columns: Mapping[str, Column], nest: Callable[[dict[str, Any]], dict[str, Any]], count: int
 ) -> npt.NDArray[Any]:
-    """Make an array of records of columns with a row per step; `nest` gives the fields of a step's values."""
+    """Create an array of records, one per step; `nest` returns the fields for the values of a step."""
     for name in fields:
         if not name.isidentifier() or iskeyword(name):
             raise ColumnTypeError(f"column {name!r} must have a name that fields can have; call to_pandas()")
     record = make_dataclass("Record", fields)
-    # As `to_pandas` gives them: no tensors, which pandas would keep as objects.
+    # As in `to_pandas`: no tensors, which pandas would store as objects.
     cells = zip(*map(cells_of, columns.values()), strict=True) if count and columns else ()
     steps = [record(**nest(dict(zip(columns, row, strict=True)))) for row in cells]
     return np.fromiter(steps, object, len(steps))

@@ -48,7 +48,7 @@ class ViewRequirement:
     Raises
     ------
     ValueError
-        If `shift` is a string that is no such range.
+        If `shift` is a string that is not a range of this form.
 
     Examples
     --------
@@ -188,9 +188,9 @@ _MAX_NBYTES = 1 << 28
 
 
 def space_to_dict(space: Any) -> dict[str, Any] | None:
-    """Describe a space of Gymnasium; None is none.
+    """Describe a space of Gymnasium; None for None.
 
-    Raises ArgumentError if it is no space, or of a kind that has no description; names its type.
+    Raises ArgumentError if `space` is not a space of a supported class; names its type.
 
     >>> import gymnasium
     >>> space_to_dict(gymnasium.spaces.Discrete(3))
@@ -208,7 +208,7 @@ def space_to_dict(space: Any) -> dict[str, Any] | None:
 def space_from_dict(described: Any) -> Any:
     """Create the space that a description of this library or of RLlib specifies; inverse of `space_to_dict`.
 
-    Raises FormatError if it is no description of a space. Raises MissingExtraError if Gymnasium is not installed.
+    Raises FormatError if `described` does not describe a space. Raises MissingExtraError if Gymnasium is not installed.
     """
     if described is None:
         return None
@@ -279,4 +279,4 @@ _KINDS: dict[str, tuple[str, _Describe, _Describe]] = {
         lambda d: {"min_length": d["min_length"], "max_length": d["max_length"], "charset": d["charset"]},
     ),
 }  # fmt: skip
-"""Class of a space to its word, the description of one, and the arguments of a class that a description gives."""
+"""Name, encoder and decoder by class of a space. A decoder returns the class's arguments for a description."""

@@ -208,7 +208,7 @@ class EnvSteps:
         return drawn[:count]
 
     def rows(self, buffer: PolicyID, positions: Ints) -> Ints:
-        """Return the slots of a buffer's rows of steps, step by step."""
+        """Return the slots of a buffer's rows in environment steps, grouped by step."""
         buffer_rows = self._buffers.get(buffer)
         return np.zeros(0, np.intp) if buffer_rows is None else buffer_rows.at(positions)
 

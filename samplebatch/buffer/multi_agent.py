@@ -502,7 +502,7 @@ class MultiAgentReplayBuffer:
         Raises
         ------
         ColumnMismatchError, FormatError
-            As in `ReplayBuffer.load_state_dict`. Nothing has changed then.
+            As in `ReplayBuffer.load_state_dict`. An error changes nothing.
         """
         from samplebatch.storage import load_state
 

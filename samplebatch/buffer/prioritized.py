@@ -132,7 +132,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         ColumnTypeError
             If priorities are not numbers.
         PriorityError
-            If a priority is NaN or too large. Nothing has changed then.
+            If a priority is NaN or too large. An error changes nothing.
         RowIndexError
             If an index is out of range, or, without generations, has no row.
 

@@ -84,7 +84,7 @@ class ReplayBuffer:
     raise_on_nan
         Whether to reject steps with NaN in a column of floats, before anything is stored.
     storage
-        New folder for memory-mapped rows, which must be numbers of one shape; `open` opens it again.
+        New folder for memory-mapped rows; columns must be numeric, with rows of one shape. `open` reopens the folder.
 
     Raises
     ------
@@ -253,8 +253,8 @@ class ReplayBuffer:
         Raises
         ------
         ColumnNotFoundError, ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a required column is missing, or cannot store its value exactly; names the column. Nothing has changed
-            then.
+            If a required column is missing, or cannot store its value exactly; names the column. An error changes
+            nothing.
         ArgumentError, RingError
             If the first step lacks a column of `compress` or `ragged`; if `buffer_ids` is invalid, or the buffer has no
             slots; if values are given by position.
@@ -389,7 +389,7 @@ class ReplayBuffer:
         ------
         EmptyBufferError, ArgumentError, DeviceError, ColumnNotFoundError
             If there are no rows to sample; if an argument is out of range or unknown; if torch cannot use the device;
-            if `n_step` requires next observations that rows do not have. Nothing is sampled then.
+            if `n_step` requires next observations that rows do not have. No rows are sampled.
 
         Examples
         --------
@@ -577,7 +577,7 @@ class ReplayBuffer:
             Whether sequences may be shorter. If not, all runs of `length` steps within an episode are candidates; their
             first `burn_in` steps warm up the state, and the priority of the step after them determines the probability.
         device, floats
-            As in `sample`; raises as `get_sequences` and `sample`, and samples nothing then.
+            As in `sample`. Raises as `get_sequences` and `sample`; an error samples nothing.
 
         Examples
         --------
@@ -872,8 +872,8 @@ class ReplayBuffer:
         Raises
         ------
         ColumnMismatchError, ColumnLengthError, ColumnTypeError
-            If there are other names or another number of rows, or a column cannot store them; names the column. Nothing
-            has changed then.
+            If there are other names or another number of rows, or a column cannot store them; names the column. An
+            error changes nothing.
         """
         values = step_values(batch, {})
         unknown = [name for name in values if name not in gather.ORDER]
@@ -891,7 +891,7 @@ class ReplayBuffer:
         ------
         ColumnLengthError, ColumnMismatchError, ColumnTypeError, RowIndexError
             If the column cannot store the values, or its dtype has no missing value and there is no default; names the
-            column. If an index is out of range. Nothing has changed then.
+            column. If an index is out of range. An error changes nothing.
         """
         slots = (
             np.arange(self._start, self._start + self.maxsize)
@@ -922,7 +922,7 @@ class ReplayBuffer:
         ------
         ColumnLengthError, ColumnMismatchError, ColumnTypeError, RowIndexError
             If a column does not have n rows, or cannot store the values; names the column. If an index is out of range,
-            or has no row without generations. Nothing has changed then.
+            or has no row without generations. An error changes nothing.
 
         Examples
         --------
@@ -1124,7 +1124,7 @@ class ReplayBuffer:
         ColumnMismatchError
             If the class, sizes or options differ.
         FormatError
-            If the state is incomplete or damaged; names the part. Nothing has changed then.
+            If the state is incomplete or damaged; names the part. An error changes nothing.
         RingError
             If the buffer is a part of another.
         """

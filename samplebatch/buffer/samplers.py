@@ -263,7 +263,7 @@ class Prioritized(Sampler):
     weight_norm: whether to divide importance weights by the largest.
     stratified: whether each of n draws covers an equal share of the total, which reduces the variance.
 
-    largest, smallest: extremes of all priorities so far, starting at 1. A new row gets the largest.
+    largest, smallest: extremes of all priorities so far, initially 1. New rows receive the largest.
     new_weight: weight of a new row: the largest priority to the power of alpha, computed in the priority's dtype.
     mirror: array of length `capacity` that mirrors all weights, such as one in a file; None for none.
 

@@ -123,7 +123,7 @@ def check_rows(name: str, array: Any, n: int, row_shape: tuple[int, ...]) -> Non
 
 
 def as_rows(rows: Any, name: str) -> npt.NDArray[Any]:
-    """Convert rows to an array: numeric if they are numbers of one shape, else of objects."""
+    """Convert rows to an array: numeric if they are numbers of equal shape, otherwise of objects."""
     if type(rows) is _ndarray:
         array = rows
     elif KINDS[type(rows)] == TENSOR:

@@ -75,7 +75,7 @@ class CompressedStore(store.Store):
         """Create a store for rows like these, which are not written. Tensors are stored as arrays."""
         rows = store.as_rows(first_rows, name)
         if rows.dtype.kind == "O":
-            raise ColumnTypeError(f"column {name!r} must have numbers of one shape to be compressed, got objects")
+            raise ColumnTypeError(f"column {name!r} must have numeric rows of one shape to be compressed, got objects")
         dtype = rows.dtype.newbyteorder("=")
         store.check_dtype(name, dtype)
         return cls(name, slots, dtype, rows.shape[1:], max_open)

@@ -78,7 +78,7 @@ class SumTree:
         weights: shape (n,), or one weight for all. On duplicate slots the last one wins.
 
         Raises ColumnLengthError if the number of weights differs from the number of slots. Raises PriorityError if a
-        weight is negative, NaN, infinite, or large enough for a sum to overflow. Nothing has changed then. Raises
+        weight is negative, NaN, infinite, or large enough for a sum to overflow. An error changes nothing. Raises
         RowIndexError if a slot is outside [0, size), or slots are not integers; names the first slot.
         """
         slot_array = np.asarray(slots)

@@ -166,7 +166,7 @@ class ReplayBufferManager(ReplayBuffer):
         ColumnNotFoundError
             If a required column is missing; names the column.
         ColumnLengthError, ColumnMismatchError, ColumnTypeError
-            If a column does not have k rows, or cannot store them exactly; names the column. Nothing has changed then.
+            If a column does not have k rows, or cannot store them exactly; names the column. An error changes nothing.
         RingError
             If a buffer does not exist or has no slots.
         ArgumentError
@@ -345,7 +345,7 @@ class CachedReplayBuffer(ReplayBufferManager):
         Raises
         ------
         SampleBatchError
-            As in `ReplayBufferManager.add`. Nothing has changed then.
+            As in `ReplayBufferManager.add`. An error changes nothing.
         """
         if more:
             raise views.values_by_position(len(more) + 2)

@@ -333,7 +333,7 @@ def application() -> Typer:
         raise typer.Exit(guard(lambda: verify(path)))
 
     token_option = typer.Option(
-        None, "--token-file", metavar="FILE", help="File with the word that clients must bring."
+        None, "--token-file", metavar="FILE", help="File with the token that clients must send."
     )
 
     @app.command("serve", help=_SERVE_HELP)

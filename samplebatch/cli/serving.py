@@ -57,7 +57,7 @@ def serve(options: Serving) -> int:
         say(f"Serving {', '.join(map(repr, tables))} at {server.uri}")
         if token is None and not _is_loopback(options.host):
             say(
-                f"Anybody who reaches port {server.port} may read and write: --token-file asks clients for a word",
+                f"Anybody who reaches port {server.port} may read and write: pass --token-file to require a token",
                 stderr=True,
             )
         if options.metrics_port is not None:

@@ -162,7 +162,7 @@ class Plan:
         return count > 0 and self._has_bytes
 
     def write(self, columns: Mapping[str, npt.NDArray[Any]]) -> pa.RecordBatch:
-        """View arrays that `fits` is true of as a record batch."""
+        """View arrays for which `fits` is true as a record batch."""
         pairs = zip(self._columns.values(), columns.values(), strict=True)
         arrays = [_encode(column.arrow, len(values), memory.as_buffer(values)) for column, values in pairs]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -263,7 +263,7 @@ class StreamLayout:
     def write(self, columns: Mapping[str, npt.NDArray[Any]], out: Bytes) -> None:
         """Write a stream.
 
-        columns: arrays that `fits` is true of.
+        columns: arrays for which `fits` is true.
         out: memory for it, shape (nbytes,).
         """
         self._write_beside(out)
@@ -289,9 +289,9 @@ class StreamLayout:
         return all(stream[start : start + len(part)].tobytes() == part for start, part in self._beside)
 
     def read(self, stream: Bytes) -> dict[str, npt.NDArray[Any]]:
-        """View the columns of a stream that `matches` is true of.
+        """View the columns of a stream for which `matches` is true.
 
-        Arrays at an address where their dtype cannot be read are copied. The others are read-only if `stream` is.
+        Misaligned arrays are copied. Views are read-only if `stream` is read-only.
         """
         arrays = {}
         for name, (start, dtype, shape) in self.places.items():
@@ -312,7 +312,7 @@ def _bytes_beside(places: Mapping[str, Place], stream: Bytes, start: int) -> lis
 
 
 def head_of(stream: Bytes) -> bytes | None:
-    """Return the bytes of a stream up to the buffers of its second message; None if it is no such stream.
+    """Return the bytes of a stream up to the buffers of its second message; None if it has another structure.
 
     The first message is the schema, and the second one the record batch.
 

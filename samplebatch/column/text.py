@@ -56,8 +56,8 @@ class TextColumn(Column):
     length
         Number of rows; None for the array's length.
     missing
-        Marker of missing strings in `values`: None, NaN, or an empty string if none is missing. Slices and gathered
-        rows inherit it, so that the dtype of `values` does not depend on the selected rows.
+        Value that represents missing strings in `values`: None or NaN; `""` for columns without missing strings.
+        Slices and gathered rows inherit it, so that the dtype of `values` does not depend on the selected rows.
 
     Examples
     --------

@@ -40,9 +40,7 @@ def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = Fal
 
 
 def require_permission(subject: str, *, allow_pickle: bool = False) -> None:
-    """Raise an error without the permission to unpickle.
-
-    Raises UntrustedPickleError if `allow_pickle` is false; names the subject.
+    """Raise UntrustedPickleError if `allow_pickle` is false; names the subject.
 
     subject: column, file or state that contains the pickles.
     """

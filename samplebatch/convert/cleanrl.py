@@ -360,7 +360,7 @@ def observation_form(space: Any, n_envs: int) -> RowForm | dict[str, Any]:
 
 
 def fit_observation(name: str, value: Any, form: RowForm | dict[str, Any]) -> Any:
-    """Cast observations to their form; the form of a Dict space makes a `Batch`."""
+    """Cast observations to their form; observations of a Dict space become a `Batch`."""
     if type(form) is tuple:
         return fit_rows(name, value, form)
     assert isinstance(form, dict)

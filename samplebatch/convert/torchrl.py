@@ -337,7 +337,7 @@ class TorchRLReplayBuffer:
         self.update_priority(td["index"], td["td_error"], td.get("generation", None))
 
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
-        """Set priorities of rows, both shape (n,), as `PrioritizedReplayBuffer.update_weight`.
+        """Set the priorities of rows, `index` and `priority` of shape (n,), by `PrioritizedReplayBuffer.update_weight`.
 
         Raises
         ------

@@ -330,7 +330,7 @@ class MultiAgentAdapter(ABC):
 
     @abstractmethod
     def step(self, actions: Sequence[Sequence[Any]]) -> list[AgentOutcomes]:
-        """Make the agents of `groups` act.
+        """Step the environment with actions of the agents in `groups`.
 
         - `actions`: actions in environment units: one per agent, for each group.
         """

@@ -1,4 +1,4 @@
-"""Adapters of Gymnasium environments: single ones, lists and vector environments, also EnvPool's and Tianshou's.
+"""Adapters of single Gymnasium environments, lists, and vector environments of Gymnasium, EnvPool and Tianshou.
 
 Gymnasium's vector environments reset in one of three ways after an episode, which the adapters unify: every step result
 is a transition or an autoreset step, with its outcome and the observations for the next action.
@@ -176,7 +176,7 @@ def _copy_infos(infos: Sequence[Any], refuse: Refuse) -> list[Info]:
 
 
 def _check_environments(envs: Sequence[Any]) -> None:
-    """Raise EnvironmentSpecError unless `envs` are different Gymnasium environments with equal spaces."""
+    """Raise EnvironmentSpecError unless `envs` are distinct Gymnasium environments with equal spaces."""
     if not envs:
         raise EnvironmentSpecError("env must contain at least one environment, got none")
     single = require("gymnasium", "envs").Env

@@ -52,8 +52,8 @@ def seeds_of_reset(count: int, seeds: Sequence[int] | None, seed: Any) -> Sequen
 
     - `count`: number of environments.
     - `seeds`: default seed of each environment; None for no seeds.
-    - `seed`: seeds given by the caller, which have precedence: one per environment, or the first one, from which the
-      others count up.
+    - `seed`: seeds given by the caller, which have precedence: one per environment, or that of the first
+      environment; every further environment has the next integer.
 
     >>> list(seeds_of_reset(2, [5, 3], 7))
     [7, 8]

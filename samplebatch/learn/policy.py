@@ -535,9 +535,9 @@ def _to_tensors(values: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Give actions that are not allowed a finite logit below all others: by 1.0, as in Tianshou, or by a hundredth.
+    """Set the logits of disallowed actions to a finite value below the smallest logit x: to x - max(1, 0.01 |x|).
 
-    For large values, a difference of 1.0 disappears in rounding.
+    Tianshou always subtracts 1; for large logits, rounding discards this difference.
 
     >>> mask_logits(torch.tensor([[-2e9, -3e9]]), torch.tensor([[False, True]])).argmax(-1)
     tensor([1])

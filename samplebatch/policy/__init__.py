@@ -1,1 +1,1 @@
-"""Policies: asked for actions, seeded, given new weights."""
+"""Policies: calling them for actions, seeding them, and loading new weights."""

@@ -429,8 +429,8 @@ class Collector(BaseCollector[SampleBatch]):
 
     With `n_step`, `collect` steps all environments until that many steps are stored: up to `num_envs` - 1 more. With
     `n_episode`, an environment starts another episode while fewer than `n_episode` have been started, and every started
-    episode is stored, short or long. Idle environments are stepped as well, because Gymnasium's vector environments
-    only step together, but their steps are dropped; all environments are reset before the next call then. Unfinished
+    episode is stored, short or long. Gymnasium's vector environments only step together, so idle environments
+    are stepped as well. Their steps are dropped, and all environments are reset before the next call. Unfinished
     episodes of earlier calls count.
 
     Parameters

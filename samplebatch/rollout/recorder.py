@@ -296,7 +296,7 @@ class Recorder:
           them.
 
         Raises ColumnMismatchError if columns differ from the policy's earlier rows in name or row shape, or in dtypes
-        without a lossless common dtype. Nothing is written then.
+        without a lossless common dtype. An error writes nothing.
         """
         rows = self._policies.get(policy_id)
         if rows is None:

@@ -298,7 +298,7 @@ def _write_weights(folder: Path, state: Mapping[str, Published]) -> list[dict[st
 
 
 def _read_weights(folder: Path, described: Any) -> PublishedWeights:
-    """Read the weights of a checkpoint; raises FormatError if a file is damaged or not as its entry."""
+    """Read the weights of a checkpoint; raises FormatError if a file does not match its manifest entry."""
     state: dict[str, Published] = {}
     weights = PublishedWeights()
     with _name_damage(folder, "weights"):

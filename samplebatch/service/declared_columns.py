@@ -105,7 +105,7 @@ class DeclaredColumns:
         return cls(pairs[None] if list(pairs) == [None] else pairs)
 
     def state(self) -> list[Any]:
-        """Return plain values, from which `from_state` makes the same columns."""
+        """Return plain values from which `from_state` restores the columns."""
         return [[policy, [list(pair) for pair in forms.items()]] for policy, forms in self._policies.items()]
 
     def describe(self) -> dict[str, Any]:

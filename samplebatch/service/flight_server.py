@@ -525,7 +525,7 @@ def _acknowledge(writer: Any, acknowledgement: Mapping[str, Any]) -> bool:
     try:
         writer.write(pa.py_buffer(protocol.write_json(acknowledgement)))
     except OSError:
-        # The writer may have been killed, which is no error of the service.
+        # The writer may have been killed, which is not an error of the service.
         return False
     return True
 

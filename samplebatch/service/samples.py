@@ -304,7 +304,7 @@ class SampleWriter:
         return RowsStream(packed.batch), packed.metadata
 
     def _find_layout(self, sample: Sample) -> tuple[StreamLayout, Arrays] | None:
-        """Return the layout and the arrays of a sample; None if its form is new, or Arrow must write it."""
+        """Return the layout and the arrays of a sample; None if no layout fits, so that Arrow must serialize it."""
         bare: list[str] = []
         columns = _columns_of(sample, bare)
         if columns is None:
@@ -366,7 +366,8 @@ class SampleReader:
     """Reader of a session's samples, for a learner.
 
     Arrow reads the first sample of each form, and the general reader validates it. A later stream with the same bytes
-    outside its columns is viewed. If only its schema is equal, its numbers are viewed and its objects are decoded.
+    outside its columns is viewed. A stream that has only the same schema is decoded: numbers are viewed, objects
+    copied.
     """
 
     def __init__(self) -> None:

@@ -119,7 +119,7 @@ class AnyItem(Selector):
             self._positions[last] = position
 
     def state_dict(self) -> list[int]:
-        """Return the internal order of the fragments, which draws depend on."""
+        """Return the internal order of the fragments, on which draws depend."""
         return list(self._numbers)
 
     def load_state_dict(self, state: list[int]) -> None:

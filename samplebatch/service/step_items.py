@@ -105,7 +105,7 @@ class DrawsLeft:
         return buffer._draw(n)
 
     def set_max_draws(self, buffer: ReplayBuffer, max_draws: int) -> None:
-        """Change the maximum number of draws per step; earlier draws count."""
+        """Change the maximum number of draws per step; previous draws count towards it."""
         slots = buffer._table.rings.stored_slots()
         revived = slots[self.counts[slots] == 0]
         self.counts[slots] = np.maximum(self.counts[slots] + max_draws - self.max_draws, 0)

@@ -26,8 +26,8 @@ Numbers = npt.NDArray[Any]
 class Groups(Generic[B]):
     """Groups of rows of a batch; see `group_by`.
 
-    Values are a column by name, or an array or tensor of one number per row. Reductions return one value per group,
-    shape (g,), in the order of `keys`; `spread` returns them to the rows.
+    Values are specified as a column name, or as an array or tensor with one number per row. Reductions return one value
+    per group, shape (g,), in the order of `keys`; `spread` repeats them for the rows of each group.
 
     Parameters
     ----------

@@ -193,7 +193,7 @@ class Publisher(peers.Transferable):
     def close(self) -> None:
         """Close this end: the broadcast ends, and readers can still read the newest publication. Safe to call twice.
 
-        If another process publishes, the broadcast continues.
+        The broadcast continues if another process is a publisher.
         """
         board, self._board = self._board, None
         if board is None:

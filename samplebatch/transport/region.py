@@ -72,7 +72,7 @@ class _Mapping:
         self._unmap = partial(_munmap, address, nbytes)
         self.__array_interface__ = {"data": (address, not writable), "shape": (nbytes,), "typestr": "|u1", "version": 3}
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            # Most kernels reject huge pages for shared memory, which is no error here.
+            # Most kernels reject huge pages for shared memory, which is not an error here.
             _madvise(address, nbytes, mmap.MADV_HUGEPAGE)
 
     def __del__(self) -> None:

@@ -48,17 +48,17 @@ def enable_shared_pickling(*, keep_nbytes: int = KEEP_NBYTES, linger_s: float = 
     Call this function in every sending process; receiving processes need no call. A further call replaces the settings.
 
     The memory has no name in the file system, so a killed process leaves nothing behind. The sender must run until the
-    receiver has the batch, so a child process waits at its end, up to `linger_s`. If it is killed or calls `os._exit`,
-    batches that were not received are lost. With 128 batches in transit, or too little shared memory, batches remain in
-    the pickle.
+    receiver has the batch, so a child process waits before it exits, up to `linger_s`. If it is killed or calls
+    `os._exit`, batches that were not received are lost. With 128 batches in transit, or too little shared memory,
+    batches remain in the pickle.
 
     Parameters
     ----------
     keep_nbytes
         Bytes of shared memory that the process retains for reuse, because copying to warm memory takes a fraction of
-        the time. Further memory is freed by its receiver.
+        the time. The receiver frees memory beyond this size.
     linger_s
-        Maximum seconds for which a child process waits at its end until its batches are received, while its parent
+        Maximum seconds that an exiting child process waits until its batches are received, as long as its parent
         runs.
 
     Raises
@@ -140,7 +140,7 @@ def _linger_at_exit() -> None:
         util.Finalize(None, _linger, exitpriority=_AFTER_QUEUES)
 
 
-# A forked child forgets what its parent was to do at its end.
+# A forked child loses its parent's exit handlers, so it registers its own.
 util.register_after_fork(_linger_at_exit, operator.call)
 
 

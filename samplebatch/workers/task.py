@@ -176,7 +176,7 @@ class Task(ABC):
         reset_kwargs = request.gym_reset_kwargs
         seed = None if reset_kwargs is None else reset_kwargs.get("seed")
         if reset_kwargs is not None and seed is not None:
-            # An integer seed counts up from the environment with `env_id` 0.
+            # An integer is the seed of `env_id` 0; each further environment has the next integer.
             first = self._spec.index * self.num_envs
             is_number = isinstance(seed, int | np.integer)
             reset_kwargs = {

@@ -70,7 +70,7 @@ class RolloutWorkers(collector.Uncopied):
     A fragment is in the shared memory to which the worker wrote it; the memory is reused after the last array over it
     has been deleted. Fragments kept beyond half of a worker's memory are copies, so they never block a worker.
 
-    A worker that raises, dies or hangs is replaced, at most `max_restarts` times in total: the replacement makes the
+    A worker that raises, dies or hangs is replaced, at most `max_restarts` times in total: the replacement collects the
     missing steps, in environments with the same ids. An incompletely sent fragment is dropped (see `worker_stats`).
     After that, `fragments` yields every complete fragment that was sent, then raises `WorkerError`; `collect` raises,
     and `fragments` yields the fragments that it had received. Workers ignore Ctrl-C, which the parent handles, and exit
@@ -319,7 +319,8 @@ class RolloutWorkers(collector.Uncopied):
             Number of episodes to complete. Every worker completes the episodes that start first, so that long episodes
             are as likely as short ones.
         random, render, reset_before_collect, gym_reset_kwargs
-            As for `Collector.collect`, in every worker; a `seed` in `gym_reset_kwargs` counts up from `env_id` 0.
+            As for `Collector.collect`, in every worker. Environment i is reset with the `seed` of `gym_reset_kwargs`
+            plus i.
 
         Returns
         -------
@@ -376,9 +377,9 @@ class RolloutWorkers(collector.Uncopied):
     def receive(self, n_step: int | None = None) -> CollectStats[Any]:
         """Receive steps as they arrive, while workers continue by themselves.
 
-        Each worker collects fragments of its share of `n_step`, up to two ahead of the caller, each with the newest
-        weights at its start, and receives a new request when it has sent them. No worker waits for another. Fragments
-        older than `max_lag` are dropped, counted in `worker_stats`, and excluded from the report.
+        Each worker collects its share of `n_step` in fragments, up to two ahead of the caller. It loads the newest
+        weights before each fragment, and receives a new request when it has sent its share. No worker waits for
+        another. Fragments older than `max_lag` are dropped, counted in `worker_stats`, and excluded from the report.
 
         Parameters
         ----------

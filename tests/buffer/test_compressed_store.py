@@ -173,7 +173,7 @@ def test_what_does_not_fit_is_refused(store: CompressedStore) -> None:
         store.fit(np.full((1, *SHAPE), 256), 1)
     with pytest.raises(ColumnLengthError, match="'obs' must have 2 rows, got 1"):
         store.fit(frames([0]), 2)
-    with pytest.raises(ColumnTypeError, match="'obs' must have numbers of one shape to be compressed, got objects"):
+    with pytest.raises(ColumnTypeError, match=r"'obs' must have numeric rows of one shape .*, got objects"):
         CompressedStore.for_rows("obs", ["a"], 10)
 
 

@@ -165,7 +165,7 @@ def update_leaves(function: Callable[[Any, Any], Any], target: Node, other: Any,
     """Apply an in-place operator to every leaf of a batch; the other operand is a number, or a batch matched by name.
 
     Raises ColumnMismatchError if the batches differ in their names. Raises ColumnTypeError if a leaf cannot store the
-    result; names it. Earlier leaves have been updated by then.
+    result; names it. Leaves before it are updated.
     """
     matched = KINDS[type(other)] == NODE
     nodes = [target, other] if matched else [target]

@@ -94,7 +94,7 @@ def _flatten(source: Any) -> tuple[list[Any], tuple[type[Any], tuple[str, ...]]]
 def _unflatten(children: Iterable[Any], context: tuple[type[Any], tuple[str, ...]]) -> Any:
     cls, names = context
     values = dict(zip(names, children, strict=True))
-    # Libraries rebuild trees around markers of their own: the children are kept unparsed.
+    # Libraries rebuild trees with their own markers as leaves, so children are stored unconverted.
     return cls(values) if issubclass(cls, dict) else node(cls, values)
 
 

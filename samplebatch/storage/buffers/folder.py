@@ -455,7 +455,7 @@ class BufferFolder:
 
         overwritten: rows that the last state shows; others can be omitted.
 
-        Raises StorageError if the disk is full, or the folder is closed. Nothing has changed then.
+        Raises StorageError if the disk is full, or the folder is closed. An error changes nothing.
         """
         self._check_open()
         self._undo()
@@ -484,8 +484,7 @@ class BufferFolder:
     def commit(self, state: bytes) -> None:
         """Write the commit record of a step after its columns are written.
 
-        Raises StorageError if the record cannot be written. The folder is closed then, with the state of the last
-        commit.
+        Raises StorageError if the record cannot be written; this closes the folder in the state of the last commit.
         """
         self._check_open()
         changed = self._layout_changed

@@ -41,7 +41,7 @@ def store_in_folder(buffer: ReplayBuffer, path: str | os.PathLike[str]) -> None:
     stores = table.columns.stores
     if stores.compress or stores.ragged:
         option = "compress" if stores.compress else "ragged"
-        raise StorageError(f"rows in a folder must be numbers of one shape; remove {option!r} or 'storage'")
+        raise StorageError(f"rows in a folder must be numeric and of one shape; remove {option!r} or 'storage'")
     described = buffer_state.describe(buffer)
     if described["missing"]:
         raise StorageError(
@@ -178,11 +178,11 @@ class MappedStores(Stores):
     def make(self, name: str, first_rows: Any, slots: int) -> Store:
         """Create the store for the first rows of a column, which are not written.
 
-        Raises ColumnTypeError if the rows are not numbers of one shape; names the column.
+        Raises ColumnTypeError if the rows are not numeric and of one shape; names the column.
         """
         if KINDS[type(first_rows)] != TENSOR and as_rows(first_rows, name).dtype.kind == "O":
             raise ColumnTypeError(
-                f"column {name!r} must have numbers of one shape to be stored in a folder, got objects; "
+                f"column {name!r} must have numeric rows of one shape to be stored in a folder, got objects; "
                 "remove it or convert it to numbers"
             )
         return super().make(name, first_rows, slots)
@@ -190,13 +190,13 @@ class MappedStores(Stores):
     def like(self, kind: str, name: str, column: Column, row_shape: tuple[int, ...], slots: int) -> Store:
         """Create an empty store for rows of a column from another store's `to_column`.
 
-        Raises ColumnTypeError if the rows are not numbers of one shape; names the column.
+        Raises ColumnTypeError if the rows are not numeric and of one shape; names the column.
         """
         if kind == "compressed":
             return self.make(name, column.slice(0, min(len(column), 1)).to_numpy(), slots)
         if kind not in ("dense", "torch"):
             raise ColumnTypeError(
-                f"column {name!r} must have numbers of one shape to be stored in a folder, got {kind}"
+                f"column {name!r} must have numeric rows of one shape to be stored in a folder, got {kind}"
             )
         return super().like(kind, name, column, row_shape, slots)
 

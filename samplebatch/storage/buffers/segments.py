@@ -148,7 +148,7 @@ class SegmentWriter:
     def write(self) -> None:
         """Write changed groups to new segments, and sync them to disk.
 
-        Raises OSError if the segments cannot be written, for example because the disk is full; none is left then.
+        Raises OSError if the segments cannot be written, for example because the disk is full; an error leaves none.
         """
         for table in self._tables:
             table.find_unchanged(self._sizes)

@@ -51,7 +51,7 @@ class FolderStatus:
     """Status of a folder, managed by `BufferFolder`: open or closed, and its files.
 
     files: file states of a closed folder by name; for an open folder only the inodes are valid.
-    boot: boot of the machine in which the folder was opened.
+    boot: identifier of the machine's boot during which the folder was opened.
     written_ns: time at which the status was written.
     """
 

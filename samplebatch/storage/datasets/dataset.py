@@ -277,9 +277,9 @@ class Dataset:
         Raises
         ------
         ArgumentError
-            If `batch_size` is less than 0, or `floats` is not a floating-point dtype. Nothing is sampled then.
+            If `batch_size` is less than 0, or `floats` is not a floating-point dtype. No rows are sampled.
         DeviceError
-            If torch cannot use the device. Nothing is sampled then.
+            If torch cannot use the device. No rows are sampled.
         EmptyBufferError
             If there are no rows.
         """
@@ -383,7 +383,7 @@ class Dataset:
         ArgumentError
             If `batch_size` is less than 0, `length` less than 1, or `floats` is not a floating-point dtype.
         DeviceError
-            If torch cannot use the device. Nothing is sampled then.
+            If torch cannot use the device. No rows are sampled.
         EmptyBufferError
             If no episode has `length` steps.
         SequenceError

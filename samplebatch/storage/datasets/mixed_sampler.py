@@ -172,14 +172,14 @@ class MixedSampler:
         Raises
         ------
         ArgumentError
-            If `batch_size` is less than 1, or `floats` is not a floating-point dtype. Nothing is sampled then.
+            If `batch_size` is less than 1, or `floats` is not a floating-point dtype. No rows are sampled.
         DeviceError
-            If torch cannot use the device. Nothing is sampled then.
+            If torch cannot use the device. No rows are sampled.
         EmptyBufferError
             If a source with a positive number of requested rows is empty; names the source.
         ColumnMismatchError
             If columns differ and `missing` is `"error"`; names a column and a source without it. If the sources'
-            actions have different units; nothing is sampled then.
+            actions have different units; no rows are sampled.
         """
         delivery = Delivery(device, floats)
         self._check_units()

@@ -176,8 +176,8 @@ def test_a_step_that_is_refused_changes_nothing(path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        ({"info": {"text": "a"}}, r"column 'info\.text' must have numbers of one shape to be stored in a folder"),
-        ({"info": {"what": None}}, r"column 'info\.what' must have numbers of one shape"),
+        ({"info": {"text": "a"}}, r"column 'info\.text' must have numeric rows of one shape to be stored in a folder"),
+        ({"info": {"what": None}}, r"column 'info\.what' must have numeric rows of one shape"),
         ({"obs": np.array([np.zeros(2), np.zeros(3)], object)[0]}, None),
     ],
 )
@@ -199,7 +199,7 @@ def test_rows_that_are_no_numbers_of_one_shape_are_refused(path: Path, changed: 
 
 def test_ragged_rows_are_refused(path: Path) -> None:
     buffer = VectorReplayBuffer(6, 2, storage=path)
-    with pytest.raises(ColumnTypeError, match=r"column 'obs\.cloud' must have numbers of one shape to be stored"):
+    with pytest.raises(ColumnTypeError, match=r"column 'obs\.cloud' must have numeric rows of one shape to be stored"):
         buffer.add(step(1, 2, streams.mixed))
     buffer.close()
 
