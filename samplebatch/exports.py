@@ -78,7 +78,9 @@ def _is_from_import(frame: FrameType) -> bool:
 def imported_names(code: CodeType) -> dict[str, str]:
     r"""Return name and module of each `from samplebatch.x import name as name` in compiled code.
 
-    >>> code = compile("from samplebatch.names import OBS as OBS\nfrom typing import Any", "", "exec")
+    >>> code = compile(
+    ...     "from samplebatch.names import OBS as OBS\nfrom typing import Any", "", "exec"
+    ... )
     >>> imported_names(code)
     {'OBS': 'samplebatch.names'}
     """

@@ -233,7 +233,10 @@ def counts_steps(name: str) -> bool:
 def covers(names: Iterable[str], name: str) -> bool:
     """Return whether a dotted name is one of `names` or nested under one.
 
-    >>> [covers(("obs", "info.path"), name) for name in ("obs", "obs.camera", "observed", "info.path", "info")]
+    >>> [
+    ...     covers(("obs", "info.path"), name)
+    ...     for name in ("obs", "obs.camera", "observed", "info.path", "info")
+    ... ]
     [True, True, False, True, False]
     """
     return any(name == parent or name.startswith(f"{parent}.") for parent in names)
@@ -285,7 +288,9 @@ def for_terminal(name: object, max_chars: int = _MAX_SHOWN) -> str:
     Control characters, line breaks, bidirectional marks and other unprintable characters become escape sequences, as in
     `repr`. Long text is truncated.
 
-    >>> print(for_terminal("obs\x1b[31m"), for_terminal("a\u202eb"), for_terminal("x" * 200, 10))
+    >>> print(
+    ...     for_terminal("obs\x1b[31m"), for_terminal("a\u202eb"), for_terminal("x" * 200, 10)
+    ... )
     obs\x1b[31m a\u202eb xxxxxxx...
     """
     text = str(name)

@@ -34,7 +34,9 @@ _concatenate = np.concatenate
 def copy_small(columns: dict[str, Column]) -> dict[str, Column] | None:
     """Copy tensor columns into one block; returns None if they are too large or another column type is present.
 
-    >>> copies = copy_small({"a": TensorColumn(np.arange(3)), "b": TensorColumn(np.zeros((3, 2)))})
+    >>> copies = copy_small(
+    ...     {"a": TensorColumn(np.arange(3)), "b": TensorColumn(np.zeros((3, 2)))}
+    ... )
     >>> [column.values.ctypes.data % memory.ALIGNMENT for column in copies.values()]
     [0, 0]
     """
@@ -192,7 +194,10 @@ def reorder(moves: Iterable[Move]) -> None:
     Small columns are gathered in groups with at most the bytes of the largest one. If a copy fails or is interrupted,
     the columns are restored to their former order. Each order is a permutation of shape (n,).
 
-    >>> columns = {"t": TensorColumn(np.arange(3)), "a": TensorColumn(np.array([0.5, 1.5, 2.5]))}
+    >>> columns = {
+    ...     "t": TensorColumn(np.arange(3)),
+    ...     "a": TensorColumn(np.array([0.5, 1.5, 2.5])),
+    ... }
     >>> reorder((columns, name, np.array([2, 0, 1])) for name in columns)
     >>> columns["t"].values, columns["a"].values
     (array([2, 0, 1]), array([2.5, 0.5, 1.5]))

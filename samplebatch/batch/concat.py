@@ -55,7 +55,8 @@ def concat_samples(samples: Iterable[SampleBatchType], *, missing: Missing = "er
     --------
     >>> concat_samples([SampleBatch(a=[1, 2]), SampleBatch(), SampleBatch(a=[3])])["a"].tolist()
     [1, 2, 3]
-    >>> concat_samples([SampleBatch(a=[1], b=[2]), SampleBatch(a=[3])], missing="zero")["b"].tolist()
+    >>> batches = [SampleBatch(a=[1], b=[2]), SampleBatch(a=[3])]
+    >>> concat_samples(batches, missing="zero")["b"].tolist()
     [2, 0]
     """
     samples = list(samples)
@@ -72,7 +73,9 @@ def concat_samples_into_ma_batch(samples: Iterable[SampleBatchType], *, missing:
 
     Examples
     --------
-    >>> joined = concat_samples_into_ma_batch([SampleBatch(a=[1, 2]), MultiAgentBatch({"p": SampleBatch(a=[3])}, 1)])
+    >>> joined = concat_samples_into_ma_batch(
+    ...     [SampleBatch(a=[1, 2]), MultiAgentBatch({"p": SampleBatch(a=[3])}, 1)]
+    ... )
     >>> list(joined.policy_batches), joined.count
     (['default_policy', 'p'], 3)
     """
@@ -105,7 +108,10 @@ def attempt_count_timesteps(tensor_dict: Mapping[str, Any]) -> int:
 
     Examples
     --------
-    >>> attempt_count_timesteps({"infos": [{}], "obs": {"x": [1.0, 2.0]}}), attempt_count_timesteps({"infos": [{}]})
+    >>> (
+    ...     attempt_count_timesteps({"infos": [{}], "obs": {"x": [1.0, 2.0]}}),
+    ...     attempt_count_timesteps({"infos": [{}]}),
+    ... )
     (2, 0)
     >>> attempt_count_timesteps({"obs": [1.0, 0.0, 2.0, 3.0], "seq_lens": [1, 2]})
     3

@@ -396,7 +396,12 @@ class Delivery:
 
     >>> from samplebatch import Batch
     >>> from samplebatch.batch.delivery import tree_to
-    >>> [part.a for part in Delivery("cpu", "float32", 2).each(iter([Batch(a=[0.5]), Batch(a=[1.5])]), tree_to)]
+    >>> [
+    ...     part.a
+    ...     for part in Delivery("cpu", "float32", 2).each(
+    ...         iter([Batch(a=[0.5]), Batch(a=[1.5])]), tree_to
+    ...     )
+    ... ]
     [tensor([0.5000]), tensor([1.5000])]
     """
 

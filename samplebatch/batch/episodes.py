@@ -62,7 +62,10 @@ def by_stream(*keys: npt.NDArray[Any], t: npt.NDArray[Any] | None = None) -> Row
     keys: ids that identify streams, shape (n,) each; streams are sorted by the first key, then by the next.
     t: times within a stream, shape (n,). None keeps the order of its rows.
 
-    >>> by_stream(np.array([0, 1, 0, 1])), by_stream(np.array([0, 1, 0, 1]), t=np.array([3, 0, 2, 1]))
+    >>> (
+    ...     by_stream(np.array([0, 1, 0, 1])),
+    ...     by_stream(np.array([0, 1, 0, 1]), t=np.array([3, 0, 2, 1])),
+    ... )
     (array([0, 2, 1, 3]), array([2, 0, 1, 3]))
     """
     if t is None and len(keys) == 1:

@@ -465,7 +465,12 @@ def is_packed(column: Column) -> bool:
 def looks_packed(value: Any) -> bool:
     """Return whether a value has the prefix of RLlib's packed values.
 
-    >>> looks_packed("BCJNGGBA"), looks_packed(b"BCJNGGBA"), looks_packed("north"), looks_packed(3)
+    >>> (
+    ...     looks_packed("BCJNGGBA"),
+    ...     looks_packed(b"BCJNGGBA"),
+    ...     looks_packed("north"),
+    ...     looks_packed(3),
+    ... )
     (True, True, False, False)
     """
     return _encode(value).startswith((_MAGIC, _MAGIC_BASE64))

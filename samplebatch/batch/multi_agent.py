@@ -60,7 +60,9 @@ class MultiAgentBatch(Generic[ValuesT]):
 
     Examples
     --------
-    >>> batch = MultiAgentBatch({"walker": SampleBatch(obs=[1, 2]), "guard": SampleBatch(obs=[3])}, env_steps=2)
+    >>> batch = MultiAgentBatch(
+    ...     {"walker": SampleBatch(obs=[1, 2]), "guard": SampleBatch(obs=[3])}, env_steps=2
+    ... )
     >>> batch["walker"]["obs"].tolist(), batch.env_steps(), batch.agent_steps()
     ([1, 2], 2, 3)
     """
@@ -263,7 +265,9 @@ class MultiAgentBatch(Generic[ValuesT]):
 
         Raises ColumnNotFoundError with near names if a policy lacks one.
 
-        >>> batch = MultiAgentBatch({"walker": SampleBatch(obs=[1, 2], rewards=[0.5, 1.0])}, env_steps=2)
+        >>> batch = MultiAgentBatch(
+        ...     {"walker": SampleBatch(obs=[1, 2], rewards=[0.5, 1.0])}, env_steps=2
+        ... )
         >>> list(batch.select("rewards")["walker"])
         ['rewards']
         """
@@ -289,7 +293,11 @@ class MultiAgentBatch(Generic[ValuesT]):
         `eps_id`.
 
         >>> batch = MultiAgentBatch(
-        ...     {"walker": SampleBatch(eps_id=[7, 7, 8], t=[0, 1, 0]), "guard": SampleBatch(eps_id=[8], t=[1])}, 4
+        ...     {
+        ...         "walker": SampleBatch(eps_id=[7, 7, 8], t=[0, 1, 0]),
+        ...         "guard": SampleBatch(eps_id=[8], t=[1]),
+        ...     },
+        ...     4,
         ... )
         >>> [(part.count, list(part.policy_batches)) for part in batch.split_by_episode()]
         [(2, ['walker']), (2, ['walker', 'guard'])]
@@ -364,7 +372,9 @@ class MultiAgentBatch(Generic[ValuesT]):
         Examples
         --------
         >>> steps = {"t": [0, 1, 2], "eps_id": [0, 0, 0]}
-        >>> batch = MultiAgentBatch({"walker": SampleBatch(steps), "guard": SampleBatch(steps)}, env_steps=3)
+        >>> batch = MultiAgentBatch(
+        ...     {"walker": SampleBatch(steps), "guard": SampleBatch(steps)}, env_steps=3
+        ... )
         >>> for part in batch.minibatches(2, rng=1, lockstep=True):
         ...     print(part.count, part["walker"]["t"].tolist(), part["guard"]["t"].tolist())
         2 [0, 1] [0, 1]
@@ -469,7 +479,9 @@ class MultiAgentBatch(Generic[ValuesT]):
         in total. Raises MissingExtraError without matplotlib, ColumnNotFoundError if no policy has a column,
         ColumnTypeError if it is not numeric.
 
-        >>> batch = MultiAgentBatch({"walker": SampleBatch(rewards=[0.0, 1.0]), "guard": SampleBatch(rewards=[0.5])}, 2)
+        >>> batch = MultiAgentBatch(
+        ...     {"walker": SampleBatch(rewards=[0.0, 1.0]), "guard": SampleBatch(rewards=[0.5])}, 2
+        ... )
         >>> [axes.get_ylabel() for axes in batch.plot("rewards").axes]
         ['walker/rewards', 'guard/rewards']
         """

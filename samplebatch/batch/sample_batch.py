@@ -470,7 +470,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         mapped the actions, because functions are not recorded.
 
         >>> from samplebatch import ActionUnit
-        >>> batch = SampleBatch(actions=np.array([[-1.0], [0.5]]), _action_unit=ActionUnit("scale", low=-2.0, high=2.0))
+        >>> batch = SampleBatch(actions=[[-1.0], [0.5]], _action_unit=ActionUnit("scale", -2, 2))
         >>> batch.to_environment_actions()["actions"].tolist()
         [[-2.0], [1.0]]
         """
@@ -724,8 +724,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         --------
         >>> [len(part) for part in SampleBatch(a=[1, 2, 3, 4, 5]).minibatches(2, epochs=2, rng=0)]
         [2, 2, 1, 2, 2, 1]
-        >>> rollouts = SampleBatch(ids=[[1, 2, 3], [4], [5, 6], [7]])
-        >>> [part["ids"].lengths.tolist() for part in rollouts.minibatches(max_tokens=4, shuffle=False)]
+        >>> rows = SampleBatch(ids=[[1, 2, 3], [4], [5, 6], [7]])
+        >>> [part["ids"].lengths.tolist() for part in rows.minibatches(max_tokens=4, shuffle=False)]
         [[3, 1], [2, 1]]
         """
         parts = delivery.minibatches(self, size, epochs, shuffle, rng, max_tokens, lengths)
@@ -828,7 +828,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         columns wherever the value changes. The default is `eps_id`, or `dones` without it. Raises ColumnNotFoundError
         if the column is missing.
 
-        >>> [part["a"].tolist() for part in SampleBatch(a=[1, 2, 3], eps_id=[0, 0, 1]).split_by_episode()]
+        >>> steps = SampleBatch(a=[1, 2, 3], eps_id=[0, 0, 1])
+        >>> [part["a"].tolist() for part in steps.split_by_episode()]
         [[1, 2], [3]]
         """
         stops = episodes.stops_by(key, sequences.unpadded(self))
@@ -846,7 +847,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         each sequence; all other columns are shared. A batch without steps is returned as a shallow copy. Raises
         ArgumentError if `max_seq_len` is not a positive integer, SequenceError if the batch already has sequences.
 
-        >>> steps = SampleBatch(a=[1, 2, 3, 4, 5], eps_id=[7, 7, 7, 8, 8], state_in_0=[0.0, 0.1, 0.2, 0.0, 0.3])
+        >>> steps = SampleBatch(eps_id=[7, 7, 7, 8, 8], state_in_0=[0.0, 0.1, 0.2, 0.0, 0.3])
         >>> recurrent = steps.to_sequences(max_seq_len=2)
         >>> recurrent["seq_lens"].tolist(), recurrent["state_in_0"].tolist()
         ([2, 1, 2], [0.0, 0.2, 0.0])
@@ -859,7 +860,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         `indices` are integers of shape (k,) in [-s, s) for s sequences, or a mask of shape (s,). Raises SequenceError
         without `seq_lens`, RowIndexError if an index is out of range.
 
-        >>> swapped = SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 3.0], seq_lens=[1, 2]).take_sequences([1, 0])
+        >>> batch = SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 3.0], seq_lens=[1, 2])
+        >>> swapped = batch.take_sequences([1, 0])
         >>> swapped["a"].tolist(), swapped["state_in_0"].tolist(), swapped["seq_lens"].tolist()
         ([2, 3, 1], [3.0, 1.0], [2, 1])
         """
@@ -946,7 +948,7 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         --------
         >>> from samplebatch import ViewRequirement
         >>> batch = SampleBatch(obs=[1, 2, 3], new_obs=[2, 3, 4])
-        >>> batch.get_single_step_input_dict({"stack": ViewRequirement("obs", shift="-2:0")})["stack"]
+        >>> batch.get_single_step_input_dict({"last": ViewRequirement("obs", shift="-2:0")})["last"]
         array([[2, 3, 4]])
         """
         views = view_step(self, view_requirements, index)
@@ -1149,8 +1151,8 @@ class SampleBatch(MutableMapping[str, Any], Generic[ValuesT]):
         MissingExtraError without matplotlib, ColumnNotFoundError if a column is missing, ColumnTypeError if it is not
         numeric.
 
-        >>> [axes.get_ylabel() for axes in SampleBatch(rewards=[0.0, 1.0, 0.5], eps_id=[0, 0, 1]).plot("rewards").axes]
-        ['rewards']
+        >>> SampleBatch(rewards=[0.0, 1.0], eps_id=[0, 1]).plot("rewards").axes[0].get_ylabel()
+        'rewards'
         """
         for name in columns:
             self.column(name)

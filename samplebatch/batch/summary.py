@@ -190,7 +190,9 @@ def aligned(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], 
 def as_html(title: str, lines: Sequence[Line], headings: Sequence[str] = HEADINGS) -> str:
     """Format a summary as an HTML table with a caption and one sparkline per numeric column.
 
-    >>> as_html("batch", describe({"t": TensorColumn(np.arange(3))})).startswith("<table><caption>batch</caption>")
+    >>> as_html("batch", describe({"t": TensorColumn(np.arange(3))})).startswith(
+    ...     "<table><caption>batch</caption>"
+    ... )
     True
     """
     rows = [[*(for_html(getattr(line, heading)) for heading in headings), sparkline(line.points)] for line in lines]

@@ -179,7 +179,11 @@ def named_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 def unflatten(name: str, structure: Structure, leaf: Callable[[str], Any]) -> Any:
     """Restore a nested value from its structure; `leaf` maps a dotted name to its value.
 
-    >>> unflatten("obs", {"camera": None, "arm": [None, None]}, {"obs.camera": 1, "obs.arm.0": 2, "obs.arm.1": 3}.get)
+    >>> unflatten(
+    ...     "obs",
+    ...     {"camera": None, "arm": [None, None]},
+    ...     {"obs.camera": 1, "obs.arm.0": 2, "obs.arm.1": 3}.get,
+    ... )
     {'camera': 1, 'arm': (2, 3)}
     """
     if structure is None:

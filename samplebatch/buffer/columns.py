@@ -42,7 +42,9 @@ class Columns:
     """Tree of stores over the same slots, for `Table` and `FinalObservations`.
 
     >>> columns = Columns(4, Stores())
-    >>> columns.write(columns.fit({"obs": {"id": np.array([5, 6])}, "info": {}}, 2), slice(0, 2))
+    >>> columns.write(
+    ...     columns.fit({"obs": {"id": np.array([5, 6])}, "info": {}}, 2), slice(0, 2)
+    ... )
     >>> columns.write(columns.fit(Batch(obs={"id": 7}, rew=1.5), 1, single=True), 2)
     >>> take_rows(columns.tree, np.array([2, 0]))
     Batch(

@@ -75,9 +75,16 @@ class EnvSteps:
     Rows are identified by buffer name and slot.
 
     >>> steps = EnvSteps()
-    >>> walker, guard = (np.array([0, 1, 1]), np.array([0, 1, 2]), 3), (np.array([1]), np.array([0]), 3)
+    >>> walker, guard = (
+    ...     (np.array([0, 1, 1]), np.array([0, 1, 2]), 3),
+    ...     (np.array([1]), np.array([0]), 3),
+    ... )
     >>> steps.add(2, {"walker": walker, "guard": guard})
-    >>> len(steps), steps.rows("walker", np.array([1, 0])), steps.rows("guard", np.array([1, 0]))
+    >>> (
+    ...     len(steps),
+    ...     steps.rows("walker", np.array([1, 0])),
+    ...     steps.rows("guard", np.array([1, 0])),
+    ... )
     (2, array([1, 2, 0]), array([0]))
     >>> steps.lose("walker", np.array([0]))
     >>> len(steps), steps.draw(4, np.random.default_rng(0))
@@ -222,7 +229,11 @@ def env_steps_of(parts: dict[PolicyID, SampleBatch], env_steps: int) -> tuple[in
     Returns: number of steps, and the step of each row per policy, from 0.
 
     >>> env_steps_of(
-    ...     {"walker": SampleBatch(eps_id=[5, 5, 6], t=[0, 1, 0]), "guard": SampleBatch(eps_id=[5], t=[1])}, env_steps=3
+    ...     {
+    ...         "walker": SampleBatch(eps_id=[5, 5, 6], t=[0, 1, 0]),
+    ...         "guard": SampleBatch(eps_id=[5], t=[1]),
+    ...     },
+    ...     env_steps=3,
     ... )
     (3, {'walker': array([0, 1, 2]), 'guard': array([1])})
     """

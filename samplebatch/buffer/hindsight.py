@@ -172,15 +172,26 @@ class HERReplayBuffer(ReplayBuffer):
     ...     return (achieved == desired).all(-1).astype(float)
     >>> buf = HERReplayBuffer(8, reached, horizon=4, future_k=4.0)
     >>> def at(n):
-    ...     return {"observation": n, "achieved_goal": np.array([n]), "desired_goal": np.array([100])}
+    ...     goals = {"achieved_goal": np.array([n]), "desired_goal": np.array([100])}
+    ...     return {"observation": n, **goals}
     >>> for n in range(4):
     ...     added = buf.add(
-    ...         Batch(obs=at(n), act=0, rew=0.0, terminated=False, truncated=n == 3, obs_next=at(n + 1))
+    ...         Batch(
+    ...             obs=at(n),
+    ...             act=0,
+    ...             rew=0.0,
+    ...             terminated=False,
+    ...             truncated=n == 3,
+    ...             obs_next=at(n + 1),
+    ...         )
     ...     )
     >>> batch, indices = buf.sample(1000)
-    >>> np.unique(batch.obs.desired_goal).tolist(), np.unique(buf[indices].obs.desired_goal).tolist()
-    ([1, 2, 3, 4, 100], [100])
-    >>> bool((batch.rew == (batch.obs_next.achieved_goal == batch.obs_next.desired_goal)[:, 0]).all())
+    >>> np.unique(batch.obs.desired_goal).tolist()
+    [1, 2, 3, 4, 100]
+    >>> np.unique(buf[indices].obs.desired_goal).tolist()
+    [100]
+    >>> reached_goal = batch.obs_next.achieved_goal == batch.obs_next.desired_goal
+    >>> bool((batch.rew == reached_goal[:, 0]).all())
     True
     """
 
@@ -369,7 +380,9 @@ class HERVectorReplayBuffer(HERReplayBufferManager):
 
     Examples
     --------
-    >>> buf = HERVectorReplayBuffer(10, 2, lambda achieved, desired: np.zeros(len(achieved)), horizon=5)
+    >>> buf = HERVectorReplayBuffer(
+    ...     10, 2, lambda achieved, desired: np.zeros(len(achieved)), horizon=5
+    ... )
     >>> buf.maxsize, buf.future_p, buf.buffers[1].horizon
     (10, 0.875, 5)
     """

@@ -169,7 +169,12 @@ class MultiAgentReplayBuffer:
     --------
     >>> buf = MultiAgentReplayBuffer(100)
     >>> def rows(n):
-    ...     return SampleBatch(obs=np.arange(n), actions=np.zeros(n), rewards=np.ones(n), terminateds=np.zeros(n, bool))
+    ...     return SampleBatch(
+    ...         obs=np.arange(n),
+    ...         actions=np.zeros(n),
+    ...         rewards=np.ones(n),
+    ...         terminateds=np.zeros(n, bool),
+    ...     )
     >>> buf.add(MultiAgentBatch({"walker": rows(6), "guard": rows(3)}, env_steps=6))
     >>> batch, indices = buf.sample(4)
     >>> {policy: part["obs"].shape for policy, part in batch.items()}, batch.env_steps()

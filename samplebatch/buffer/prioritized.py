@@ -286,7 +286,9 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBufferManager):
     >>> from samplebatch import Batch
     >>> buf = PrioritizedVectorReplayBuffer(total_size=8, buffer_num=2, alpha=1.0, beta=1.0)
     >>> flags = np.zeros(2, bool)
-    >>> slots, *_ = buf.add(Batch(obs=[0, 1], act=[0, 0], rew=[1.0, 1.0], terminated=flags, truncated=flags))
+    >>> slots, *_ = buf.add(
+    ...     Batch(obs=[0, 1], act=[0, 0], rew=[1.0, 1.0], terminated=flags, truncated=flags)
+    ... )
     >>> buf.update_weight(slots, [0.5, 1.0])
     >>> buf[slots].weight.round(3)
     array([1. , 0.5])

@@ -102,7 +102,7 @@ class ReplayBuffer:
     --------
     >>> buf = ReplayBuffer(size=4)
     >>> for i in range(6):
-    ...     added = buf.add(Batch(obs=i, act=i, rew=1.0, terminated=i == 3, truncated=False, obs_next=i + 1))
+    ...     added = buf.add(Batch(obs=i, act=i, rew=1.0, terminated=i == 3, truncated=False))
     >>> buf.obs, len(buf)
     (array([4, 5, 2, 3]), 4)
     >>> buf[:].obs, buf[-2:].obs, buf.latest(3).obs
@@ -304,8 +304,10 @@ class ReplayBuffer:
 
         Examples
         --------
-        >>> buf = ReplayBuffer(8)
-        >>> buf.extend(SampleBatch(obs=[0, 1], actions=[1, 0], rewards=[0.5, 1.0], terminateds=[False, True]))
+        >>> steps = SampleBatch(
+        ...     obs=[0, 1], actions=[1, 0], rewards=[0.5, 1.0], terminateds=[False, True]
+        ... )
+        >>> ReplayBuffer(8).extend(steps)
         array([0, 1])
         """
         if is_dataset(batch):
@@ -395,7 +397,9 @@ class ReplayBuffer:
         --------
         >>> buf = ReplayBuffer(8)
         >>> for i in range(5):
-        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i == 4, truncated=False, obs_next=i + 1))
+        ...     added = buf.add(
+        ...         Batch(obs=i, act=0, rew=1.0, terminated=i == 4, truncated=False, obs_next=i + 1)
+        ...     )
         >>> batch, indices = buf.sample(0, n_step=3, gamma=0.5)
         >>> batch.returns, batch.discount, batch.obs_next
         (array([1.75, 1.75, 1.75, 1.5 , 1.  ]), array([0.125, 0.125, 0.   , 0.   , 0.   ]), array([3, 4, 5, 5, 5]))
@@ -538,7 +542,7 @@ class ReplayBuffer:
         --------
         >>> buf = ReplayBuffer(8)
         >>> for i in range(7):
-        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i in (2, 5), truncated=False, obs_next=i + 1))
+        ...     _ = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i in (2, 5), truncated=False))
         >>> episodes, indices = buf.sample_episodes(0)
         >>> [episode.obs.tolist() for episode in episodes], indices[1]
         ([[0, 1, 2], [3, 4, 5]], array([3, 4, 5]))
@@ -583,7 +587,7 @@ class ReplayBuffer:
         --------
         >>> buf = ReplayBuffer(8)
         >>> for i in range(7):
-        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i == 3, truncated=False, obs_next=i + 1))
+        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i == 3, truncated=False))
         >>> batch, indices = buf.sample_sequences(32, 3)
         >>> batch.obs.shape, bool((batch.obs == np.where(batch.mask, indices, 0)).all())
         ((32, 3), True)
@@ -635,7 +639,7 @@ class ReplayBuffer:
         --------
         >>> buf = ReplayBuffer(8)
         >>> for i in range(1, 8):
-        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i == 3, truncated=False, obs_next=i + 1))
+        ...     added = buf.add(Batch(obs=i, act=0, rew=1.0, terminated=i == 3, truncated=False))
         >>> batch, indices = buf.get_sequences([0, 2, 4], 4, burn_in=1)
         >>> batch.obs.tolist(), indices[1]
         ([[1, 2, 3, 0], [2, 3, 0, 0], [4, 5, 6, 7]], array([ 1,  2, -1, -1]))

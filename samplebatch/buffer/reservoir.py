@@ -51,7 +51,14 @@ class ReservoirReplayBuffer(VectorReplayBuffer):
     >>> buffer = ReservoirReplayBuffer(4, random_seed=1)
     >>> for number in range(100):
     ...     added = buffer.add(
-    ...         Batch(obs=[number], act=[0], rew=[1.0], terminated=[False], truncated=[False], obs_next=[number + 1])
+    ...         Batch(
+    ...             obs=[number],
+    ...             act=[0],
+    ...             rew=[1.0],
+    ...             terminated=[False],
+    ...             truncated=[False],
+    ...             obs_next=[number + 1],
+    ...         )
     ...     )
     >>> len(buffer), buffer.seen, sorted(buffer.obs.tolist())
     (4, 100, [19, 31, 41, 74])

@@ -238,7 +238,10 @@ class Stores:
 
     >>> stores = Stores(compress=("obs",), ragged=("info.path",))
     >>> frames, path = np.zeros((1, 84, 84), np.uint8), np.zeros((1, 3))
-    >>> [stores.make(name, rows, 9).kind for name, rows in [("obs.camera", frames), ("info.path", path)]]
+    >>> [
+    ...     stores.make(name, rows, 9).kind
+    ...     for name, rows in [("obs.camera", frames), ("info.path", path)]
+    ... ]
     ['compressed', 'ragged']
     """
 
@@ -299,7 +302,11 @@ class Stores:
 def names_of(selection: bool | str | Sequence[str], of_true: tuple[str, ...], argument: str) -> tuple[str, ...]:
     """Convert a user's choice of columns to names: one or several, or True for the defaults.
 
-    >>> names_of(True, ("obs",), "compress"), names_of("obs.camera", (), "compress"), names_of(False, (), "compress")
+    >>> (
+    ...     names_of(True, ("obs",), "compress"),
+    ...     names_of("obs.camera", (), "compress"),
+    ...     names_of(False, (), "compress"),
+    ... )
     (('obs',), ('obs.camera',), ())
     """
     if isinstance(selection, bool):

@@ -52,11 +52,20 @@ class ReplayBufferManager(ReplayBuffer):
     >>> buf = ReplayBufferManager([ReplayBuffer(3), ReplayBuffer(5)])
     >>> flags = np.array([False, True])
     >>> slots, returns, lengths, starts = buf.add(
-    ...     Batch(obs=[0, 1], act=[0, 0], rew=[1.0, 2.0], terminated=flags, truncated=[False, False])
+    ...     Batch(
+    ...         obs=[0, 1],
+    ...         act=[0, 0],
+    ...         rew=[1.0, 2.0],
+    ...         terminated=flags,
+    ...         truncated=[False, False],
+    ...     )
     ... )
     >>> slots, returns
     (array([0, 3]), array([0., 2.]))
-    >>> buf.add(Batch(obs=[2], act=[0], rew=[1.0], terminated=[True], truncated=[False]), buffer_ids=[0])[1]
+    >>> buf.add(
+    ...     Batch(obs=[2], act=[0], rew=[1.0], terminated=[True], truncated=[False]),
+    ...     buffer_ids=[0],
+    ... )[1]
     array([2.])
     >>> buf.buffers[0].obs
     array([0, 2, 0])
@@ -235,7 +244,11 @@ class VectorReplayBuffer(ReplayBufferManager):
     --------
     >>> buf = VectorReplayBuffer(10, 3)
     >>> ends = np.zeros(3, bool)
-    >>> slots, *_ = buf.add(Batch(obs=np.arange(3), act=[0, 1, 0], rew=np.ones(3), terminated=ends, truncated=ends))
+    >>> slots, *_ = buf.add(
+    ...     Batch(
+    ...         obs=np.arange(3), act=[0, 1, 0], rew=np.ones(3), terminated=ends, truncated=ends
+    ...     )
+    ... )
     >>> slots, buf.maxsize, len(buf)
     (array([0, 4, 8]), 12, 3)
     """
@@ -284,7 +297,13 @@ class CachedReplayBuffer(ReplayBufferManager):
     >>> buf = CachedReplayBuffer(ReplayBuffer(10), cached_buffer_num=2, max_episode_length=5)
     >>> for ends in ([False, False], [True, False]):
     ...     index, returns, lengths, starts = buf.add(
-    ...         Batch(obs=[0, 1], act=[0, 0], rew=[1.0, 1.0], terminated=ends, truncated=[False, False])
+    ...         Batch(
+    ...             obs=[0, 1],
+    ...             act=[0, 0],
+    ...             rew=[1.0, 1.0],
+    ...             terminated=ends,
+    ...             truncated=[False, False],
+    ...         )
     ...     )
     >>> index, starts, lengths
     (array([ 1, 16]), array([ 0, 15]), array([2, 0]))

@@ -55,7 +55,9 @@ def convert_step(step: Mapping[str, Any], n: int, *, single: bool, last_frame: b
     `done` without other flags means `terminated`. With `last_frame`, only the newest frame of stacked observations is
     returned.
 
-    >>> convert_step({"obs": 1, "act": 2, "rew": 3, "done": 1}, 1, single=True, last_frame=False)["done"]
+    >>> convert_step(
+    ...     {"obs": 1, "act": 2, "rew": 3, "done": 1}, 1, single=True, last_frame=False
+    ... )["done"]
     array(True)
     """
     values = dict(step)

@@ -302,7 +302,10 @@ def combine_curves(logs: Sequence[Mapping[str, LearningCurve]]) -> dict[str, Lea
     bootstrap interval over runs. From four runs on, `test/returns_stat/mean/iqm` is the interquartile mean, with its
     interval.
 
-    >>> curves = [LearningCurve("update_step", np.array([1, 2]), np.array([loss, 2 * loss])) for loss in (1.0, 3.0)]
+    >>> curves = [
+    ...     LearningCurve("update_step", np.array([1, 2]), np.array([loss, 2 * loss]))
+    ...     for loss in (1.0, 3.0)
+    ... ]
     >>> runs = [{"update/loss": curve} for curve in curves]
     >>> [(name, curve.values.tolist()) for name, curve in combine_curves(runs).items()]
     [('update/loss', [2.0, 4.0]), ('update/loss/low', [1.0, 2.0]), ('update/loss/high', [3.0, 6.0])]

@@ -53,7 +53,11 @@ def draw_episodes(batch: SampleBatch | MultiAgentBatch, path: str | os.PathLike[
 
     >>> import tempfile
     >>> steps = SampleBatch(
-    ...     eps_id=[7, 7, 8], t=[0, 1, 0], agent_index=[0, 0, 0], rewards=[1.0, 2.0, 9.0], dones=[False, True, True]
+    ...     eps_id=[7, 7, 8],
+    ...     t=[0, 1, 0],
+    ...     agent_index=[0, 0, 0],
+    ...     rewards=[1.0, 2.0, 9.0],
+    ...     dones=[False, True, True],
     ... )
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     draw_episodes(steps, f"{folder}/episodes.png")
@@ -167,7 +171,9 @@ def write_html_report(batch: SampleBatch | MultiAgentBatch, path: str | os.PathL
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_html_report(SampleBatch(rewards=[1.0, 2.0]), f"{folder}/report.html", title="two steps")
+    ...     write_html_report(
+    ...         SampleBatch(rewards=[1.0, 2.0]), f"{folder}/report.html", title="two steps"
+    ...     )
     ...     "<h1>two steps</h1>" in Path(f"{folder}/report.html").read_text()
     True
     """

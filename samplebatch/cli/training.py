@@ -88,7 +88,9 @@ def read_training(
     A name that imports a module is accepted from a file only with `allow_pickle`, because it can run any code, or if a
     flag repeats it.
 
-    >>> found = read_training(None, {"algorithm": "dqn", "source": "CartPole-v1", "steps": 9000}, ["lr=1e-4"])
+    >>> found = read_training(
+    ...     None, {"algorithm": "dqn", "source": "CartPole-v1", "steps": 9000}, ["lr=1e-4"]
+    ... )
     >>> [found.settings[name] for name in ("lr", "max_epochs", "epoch_num_steps")]
     [0.0001, 2, 4500]
     """

@@ -70,7 +70,9 @@ class ArrowLayout:
     >>> import numpy as np
     >>> sink = pa.BufferOutputStream()
     >>> table = pa.table({"a": np.zeros(1000)})
-    >>> with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    >>> with pa.ipc.new_file(
+    ...     sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ... ) as writer:
     ...     writer.write_table(table, max_chunksize=600)
     >>> layout = ArrowLayout(sink.getvalue())
     >>> layout.num_batches, layout.rows(), layout.decompressed_nbytes

@@ -18,7 +18,10 @@ _KIND_RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     """Cast an array to a dtype of the same or a wider kind; None if a value would change.
 
-    >>> cast_exactly(np.array([1, 2]), np.dtype("f4")), cast_exactly(np.array([1.5]), np.dtype("i8"))
+    >>> (
+    ...     cast_exactly(np.array([1, 2]), np.dtype("f4")),
+    ...     cast_exactly(np.array([1.5]), np.dtype("i8")),
+    ... )
     (array([1., 2.], dtype=float32), None)
     >>> cast_exactly(np.array([2**53 + 1]), np.dtype("f8")) is None
     True
@@ -130,7 +133,9 @@ def exact_rows(
     Examples
     --------
     >>> from samplebatch.errors import EnvironmentSpecError
-    >>> refuse = lambda sentence, row: EnvironmentSpecError(f"{sentence} from environment {row}")
+    >>> refuse = lambda sentence, row: EnvironmentSpecError(
+    ...     f"{sentence} from environment {row}"
+    ... )
     >>> exact_rows("terminateds", [0, 1.0], np.dtype(bool), (2,), refuse)
     array([False,  True])
     >>> exact_rows("terminateds", [0, 0.5], np.dtype(bool), (2,), refuse)
@@ -147,7 +152,9 @@ def exact_rows(
 def exact_number(name: str, value: Any, dtype: np.dtype[Any], refuse: Refuse) -> Any:
     """Cast a single reward or flag exactly; see `exact_rows`.
 
-    >>> exact_number("rewards", 7, FLOAT, lambda sentence, row: SampleBatchError(sentence)).item()
+    >>> exact_number(
+    ...     "rewards", 7, FLOAT, lambda sentence, row: SampleBatchError(sentence)
+    ... ).item()
     7.0
     """
     return value if type(value) in _TYPES[dtype] else exact_rows(name, [value], dtype, (1,), refuse)[0]
@@ -164,7 +171,12 @@ def exact_outcomes(
 
     Rewards have shape (n, *reward_shape), which is (n, agents) where agents take turns.
 
-    >>> exact_outcomes([1.5, 2], (False, 1), [False, False], lambda sentence, row: SampleBatchError(sentence))
+    >>> exact_outcomes(
+    ...     [1.5, 2],
+    ...     (False, 1),
+    ...     [False, False],
+    ...     lambda sentence, row: SampleBatchError(sentence),
+    ... )
     (array([1.5, 2. ]), array([False,  True]), array([False, False]))
     """
     shape = (len(rewards),)

@@ -351,7 +351,11 @@ def lay_rows(rows: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int6
 def differ_in_length(rows: Sequence[Any]) -> bool:
     """Return whether rows are arrays or lists of different lengths.
 
-    >>> differ_in_length([[1], [2, 3]]), differ_in_length([[1], [2]]), differ_in_length(["a", "bc"])
+    >>> (
+    ...     differ_in_length([[1], [2, 3]]),
+    ...     differ_in_length([[1], [2]]),
+    ...     differ_in_length(["a", "bc"]),
+    ... )
     (True, False, False)
     """
     if not rows or type(rows[0]) not in (list, np.ndarray):

@@ -382,7 +382,10 @@ class RaggedRows(VaryingRows):
         of dimensions or extents after the first are incompatible.
 
         >>> from samplebatch.column import RaggedColumn
-        >>> prompts, answers = RaggedColumn.from_rows([[1], [2, 3]], "p"), RaggedColumn.from_rows([[7, 8], [9]], "a")
+        >>> prompts, answers = (
+        ...     RaggedColumn.from_rows([[1], [2, 3]], "p"),
+        ...     RaggedColumn.from_rows([[7, 8], [9]], "a"),
+        ... )
         >>> list(prompts.join(answers))
         [array([1, 7, 8]), array([2, 3, 9])]
         """

@@ -89,7 +89,11 @@ class TextColumn(Column):
 
         Strings that UTF-8 cannot encode, lone surrogates, count as other values.
 
-        >>> TextColumn.from_rows(["a", 1]), TextColumn.from_rows(["\ud800"]), TextColumn.from_rows([None])
+        >>> (
+        ...     TextColumn.from_rows(["a", 1]),
+        ...     TextColumn.from_rows(["\ud800"]),
+        ...     TextColumn.from_rows([None]),
+        ... )
         (None, None, None)
         """
         types = set(map(type, rows))
@@ -150,7 +154,10 @@ class TextColumn(Column):
         """Convert columns of text and of objects to text columns, if the objects are strings, bytes or None; else None.
 
         >>> from samplebatch.column.convert import as_column
-        >>> [one.values.tolist() for one in TextColumn.unite([as_column(["a"], "x"), as_column([None], "x")])]
+        >>> [
+        ...     one.values.tolist()
+        ...     for one in TextColumn.unite([as_column(["a"], "x"), as_column([None], "x")])
+        ... ]
         [['a'], [None]]
         """
         like = next((column for column in columns if isinstance(column, TextColumn)), None)
@@ -211,7 +218,10 @@ class TextColumn(Column):
     def form_of(arrow: pa.DataType, metadata: Mapping[bytes, bytes]) -> tuple[Any, ...] | None:
         """Return content and row shape of a text or bytes field, including fields of earlier versions; None for others.
 
-        >>> TextColumn.form_of(pa.large_string(), {}), TextColumn.form_of(pa.binary(8), {DTYPE_KEY: b"<U2"})
+        >>> (
+        ...     TextColumn.form_of(pa.large_string(), {}),
+        ...     TextColumn.form_of(pa.binary(8), {DTYPE_KEY: b"<U2"}),
+        ... )
         (('text',), ('text',))
         """
         shape: list[int] = []

@@ -241,7 +241,9 @@ class RaggedTorchColumn(RaggedRows):
         column.
 
         >>> import torch
-        >>> RaggedTorchColumn.from_rows([torch.arange(2), torch.arange(3)], "ids").cast(np.dtype("int32"), "ids").dtype
+        >>> RaggedTorchColumn.from_rows([torch.arange(2), torch.arange(3)], "ids").cast(
+        ...     np.dtype("int32"), "ids"
+        ... ).dtype
         torch.int32
         """
         import torch
@@ -275,7 +277,9 @@ class RaggedTorchColumn(RaggedRows):
         dimension than the second varies, or the tensor requires a gradient; names the column.
 
         >>> import torch
-        >>> nested = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
+        >>> nested = torch.nested.nested_tensor(
+        ...     [torch.arange(2), torch.arange(3)], layout=torch.jagged
+        ... )
         >>> RaggedTorchColumn.from_nested(nested, "ids")[1]
         tensor([0, 1, 2])
         """

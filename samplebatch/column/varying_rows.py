@@ -245,7 +245,9 @@ class VaryingRows(Column):
         """Return the rows as nested Arrow lists, one level per dimension, for libraries that do not support shapes.
 
         >>> from samplebatch.column.ragged import RaggedColumn
-        >>> RaggedColumn.from_rows([np.ones((2, 1), int), np.zeros((1, 2), int)], "x").to_lists().to_pylist()
+        >>> RaggedColumn.from_rows(
+        ...     [np.ones((2, 1), int), np.zeros((1, 2), int)], "x"
+        ... ).to_lists().to_pylist()
         [[[1], [1]], [[0, 0]]]
         """
         extents = self.extents
@@ -287,7 +289,11 @@ class VaryingRows(Column):
 
         >>> from samplebatch.column import RaggedColumn
         >>> column = RaggedColumn.from_rows([[1, 2], [3]], "visited")
-        >>> list(column.replace(np.array([0]), RaggedColumn.from_rows([[7, 8, 9]], "visited"), "visited"))
+        >>> list(
+        ...     column.replace(
+        ...         np.array([0]), RaggedColumn.from_rows([[7, 8, 9]], "visited"), "visited"
+        ...     )
+        ... )
         [array([7, 8, 9]), array([3])]
         """
         order = np.arange(len(self))

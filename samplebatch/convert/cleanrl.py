@@ -105,7 +105,11 @@ class CleanRLReplayBuffer:
     ...     obs, next_obs = np.full((1, 3), i), np.full((1, 3), i + 1)
     ...     rb.add(obs, next_obs, np.array([1]), np.array([0.5]), np.array([i == 4]), {})
     >>> data = rb.sample(16)
-    >>> data.observations.shape, data.rewards.shape, bool((data.next_observations == data.observations + 1).all())
+    >>> (
+    ...     data.observations.shape,
+    ...     data.rewards.shape,
+    ...     bool((data.next_observations == data.observations + 1).all()),
+    ... )
     (torch.Size([16, 3]), torch.Size([16, 1]), True)
     """
 

@@ -43,8 +43,13 @@ def from_rlds(episodes: Iterable[Mapping[str, Any]]) -> SampleBatch:
 
     Examples
     --------
-    >>> steps = {"observation": np.arange(3.0), "action": np.array([1, 0, 0]), "reward": np.array([0.5, 1.0, 0.0]),
-    ...     "is_last": np.array([False, False, True]), "is_terminal": np.array([False, False, True])}
+    >>> steps = {
+    ...     "observation": np.arange(3.0),
+    ...     "action": np.array([1, 0, 0]),
+    ...     "reward": np.array([0.5, 1.0, 0.0]),
+    ...     "is_last": np.array([False, False, True]),
+    ...     "is_terminal": np.array([False, False, True]),
+    ... }
     >>> batch = from_rlds([{"steps": steps}])
     >>> batch["new_obs"].tolist(), batch["terminateds"].tolist()
     ([1.0, 2.0], [False, True])

@@ -106,8 +106,13 @@ def from_rllib_episodes(
     Examples
     --------
     >>> from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-    >>> episode = SingleAgentEpisode(observations=[0.0, 1.0, 2.0], actions=[1, 0], rewards=[0.5, 1.0], terminated=True,
-    ...     len_lookback_buffer=0)
+    >>> episode = SingleAgentEpisode(
+    ...     observations=[0.0, 1.0, 2.0],
+    ...     actions=[1, 0],
+    ...     rewards=[0.5, 1.0],
+    ...     terminated=True,
+    ...     len_lookback_buffer=0,
+    ... )
     >>> batch = from_rllib_episodes([episode])
     >>> batch["new_obs"].tolist(), batch["terminateds"].tolist()
     ([1.0, 2.0], [False, True])

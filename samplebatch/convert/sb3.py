@@ -612,7 +612,13 @@ class SB3RolloutBuffer:
     Examples
     --------
     >>> from stable_baselines3 import PPO
-    >>> model = PPO("MlpPolicy", "CartPole-v1", n_steps=64, rollout_buffer_class=SB3RolloutBuffer, device="cpu")
+    >>> model = PPO(
+    ...     "MlpPolicy",
+    ...     "CartPole-v1",
+    ...     n_steps=64,
+    ...     rollout_buffer_class=SB3RolloutBuffer,
+    ...     device="cpu",
+    ... )
     >>> model.learn(64).rollout_buffer.to_sample_batch()["advantages"].shape
     (64,)
     """

@@ -57,7 +57,15 @@ def from_tianshou(thing: tianshou.data.Batch | tianshou.data.ReplayBuffer) -> An
     >>> from tianshou.data import Batch, ReplayBuffer
     >>> theirs = ReplayBuffer(4)
     >>> for i in range(6):
-    ...     step = Batch(obs=i, act=0, rew=1.0, terminated=i == 4, truncated=False, obs_next=i + 1, info={})
+    ...     step = Batch(
+    ...         obs=i,
+    ...         act=0,
+    ...         rew=1.0,
+    ...         terminated=i == 4,
+    ...         truncated=False,
+    ...         obs_next=i + 1,
+    ...         info={},
+    ...     )
     ...     added = theirs.add(step)
     >>> ours = from_tianshou(theirs)
     >>> ours[:].obs, len(ours)

@@ -56,7 +56,9 @@ def to_tensordict(source: Source) -> TensorDict:
     Examples
     --------
     >>> from samplebatch import SampleBatch
-    >>> steps = SampleBatch(obs=[[0.0], [1.0]], actions=[0, 1], rewards=[0.5, 1.0], terminateds=[False, True])
+    >>> steps = SampleBatch(
+    ...     obs=[[0.0], [1.0]], actions=[0, 1], rewards=[0.5, 1.0], terminateds=[False, True]
+    ... )
     >>> td = to_tensordict(steps)
     >>> td["next", "reward"].shape, td["next", "done"].flatten().tolist()
     (torch.Size([2, 1]), [False, True])
@@ -218,10 +220,16 @@ class TorchRLReplayBuffer:
     >>> import torch
     >>> from tensordict import TensorDict
     >>> flags = torch.zeros(3, 1, dtype=torch.bool)
-    >>> following = {"observation": torch.ones(3, 2), "reward": torch.ones(3, 1), "terminated": flags}
+    >>> following = {
+    ...     "observation": torch.ones(3, 2),
+    ...     "reward": torch.ones(3, 1),
+    ...     "terminated": flags,
+    ... }
     >>> steps = {"observation": torch.zeros(3, 2), "action": torch.arange(3)}
     >>> rb = TorchRLReplayBuffer(ReplayBuffer(100), batch_size=8)
-    >>> rb.extend(TensorDict(steps | {"next": following | {"truncated": flags}}, batch_size=[3]))
+    >>> rb.extend(
+    ...     TensorDict(steps | {"next": following | {"truncated": flags}}, batch_size=[3])
+    ... )
     tensor([0, 1, 2])
     >>> rb.sample()["next", "observation"].shape
     torch.Size([8, 2])

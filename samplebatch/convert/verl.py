@@ -45,8 +45,15 @@ def from_verl(data: Any, *, padded: bool = False) -> SampleBatch:
     --------
     >>> import torch
     >>> from types import SimpleNamespace
-    >>> tensors = {"responses": torch.tensor([[5, 6], [7, 0]]), "attention_mask": torch.tensor([[1, 1], [1, 0]])}
-    >>> batch = from_verl(SimpleNamespace(batch=tensors, non_tensor_batch={"uid": np.array(["a", "b"], object)}))
+    >>> tensors = {
+    ...     "responses": torch.tensor([[5, 6], [7, 0]]),
+    ...     "attention_mask": torch.tensor([[1, 1], [1, 0]]),
+    ... }
+    >>> batch = from_verl(
+    ...     SimpleNamespace(
+    ...         batch=tensors, non_tensor_batch={"uid": np.array(["a", "b"], object)}
+    ...     )
+    ... )
     >>> batch["responses"][1], batch["uid"].tolist()
     (tensor([7]), ['a', 'b'])
     """

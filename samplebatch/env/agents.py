@@ -121,7 +121,9 @@ class PolicyOfAgents:
     Its attributes:
     - `sees_episodes`: whether the policy of an agent can differ between episodes.
 
-    >>> by_turns = PolicyOfAgents(lambda agent, episode: "even" if (agent + episode.number) % 2 == 0 else "odd")
+    >>> by_turns = PolicyOfAgents(
+    ...     lambda agent, episode: "even" if (agent + episode.number) % 2 == 0 else "odd"
+    ... )
     >>> [by_turns(agent, Episode(7, 0, number)) for number in range(2) for agent in range(2)]
     ['even', 'odd', 'odd', 'even']
     """

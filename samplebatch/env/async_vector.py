@@ -76,7 +76,9 @@ class SharedObservations:
     >>> from gymnasium import spaces
     >>> layout = SpaceLayout(spaces.Dict(eye=spaces.Box(-1, 1, (2,)), mouth=spaces.Text(9)))
     >>> memory = SharedObservations.create(layout, 3)
-    >>> left = memory.write(1, NEW_OBS, [np.ones((1, 2), np.float32), np.array(["hello"], object)])
+    >>> left = memory.write(
+    ...     1, NEW_OBS, [np.ones((1, 2), np.float32), np.array(["hello"], object)]
+    ... )
     >>> left
     [None, array(['hello'], dtype=object)]
     >>> memory.read(np.array([1]), NEW_OBS, [left])

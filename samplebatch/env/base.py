@@ -58,7 +58,9 @@ def join_outcomes(
 ) -> tuple[Floats, Flags, Flags]:
     """Join rewards and flags of several steps, arrays of shape (n,) in the dtypes of their columns.
 
-    >>> join_outcomes([np.zeros(1), np.ones(1)], [np.array([False])] * 2, [np.array([True])] * 2)
+    >>> join_outcomes(
+    ...     [np.zeros(1), np.ones(1)], [np.array([False])] * 2, [np.array([True])] * 2
+    ... )
     (array([0., 1.]), array([False, False]), array([ True,  True]))
     """
     return (

@@ -190,7 +190,10 @@ def imports_module(name: str) -> bool:
     Ids of the registries, such as `CartPole-v1`, do not import modules: only such names from files are used without
     permission.
 
-    >>> [imports_module(name) for name in ("CartPole-v1", "ALE/Pong-v5", "module:Id-v0", "module:make", "a/b_v3")]
+    >>> [
+    ...     imports_module(name)
+    ...     for name in ("CartPole-v1", "ALE/Pong-v5", "module:Id-v0", "module:make", "a/b_v3")
+    ... ]
     [False, False, True, True, True]
     """
     return ":" in name or not _REGISTERED.search(name)
@@ -201,7 +204,10 @@ def environment_kind(environment: Any) -> Kind:
 
     Raises EnvironmentSpecError if the object is not an environment.
 
-    >>> environment_kind(make_environment("CartPole-v1")), environment_kind(make_environment("mpe2/simple_spread_v3"))
+    >>> (
+    ...     environment_kind(make_environment("CartPole-v1")),
+    ...     environment_kind(make_environment("mpe2/simple_spread_v3")),
+    ... )
     ('gymnasium', 'parallel')
     """
     if hasattr(environment, "step") and hasattr(environment, "reset") and not isinstance(environment, type):
@@ -332,7 +338,8 @@ def _near_environments(module_name: str, name: str) -> str:
 def known_environments() -> list[str]:
     """Return ids of the environments in installed packages of the extra `envs`.
 
-    >>> {"mpe2/simple_spread_v3", "pettingzoo/classic/tictactoe_v3", "CartPole-v1"} <= set(known_environments())
+    >>> expected = {"mpe2/simple_spread_v3", "pettingzoo/classic/tictactoe_v3", "CartPole-v1"}
+    >>> expected <= set(known_environments())
     True
     """
     ids: list[str] = []

@@ -44,7 +44,9 @@ class SpaceLayout:
     - `choices`: first value and number of values of a discrete space, otherwise None.
 
     >>> from gymnasium import spaces
-    >>> layout = SpaceLayout(spaces.Dict(camera=spaces.Box(0, 1, (2,)), arm=spaces.Tuple([spaces.Discrete(3)])))
+    >>> layout = SpaceLayout(
+    ...     spaces.Dict(camera=spaces.Box(0, 1, (2,)), arm=spaces.Tuple([spaces.Discrete(3)]))
+    ... )
     >>> layout.names
     ('camera', 'arm.0')
     >>> leaves = layout.flatten({"camera": np.zeros((4, 2)), "arm": (np.arange(4),)})
@@ -154,7 +156,9 @@ class SpaceLayout:
         >>> from gymnasium import spaces
         >>> from samplebatch.errors import EnvironmentSpecError
         >>> layout = SpaceLayout(spaces.Dict(arm=spaces.Discrete(3)))
-        >>> refuse = lambda sentence, row: EnvironmentSpecError(f"{sentence} from environment {row}")
+        >>> refuse = lambda sentence, row: EnvironmentSpecError(
+        ...     f"{sentence} from environment {row}"
+        ... )
         >>> layout.flatten_each([{"arm": 1}, {"arm": 2}], "obs", refuse)
         [array([1, 2])]
         >>> layout.flatten_each([{"arm": 1}, {}], "obs", refuse)

@@ -422,7 +422,13 @@ class OnPolicyAlgorithm(Algorithm[PolicyT], ABC):
         --------
         >>> from gymnasium import spaces
         >>> from samplebatch import Collector
-        >>> from samplebatch.learn import PPO, AdamOptimizerFactory, DiscreteActorPolicy, DiscreteCritic, Net
+        >>> from samplebatch.learn import (
+        ...     PPO,
+        ...     AdamOptimizerFactory,
+        ...     DiscreteActorPolicy,
+        ...     DiscreteCritic,
+        ...     Net,
+        ... )
         >>> policy = DiscreteActorPolicy(actor=Net(4, 2, [8]), action_space=spaces.Discrete(2))
         >>> critic = DiscreteCritic(Net(4, hidden_sizes=[8]))
         >>> algorithm = PPO(policy=policy, critic=critic, optim=AdamOptimizerFactory())

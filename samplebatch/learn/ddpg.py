@@ -33,7 +33,9 @@ class ContinuousDeterministicPolicy(ContinuousPolicyWithExplorationNoise):
 
     Examples
     --------
-    >>> policy = ContinuousDeterministicPolicy(actor=nn.Tanh(), action_space=gymnasium.spaces.Box(-2.0, 2.0, (1,)))
+    >>> policy = ContinuousDeterministicPolicy(
+    ...     actor=nn.Tanh(), action_space=gymnasium.spaces.Box(-2.0, 2.0, (1,))
+    ... )
     >>> policy.compute_action([100.0])
     array([2.], dtype=float32)
     """

@@ -48,7 +48,9 @@ class C51Policy(DiscreteQLearningPolicy):
     Examples
     --------
     >>> space = gymnasium.spaces.Discrete(2)
-    >>> policy = C51Policy(model=nn.Identity(), action_space=space, num_atoms=3, v_min=-1.0, v_max=1.0)
+    >>> policy = C51Policy(
+    ...     model=nn.Identity(), action_space=space, num_atoms=3, v_min=-1.0, v_max=1.0
+    ... )
     >>> policy(Batch(obs=[[0.0, 0.0, 9.0, 9.0, 0.0, 0.0]])).act
     array([0])
     """

@@ -255,7 +255,9 @@ class MultiAgentOffPolicyAlgorithm(_Independent[OffPolicyAlgorithm[Any]]):
     >>> from samplebatch.learn import DQN, AdamOptimizerFactory, DiscreteQLearningPolicy
     >>> learners = {}
     >>> for role, width in {"adversary": 16, "agent": 14}.items():
-    ...     policy = DiscreteQLearningPolicy(model=nn.Linear(width, 5), action_space=spaces.Discrete(5))
+    ...     policy = DiscreteQLearningPolicy(
+    ...         model=nn.Linear(width, 5), action_space=spaces.Discrete(5)
+    ...     )
     ...     learners[role] = DQN(policy=policy, optim=AdamOptimizerFactory(lr=1e-3))
     >>> algorithm = MultiAgentOffPolicyAlgorithm(learners)
     >>> from samplebatch import MultiAgentCollector

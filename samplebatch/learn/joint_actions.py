@@ -46,7 +46,9 @@ class JointActions:
 
     Examples
     --------
-    >>> joint = JointActions(spaces.Dict(gear=spaces.Discrete(3), steer=spaces.Box(-1, 1, (2,))))
+    >>> joint = JointActions(
+    ...     spaces.Dict(gear=spaces.Discrete(3), steer=spaces.Box(-1, 1, (2,)))
+    ... )
     >>> joint.output_dim, joint.mask_dim
     (7, 3)
     >>> action = joint(torch.zeros(4, 7)).sample()

@@ -387,7 +387,9 @@ class Net(VectorOutput):
     --------
     >>> Net(state_shape=(3,), action_shape=2, hidden_sizes=[8])(torch.zeros(5, 3))[0].shape
     torch.Size([5, 2])
-    >>> Net.for_space(spaces.Dict(x=spaces.Box(0, 1, (2,)), n=spaces.Discrete(3)), [8]).model.input_dim
+    >>> Net.for_space(
+    ...     spaces.Dict(x=spaces.Box(0, 1, (2,)), n=spaces.Discrete(3)), [8]
+    ... ).model.input_dim
     5
     """
 
@@ -741,7 +743,9 @@ def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2.0), he
         `preprocess` and `body`; None for `gain`.
 
     >>> from samplebatch.learn.heads import DiscreteActor
-    >>> actor = DiscreteActor.for_space(Net.for_space(spaces.Box(-1, 1, (3,)), [8]), spaces.Discrete(2))
+    >>> actor = DiscreteActor.for_space(
+    ...     Net.for_space(spaces.Box(-1, 1, (3,)), [8]), spaces.Discrete(2)
+    ... )
     >>> initialize_orthogonally(actor, head_gain=0.01)
     >>> round(float(actor.last.model[0].weight.detach().norm(dim=1)[0]), 4)
     0.01

@@ -185,7 +185,9 @@ class Optimizer:
     Raises ArgumentError if `max_grad_norm` is not a positive number.
 
     >>> module = nn.Linear(1, 1, bias=False)
-    >>> optimizer = Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module, max_grad_norm=0.5)
+    >>> optimizer = Optimizer(
+    ...     torch.optim.SGD(module.parameters(), lr=1.0), module, max_grad_norm=0.5
+    ... )
     >>> before = module.weight.item()
     >>> optimizer.step(module(torch.tensor([[8.0]])).sum())
     >>> round(before - module.weight.item(), 4)
@@ -231,10 +233,19 @@ def descend(
 
     >>> modules = [nn.Linear(1, 1, bias=False) for _ in range(2)]
     >>> before = [module.weight.item() for module in modules]
-    >>> optimizers = [Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module) for module in modules]
-    >>> losses = [modules[0](torch.tensor([[2.0]])).sum(), modules[1](torch.tensor([[3.0]])).sum()]
+    >>> optimizers = [
+    ...     Optimizer(torch.optim.SGD(module.parameters(), lr=1.0), module)
+    ...     for module in modules
+    ... ]
+    >>> losses = [
+    ...     modules[0](torch.tensor([[2.0]])).sum(),
+    ...     modules[1](torch.tensor([[3.0]])).sum(),
+    ... ]
     >>> descend([*zip(optimizers, losses, strict=True)])
-    >>> [round(old - module.weight.item(), 4) for old, module in zip(before, modules, strict=True)]
+    >>> [
+    ...     round(old - module.weight.item(), 4)
+    ...     for old, module in zip(before, modules, strict=True)
+    ... ]
     [2.0, 3.0]
     """
     for optimizer, loss in steps:

@@ -237,7 +237,9 @@ class Policy(nn.Module, ABC):
         --------
         >>> from samplebatch.learn.dqn import DiscreteQLearningPolicy
         >>> policy = DiscreteQLearningPolicy(model=nn.Linear(2, 2), action_space=spaces.Discrete(2))
-        >>> policy.observations(Batch(obs={"obs": np.ones((1, 2)), "mask": np.array([[1, 0]], np.int8)}))
+        >>> policy.observations(
+        ...     Batch(obs={"obs": np.ones((1, 2)), "mask": np.array([[1, 0]], np.int8)})
+        ... )
         (tensor([[1., 1.]]), tensor([[ True, False]]))
         """
         parameter = first_parameter(self)
@@ -412,7 +414,9 @@ class Policy(nn.Module, ABC):
         --------
         >>> from samplebatch import ActionUnit, SampleBatch
         >>> from samplebatch.learn.sac import SACPolicy
-        >>> rows = SampleBatch(act=np.array([[2.0]], np.float32), _action_unit=ActionUnit()).as_batch()
+        >>> rows = SampleBatch(
+        ...     act=np.array([[2.0]], np.float32), _action_unit=ActionUnit()
+        ... ).as_batch()
         >>> steer = spaces.Box(-2.0, 2.0, (1,))
         >>> policy = SACPolicy(actor=nn.Linear(1, 2), action_space=steer, action_scaling=True)
         >>> policy.in_policy_unit(rows).act

@@ -226,7 +226,9 @@ class OnPolicyTrainerParams(OnlineTrainerParams):
     Examples
     --------
     >>> from samplebatch import Collector, ReplayBuffer
-    >>> params = OnPolicyTrainerParams(training_collector=Collector("random", "CartPole-v1", ReplayBuffer(100)))
+    >>> params = OnPolicyTrainerParams(
+    ...     training_collector=Collector("random", "CartPole-v1", ReplayBuffer(100))
+    ... )
     >>> params.collection_step_num_env_steps, params.batch_size
     (2048, 64)
     """

@@ -30,7 +30,11 @@ def figures_of(stats: Any) -> Figures:
 
     >>> import numpy as np
     >>> from samplebatch.rollout import CollectStats
-    >>> found = figures_of(CollectStats.from_counts(steps=6, time_s=2.0, returns=np.array([1.0]), lens=np.array([2])))
+    >>> found = figures_of(
+    ...     CollectStats.from_counts(
+    ...         steps=6, time_s=2.0, returns=np.array([1.0]), lens=np.array([2])
+    ...     )
+    ... )
     >>> found["n_collected_steps"], found["returns_stat"]["mean"], "returns" in found
     (6, 1.0, False)
     """

@@ -85,7 +85,10 @@ def draws_as_random_policy(space: Any) -> bool:
     """Whether `RandomPolicy` samples from a space like `space.sample`: one array, of a Gymnasium class.
 
     >>> from gymnasium import spaces
-    >>> [draws_as_random_policy(space) for space in (spaces.Discrete(3), spaces.Text(4), spaces.Tuple([]))]
+    >>> [
+    ...     draws_as_random_policy(space)
+    ...     for space in (spaces.Discrete(3), spaces.Text(4), spaces.Tuple([]))
+    ... ]
     [True, False, False]
     """
     spaces = require("gymnasium.spaces", "envs")
@@ -148,8 +151,13 @@ class RandomByEnvironment:
     >>> seeds = np.random.SeedSequence(1).spawn(3)
     >>> policy = RandomByEnvironment(spaces.Discrete(9), range(3), seeds)
     >>> last_env_policy = RandomByEnvironment(spaces.Discrete(9), range(2, 3), seeds[2:])
-    >>> all_envs, last_env = (Batch(info=Batch(env_id=np.array(ids))) for ids in ([0, 1, 2], [2]))
-    >>> [policy(all_envs)["act"][2] == last_env_policy(last_env)["act"][0] for _ in range(300)] == [True] * 300
+    >>> all_envs, last_env = (
+    ...     Batch(info=Batch(env_id=np.array(ids))) for ids in ([0, 1, 2], [2])
+    ... )
+    >>> [
+    ...     policy(all_envs)["act"][2] == last_env_policy(last_env)["act"][0]
+    ...     for _ in range(300)
+    ... ] == [True] * 300
     True
     """
 

@@ -112,12 +112,21 @@ def gae(
     Examples
     --------
     >>> returns, advantages = gae(
-    ...     [1.0, 1.0, 1.0], [0, 0, 1], values=[0.5, 0.5, 0.5], next_values=[0.5, 0.5, 9.0], gamma=0.5, gae_lambda=1.0
+    ...     [1.0, 1.0, 1.0],
+    ...     [0, 0, 1],
+    ...     values=[0.5, 0.5, 0.5],
+    ...     next_values=[0.5, 0.5, 9.0],
+    ...     gamma=0.5,
+    ...     gae_lambda=1.0,
     ... )
     >>> returns, advantages
     (array([1.75, 1.5 , 1.  ]), array([1.25, 1.  , 0.5 ]))
     >>> from samplebatch import SampleBatch
-    >>> batch = SampleBatch(rewards=[[0.0, 1.0], [1.0]], values=[[0.5, 0.5], [0.25]], ragged=["rewards", "values"])
+    >>> batch = SampleBatch(
+    ...     rewards=[[0.0, 1.0], [1.0]],
+    ...     values=[[0.5, 0.5], [0.25]],
+    ...     ragged=["rewards", "values"],
+    ... )
     >>> [list(rows) for rows in gae(batch["rewards"], values=batch["values"], gamma=0.5)]
     [[array([0.5, 1. ]), array([1.])], [array([0. , 0.5]), array([0.75])]]
     """
@@ -197,7 +206,12 @@ def vtrace(
     Examples
     --------
     >>> targets = vtrace(
-    ...     [1.0, 1.0], [0, 1], values=[0.5, 0.5], next_values=[0.5, 9.0], log_ratios=np.log([2.0, 0.5]), gamma=0.5
+    ...     [1.0, 1.0],
+    ...     [0, 1],
+    ...     values=[0.5, 0.5],
+    ...     next_values=[0.5, 9.0],
+    ...     log_ratios=np.log([2.0, 0.5]),
+    ...     gamma=0.5,
     ... )
     >>> targets.returns, targets.advantages
     (array([1.375, 0.75 ]), array([0.875, 0.25 ]))
@@ -272,7 +286,9 @@ def discounted_returns(
 
     Examples
     --------
-    >>> discounted_returns([1.0, 1.0, 1.0, 1.0], [0, 1, 0, 0], next_values=[8.0, 8.0, 8.0, 8.0], gamma=0.5)
+    >>> discounted_returns(
+    ...     [1.0, 1.0, 1.0, 1.0], [0, 1, 0, 0], next_values=[8.0, 8.0, 8.0, 8.0], gamma=0.5
+    ... )
     array([1.5, 1. , 3.5, 5. ])
     >>> from samplebatch import SampleBatch
     >>> rewards = SampleBatch(rewards=[[1.0, 1.0, 1.0], [2.0]])["rewards"]
@@ -373,7 +389,16 @@ def nstep_of_rings(
     integer, or `gamma` not in [0, 1].
 
     >>> never = np.zeros(3, bool)
-    >>> nstep_of_rings(np.array([1.0, 2.0, 4.0]), never, never, [0, 3], [1], np.array([2, 1]), n_step=3, gamma=1.0)
+    >>> nstep_of_rings(
+    ...     np.array([1.0, 2.0, 4.0]),
+    ...     never,
+    ...     never,
+    ...     [0, 3],
+    ...     [1],
+    ...     np.array([2, 1]),
+    ...     n_step=3,
+    ...     gamma=1.0,
+    ... )
     NStep(returns=array([7., 2.]), discount=array([1., 1.]), last=array([1, 1]))
     """
     from samplebatch import kernels

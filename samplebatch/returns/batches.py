@@ -72,7 +72,11 @@ def compute_episodic_return(
     Examples
     --------
     >>> from samplebatch import Batch
-    >>> batch = Batch(rew=[1.0, 1.0, 1.0], terminated=[False, False, True], truncated=[False, False, False])
+    >>> batch = Batch(
+    ...     rew=[1.0, 1.0, 1.0],
+    ...     terminated=[False, False, True],
+    ...     truncated=[False, False, False],
+    ... )
     >>> compute_episodic_return(batch, gamma=0.5, gae_lambda=1.0)
     (array([1.75, 1.5 , 1.  ]), array([1.75, 1.5 , 1.  ]))
     """
@@ -130,7 +134,9 @@ def compute_vtrace_return(
     --------
     >>> from samplebatch import SampleBatch
     >>> batch = SampleBatch(rewards=[1.0, 1.0], terminateds=[False, True], eps_id=[3, 3])
-    >>> compute_vtrace_return(batch, v_s_=[0.5, 9.0], v_s=[0.5, 0.5], log_ratios=[0.0, 0.0], gamma=0.5).returns
+    >>> compute_vtrace_return(
+    ...     batch, v_s_=[0.5, 9.0], v_s=[0.5, 0.5], log_ratios=[0.0, 0.0], gamma=0.5
+    ... ).returns
     array([1.5, 1. ])
     """
     reward, over, ended = _mark_ends(batch, buffer, indices)
@@ -181,8 +187,14 @@ def compute_nstep_return(
     Examples
     --------
     >>> from samplebatch import Batch
-    >>> batch = Batch(rew=[1.0, 1.0, 1.0], terminated=[False, False, True], truncated=[False, False, False])
-    >>> compute_nstep_return(batch, None, None, lambda batch, rows: np.full(3, 8.0), gamma=0.5, n_step=2).returns
+    >>> batch = Batch(
+    ...     rew=[1.0, 1.0, 1.0],
+    ...     terminated=[False, False, True],
+    ...     truncated=[False, False, False],
+    ... )
+    >>> compute_nstep_return(
+    ...     batch, None, None, lambda batch, rows: np.full(3, 8.0), gamma=0.5, n_step=2
+    ... ).returns
     array([[3.5],
            [1.5],
            [1. ]])

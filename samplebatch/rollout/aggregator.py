@@ -441,7 +441,9 @@ def number_steps(policies: Mapping[PolicyID, SampleBatch]) -> NumberedSteps | No
 def join_streams(fragments: Sequence[SampleBatch | MultiAgentBatch]) -> SampleBatch | MultiAgentBatch:
     """Join fragments and sort rows by `env_id`, `agent_index` and time, so that each agent's steps are contiguous.
 
-    >>> parts = [SampleBatch(env_id=[0, 1], agent_index=[0, 0], t=[time, time]) for time in range(2)]
+    >>> parts = [
+    ...     SampleBatch(env_id=[0, 1], agent_index=[0, 0], t=[time, time]) for time in range(2)
+    ... ]
     >>> join_streams(parts)["t"].tolist()
     [0, 1, 0, 1]
     """

@@ -99,7 +99,9 @@ class AsyncCollector(Collector):
 
     Examples
     --------
-    >>> with AsyncCollector(lambda obs: (obs[:, 2] > 0).astype(int), "CartPole-v1", num_envs=2, seed=1) as collector:
+    >>> with AsyncCollector(
+    ...     lambda obs: (obs[:, 2] > 0).astype(int), "CartPole-v1", num_envs=2, seed=1
+    ... ) as collector:
     ...     stats = collector.collect(n_episode=6)
     >>> stats.n_collected_episodes, stats.batch["new_obs"].shape == (stats.lens.sum(), 4)
     (6, True)

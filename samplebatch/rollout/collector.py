@@ -500,7 +500,9 @@ class Collector(BaseCollector[SampleBatch]):
 
     Examples
     --------
-    >>> collector = Collector(lambda obs: (obs[:, 2] > 0).astype(int), "CartPole-v1", num_envs=4, seed=1)
+    >>> collector = Collector(
+    ...     lambda obs: (obs[:, 2] > 0).astype(int), "CartPole-v1", num_envs=4, seed=1
+    ... )
     >>> stats = collector.collect(n_episode=6)
     >>> stats.n_collected_episodes, stats.batch["new_obs"].shape == (stats.lens.sum(), 4)
     (6, True)

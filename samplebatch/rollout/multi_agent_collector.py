@@ -117,7 +117,11 @@ class MultiAgentCollector(BaseCollector[MultiAgentBatch]):
     >>> batch.count, {policy: len(steps) for policy, steps in batch.policy_batches.items()}
     (40, {'adversary': 120, 'agent': 40})
     >>> stay = {"adversary": lambda obs: np.zeros(len(obs), int), "agent": "random"}
-    >>> batch = MultiAgentCollector(stay, "mpe2/simple_tag_v3", num_envs=4, seed=1).collect(n_episode=6).batch
+    >>> batch = (
+    ...     MultiAgentCollector(stay, "mpe2/simple_tag_v3", num_envs=4, seed=1)
+    ...     .collect(n_episode=6)
+    ...     .batch
+    ... )
     >>> batch.count, batch["adversary"]["actions"].any()
     (150, np.False_)
     """

@@ -95,7 +95,9 @@ class EpisodeCount:
 
     >>> count = EpisodeCount(2)
     >>> done = np.array([False, True, False, False])
-    >>> counted = count.add(done, np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 1, 0, 1]), steps=2)
+    >>> counted = count.add(
+    ...     done, np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 1, 0, 1]), steps=2
+    ... )
     >>> counted.returns, counted.number()[1]
     (array([2.]), array([0, 0, 1, 0]))
     >>> count.add(np.array([True, False]), np.array([16.0, 32.0])).returns
@@ -268,7 +270,13 @@ class Recorder:
     >>> recorder, zero = Recorder(), np.zeros(2, int)
     >>> for t in range(3):
     ...     streams = Streams(np.array([7, 8]), np.array([0, 1]), zero)
-    ...     recorder.append("cat", {"obs": np.array([t, 10 * t]), "rewards": [0.5, t]}, streams, zero + t, [{}, {}])
+    ...     recorder.append(
+    ...         "cat",
+    ...         {"obs": np.array([t, 10 * t]), "rewards": [0.5, t]},
+    ...         streams,
+    ...         zero + t,
+    ...         [{}, {}],
+    ...     )
     >>> batch = recorder.take()["cat"]
     >>> batch["env_id"].tolist(), batch["obs"].tolist(), batch["rewards"].tolist()
     ([0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 10, 20], [0.5, 0.5, 0.5, 0.0, 1.0, 2.0])

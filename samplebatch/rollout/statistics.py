@@ -98,7 +98,11 @@ def episode_statistics(batch: MultiAgentBatch | SampleBatch) -> EpisodeStatistic
     ...     dones=[False, False, True, False],
     ... )
     >>> statistics = episode_statistics(steps)
-    >>> statistics.episodes, statistics.unfinished, statistics.policies["default_policy"].mean_return
+    >>> (
+    ...     statistics.episodes,
+    ...     statistics.unfinished,
+    ...     statistics.policies["default_policy"].mean_return,
+    ... )
     (1, 1, 6.0)
     """
     policies = policies_of(batch)
@@ -178,7 +182,9 @@ class RunningStatistics:
 
     >>> running = RunningStatistics()
     >>> for t, rewards, done in (([0, 1], [1.0, 2.0], [False, False]), ([2], [4.0], [True])):
-    ...     steps = SampleBatch(eps_id=[7] * len(t), t=t, agent_index=[0] * len(t), rewards=rewards, dones=done)
+    ...     steps = SampleBatch(
+    ...         eps_id=[7] * len(t), t=t, agent_index=[0] * len(t), rewards=rewards, dones=done
+    ...     )
     ...     running.add(steps).episodes
     0
     1
@@ -480,7 +486,9 @@ class CollectStats(PrintedAsDict, Generic[BatchT]):
 
         Examples
         --------
-        >>> stats = CollectStats.from_counts(steps=6, time_s=2.0, returns=np.array([1.0, 3.0]), lens=np.array([2, 3]))
+        >>> stats = CollectStats.from_counts(
+        ...     steps=6, time_s=2.0, returns=np.array([1.0, 3.0]), lens=np.array([2, 3])
+        ... )
         >>> stats.collect_speed, stats.returns_stat.mean, stats.lens_stat.max
         (3.0, 2.0, 3.0)
         """

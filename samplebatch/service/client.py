@@ -337,7 +337,10 @@ class ReplayClient:
     >>> from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
     >>> table = ReplayTable("prio", kind="prioritized", capacity=100, alpha=0.6, seed=1)
     >>> with ReplayServer([table]) as server, ReplayClient(server.uri, "prio") as buffer:
-    ...     buffer.extend(SampleBatch(obs=[1, 2], actions=[0, 1], rewards=[0.0, 1.0], terminateds=[False, True]))
+    ...     steps = SampleBatch(
+    ...         obs=[1, 2], actions=[0, 1], rewards=[0.0, 1.0], terminateds=[False, True]
+    ...     )
+    ...     buffer.extend(steps)
     ...     batch, indices = buffer.sample(4)
     ...     buffer.update_weight(indices, batch.rew + 1.0, generation=batch.generation)
     ...     len(buffer), bool((batch.obs == indices + 1).all())
@@ -351,7 +354,9 @@ class ReplayClient:
     ...     ReplayClient([first.uri, second.uri], "replay", seed=0) as buffer,
     ... ):
     ...     steps = np.arange(8)
-    ...     buffer.extend(SampleBatch(obs=steps, actions=steps, rewards=steps, terminateds=steps >= 0, eps_id=steps))
+    ...     rows = SampleBatch(obs=steps, actions=steps, rewards=steps, eps_id=steps)
+    ...     rows["terminateds"] = steps >= 0
+    ...     buffer.extend(rows)
     ...     batch, indices = buffer.sample(4)
     ...     len(buffer), batch.obs.shape
     (8, (4,))

@@ -82,7 +82,9 @@ def step_rows(batch: Batch | Mapping[str, Any] | None, buffer_ids: Any, columns:
 
     Raises SampleBatchError as `ReplayBuffer.add`.
 
-    >>> step_rows({"obs": 1, "act": 0, "rew": 1.0, "terminated": False, "truncated": False}, None, {})["rewards"]
+    >>> step_rows(
+    ...     {"obs": 1, "act": 0, "rew": 1.0, "terminated": False, "truncated": False}, None, {}
+    ... )["rewards"]
     array([1.])
     """
     ids = None if buffer_ids is None else np.asarray(buffer_ids).reshape(-1)
@@ -181,7 +183,9 @@ class FragmentDecoder:
 
     >>> encoder, decoder = FragmentEncoder(), FragmentDecoder()
     >>> for rows in (2, 3):
-    ...     print(decoder.decode(encoder.encode(SampleBatch(obs=list(range(rows)))), None)["obs"])
+    ...     print(
+    ...         decoder.decode(encoder.encode(SampleBatch(obs=list(range(rows)))), None)["obs"]
+    ...     )
     [0 1]
     [0 1 2]
     """

@@ -386,7 +386,11 @@ class TakenNumbers:
 
     >>> taken = TakenNumbers()
     >>> taken.note("actor-0", "a", 1)
-    >>> taken.includes("actor-0", "a", 1), taken.includes("actor-0", "a", 2), taken.includes("actor-0", "b", 1)
+    >>> (
+    ...     taken.includes("actor-0", "a", 1),
+    ...     taken.includes("actor-0", "a", 2),
+    ...     taken.includes("actor-0", "b", 1),
+    ... )
     (True, False, False)
     """
 

@@ -84,7 +84,10 @@ class RowClient:
     Examples
     --------
     >>> from samplebatch.service import ReplayServer, RowClient, RowTable
-    >>> with ReplayServer([RowTable("rollouts", 100)]) as server, RowClient(server.uri, "rollouts") as rows:
+    >>> with (
+    ...     ReplayServer([RowTable("rollouts", 100)]) as server,
+    ...     RowClient(server.uri, "rollouts") as rows,
+    ... ):
     ...     keys = rows.put(None, {"prompt": ["two", "three"], "ids": [[5, 6], [7]]})
     ...     _ = rows.put(keys, {"reward": [0.0, 1.0]})
     ...     batch = rows.take(2, columns=["ids", "reward"])

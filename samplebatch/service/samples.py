@@ -280,7 +280,9 @@ def split_inline(streams: Bytes, sizes: Any) -> list[Bytes]:
 class SampleWriter:
     """Writer of a session's samples, for the service; a sample with a cached layout requires one copy.
 
-    >>> sample = Sample(Batch(obs=np.zeros((2, 3)), rew=np.ones(2)), np.array([7, 9]), np.array([1, 1]))
+    >>> sample = Sample(
+    ...     Batch(obs=np.zeros((2, 3)), rew=np.ones(2)), np.array([7, 9]), np.array([1, 1])
+    ... )
     >>> writer, reader = SampleWriter(), SampleReader()
     >>> stream, metadata = writer.prepare(sample)
     >>> out = np.empty(stream.nbytes, np.uint8)

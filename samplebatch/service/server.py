@@ -179,9 +179,12 @@ class ReplayServer:
     --------
     >>> from samplebatch import SampleBatch
     >>> from samplebatch.service import ReplayClient, ReplayServer, ReplayTable
+    >>> steps = SampleBatch(
+    ...     obs=[1, 2], actions=[0, 1], rewards=[0.0, 1.0], terminateds=[False, True]
+    ... )
     >>> with ReplayServer([ReplayTable("replay", capacity=1000)]) as server:
     ...     with ReplayClient(server.uri, "replay") as buffer:
-    ...         buffer.extend(SampleBatch(obs=[1, 2], actions=[0, 1], rewards=[0.0, 1.0], terminateds=[False, True]))
+    ...         buffer.extend(steps)
     ...         batch, indices = buffer.sample(32)
     >>> batch.rew.shape
     (32,)

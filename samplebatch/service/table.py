@@ -93,7 +93,12 @@ class ReplayTable:
     --------
     >>> from samplebatch import SampleBatch
     >>> table = ReplayTable("replay", capacity=100, seed=7, limiter=RateLimiter(3))
-    >>> rows = SampleBatch(obs=[1, 2, 3], actions=[0, 0, 0], rewards=[0.0, 0.0, 1.0], terminateds=[False, False, True])
+    >>> rows = SampleBatch(
+    ...     obs=[1, 2, 3],
+    ...     actions=[0, 0, 0],
+    ...     rewards=[0.0, 0.0, 1.0],
+    ...     terminateds=[False, False, True],
+    ... )
     >>> table.extend(rows).inserted, len(table)
     (3, 3)
     >>> sample = table.sample(2)
@@ -560,7 +565,8 @@ def parse_table(text: str) -> ReplayTable | RowTable:
     ReplayTable('prio', prioritized, 0 of 1000000 steps)
     >>> parse_table("rollouts=queue:64").info()["limits"]["max_times_sampled"]
     1
-    >>> parse_table("frames=uniform:1e5,columns=obs:uint8[84x84]+actions:int64").info()["columns"]
+    >>> table = parse_table("frames=uniform:1e5,columns=obs:uint8[84x84]+actions:int64")
+    >>> table.info()["columns"]
     {'obs': 'uint8[84x84]', 'actions': 'int64'}
     >>> parse_table("rollouts=rows:4096,consumers=judge+trainer,ragged=ids:int32+mask")
     RowTable('rollouts', 0 of 4096 rows)

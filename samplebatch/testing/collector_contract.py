@@ -47,15 +47,22 @@ class CollectorContract(ABC):
     >>> from gymnasium.vector import AutoresetMode, SyncVectorEnv
     >>> from samplebatch.rollout.collector import Collector
     >>> class TestCollector(CollectorContract):
-    ...     def collect(self, makers, policy, *, mode, n_step=None, n_episode=None, times=1, **given):
+    ...     def collect(
+    ...         self, makers, policy, *, mode, n_step=None, n_episode=None, times=1, **given
+    ...     ):
     ...         env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode))
     ...         with Collector(policy, env, **given) as collector:
-    ...             return [collector.collect(n_step=n_step, n_episode=n_episode).batch for _ in range(times)]
+    ...             return [
+    ...                 collector.collect(n_step=n_step, n_episode=n_episode).batch
+    ...                 for _ in range(times)
+    ...             ]
     ...
     ...     def collect_after_failure(self, makers, policy, *, mode, n_step):
-    ...         with Collector(policy, SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode))) as collector:
+    ...         env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode))
+    ...         with Collector(policy, env) as collector:
     ...             try:
-    ...                 return AssertionError("nothing was raised"), [collector.collect(n_step=n_step).batch]
+    ...                 batch = collector.collect(n_step=n_step).batch
+    ...                 return AssertionError("nothing was raised"), [batch]
     ...             except Exception as error:
     ...                 return error, [collector.collect(n_step=1).batch]
     >>> TestCollector().test_exactly_as_many_episodes_as_asked()

@@ -50,7 +50,9 @@ class PackedBatch(Generic[B]):
 
     Examples
     --------
-    >>> packed = pack(SampleBatch(ids=[[1, 2, 3], [4], [5, 6]], rewards=[0.0, 1.0, 2.0]), max_tokens=4)
+    >>> packed = pack(
+    ...     SampleBatch(ids=[[1, 2, 3], [4], [5, 6]], rewards=[0.0, 1.0, 2.0]), max_tokens=4
+    ... )
     >>> list(packed.batch["ids"]), list(packed.batch["rewards"])
     ([array([1, 2, 3, 4]), array([5, 6])], [array([0., 1.]), array([2.])])
     >>> packed.cu_seqlens[0]

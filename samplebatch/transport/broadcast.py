@@ -161,7 +161,10 @@ class Publisher(peers.Transferable):
         --------
         >>> from samplebatch import SampleBatch, broadcast
         >>> publisher, subscription = broadcast(1 << 20)
-        >>> publisher.publish(SampleBatch(obs=[1.0, 2.0])), publisher.publish(SampleBatch(obs=[3.0]))
+        >>> (
+        ...     publisher.publish(SampleBatch(obs=[1.0, 2.0])),
+        ...     publisher.publish(SampleBatch(obs=[3.0])),
+        ... )
         (1, 2)
         >>> subscription.latest().value["obs"]
         array([3.])

@@ -103,7 +103,10 @@ class BackendOptions:
     def fragments_nbytes(self) -> int:
         """Bytes of memory for the fragments of each worker.
 
-        >>> [BackendOptions(workers, "random", "spawn", None).fragments_nbytes >> 20 for workers in (2, 16, 100)]
+        >>> [
+        ...     BackendOptions(workers, "random", "spawn", None).fragments_nbytes >> 20
+        ...     for workers in (2, 16, 100)
+        ... ]
         [64, 16, 8]
         """
         default = max(_MIN_ARENA_NBYTES, min(_MAX_ARENA_NBYTES, _ALL_ARENAS_NBYTES // self.num_workers))

@@ -146,7 +146,9 @@ class RolloutWorkers(collector.Uncopied):
 
     Examples
     --------
-    >>> with RolloutWorkers("random", "CartPole-v1", envs_per_worker=4, backend="inline") as workers:
+    >>> with RolloutWorkers(
+    ...     "random", "CartPole-v1", envs_per_worker=4, backend="inline"
+    ... ) as workers:
     ...     stats = workers.collect(n_step=96)
     >>> stats.n_collected_steps, sorted(set(stats.batch["env_id"].tolist()))
     (96, [0, 1, 2, 3, 4, 5, 6, 7])
@@ -583,11 +585,15 @@ class RolloutWorkers(collector.Uncopied):
         Examples
         --------
         >>> from samplebatch import RolloutWorkers
-        >>> one, other = (RolloutWorkers("random", "CartPole-v1", backend="inline", seed=seed) for seed in (1, 2))
+        >>> one, other = (
+        ...     RolloutWorkers("random", "CartPole-v1", backend="inline", seed=seed)
+        ...     for seed in (1, 2)
+        ... )
         >>> with one, other:
         ...     _ = one.collect(n_step=100)
         ...     other.load_state_dict(one.state_dict(), allow_pickle=True)
-        ...     (one.collect(n_step=100).batch["obs"] == other.collect(n_step=100).batch["obs"]).all()
+        ...     first, second = one.collect(n_step=100).batch, other.collect(n_step=100).batch
+        ...     (first["obs"] == second["obs"]).all()
         np.True_
         """
         with self._one_version:

@@ -706,7 +706,10 @@ class Batch(Node):
 
         Examples
         --------
-        >>> [part.a.tolist() for part in Batch(a=[1, 2, 3, 4, 5]).split(2, shuffle=False, merge_last=True)]
+        >>> [
+        ...     part.a.tolist()
+        ...     for part in Batch(a=[1, 2, 3, 4, 5]).split(2, shuffle=False, merge_last=True)
+        ... ]
         [[1, 2], [3, 4, 5]]
         """
         if size != -1:
@@ -868,7 +871,12 @@ class Batch(Node):
 
         Examples
         --------
-        >>> [part.a for part in Batch(a=[0.5, 1.5, 2.5]).minibatches(2, shuffle=False, device="cpu", floats="float32")]
+        >>> [
+        ...     part.a
+        ...     for part in Batch(a=[0.5, 1.5, 2.5]).minibatches(
+        ...         2, shuffle=False, device="cpu", floats="float32"
+        ...     )
+        ... ]
         [tensor([0.5000, 1.5000]), tensor([2.5000])]
         """
         whole("size", size, 1)
@@ -925,7 +933,8 @@ class Batch(Node):
 
         Examples
         --------
-        >>> Batch(obs={"x": [1.0, 2.0]}, rew=[0.5, 1.0]).as_sample_batch(convention="rllib").column_names
+        >>> steps = Batch(obs={"x": [1.0, 2.0]}, rew=[0.5, 1.0])
+        >>> steps.as_sample_batch(convention="rllib").column_names
         ('obs.x', 'rewards')
         """
         return conversions.as_sample_batch(self, convention)
@@ -934,7 +943,9 @@ class Batch(Node):
         """Map the actions to the environment's action space; see `SampleBatch.to_environment_actions`.
 
         >>> from samplebatch import ActionUnit, SampleBatch
-        >>> batch = SampleBatch(actions=np.array([[-1.0]]), _action_unit=ActionUnit("scale", -2.0, 2.0)).as_batch()
+        >>> batch = SampleBatch(
+        ...     actions=np.array([[-1.0]]), _action_unit=ActionUnit("scale", -2.0, 2.0)
+        ... ).as_batch()
         >>> batch.to_environment_actions().actions
         array([[-2.]])
         """

@@ -115,7 +115,9 @@ def dist_to_atleast_2d(dist: D) -> D:
     Examples
     --------
     >>> import torch
-    >>> dist_to_atleast_2d(torch.distributions.Normal(torch.tensor(0.0), torch.tensor(1.0))).batch_shape
+    >>> dist_to_atleast_2d(
+    ...     torch.distributions.Normal(torch.tensor(0.0), torch.tensor(1.0))
+    ... ).batch_shape
     torch.Size([1])
     """
     return dist if dist.batch_shape else get_sliced_dist(dist, None)

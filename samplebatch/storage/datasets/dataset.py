@@ -83,7 +83,9 @@ class Dataset:
     >>> import tempfile
     >>> dataset = Dataset(tempfile.mkdtemp() + "/steps")
     >>> for start in (0, 3):
-    ...     path = dataset.extend(SampleBatch(t=[start, start + 1, start + 2], eps_id=[start] * 3))
+    ...     path = dataset.extend(
+    ...         SampleBatch(t=[start, start + 1, start + 2], eps_id=[start] * 3)
+    ...     )
     >>> len(dataset), dataset.episodes
     (6, 2)
     >>> [batch["t"].tolist() for batch in dataset.iter_batches(4)]

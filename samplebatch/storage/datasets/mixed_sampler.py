@@ -82,8 +82,12 @@ class MixedSampler:
     >>> offline = Dataset(tempfile.mkdtemp() + "/steps")
     >>> path = offline.extend(SampleBatch(obs=[0.0, 1.0], actions=[0, 1], rewards=[1.0, 0.0]))
     >>> for i in range(5):
-    ...     added = buf.add(Batch(obs=float(i), act=0, rew=1.0, terminated=False, truncated=False))
-    >>> sampler = MixedSampler({"offline": offline, "online": buf}, {"offline": 1, "online": 3}, missing="drop")
+    ...     added = buf.add(
+    ...         Batch(obs=float(i), act=0, rew=1.0, terminated=False, truncated=False)
+    ...     )
+    >>> sampler = MixedSampler(
+    ...     {"offline": offline, "online": buf}, {"offline": 1, "online": 3}, missing="drop"
+    ... )
     >>> batch, indices = sampler.sample(8)
     >>> sorted(batch.__dict__), np.bincount(indices.source).tolist()
     (['act', 'obs', 'rew'], [2, 6])
@@ -360,7 +364,9 @@ def sample_steps(
 
     >>> import tempfile
     >>> dataset = Dataset(tempfile.mkdtemp() + "/steps")
-    >>> steps = SampleBatch(obs=[0.0, 1.0], new_obs=[1.0, 2.0], rewards=[0.5, 1.0], terminateds=[False, True])
+    >>> steps = SampleBatch(
+    ...     obs=[0.0, 1.0], new_obs=[1.0, 2.0], rewards=[0.5, 1.0], terminateds=[False, True]
+    ... )
     >>> path = dataset.extend(steps)
     >>> rows, _ = sample_steps(dataset, 0, n_step=1, gamma=0.9, device="cpu", floats="float32")
     >>> rows.returns, rows.discount

@@ -190,7 +190,9 @@ def write_parquet(
     >>> import tempfile
     >>> from samplebatch import SampleBatch
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_parquet(SampleBatch(rewards=[1.0, 2.0], infos=[{}, {}]), f"{folder}/batch.parquet")
+    ...     write_parquet(
+    ...         SampleBatch(rewards=[1.0, 2.0], infos=[{}, {}]), f"{folder}/batch.parquet"
+    ...     )
     ...     read_parquet(f"{folder}/batch.parquet")["rewards"].tolist()
     [1.0, 2.0]
     """
