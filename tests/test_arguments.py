@@ -65,7 +65,7 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("wrong", [2.5, 2.0, float("nan"), True, "2", -2], ids=str)
 @pytest.mark.parametrize("name", sorted(NUMBERS))
-def test_numbers_of_things_are_whole(name: str, wrong: Any) -> None:
+def test_numbers_of_things_are_integers(name: str, wrong: Any) -> None:
     if name == "batch_size" and wrong == -2:
         assert len(NUMBERS[name](wrong)[1]) == 0
         return
@@ -122,7 +122,7 @@ def nstep_return(gamma: Any) -> Any:
 
 @pytest.mark.parametrize("wrong", [2, -0.1, float("nan"), float("inf"), "0.9", True], ids=str)
 @pytest.mark.parametrize("place", sorted(DISCOUNTS))
-def test_discounts_lie_between_0_and_1(place: str, wrong: Any) -> None:
+def test_discounts_are_between_0_and_1(place: str, wrong: Any) -> None:
     name, call = DISCOUNTS[place]
     with pytest.raises(ArgumentError, match=f"^{name} must be a number from 0 to 1, got {wrong!r}$"):
         call(wrong)
@@ -140,7 +140,7 @@ def test_stacks_are_checked_wherever_they_are_set(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("draw", ["sample", "n_step", "gamma", "batch_size", "stretches", "names", "next", "agents"])
-def test_what_is_refused_draws_nothing(draw: str) -> None:
+def test_what_is_rejected_draws_nothing(draw: str) -> None:
     buf = filled()
     masked = ReplayBuffer(4)
     masked.add(Batch(obs=1, act=0, rew=1.0, terminated=False, truncated=False, mask=1))

@@ -50,7 +50,7 @@ def test_every_contestant_can_be_imported_or_is_reported_as_missing() -> None:
     assert {who for row in rows_of(LAYERS, "*") for who in row.ways if who not in ("bare", "numpy")} <= set(_MAKERS)
 
 
-def test_contestants_that_disagree_are_found_out() -> None:
+def test_contestants_that_disagree_are_detected() -> None:
     wrong = row("wrong", lambda: {"a": np.arange(3)}, bare=lambda d: d["a"], numpy=lambda d: d["a"] + 1)
     with pytest.raises(DisagreementError, match="wrong: numpy and bare disagree at result"):
         measure(wrong, QUICK)
@@ -124,7 +124,7 @@ def test_command_line_filters_and_writes_json(tmp_path, capsys) -> None:
     assert [r["work"] for r in json.loads(path.read_text())["rows"]] == ["sb.slice"]
 
 
-def test_command_line_refuses_what_is_not_there(capsys) -> None:
+def test_command_line_rejects_what_is_not_there(capsys) -> None:
     for arguments in (["nothing"], ["batch", "--filter", "nothing"]):
         with pytest.raises(SystemExit):
             main(arguments)

@@ -57,7 +57,7 @@ def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @each_page
-def test_modules_that_pages_name_are_there(page: Path) -> None:
+def test_modules_that_pages_name_exist(page: Path) -> None:
     text = page.read_text()
     folders = "batch|buffer|column|convert|env|policy|rollout|storage|transport|workers"
     named = {f"samplebatch/{found}" for found in re.findall(rf"`(?:samplebatch/)?((?:{folders})/[\w/]*\.py)`", text)}

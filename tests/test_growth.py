@@ -27,7 +27,7 @@ def test_every_work_is_timed_at_every_size(tmp_path: Path, capsys: pytest.Captur
     assert plot.read_text().startswith("<?xml")
 
 
-def test_exponents_are_those_of_the_whole_time() -> None:
+def test_exponents_are_those_of_the_entire_time() -> None:
     per_row = {"unit": "row", "seconds": {1000: 1e-9, 10_000: 1e-9}}
     assert growth.exponent(per_row) == 1.0
     per_call = {"unit": "call", "seconds": {1000: 1e-6, 10_000: 1e-6}}

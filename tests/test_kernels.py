@@ -89,7 +89,7 @@ def test_without_any_folder_to_write_to_kernels_work_all_the_same(tmp_path: Path
     assert not finish(start(folder, HOME=str(nowhere)), folder)
 
 
-def test_other_dtypes_and_layouts_are_refused_not_compiled_for() -> None:
+def test_other_dtypes_and_layouts_are_rejected_not_compiled_for() -> None:
     tree, found = np.zeros(8), np.empty(1, np.intp)
     for values in (np.zeros(1, np.float32), np.zeros((1, 1)), np.zeros(4)[::2]):
         with pytest.raises(TypeError, match="No matching definition"):
@@ -103,6 +103,6 @@ def test_what_is_only_read_may_be_read_only() -> None:
     assert found.tolist() == [0]
 
 
-def test_kernels_let_go_of_the_interpreter() -> None:
+def test_kernels_release_the_interpreter() -> None:
     names = ("tree_set", "tree_find", "gae", "windows")
     assert all(getattr(kernels, name).targetoptions["nogil"] for name in names)

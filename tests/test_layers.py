@@ -386,7 +386,7 @@ def required_modules() -> Iterator[tuple[str, str, str]]:
                 yield f"{module}:{node.lineno}", name, extra
 
 
-def test_required_modules_come_with_the_extra_they_name() -> None:
+def test_required_modules_have_the_extra_they_name() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for where, name, extra in required_modules():
         assert extra in extras, f"{where}: there is no extra {extra!r}"

@@ -407,7 +407,7 @@ def test_a_plot_of_several_policies_has_an_axis_for_each_of_their_columns() -> N
     MultiAgentBatch({}, 0).plot().canvas.draw()
 
 
-def test_a_plot_of_a_column_that_cannot_be_drawn_is_refused() -> None:
+def test_a_plot_of_a_column_that_cannot_be_drawn_is_rejected() -> None:
     batch = SampleBatch(rewards=[0.0], infos=[{}])
     with pytest.raises(ColumnTypeError, match="column 'infos' must contain numbers to be plotted"):
         batch.plot("infos")

@@ -87,7 +87,7 @@ def test_classes_in_public_signatures_have_public_names() -> None:
     assert not hidden, "\n".join(hidden)
 
 
-def test_classes_in_public_signatures_stand_in_the_reference() -> None:
+def test_classes_in_public_signatures_are_in_the_reference() -> None:
     pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*/index.md"))
     listed = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
     missing = without({id(value) for path, value in public_names().items() if path in listed})

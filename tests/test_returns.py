@@ -246,7 +246,7 @@ def test_fragments_joined_do_not_run_into_each_other(name: str) -> None:
     assert batch["returns"][:, 0].tolist() == [3.5, 5.0] * 3
 
 
-def test_padded_and_time_major_batches_are_refused() -> None:
+def test_padded_and_time_major_batches_are_rejected() -> None:
     batch = SampleBatch(columns(6) | {"seq_lens": np.array([2, 4])})
     assert len(compute_episodic_return(batch, gae_lambda=1.0)[0]) == 6
     batch.right_zero_pad(4)
@@ -286,7 +286,7 @@ def test_windows_of_a_buffer_go_round_the_edge_and_end_at_the_newest_step() -> N
     assert batch.returns.dtype == batch.weight.dtype == torch.float32
 
 
-def test_what_does_not_fit_a_buffer_is_refused() -> None:
+def test_what_does_not_fit_a_buffer_is_rejected() -> None:
     buffer, ones = a_buffer(), lambda buffer, slots: np.ones(len(slots))
     batch = Batch(weight=np.ones(2), rew=np.ones(2), terminated=np.zeros(2))
     with pytest.raises(ColumnLengthError, match=r"indices must have 2 rows .* got shape \(3,\)"):

@@ -81,6 +81,6 @@ def test_rows_agree_with_steps_of_terminated_episodes():
         ),
     ],
 )
-def test_bad_input_is_refused(call, error, says):
+def test_bad_input_is_rejected(call, error, says):
     with pytest.raises(error, match=says):
         call(RaggedColumn.from_rows([[1.0, 2.0], [3.0]], "r"))

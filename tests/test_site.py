@@ -80,7 +80,7 @@ def test_each_class_has_a_page_and_a_link(group: Path) -> None:
         assert len(link.partition(": ")[2]) > 10, f"{path} must have a first sentence"
 
 
-def test_members_stand_on_the_page_of_the_class_that_has_them() -> None:
+def test_members_are_on_the_page_of_the_class_that_has_them() -> None:
     listed = {path for group in GROUPS for path in hooks.classes_of(group).values()}
     assert "inherited_members: true" in hooks.class_page("ReplayBuffer", "samplebatch.ReplayBuffer", listed)
     vector = hooks.class_page("VectorReplayBuffer", "samplebatch.VectorReplayBuffer", listed)

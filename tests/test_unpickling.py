@@ -134,7 +134,7 @@ def test_nothing_is_looked_at_without_permission(mark: Path) -> None:
         unpickle([b"garbage"], "column 'a'", allow_pickle=True)
 
 
-def test_loading_a_column_refuses_pickles_by_default(mark: Path) -> None:
+def test_loading_a_column_rejects_pickles_by_default(mark: Path) -> None:
     header, buffers = MaliciousColumn.of("root", mark).dump()
     with pytest.raises(UntrustedPickleError):
         ObjectColumn.load(header, buffers)
@@ -187,7 +187,7 @@ def test_only_the_listed_places_allow_unpickling_themselves() -> None:
     assert found == set(TRUSTED)
 
 
-def test_permissions_are_refused_by_default() -> None:
+def test_permissions_are_rejected_by_default() -> None:
     for module, node in nodes():
         if isinstance(node, ast.FunctionDef):
             names = [own.arg for own in node.args.kwonlyargs]

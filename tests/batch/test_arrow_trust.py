@@ -205,7 +205,7 @@ def test_rows_without_bytes_are_rejected(column: pa.Array, subject: str, tmp_pat
         load(tmp_path / "rows.arrow")
 
 
-def test_rows_without_bytes_are_kept_beside_others() -> None:
+def test_rows_without_bytes_are_preserved_beside_others() -> None:
     rows = 100_000
     found = SampleBatch.from_arrow(pa.table({"obs": empty_lists(rows), "t": np.arange(rows, dtype=np.int8)}))
     assert found["obs"].shape == (rows, 0)

@@ -120,7 +120,7 @@ def test_rows_of_a_compressed_column_can_be_read(bulk: bool) -> None:
 
 
 @both
-def test_compressed_columns_go_through_slices_joins_and_pickles(bulk: bool) -> None:
+def test_compressed_columns_pass_through_slices_joins_and_pickles(bulk: bool) -> None:
     values = np.random.default_rng(0).integers(0, 4, (500, 64)).astype(np.uint8)
     batch = SampleBatch(obs=values.copy(), a=np.arange(500)).compress(bulk=bulk)
     for made in (

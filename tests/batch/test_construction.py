@@ -94,7 +94,7 @@ def test_the_first_column_of_an_empty_batch_sets_its_length() -> None:
 
 @pytest.mark.parametrize("dtype", [*NUMBERS, *DATES])
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 0), (0,), (0, 2)], ids=str)
-def test_arrays_of_every_dtype_are_kept(dtype: str, shape: tuple[int, ...]) -> None:
+def test_arrays_of_every_dtype_are_preserved(dtype: str, shape: tuple[int, ...]) -> None:
     values = numbers(dtype, *shape)
     batch = SampleBatch(a=values)
     assert batch["a"] is values
@@ -103,7 +103,7 @@ def test_arrays_of_every_dtype_are_kept(dtype: str, shape: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize("dtype", TORCH)
-def test_tensors_of_every_dtype_are_kept(dtype: str) -> None:
+def test_tensors_of_every_dtype_are_preserved(dtype: str) -> None:
     values = tensor(dtype, 3, 2)
     assert SampleBatch(a=values)["a"] is values
 
@@ -216,7 +216,7 @@ def test_deleting() -> None:
     assert len(batch) == 3
 
 
-def test_deleting_seq_lens_needs_the_states_gone() -> None:
+def test_deleting_seq_lens_requires_deleting_states_first() -> None:
     batch = SampleBatch(a=[1, 2, 3], state_in_0=[1.0, 2.0], seq_lens=[1, 2]).right_zero_pad(2)
     with pytest.raises(SequenceError, match="'state_in_0'"):
         del batch["seq_lens"]

@@ -62,7 +62,7 @@ def test_what_torch_has_no_dtype_for_stays() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "bool"])
-def test_tensors_that_are_there_already_stay(dtype: str) -> None:
+def test_existing_tensors_stay(dtype: str) -> None:
     values = tensor(dtype, 3)
     assert SampleBatch(a=values).to_device("cpu")["a"] is values
 

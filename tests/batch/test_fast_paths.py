@@ -101,7 +101,7 @@ def test_rows_are_counted_without_asking_each_column(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_plain_arrays_become_columns_as_others_do(seed: int) -> None:
+def test_plain_arrays_become_columns_like_others(seed: int) -> None:
     rng = np.random.default_rng(seed)
     arrays = {name: column.values for name, column in random_columns(rng, 7).items()}
     built = plain_columns(arrays)
@@ -133,7 +133,7 @@ def test_arrays_assigned_to_present_columns(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_row_numbers_of_the_native_type_are_resolved_as_others(seed: int) -> None:
+def test_row_numbers_of_the_native_type_are_resolved_like_others(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 12))
     rows = rng.integers(-n - (seed % 2), n + (seed % 2), int(rng.integers(0, 9)))
@@ -213,7 +213,7 @@ def test_rows_written_directly_grow_columns_as_puts_do(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_outcomes_of_usual_types_are_converted_as_others(seed: int) -> None:
+def test_outcomes_of_usual_types_are_converted_like_others(seed: int) -> None:
     rng = np.random.default_rng(seed)
     refuse = lambda sentence, row: SampleBatchError(sentence)  # noqa: E731
     rewards = [float(value) for value in rng.random(4)]

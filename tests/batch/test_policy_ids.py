@@ -98,7 +98,7 @@ WAYS: dict[str, Callable[[MultiAgentBatch, Path], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ids_are_kept(way: str, batch: MultiAgentBatch, tmp_path: Path) -> None:
+def test_ids_are_preserved(way: str, batch: MultiAgentBatch, tmp_path: Path) -> None:
     found = WAYS[way](batch, tmp_path)
     assert [(type(policy), policy) for policy in found] == [(type(policy), policy) for policy in IDS]
     assert all(found[policy]["obs"].tolist() == batch[policy]["obs"].tolist() for policy in IDS)

@@ -140,7 +140,7 @@ def test_minibatches_reject_other_sizes(batch: MultiAgentBatch) -> None:
             batch.minibatches(**arguments)
 
 
-def test_sequences_stay_whole() -> None:
+def test_sequences_are_not_split() -> None:
     steps = SampleBatch(a=np.arange(6), eps_id=np.zeros(6, int), t=np.arange(6), seq_lens=[2, 3, 1])
     batch = MultiAgentBatch({"p": steps}, 6)
     assert sorted(part["p"]["a"].tolist() for part in batch.minibatches(3, rng=0)) in (

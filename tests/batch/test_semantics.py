@@ -235,7 +235,7 @@ def test_split_by_episode_prefers_eps_id_to_dones() -> None:
     assert [part["a"].tolist() for part in batch.split_by_episode()] == [[0, 1], [2]]
 
 
-def test_a_dones_column_that_was_given_is_kept() -> None:
+def test_a_dones_column_that_was_given_is_preserved() -> None:
     batch = SampleBatch(terminateds=[True, False], dones=[False, True])
     assert batch["dones"].tolist() == [False, True]
     batch["dones"] = [False, False]

@@ -136,7 +136,7 @@ def test_every_kind_of_column_round_trips() -> None:
             assert back.column(name).equals(batch.column(name)), name
 
 
-def test_sequences_and_flags_are_kept() -> None:
+def test_sequences_and_flags_are_preserved() -> None:
     batch = in_sequences(padded=True)
     tensors = batch.to_torch(floats="float32")
     assert tensors.zero_padded
@@ -357,7 +357,7 @@ def test_data_frames_show_the_rows_of_ragged_tensors() -> None:
 
 
 @cuda
-def test_ragged_columns_go_to_the_gpu_and_back() -> None:
+def test_ragged_columns_are_moved_to_the_gpu_and_back() -> None:
     batch = lidar()
     moved = batch.copy().to_device("cuda", pin_memory=True)
     torch.cuda.synchronize()

@@ -235,12 +235,12 @@ ROUNDS: dict[str, Callable[[SampleBatch], SampleBatch]] = {
 
 
 @pytest.mark.parametrize("how", ROUNDS)
-def test_nested_columns_go_through(how: str) -> None:
+def test_nested_columns_pass_through(how: str) -> None:
     columns = observations(4)
     assert_holds(ROUNDS[how](SampleBatch(columns)), columns)
 
 
-def test_nested_columns_go_to_a_device() -> None:
+def test_nested_columns_are_moved_to_a_device() -> None:
     batch = SampleBatch(observations(4)).to_device("cpu")
     assert_holds(batch, {name: each(value, torch.as_tensor) for name, value in observations(4).items()})
 
@@ -367,7 +367,7 @@ print(paths, batch["obs"]["b"].tolist())
 """
 
 
-def test_the_dict_of_a_nested_column_goes_through_jax() -> None:
+def test_the_dict_of_a_nested_column_passes_through_jax() -> None:
     if find_spec("jax") is None:
         pytest.skip("JAX is not installed")
     printed = subprocess.run([sys.executable, "-c", _JAX], check=True, capture_output=True, text=True).stdout

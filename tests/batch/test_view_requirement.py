@@ -201,7 +201,7 @@ def test_shifts_are_listed(shift: Any, steps: list[int]) -> None:
     assert ViewRequirement(shift=shift).shift_arr.tolist() == steps
 
 
-def test_the_ends_of_a_range_are_kept() -> None:
+def test_the_ends_of_a_range_are_preserved() -> None:
     requirement = ViewRequirement(shift="-4:-1:3")
     assert (requirement.shift_from, requirement.shift_to, requirement.shift_step) == (-4, -1, 3)
     single = ViewRequirement(shift=-1)

@@ -39,7 +39,7 @@ def test_structures_grow_and_gaps_are_filled() -> None:
     assert found.b.d.e.tolist() == [0, 0, 0, 0.5, 0, 0]
 
 
-def test_a_name_without_values_stands_for_rows_not_given() -> None:
+def test_a_name_without_values_means_rows_not_given() -> None:
     columns = made(a=np.array([1, 2]))
     columns.write(columns.fit({"a": Batch()}, 1), 1)
     assert columns.tree["a"].values.tolist() == [1, 0, 0, 0, 0, 0]
@@ -111,7 +111,7 @@ def test_all_kinds_return_from_what_is_live() -> None:
             Columns(5, Stores()).load_state_dict(slots, found | broken)
 
 
-def test_names_with_dots_are_told_apart() -> None:
+def test_names_with_dots_are_distinguished() -> None:
     columns = made(**{"a.b": np.array([1]), "a": {"b": np.array([2])}})
     assert [path for path, _ in leaves_of(columns.tree)] == [("a.b",), ("a", "b")]
     assert [store.values[0] for _, store in columns.leaves()] == [1, 2]

@@ -36,7 +36,7 @@ def store() -> CompressedStore:
     return CompressedStore("obs", 100, U1, SHAPE)
 
 
-def test_rows_come_back_from_open_and_sealed_chunks(store: CompressedStore) -> None:
+def test_rows_are_restored_from_open_and_sealed_chunks(store: CompressedStore) -> None:
     for slot in range(70):
         store.write(slot, store.fit(frames([slot]), 1))
     picked = np.array([69, 0, 33, 69, 99, 8])
@@ -81,7 +81,7 @@ def test_an_image_takes_a_fraction_of_its_memory(store: CompressedStore) -> None
         assert store.nbytes < 100 * 64 * 64 / 10 + CHUNK * 64 * 64
 
 
-def test_no_more_chunks_lie_open_than_allowed() -> None:
+def test_no_more_chunks_are_open_than_allowed() -> None:
     store = CompressedStore("obs", 20 * CHUNK, U1, SHAPE, max_open=3)
     order = np.random.default_rng(1).permutation(20 * CHUNK)
     for slot in order:
@@ -150,7 +150,7 @@ def test_all_slots_are_handed_out_compressed(store: CompressedStore) -> None:
     assert np.array_equal(values[44], frames([44])[0])
 
 
-def test_live_rows_stay_compressed_and_come_back(store: CompressedStore) -> None:
+def test_live_rows_stay_compressed_and_are_restored(store: CompressedStore) -> None:
     store.write(slice(0, 100), store.fit(frames(np.arange(100)), 100))
     store.write(slice(0, 20), store.fit(frames(np.arange(100, 120)), 20))
     slots = np.r_[20:100, 0:20]
@@ -166,7 +166,7 @@ def test_live_rows_stay_compressed_and_come_back(store: CompressedStore) -> None
     assert len(store.to_column(np.arange(0))) == 0
 
 
-def test_what_does_not_fit_is_refused(store: CompressedStore) -> None:
+def test_what_does_not_fit_is_rejected(store: CompressedStore) -> None:
     with pytest.raises(ColumnMismatchError, match=r"'obs' must have rows of shape \(64, 64\), got \(3,\)"):
         store.fit(np.zeros((1, 3), U1), 1)
     with pytest.raises(ColumnMismatchError, match="'obs' must hold its values without loss, got int64 for uint8"):

@@ -39,7 +39,7 @@ def vector() -> VectorReplayBuffer:
 
 
 @pytest.mark.parametrize("floats", [torch.float32, np.float32, "float32"], ids=repr)
-def test_a_sample_comes_as_tensors(floats: Any) -> None:
+def test_a_sample_contains_tensors(floats: Any) -> None:
     plain, where = fill(ReplayBuffer(8)).sample(5)
     batch, indices = fill(ReplayBuffer(8)).sample(5, device="cpu", floats=floats)
     assert isinstance(indices, np.ndarray)
@@ -75,14 +75,14 @@ def test_nothing_is_drawn_for_wrong_floats(wrong: Any) -> None:
     assert buffer.sample(5)[1].tolist() == fill(ReplayBuffer(8)).sample(5)[1].tolist()
 
 
-def test_sequences_come_as_tensors() -> None:
+def test_sequences_are_tensors() -> None:
     batch, indices = fill(ReplayBuffer(8)).sample_sequences(4, 3, device="cpu", floats="float32")
     assert (batch.rew.dtype, batch.mask.dtype, tuple(batch.obs.shape)) == (torch.float32, torch.bool, (4, 3, 2, 2))
     assert isinstance(indices, np.ndarray)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_minibatches_come_as_tensors(prefetch: int) -> None:
+def test_minibatches_are_tensors(prefetch: int) -> None:
     plain = list(fill(ReplayBuffer(8)).minibatches(4, epochs=2))
     made = list(fill(ReplayBuffer(8)).minibatches(4, epochs=2, device="cpu", floats="float32", prefetch=prefetch))
     assert [(b.rew.tolist(), i.tolist()) for b, i in made] == [(b.rew.tolist(), i.tolist()) for b, i in plain]
@@ -91,12 +91,12 @@ def test_minibatches_come_as_tensors(prefetch: int) -> None:
         fill(ReplayBuffer(8)).minibatches(2, prefetch=2)
 
 
-def test_wrong_arguments_of_minibatches_are_refused_at_once() -> None:
+def test_wrong_arguments_of_minibatches_are_rejected_at_once() -> None:
     with pytest.raises(ArgumentError, match="batch_size must be a whole number from 1"):
         fill(ReplayBuffer(8)).minibatches(0)
 
 
-def test_a_device_that_is_not_there_is_refused_at_once() -> None:
+def test_a_device_that_is_not_there_is_rejected_at_once() -> None:
     buffer = fill(ReplayBuffer(8))
     with pytest.raises(DeviceError, match="got 'gpu'"):
         buffer.sample(2, device="gpu")
@@ -120,7 +120,7 @@ def test_priorities_of_a_sample_of_tensors_are_given_back() -> None:
     assert buffer.weight[indices].round(5).tolist() == (batch.rew + 1).double().numpy().round(5).tolist()
 
 
-def test_relabelled_samples_come_as_tensors() -> None:
+def test_relabelled_samples_are_tensors() -> None:
     buffer = HERReplayBuffer(8, lambda got, wanted: (got == wanted).all(-1).astype(float), horizon=4, future_k=4.0)
     for n in range(4):
         goals = {"observation": n, "achieved_goal": np.array([n]), "desired_goal": np.array([9])}
@@ -131,7 +131,7 @@ def test_relabelled_samples_come_as_tensors() -> None:
     assert bool((batch.obs.desired_goal != 9).any())
 
 
-def test_policies_come_as_tensors() -> None:
+def test_policies_are_tensors() -> None:
     rows = {"obs": np.zeros((4, 2), np.float32), "actions": [0] * 4, "rewards": [0.5] * 4, "dones": [False] * 4}
     buffer = MultiAgentReplayBuffer(8, kind=PrioritizedReplayBuffer, alpha=1.0, beta=1.0)
     buffer.add(MultiAgentBatch({"walker": SampleBatch(rows)}, 4))
@@ -144,7 +144,7 @@ def test_policies_come_as_tensors() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_priorities_come_back_from_a_gpu() -> None:
+def test_priorities_are_restored_from_a_gpu() -> None:
     buffer = fill(PrioritizedReplayBuffer(8, alpha=1.0, beta=1.0))
     batch, indices = buffer.sample(4, device="cuda", floats="float32")
     assert batch.rew.is_cuda

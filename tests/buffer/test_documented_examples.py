@@ -49,7 +49,7 @@ def test_add_and_attributes() -> None:
     assert len(buf) == 3
 
 
-def test_only_the_newest_are_kept() -> None:
+def test_only_the_newest_are_preserved() -> None:
     buf2 = second_buffer()
     assert len(buf2) == 10
     assert repr(buf2.obs) == "array([10, 11, 12, 13, 14,  5,  6,  7,  8,  9])"
@@ -162,7 +162,7 @@ def test_stacked_frames() -> None:
     assert abs(buf.get(index, "obs")["id"] - buf[index].obs.id).sum().sum() == 0
 
 
-def test_next_observations_are_made() -> None:
+def test_next_observations_are_derived() -> None:
     buf, _ = stacking_buffer()
     assert str(buf[:].obs_next.id) == text("""
         [[ 7  7  7  8]

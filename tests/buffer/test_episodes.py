@@ -83,7 +83,7 @@ def test_episodes_are_equally_likely(unfinished: bool) -> None:
     assert all(abs(count - share) < 5 * share**0.5 for count in expected.values())
 
 
-def test_rows_come_as_they_are_read() -> None:
+def test_rows_arrive_as_they_are_read() -> None:
     buf = PrioritizedReplayBuffer(20, alpha=1.0, beta=1.0, stack_num=2, ignore_obs_next=True)
     for n in range(12):
         buf.add(step(n, truncated=n in (3, 8)))
@@ -95,7 +95,7 @@ def test_rows_come_as_they_are_read() -> None:
     assert first.obs.base is not None
 
 
-def test_an_episode_that_fills_the_ring_is_whole() -> None:
+def test_an_episode_that_fills_the_ring_is_complete() -> None:
     buf = VectorReplayBuffer(8, 2)
     for round_ in range(3):
         for n in range(4):
@@ -132,7 +132,7 @@ def test_episodes_that_moved_over() -> None:
 
 
 @pytest.mark.parametrize("how", ["state", "file", "folder"])
-def test_wholeness_is_kept(how: str, tmp_path: Path) -> None:
+def test_completeness_is_preserved(how: str, tmp_path: Path) -> None:
     for count, expected in ((4, [[0, 1, 2, 3]]), (8, []), (10, [])):
         path = tmp_path / (f"{count}.arrow" if how == "file" else f"{how}{count}")
         buf = ReplayBuffer(4, storage=path) if how == "folder" else ReplayBuffer(4)

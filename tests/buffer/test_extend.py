@@ -61,7 +61,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_kind_of_batch_is_taken(form: str) -> None:
+def test_every_kind_of_batch_is_accepted(form: str) -> None:
     batch = steps(7, range(4), done=True)
     buffer = ReplayBuffer(8)
     assert buffer.extend(FORMS[form](batch)).tolist() == [0, 1, 2, 3]
@@ -74,7 +74,7 @@ def test_every_kind_of_batch_is_taken(form: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_batches_of_rllib_are_taken() -> None:
+def test_batches_of_rllib_are_accepted() -> None:
     rllib = pytest.importorskip("ray.rllib.policy.sample_batch", exc_type=ImportError)
     theirs = rllib.SampleBatch(dict(steps(7, range(3), done=True)))
     buffer = ReplayBuffer(8)
@@ -88,7 +88,7 @@ def test_batches_of_rllib_are_taken() -> None:
 
 
 @pytest.mark.parametrize("form", [dict, Batch])
-def test_names_without_values_are_kept(form: Any) -> None:
+def test_names_without_values_are_preserved(form: Any) -> None:
     flags = {"terminated": np.zeros(2, bool), "truncated": np.zeros(2, bool)}
     empty = {"info": {"env": {}}, "extra": {}, "policy": {"hidden": np.ones((2, 3)), "mask": {}}}
     given = form({"obs": np.arange(2), "act": np.arange(2), "rew": np.zeros(2), **flags, **empty})
@@ -101,14 +101,14 @@ def test_names_without_values_are_kept(form: Any) -> None:
         assert list(buffer[:].policy.keys()) == ["hidden", "mask"]
 
 
-def test_streams_go_in_one_after_the_other() -> None:
+def test_streams_are_added_one_by_one() -> None:
     mixed = join([steps(5, range(3)), steps(6, range(3), done=True)]).take([3, 0, 4, 1, 5, 2])
     buffer = ReplayBuffer(8)
     assert buffer.extend(mixed).tolist() == [0, 3, 1, 4, 2, 5]
     assert buffer[:].obs.tolist() == [600, 601, 602, 500, 501, 502]
 
 
-def test_an_episode_that_others_follow_counts_as_truncated() -> None:
+def test_an_episode_followed_by_others_counts_as_truncated() -> None:
     buffer = ReplayBuffer(16)
     buffer.extend(join([steps(5, range(2)), steps(6, range(2), done=True), steps(7, range(2))]))
     assert buffer[:].truncated.tolist() == [False, True, False, False, False, False]
@@ -139,7 +139,7 @@ def test_an_episode_that_was_cut_does_not_count_for_the_next() -> None:
     assert (index.tolist(), returned.tolist(), length.tolist(), start.tolist()) == ([4], [3.0], [3], [2])
 
 
-def test_rows_that_are_refused_end_no_episode() -> None:
+def test_rows_that_are_rejected_end_no_episode() -> None:
     buffer = VectorReplayBuffer(8, 2)
     buffer.extend(steps(5, range(2), env_id=1))
     images = dict(steps(6, range(2), env_id=1)) | {"obs": np.zeros((2, 3))}
@@ -180,7 +180,7 @@ def test_a_cached_buffer_takes_episodes() -> None:
     assert sorted(buffer[:].obs.tolist()) == [500, 501, 502, 600, 601]
 
 
-def test_rows_without_ids_go_on_as_they_come() -> None:
+def test_rows_without_ids_continue_in_order_of_arrival() -> None:
     buffer = ReplayBuffer(8)
     plain = steps(5, range(2)).drop("eps_id", "t", "truncateds")
     buffer.extend(plain)
@@ -192,7 +192,7 @@ def test_rows_without_ids_go_on_as_they_come() -> None:
     assert buffer[:].terminated.tolist() == [False] * 5 + [True]
 
 
-def test_a_dataset_goes_in_episode_by_episode(tmp_path: Path) -> None:
+def test_a_dataset_is_added_episode_by_episode(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path / "steps")
     for fragment in (steps(5, range(2)), steps(6, range(3), done=True), steps(5, range(2, 4), done=True)):
         dataset.extend(fragment)
@@ -205,7 +205,7 @@ def test_a_dataset_goes_in_episode_by_episode(tmp_path: Path) -> None:
     assert len(several.buffers["default_policy"]) == 7
 
 
-def test_other_rows_are_refused() -> None:
+def test_other_rows_are_rejected() -> None:
     buffer = ReplayBuffer(8)
     for other in (None, 3, [1, 2]):
         with pytest.raises(ColumnTypeError, match="a buffer must be extended by a batch, mapping, table or dataset"):
@@ -228,7 +228,7 @@ def acts(**columns: Any) -> SampleBatch:
 
 
 @pytest.mark.parametrize("option", ["compress", "ragged"])
-def test_a_name_that_no_policy_has_is_refused_at_the_first_sample(option: str) -> None:
+def test_a_name_that_no_policy_has_is_rejected_at_the_first_sample(option: str) -> None:
     options: dict[str, Any] = {option: "camra"}
     buffer = MultiAgentReplayBuffer(8, **options)
     buffer.add(MultiAgentBatch({0: acts(), "p": acts(camera=1.0)}, 4))
@@ -246,7 +246,7 @@ def test_a_name_that_one_policy_has_is_right() -> None:
     assert table["obs"].kind != "compressed"
 
 
-def test_ragged_columns_are_kept() -> None:
+def test_ragged_columns_are_preserved() -> None:
     buffer = MultiAgentReplayBuffer(8, ragged="visited")
     batch = acts()
     batch["visited"] = [[1], [1, 2], [], [3]]
@@ -265,7 +265,7 @@ def test_a_policy_that_is_named_may_bring_the_column_later() -> None:
     assert buffer.sample(2).batch["p"]["camera"].shape == (2,)
 
 
-def test_episodes_whose_ids_are_strings_go_on_in_the_next_batch() -> None:
+def test_episodes_whose_ids_are_strings_continue_in_the_next_batch() -> None:
     buffer = ReplayBuffer(100)
     for start in (0, 3):
         batch = steps(0, range(start, start + 3), done=start > 0)
@@ -297,7 +297,7 @@ ODD_ENVIRONMENTS = {**ODD_TIMES, "broken": np.array([0.0, 0.5, 1.0]), "objects":
         for kind, values in odd.items()
     ],
 )
-def test_columns_that_tell_no_steps_apart_are_refused_by_name(name: str, values: Any) -> None:
+def test_columns_that_do_not_distinguish_steps_are_rejected_by_name(name: str, values: Any) -> None:
     buffer = VectorReplayBuffer(100, 2)
     batch = steps(0, range(3), env_id=0)
     batch[name] = values
@@ -306,7 +306,7 @@ def test_columns_that_tell_no_steps_apart_are_refused_by_name(name: str, values:
     assert len(buffer) == 0
 
 
-def test_environments_that_tell_no_rings_apart_may_have_any_ids() -> None:
+def test_environments_that_do_not_distinguish_rings_may_have_any_ids() -> None:
     buffer = ReplayBuffer(100)
     batch = steps(0, range(3))
     batch["env_id"] = np.array(["a", "a", "b"])

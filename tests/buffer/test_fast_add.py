@@ -137,7 +137,7 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_misfit_is_refused_all_the_same(name: str) -> None:
+def test_a_misfit_is_rejected_all_the_same(name: str) -> None:
     buffer = ReplayBuffer(4)
     for n in range(6):
         buffer.add(Batch(step(n, None)))

@@ -157,7 +157,7 @@ def test_a_pickle_holds_live_rows_only() -> None:
 # What else running it has shown
 
 
-def test_a_refused_add_changes_nothing() -> None:
+def test_a_rejected_add_changes_nothing() -> None:
     """There, the cursor has moved before the rows are looked at."""
     buf = ReplayBuffer(4)
     buf.add(step(0, obs=np.zeros(2)))

@@ -38,7 +38,7 @@ def test_the_newest_of_each_ring_and_those_cut_are_known() -> None:
     assert kept.kept == 2
 
 
-def test_what_is_written_over_is_let_go() -> None:
+def test_overwritten_rows_are_released() -> None:
     kept = finals()
     for slot in range(8):
         write(kept, [0], [slot], [True])
@@ -53,7 +53,7 @@ def test_what_is_written_over_is_let_go() -> None:
     assert found(kept, [4, 9], [0, 0]) == [None, None]
 
 
-def test_room_is_made_and_used_again() -> None:
+def test_space_is_freed_and_reused() -> None:
     kept = finals(1, 1000)
     for slot in range(300):
         write(kept, [0], [slot], [True])
@@ -97,7 +97,7 @@ def test_memory_for_finals_depends_on_those_alive(rings: int) -> None:
     assert (rows.obs_next[:, 0] == rows.obs[:, 0] + step).all()
 
 
-def test_without_next_observations_nothing_is_kept() -> None:
+def test_without_next_observations_nothing_is_preserved() -> None:
     buf = ReplayBuffer(5, ignore_obs_next=True)
     for n in range(8):
         buf.add(Batch(obs=n, act=0, rew=0, terminated=False, truncated=n == 6))

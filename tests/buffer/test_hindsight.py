@@ -139,7 +139,7 @@ def test_rows_that_keep_their_goal_are_as_they_were_added() -> None:
 
 @OPTIONS
 @pytest.mark.parametrize("n_step", [1, 2, 3, 50])
-def test_steps_that_stand_for_several(n_step: int, options: dict[str, Any]) -> None:
+def test_steps_that_represent_several(n_step: int, options: dict[str, Any]) -> None:
     gamma = 0.5
     buf, _ = made(12, future_k=3.0, **options)
     unchanged, indices = ReplayBuffer.sample(buf, 0, n_step=n_step, gamma=gamma)
@@ -253,7 +253,7 @@ def test_how_likely_a_step_is_relabelled_may_be_set(chance: float, tmp_path: Pat
 
 
 @pytest.mark.parametrize("absent", ["horizon", "future_k", "compute_reward_fn"])
-def test_a_pickle_without_an_attribute_of_hindsight_is_refused(absent: str) -> None:
+def test_a_pickle_without_an_attribute_of_hindsight_is_rejected(absent: str) -> None:
     buf, _ = made()
     state = buf.__getstate__()
     del state[absent]

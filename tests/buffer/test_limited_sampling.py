@@ -83,7 +83,7 @@ def test_once_prefers_high_priorities() -> None:
 
 
 @pytest.mark.parametrize("max_age", [0, -1, 2.5, True])
-def test_max_age_is_a_whole_number_from_1(max_age: Any) -> None:
+def test_max_age_is_an_integer_from_1(max_age: Any) -> None:
     with pytest.raises(ArgumentError, match="max_age must be a whole number from 1"):
         fill(ReplayBuffer(8), 3).sample(1, max_age=max_age)
 

@@ -126,7 +126,7 @@ def check_rows(batch: SampleBatch, given: dict[int, Row]) -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("ignore_obs_next", [False, True])
-def test_what_is_kept_and_sampled(seed: int, shuffled: bool, ignore_obs_next: bool) -> None:
+def test_what_is_preserved_and_sampled(seed: int, shuffled: bool, ignore_obs_next: bool) -> None:
     size = 40
     world, buf = World(seed), MultiAgentReplayBuffer(size, ignore_obs_next=ignore_obs_next)
     given: dict[str, list[Row]] = {}
@@ -198,7 +198,7 @@ def test_neighbours_are_of_one_agent(seed: int, shuffled: bool) -> None:
         assert len(by_key) == len(rows)
 
 
-def test_a_fragment_goes_on_where_the_one_before_ended() -> None:
+def test_a_fragment_continues_where_the_one_before_ended() -> None:
     buf = MultiAgentReplayBuffer(10)
 
     def add(*rows: Row) -> None:
@@ -428,7 +428,7 @@ def without(name: str) -> SampleBatch:
     ],
 )
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_a_refused_batch_changes_nothing(bad: SampleBatch, error: Any, match: str, lockstep: bool) -> None:
+def test_a_rejected_batch_changes_nothing(bad: SampleBatch, error: Any, match: str, lockstep: bool) -> None:
     buf = MultiAgentReplayBuffer(8, lockstep=lockstep)
     buf.add(MultiAgentBatch({"a": plain(3), "b": plain(3)}, 3))
     before = laid_out(buf.state_dict())

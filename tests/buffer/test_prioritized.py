@@ -101,7 +101,7 @@ def test_a_part_draws_its_own_rows_by_their_priorities() -> None:
     assert np.array_equal(batch.obs, 100 + indices)
 
 
-def test_stratified_draws_lie_closer_to_the_expectation() -> None:
+def test_stratified_draws_are_closer_to_the_expectation() -> None:
     def spread(stratified: bool) -> float:
         buf = filled(50, size=50, alpha=1.0, stratified=stratified)
         buf.update_weight(np.arange(50), np.arange(1.0, 51.0))
@@ -133,7 +133,7 @@ def test_filling_slots_from_outside_makes_no_row_to_be_drawn() -> None:
     assert set(np.unique(buf.sample_indices(500))) == {0, 1}
 
 
-def test_draws_come_from_the_buffers_own_generator() -> None:
+def test_draws_use_the_buffers_own_generator() -> None:
     def drawn(seed: int, disturbed: int) -> list[list[int]]:
         buf = filled(8, random_seed=seed)
         found = []
@@ -328,7 +328,7 @@ def test_rings_at_different_places_know_their_rows() -> None:
         buf.update_weight([2, 3], [1.0, 1.0])
 
 
-def test_refused_priorities_change_nothing() -> None:
+def test_rejected_priorities_change_nothing() -> None:
     buf = filled(3, alpha=2.0)
     for index, given, generation, error, message in [
         ([0, 1], [1.0, np.nan], None, PriorityError, "got a priority of NaN"),
@@ -431,7 +431,7 @@ def test_rows_keep_their_priorities_where_others_are_removed() -> None:
 
 
 @pytest.mark.parametrize("make", [filled, vector])
-def test_a_pickled_buffer_goes_on_as_it_would_have(make: Callable[..., Any]) -> None:
+def test_a_pickled_buffer_resumes_exactly(make: Callable[..., Any]) -> None:
     buf = make(3, stratified=True, weight_norm=False)
     buf.update_weight([0, 1], [5.0, 0.2])
     batch, indices = buf.sample(9)

@@ -26,7 +26,7 @@ def rows_of(store: RaggedStore, slots: Any) -> list[Any]:
     return [row.tolist() for row in store.take(np.asarray(slots))]
 
 
-def test_rows_come_back_whatever_their_length() -> None:
+def test_rows_are_restored_for_any_length() -> None:
     store = RaggedStore("obs", 5, F4, 1)
     store.write(np.array([3, 1]), store.fit([np.ones(4, F4), np.zeros(0, F4)], 2))
     store.write(0, store.fit(np.full((1, 2), 7, F4), 1))
@@ -48,7 +48,7 @@ def test_rows_of_several_dimensions_keep_their_shapes() -> None:
     assert store.take(np.array([1]))[0].tolist() == [[1, 1], [1, 1]]
 
 
-def test_rows_in_a_tensor_are_stored_as_others() -> None:
+def test_rows_in_a_tensor_are_stored_like_others() -> None:
     rows = SampleBatch(obs=[[1.5, 2.5], [], [3.5]]).to_torch(floats="bfloat16")["obs"]
     store = RaggedStore.for_rows("obs", rows, 3)
     store.write(np.arange(3), store.fit(rows, 3))
@@ -124,7 +124,7 @@ def test_memory_is_given_back_when_rows_become_short() -> None:
     assert store.nbytes < large / 5
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_changed() -> None:
+def test_what_does_not_fit_is_rejected_and_nothing_is_changed() -> None:
     store = RaggedStore("obs.cloud", 2, F4, 1)
     store.write(0, store.fit([[1.0]], 1))
     with pytest.raises(ColumnMismatchError, match=r"'obs\.cloud' must hold its values without loss, got float64"):
@@ -156,7 +156,7 @@ def test_a_store_suits_the_first_rows() -> None:
         RaggedStore.for_rows("obs", np.zeros(3), 4)
 
 
-def test_tensors_and_strided_rows_are_taken() -> None:
+def test_tensors_and_strided_rows_are_accepted() -> None:
     import torch
 
     assert [row.tolist() for row in ragged_rows(torch.arange(4).reshape(2, 2), "obs")] == [[0, 1], [2, 3]]
@@ -199,7 +199,7 @@ def steps(rows: list[list[int]]) -> SampleBatch:
 
 
 @pytest.mark.parametrize("lengths", [[2, 2, 2, 2, 2, 2], [1, 0, 3, 2, 5, 1], [0, 0, 0, 0, 0, 0]], ids=str)
-def test_samples_have_ragged_columns_whatever_the_lengths(lengths: list[int]) -> None:
+def test_samples_have_ragged_columns_for_any_lengths(lengths: list[int]) -> None:
     import torch
 
     rows = [[i] * length for i, length in enumerate(lengths)]

@@ -37,7 +37,7 @@ def filled(rows: int = 13, size: int = 10, ends: tuple[int, ...] = (6,), **optio
 # Kinds of values
 
 
-def test_tensors_come_back_as_tensors() -> None:
+def test_tensors_are_restored_as_tensors() -> None:
     buf = ReplayBuffer(6, stack_num=2)
     for n in range(8):
         hidden = torch.full((2,), float(n), dtype=torch.bfloat16, requires_grad=True)
@@ -72,7 +72,7 @@ def test_tensors_and_arrays_may_take_turns() -> None:
     assert other.act[:2].tolist() == [[3.0, 4.0], [1.0, 2.0]]
 
 
-def test_objects_are_kept_as_they_are() -> None:
+def test_objects_are_preserved_as_they_are() -> None:
     things: list[Any] = [{1, 2}, "words", None, [1, [2]], lambda: None]
     buf = ReplayBuffer(8)
     for n, thing in enumerate(things):
@@ -115,7 +115,7 @@ def test_rows_of_varying_shape() -> None:
     assert buf.get([0], "obs", stack_num=1)[0].tolist() == [0, 1, 2, 3]
 
 
-def test_compressed_columns_read_as_others_do() -> None:
+def test_compressed_columns_read_like_others() -> None:
     images = np.random.default_rng(0).integers(0, 3, (30, 20, 20), np.uint8)
     options: dict[str, Any] = {"stack_num": 3, "ignore_obs_next": True}
     plain, compressed = ReplayBuffer(20, **options), ReplayBuffer(20, compress=True, **options)
@@ -198,13 +198,13 @@ def test_a_data_loader_has_no_rows_that_were_not_written() -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 2.5, True, "3", None])
-def test_sizes_are_whole_numbers(size: Any) -> None:
+def test_sizes_are_integers(size: Any) -> None:
     with pytest.raises(ArgumentError, match="whole number"):
         ReplayBuffer(size)
 
 
 @pytest.mark.parametrize("size", [10**16, 10**30])
-def test_sizes_that_no_memory_holds_are_refused(size: int) -> None:
+def test_sizes_that_no_memory_holds_are_rejected(size: int) -> None:
     with pytest.raises(ArgumentError, match=r"^size must be at most 140737488355328, got 10000"):
         ReplayBuffer(size)
 
@@ -228,7 +228,7 @@ def test_steps_need_their_columns(name: str) -> None:
     assert repr(buf) == "ReplayBuffer()"
 
 
-def test_next_observations_come_always_or_never() -> None:
+def test_next_observations_are_always_returned_or_never() -> None:
     buf = filled(2)
     row = step(2)
     row.pop("obs_next")
@@ -249,7 +249,7 @@ def test_a_batch_and_columns_are_one_too_many() -> None:
 
 
 @pytest.mark.parametrize("index", [None, ..., "nothing", 1.5, [0.5], (0, 1), [True, False], np.zeros((2, 2), bool), {}])
-def test_indices_of_other_kinds_are_refused(index: Any) -> None:
+def test_indices_of_other_kinds_are_rejected(index: Any) -> None:
     with pytest.raises((RowIndexError, ColumnNotFoundError)):
         filled()[index]
 
@@ -277,7 +277,7 @@ def test_nothing_can_be_drawn_from_nothing() -> None:
         assert buf.sample_indices(None).tolist() == buf.sample_indices(-1).tolist() == []
 
 
-def test_whole_stacks_only() -> None:
+def test_complete_stacks_only() -> None:
     buf = ReplayBuffer(12, stack_num=4, sample_avail=True)
     for n in range(3):
         buf.add(step(n))
@@ -368,7 +368,7 @@ def test_a_new_column_misses_the_values_of_other_rows() -> None:
     assert buf[:].advantage.tolist() == [0.5, 0.0]
 
 
-def test_objects_that_are_numbers_become_numbers_once_null_rows_are_gone() -> None:
+def test_objects_that_are_numbers_become_numbers_once_null_rows_are_removed() -> None:
     buf = VectorReplayBuffer(8, 2)
     for score in (None, 2):
         buf.add(steps([0, 1], info={"score": np.array([score, score], object)}))
@@ -431,7 +431,7 @@ def data(rows: int = 6) -> dict[str, Any]:
     }
 
 
-def test_buffers_of_data_share_its_memory_and_go_on() -> None:
+def test_buffers_of_data_share_its_memory_and_continue() -> None:
     given = data()
     buf = ReplayBuffer.from_data(**given)
     assert buf.obs is given["obs"]
@@ -588,7 +588,7 @@ def test_rewards_are_float64_and_flags_bool(rew: Any) -> None:
     assert [buf[0][name].dtype for name in ("terminated", "truncated", "done")] == [bool] * 3
 
 
-def test_what_does_not_fit_without_loss_is_refused() -> None:
+def test_what_does_not_fit_without_loss_is_rejected() -> None:
     buf = ReplayBuffer(4)
     buf.add(step(0, act=1, info={"n": np.float32(1)}))
     for lossy in ({"act": 0.7}, {"act": "x"}, {"info": {"n": 0.1}}, {"act": [1, 2]}):
@@ -646,7 +646,7 @@ def test_buffer_ids_of_a_plain_buffer() -> None:
     assert len(buf) == 3
 
 
-def test_all_rows_come_in_time_order_and_slices_in_storage_order() -> None:
+def test_all_rows_are_in_time_order_and_slices_in_storage_order() -> None:
     buf = wrapped()
     assert buf.sample_indices(0).tolist() == [3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
     assert buf[:].obs.tolist() == list(range(3, 13))
@@ -713,7 +713,7 @@ def test_stack_num_can_be_set_later() -> None:
     assert vector[[1, 4]].obs.tolist() == [[0, 0, 2], [1, 1, 3]]
 
 
-def test_stacking_is_of_one_gather_whatever_the_shape() -> None:
+def test_stacking_is_of_one_gather_for_any_shape() -> None:
     buf = ReplayBuffer(8, stack_num=4)
     for n in range(11):
         buf.add(step(n, obs=np.full((2, 3), n, np.uint8), obs_next=np.full((2, 3), n + 1, np.uint8)))
@@ -792,7 +792,7 @@ def test_reset_keeps_the_running_episode_when_asked() -> None:
 
 
 @pytest.mark.parametrize("kind", ["her", "prioritized", "vector", "plain"])
-def test_draws_come_from_the_buffers_own_generator(kind: str) -> None:
+def test_draws_use_the_buffers_own_generator(kind: str) -> None:
     def make(seed: int) -> ReplayBuffer:
         if kind == "her":
             return HERReplayBuffer(40, compute_reward_fn=reach, horizon=6, random_seed=seed)
@@ -828,7 +828,7 @@ def test_objects_cannot_be_stored_in_hdf5(tmp_path: Path) -> None:
         buf.save_hdf5(str(tmp_path / "x.hdf5"))
 
 
-def test_done_alone_stands_for_terminated() -> None:
+def test_done_alone_means_terminated() -> None:
     buf = ReplayBuffer(4)
     found = buf.add(obs=1, act=1, rew=2, done=True, obs_next=2, info={})
     assert [part.tolist() for part in found] == [[0], [2.0], [1], [0]]

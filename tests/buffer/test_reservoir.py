@@ -33,7 +33,7 @@ def test_each_step_is_stored_with_the_same_probability(part: int) -> None:
     assert np.abs(counts - rounds / 5).max() < 5 * np.sqrt(rounds * 0.2 * 0.8)
 
 
-def test_rows_stay_whole_and_indices_locate_them() -> None:
+def test_rows_are_not_split_and_indices_locate_them() -> None:
     buffer = ReservoirReplayBuffer(5, random_seed=2)
     for first in range(0, 90, 9):
         indices, returns, lengths, _ = buffer.add(steps(first, 9))
@@ -79,7 +79,7 @@ def test_a_collector_fills_a_reservoir() -> None:
 
 
 @pytest.mark.parametrize("way", ["file", "pickle", "state"])
-def test_a_saved_reservoir_goes_on_as_the_first(way: str, tmp_path: Path) -> None:
+def test_a_saved_reservoir_continues_as_the_first(way: str, tmp_path: Path) -> None:
     buffer: Any = ReservoirReplayBuffer(6, random_seed=4)
     buffer.add(steps(0, 100))
     if way == "file":

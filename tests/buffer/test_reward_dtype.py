@@ -93,7 +93,7 @@ def test_batches_of_several_policies_have_rewards_of_the_dtype() -> None:
 
 
 @pytest.mark.parametrize("way", ["pickle", "arrow", "hdf5", "folder"])
-def test_it_is_kept_with_the_buffer(way: str, tmp_path: Path) -> None:
+def test_it_is_preserved_with_the_buffer(way: str, tmp_path: Path) -> None:
     buf = filled(**SINGLE)
     if way == "pickle":
         again = pickle.loads(pickle.dumps(buf))

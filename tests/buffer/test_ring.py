@@ -210,7 +210,7 @@ def test_generations_count_what_was_written_over(maxsizes: list[int]) -> None:
         assert not changed[:3].any()
 
 
-def test_rings_that_went_apart_go_together_after_a_reset() -> None:
+def test_rings_that_went_apart_are_compatible_after_a_reset() -> None:
     rings = Rings([3, 3])
     rings.advance(np.array([1]), np.zeros(1, bool), np.ones(1))
     assert not rings.together
@@ -251,7 +251,7 @@ def test_intervals() -> None:
             rings.interval(start, stop)
 
 
-def test_state_of_other_rings_is_refused() -> None:
+def test_state_of_other_rings_is_rejected() -> None:
     with pytest.raises(FormatError, match=r"\[3, 3\] slots, got \[3\]"):
         Rings([3, 3]).load_state_dict(Rings([3]).state_dict())
 

@@ -46,7 +46,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", FIRST_ROWS)
-def test_what_is_written_is_taken(name: str) -> None:
+def test_what_is_written_is_accepted(name: str) -> None:
     store, rows = made(name)
     store.write(np.array([3, 1, 0]), store.fit(rows, 3))
     assert same(store.take(np.array([3, 1, 0])), rows)
@@ -142,7 +142,7 @@ def test_the_store_suits_the_first_rows(rows: Any, kind: type[Store]) -> None:
     assert type(store_for("x", rows, 3)) is kind
 
 
-def test_byte_order_is_made_native() -> None:
+def test_byte_order_is_converted_to_native() -> None:
     rows = np.array([1.5, 2.5], ">f4")
     store = store_for("x", rows, 3)
     store.write(slice(0, 2), store.fit(rows, 2))
@@ -172,7 +172,7 @@ def test_byte_order_is_made_native() -> None:
         (torch.zeros(2), torch.full((2,), 0.1, dtype=torch.float64), ColumnMismatchError, "without loss"),
     ],
 )
-def test_what_does_not_fit_is_refused(first: Any, later: Any, error: type[Exception], words: str) -> None:
+def test_what_does_not_fit_is_rejected(first: Any, later: Any, error: type[Exception], words: str) -> None:
     store = store_for("x", first, 3)
     store.write(slice(0, 2), store.fit(first, 2))
     with pytest.raises(error) as raised:
@@ -198,7 +198,7 @@ def test_what_loses_nothing_is_converted() -> None:
 
 
 @pytest.mark.parametrize("rows", [np.zeros(2, [("a", "f4")]), np.ma.masked_array([1, 2], [True, False])])
-def test_what_no_column_can_hold_is_refused(rows: Any) -> None:
+def test_what_no_column_can_hold_is_rejected(rows: Any) -> None:
     with pytest.raises(ColumnTypeError, match="'x'"):
         store_for("x", rows, 3)
 

@@ -58,7 +58,7 @@ def test_a_batch_that_is_set_adds_its_columns() -> None:
 
 
 @pytest.mark.parametrize("kind", ["compressed", "ragged", "torch", "objects"])
-def test_columns_that_lie_otherwise_stay_as_they_are(kind: str) -> None:
+def test_columns_of_another_layout_stay_as_they_are(kind: str) -> None:
     options: dict[str, Any] = {"compressed": {"compress": "obs"}, "ragged": {"ragged": "obs"}}.get(kind, {})
     buf = ReplayBuffer(4, **options)
     rows = {"torch": torch.arange(3), "objects": "xyz", "ragged": [np.arange(n) for n in range(3)]}

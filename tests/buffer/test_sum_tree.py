@@ -140,7 +140,7 @@ def test_one_weight_for_many_slots_and_weights_of_other_kinds() -> None:
         ([0, 1], [1.0, 2.0, 3.0], ColumnLengthError, "'weight' must have 2 rows, one per slot, got 3"),
     ],
 )
-def test_refused_updates_change_nothing(
+def test_rejected_updates_change_nothing(
     slots: list[float], weights: list[float], error: type[Exception], message: str
 ) -> None:
     tree = tree_of(np.arange(5.0))
@@ -199,7 +199,7 @@ def test_the_ends_of_the_range_draw_slots_of_positive_weight(total: float, strat
     assert set(drawn.tolist()) == {2, 4}
 
 
-def test_draws_come_from_the_generator_given() -> None:
+def test_draws_use_the_generator_given() -> None:
     tree = tree_of(np.arange(50.0))
     first, second = (tree.draw(20, np.random.default_rng(4)) for _ in range(2))
     assert np.array_equal(first, second)
@@ -249,14 +249,14 @@ def test_segment_tree_finds_prefix_sums() -> None:
 
 
 @pytest.mark.parametrize("value", [6.0, 7.0, -0.1, np.nan, [1.0, 6.0]])
-def test_prefix_sums_at_or_above_the_total_are_refused(value: float | list[float]) -> None:
+def test_prefix_sums_at_or_above_the_total_are_rejected(value: float | list[float]) -> None:
     tree = SegmentTree(3)
     tree[:] = [1.0, 2.0, 3.0]
     with pytest.raises(PriorityError, match=r"must be in \[0, 6\)"):
         tree.get_prefix_sum_idx(value)
 
 
-def test_segment_tree_refuses_what_is_no_weight_or_not_there() -> None:
+def test_segment_tree_rejects_what_is_no_weight_or_not_there() -> None:
     tree = SegmentTree(3)
     for index, value, error in [(3, 1.0, RowIndexError), (0, -1.0, PriorityError), (0, np.nan, PriorityError)]:
         with pytest.raises(error):

@@ -306,7 +306,7 @@ def test_rows_in_a_folder_are_not_torn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "without next observations", "compressed", "vector", "cached"])
-def test_what_is_kept_while_another_thread_adds_is_of_one_moment(kind: str, tmp_path: Path) -> None:
+def test_what_is_preserved_while_another_thread_adds_is_of_one_moment(kind: str, tmp_path: Path) -> None:
     make, observe = KINDS[kind]
     buf = make()
     own_last = bool(buf.options["ignore_obs_next"])

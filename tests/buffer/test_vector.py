@@ -81,7 +81,7 @@ def test_one_buffer_may_be_named_several_times(ignore: bool) -> None:
 
 
 @pytest.mark.parametrize("ids", [[3], [-1], [0.5], [[0]], ["0"], 1])
-def test_unknown_buffers_are_refused(ids: Any) -> None:
+def test_unknown_buffers_are_rejected(ids: Any) -> None:
     buf = filled()
     with pytest.raises(RingError, match="buffer_ids"):
         buf.add(steps([1]), buffer_ids=ids)
@@ -203,7 +203,7 @@ def test_managers_of_one_buffer_or_of_equal_ones_keep_one_cursor() -> None:
     assert single[:].obs.tolist() == [3, 4]
 
 
-def test_what_cannot_be_joined_is_refused() -> None:
+def test_what_cannot_be_joined_is_rejected() -> None:
     one = ReplayBuffer(3)
     for parts, error, words in (
         ([], ColumnMismatchError, "none"),

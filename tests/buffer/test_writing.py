@@ -120,7 +120,7 @@ def test_many_episodes_in_one_addition_to_one_ring() -> None:
         same(buf, plain)
 
 
-def test_rings_that_get_equally_many_go_together() -> None:
+def test_rings_that_get_equally_many_are_compatible() -> None:
     buf = VectorReplayBuffer(20, 2)
     buf.add(steps(range(6)), buffer_ids=[0, 1, 1, 0, 1, 0])
     assert buf._table.rings.together
@@ -136,7 +136,7 @@ def test_rewards_of_several_parts() -> None:
     np.testing.assert_array_equal(found[1], np.concatenate([single[1] for single in singles]))
 
 
-def test_kept_in_a_folder(tmp_path: Path) -> None:
+def test_stored_in_a_folder(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     buf = VectorReplayBuffer(12, 3, storage=str(tmp_path / "steps"), ignore_obs_next=True)
     plain = VectorReplayBuffer(12, 3, ignore_obs_next=True)
@@ -150,7 +150,7 @@ def test_kept_in_a_folder(tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_is_refused_changes_nothing() -> None:
+def test_what_is_rejected_changes_nothing() -> None:
     buf = VectorReplayBuffer(8, 2, ignore_obs_next=True)
     buf.add(steps([0, 10]))
     before = repr(buf._meta), buf.last_index.tolist()

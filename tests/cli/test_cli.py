@@ -241,7 +241,7 @@ def test_wrong_arguments_are_answered_in_one_sentence(tmp_path: Path, monkeypatc
     assert os.listdir(tmp_path) == ["text.arrow"]
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_collected() -> None:
+def test_a_folder_that_cannot_be_written_to_is_rejected_before_anything_is_collected() -> None:
     # Not even root makes files there.
     code, printed = invoke("collect", "--out", "/proc/x.arrow")
     assert code == 2
@@ -265,7 +265,7 @@ def test_the_package_runs_as_the_command() -> None:
 
 
 @pytest.mark.parametrize("module", ["typer", "rich"])
-def test_without_its_extra_the_command_says_what_to_install(module: str) -> None:
+def test_without_its_extra_the_command_names_the_extra(module: str) -> None:
     code = (
         f"import sys; sys.modules[{module!r}] = None; sys.argv = ['samplebatch']; import samplebatch.cli as c; c.main()"
     )

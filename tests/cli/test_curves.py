@@ -43,7 +43,7 @@ def test_inspecting_a_log_draws_its_returns_and_lists_every_curve(log: Path) -> 
     assert loss.split() == ["update/loss", "8", "0", "-8", "0", "█▇▆▅▄▃▂▁"]
 
 
-def test_a_narrow_terminal_shows_whole_numbers_and_names(tmp_path: Path) -> None:
+def test_a_narrow_terminal_shows_integers_and_names(tmp_path: Path) -> None:
     log = TrainingLog(tmp_path / "log")
     for step in range(20):
         log.log_update_data({"smoothed_loss": {"gradient_steps_per_sample": -0.0078912 / (step + 1)}}, step)
@@ -55,7 +55,7 @@ def test_a_narrow_terminal_shows_whole_numbers_and_names(tmp_path: Path) -> None
     assert "".join(line.split()[0] for line in lines[first:]) == "update/smoothed_loss/gradient_steps_per_sample"
 
 
-def test_the_folder_of_a_run_stands_for_its_log(log: Path) -> None:
+def test_the_folder_of_a_run_means_its_log(log: Path) -> None:
     assert invoke("inspect", log.parent) == invoke("inspect", log)
 
 

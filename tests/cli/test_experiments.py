@@ -106,7 +106,7 @@ def test_each_seed_is_the_run_of_that_seed_and_the_log_has_their_mean(tmp_path: 
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds child processes in /proc")
-def test_a_killed_seed_is_named_the_others_are_kept_and_it_is_resumed() -> None:
+def test_a_killed_seed_is_named_the_others_are_preserved_and_it_is_resumed() -> None:
     process = start(*words("max_epochs=400"), "--seeds", "2", "--parallel", "2", "--out", "run")
     read_until(process, "seed 0: epoch 2", "seed 1: epoch 2")
     # Children are listed in order of their start.

@@ -96,7 +96,7 @@ def test_a_contact_sheet_has_frames_side_by_side() -> None:
     [((8, 9), (8, 9)), ((8, 9, 1), (8, 9)), ((4, 84, 84), (84, 84)), ((3, 8, 9), (8, 9)), ((8, 9, 4), (8, 9))],
     ids=str,
 )
-def test_images_come_in_several_layouts(shape: tuple[int, ...], size: tuple[int, int]) -> None:
+def test_images_have_several_layouts(shape: tuple[int, ...], size: tuple[int, int]) -> None:
     assert pixels(contact_sheet(as_column(np.zeros((1, *shape), np.uint8), "obs"))).shape[:2] == size
     assert contact_sheet(as_column(torch.zeros((1, *shape), dtype=torch.uint8), "obs"))
     packed = SampleBatch(obs=np.zeros((1, *shape), np.uint8)).compress()
@@ -127,7 +127,7 @@ def test_the_page_shows_frames_under_an_escaped_name(tmp_path: Path) -> None:
     assert "<b>" not in page
 
 
-def test_a_page_says_what_the_file_is_and_counts_ids(tmp_path: Path) -> None:
+def test_a_page_reports_what_the_file_is_and_counts_ids(tmp_path: Path) -> None:
     write_arrow(steps([1.0, 2.0]), tmp_path / "a.arrow")
     (tmp_path / "run").mkdir()
     Dataset(tmp_path / "data").extend(MultiAgentBatch({"walker": steps([1.0]), "guard": steps([0.5])}, 1))

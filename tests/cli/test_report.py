@@ -84,7 +84,7 @@ def test_rewards_of_several_parts_have_a_line_each(tmp_path: Path) -> None:
     assert (tmp_path / "parts.png").stat().st_size > 1000
 
 
-def test_what_cannot_be_drawn_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_is_rejected_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"must end in one of .png, .svg.* got 'episodes.txt'"):
         draw_episodes(STEPS, tmp_path / "episodes.txt")
     with pytest.raises(FormatError, match="must have the columns 'eps_id'"):
@@ -109,7 +109,7 @@ def test_no_window_system_is_loaded(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "one.png")], check=True)
 
 
-def test_the_page_stands_alone_and_names_everything(tmp_path: Path) -> None:
+def test_the_page_needs_no_other_file_and_names_everything(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     batch = MultiAgentCollector("random", arena.Relay(), policy_mapping=arena.whose, seed=0).collect(n_step=20).batch
     write_html_report(batch, path, title="relay <20 steps>")
@@ -127,7 +127,7 @@ def test_the_page_stands_alone_and_names_everything(tmp_path: Path) -> None:
     assert "<link" not in source
 
 
-def test_a_page_of_a_batch_that_tells_no_episodes_has_its_columns(tmp_path: Path) -> None:
+def test_a_page_of_a_batch_without_episodes_has_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_html_report(SampleBatch(rewards=[1.0, 2.0]), path, title="two steps")
     page = Page(path.read_text())

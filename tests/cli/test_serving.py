@@ -116,7 +116,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return found.returncode, found.stdout + found.stderr
 
 
-def test_tables_carry_on_from_the_checkpoint_that_ctrl_c_writes(tmp_path: Path) -> None:
+def test_tables_resume_from_the_checkpoint_that_ctrl_c_writes(tmp_path: Path) -> None:
     options = ("--table", "replay=uniform:100,seed=1", "--table", "q=queue:8", "--checkpoint", str(tmp_path / "c"))
     with serving(*options) as (process, uri):
         with ReplayClient(uri, "replay") as buffer, ReplayClient(uri, "q") as queue:
@@ -196,7 +196,7 @@ def test_two_services_do_not_share_a_folder_of_checkpoints(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["uniform", "fifo"])
-def test_what_is_told_of_a_checkpoint_is_what_it_has_however_much_is_written_meanwhile(
+def test_the_description_of_a_checkpoint_is_exact_during_writes(
     kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table, again = (ReplayTable("replay", kind=kind, capacity=99) for _ in range(2))
@@ -233,9 +233,7 @@ def test_a_token_is_wanted_of_clients(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("host", "is_told"), [("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)])
-def test_who_may_read_and_write_is_told_where_others_can_reach_a_service_without_a_token(
-    host: str, is_told: bool, tmp_path: Path
-) -> None:
+def test_a_reachable_service_without_a_token_prints_a_warning(host: str, is_told: bool, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret")
     for token, expected in (((), is_told), (("--token-file", str(tmp_path / "token")), False)):
         with serving("-t", "replay=uniform:9", "--host", host, *token) as (process, _):
@@ -283,7 +281,7 @@ def test_a_certificate_that_has_expired_is_served_with_a_warning(tmp_path: Path)
         (("-t", "r=uniform:5,columns=obs:flot32"), 2, "did you mean 'float32'"),
     ],
 )
-def test_wrong_arguments_of_serve_are_told_in_one_sentence(
+def test_wrong_arguments_of_serve_are_answered_in_one_sentence(
     arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     found, told = run("serve", *arguments)
@@ -292,7 +290,7 @@ def test_wrong_arguments_of_serve_are_told_in_one_sentence(
     assert "Traceback" not in told
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_that_is_in_use_is_reported() -> None:
     with serving("-t", "r=uniform:5") as (_, uri):
         status, told = run("serve", "-t", "r=uniform:5", "--port", uri.rpartition(":")[2])
     assert status in (1, 2)
@@ -310,7 +308,7 @@ def test_help_teaches() -> None:
 # Looking at a service
 
 
-def test_top_shows_tables_and_who_is_held_back_until_ctrl_c() -> None:
+def test_top_shows_tables_and_who_is_blocked_until_ctrl_c() -> None:
     with (
         serving("-t", "replay=uniform:50,min_size=20") as (_, uri),
         ReplayClient(uri, "replay") as writer,
@@ -333,7 +331,7 @@ def test_top_shows_tables_and_who_is_held_back_until_ctrl_c() -> None:
         assert not thread.is_alive()
 
 
-def test_top_tells_that_a_service_cannot_be_reached() -> None:
+def test_top_reports_that_a_service_cannot_be_reached() -> None:
     status, told = run("top", "grpc://127.0.0.1:1", "--once")
     assert status in (1, 2)
     assert "must be reachable" in told
@@ -355,7 +353,7 @@ def test_rates_are_those_of_the_time_between_two_looks() -> None:
     assert "replay: limits min_size=2, samples_per_insert=4" in told
 
 
-def test_tables_of_any_size_are_shown_whole_in_80_columns() -> None:
+def test_tables_of_any_size_are_shown_completely_in_80_columns() -> None:
     from rich.console import Console
 
     info = ReplayTable("priorities", kind="prioritized", capacity=10**9, limiter=RateLimiter(10**6)).info()
@@ -396,7 +394,7 @@ def test_metrics_keep_to_the_text_format() -> None:
     assert len(lines) == len(names) + 2 * len(described)
 
 
-def test_metrics_tell_how_long_requests_are_held_back() -> None:
+def test_metrics_report_how_long_requests_are_blocked() -> None:
     table = ReplayTable("replay", capacity=5)
 
     def sample() -> None:
@@ -413,7 +411,7 @@ def test_metrics_tell_how_long_requests_are_held_back() -> None:
     thread.join()
 
 
-def test_a_port_for_metrics_that_is_taken_is_refused() -> None:
+def test_a_port_for_metrics_that_is_in_use_is_rejected() -> None:
     with MetricsServer([ReplayTable("r", capacity=np.int64(5))]) as server:
         port = int(server.url.split(":")[2].split("/")[0])
         with pytest.raises(SampleBatchError, match=f"the metrics server cannot listen at port {port}"):

@@ -204,7 +204,7 @@ def test_a_replay_buffer_is_learned_from() -> None:
 
 
 @pytest.mark.parametrize("form", ["rows.arrow", "dataset"])
-def test_data_of_another_environment_than_that_of_the_tests_are_refused(form: str, tmp_path: Path) -> None:
+def test_data_of_another_environment_than_that_of_the_tests_are_rejected(form: str, tmp_path: Path) -> None:
     rows: Any = Collector("random", "CartPole-v1", num_envs=2, seed=1, infos=False).collect(n_step=20).batch
     if form == "dataset":
         Dataset(form).extend(rows)
@@ -223,7 +223,7 @@ def test_workers_collect_with_the_newest_weights() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_random_steps_come_first_whoever_collects_the_others(workers: int, tmp_path: Path) -> None:
+def test_random_steps_are_first_for_every_collector(workers: int, tmp_path: Path) -> None:
     flags = {"algorithm": "dqn", "source": "CartPole-v1", "workers": workers}
     training = read_training(None, flags, QUICK)
     with contextlib.ExitStack() as stack:
@@ -245,7 +245,7 @@ def test_settings_of_a_file_yield_to_flags_and_those_to_assignments(tmp_path: Pa
     assert read_training(tmp_path / "again.toml", {}, ()) == found
 
 
-def test_steps_are_those_of_the_whole_run() -> None:
+def test_steps_are_those_of_the_entire_run() -> None:
     quick = ["start_steps=20", "collection_step_num_env_steps=10", "num_envs=2", "test_step_num_episodes=1"]
     words = ["train", "dqn", "CartPole-v1", *assignments(quick), "--out", "run"]
     code, printed = invoke(*words, "--steps", 130)
@@ -298,7 +298,7 @@ def test_settings_are_printed_as_a_file_can_have_them() -> None:
         (["--config", "list.toml", "--set", "source=CartPole-v1"], "workers must be a whole number from 0, got 'many'"),
     ],
 )
-def test_options_are_refused_in_one_sentence(words: list[str], sentence: str, tmp_path: Path) -> None:
+def test_options_are_rejected_in_one_sentence(words: list[str], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("a = = 1")
     (tmp_path / "list.toml").write_text('algorithm = "ppo"\nsource = ["evil:make"]\nworkers = "many"')
     (tmp_path / "tables.toml").write_text('algorithm = "ppo"\n[settings]\nlr = 1.0')
@@ -440,7 +440,7 @@ def wait_for(process: subprocess.Popen[str], line: str) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_saves_a_checkpoint_and_reports_how_to_resume(number: signal.Signals, tmp_path: Path) -> None:
     long = [*QUICK, "max_epochs=100000"]
     process = start("dqn", "CartPole-v1", *assignments(long), "--out", "run")
     wait_for(process, "epoch 2")
@@ -579,7 +579,7 @@ def make():
 
 
 @pytest.mark.long
-def test_a_resumed_run_goes_on_with_the_numbers_of_python_s_own_generator(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_the_numbers_of_python_s_own_generator(tmp_path: Path) -> None:
     draws, runs = {}, {"whole": [3], "resumed": [2, 3]}
     for name, epochs in runs.items():
         folder = tmp_path / name

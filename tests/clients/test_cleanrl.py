@@ -142,7 +142,7 @@ def test_what_an_agent_says_of_its_actions_is_recorded() -> None:
     np.testing.assert_allclose(batch["vf_preds"], values.flatten(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_recurrent_agent_goes_on_from_its_state_and_begins_with_zero() -> None:
+def test_a_recurrent_agent_resumes_from_its_state_and_starts_at_zero() -> None:
     agent = RecurrentAgent()
     with Collector(agent, "CartPole-v1", seed=2) as collector:
         batch = collector.collect(n_episode=3).batch

@@ -135,7 +135,7 @@ def test_a_policy_of_the_older_api_learns() -> None:
         assert collector.collect(n_episode=10).returns.mean() > 60
 
 
-def test_a_recurrent_policy_of_the_older_api_goes_on_from_its_state() -> None:
+def test_a_recurrent_policy_of_the_older_api_resumes_from_its_state() -> None:
     policy = policy_of(lstm=True)
     with Collector(policy, "CartPole-v1", num_envs=2, seed=1) as collector:
         batch = collector.collect(n_step=60).batch

@@ -173,7 +173,7 @@ class Remembering:
         return np.zeros(len(observation), int), (counts + 1, counts)
 
 
-def test_a_recurrent_model_gets_its_state_back_and_begins_with_zero() -> None:
+def test_a_recurrent_model_gets_its_state_back_and_starts_at_zero() -> None:
     model = Remembering()
     batch = collect(model, "CartPole-v1")
     assert batch["state_in_0"].shape == (60, 1, 1)

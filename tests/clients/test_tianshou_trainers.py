@@ -253,7 +253,7 @@ def test_an_algorithm_for_each_policy_learns_in_an_environment_of_several_agents
     assert mean_return(algorithms) > before + 5
 
 
-def test_a_policy_collects_in_evaluation_mode_and_is_told_of_training_steps() -> None:
+def test_a_policy_collects_in_evaluation_mode_and_is_informed_of_training_steps() -> None:
     seen = []
 
     class Watched(torch.nn.Module):

@@ -73,7 +73,7 @@ def test_casts_keep_every_number_or_none(seed: int) -> None:
         ([], "?"),
     ],
 )
-def test_narrower_kinds_are_refused_even_without_loss(array: list[Any], target: str) -> None:
+def test_narrower_kinds_are_rejected_even_without_loss(array: list[Any], target: str) -> None:
     assert cast_exactly(np.array(array), np.dtype(target)) is None
 
 
@@ -121,13 +121,13 @@ def test_floats_are_rounded_to_the_nearest_of_a_declared_dtype() -> None:
         ([1.0], "f4", r"must have 2 rows, got 1 in row None"),
     ],
 )
-def test_what_rounding_cannot_represent_is_refused_by_row(values: list[Any], dtype: str, message: str) -> None:
+def test_what_rounding_cannot_represent_is_rejected_by_row(values: list[Any], dtype: str, message: str) -> None:
     with pytest.raises(SampleBatchError, match=message):
         nearest_rows("obs", values, np.dtype(dtype), (2,), refuse)
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_rows_are_exact_or_refused(seed: int) -> None:
+def test_rows_are_exact_or_rejected(seed: int) -> None:
     rng = np.random.default_rng(seed)
     target = np.dtype(str(rng.choice(["?", "i1", "i8", "u8", "f4", "f8"])))
     numbers = [EXTREMES[i] for i in rng.integers(0, len(EXTREMES) - 1, 3)]

@@ -164,7 +164,7 @@ def test_unsupported_ragged_rows_are_rejected_by_name():
         as_column([np.zeros(2), np.zeros((2, 2))], "obs")
 
 
-def test_tensors_are_kept():
+def test_tensors_are_preserved():
     tensor = torch.zeros(3, 2)
     assert as_column(tensor, "x").values is tensor
     assert as_column(tensor.bfloat16(), "x").dtype == torch.bfloat16
@@ -175,7 +175,7 @@ def test_tensors_are_kept():
     assert as_column(torch.tensor([1j]).conj(), "x").to_numpy().tolist() == [-1j]
 
 
-def test_object_arrays_are_kept():
+def test_object_arrays_are_preserved():
     infos = np.array([{}, None], object)
     assert as_column(infos, "infos").values is infos
     words = np.array(["a", "bc"], object)

@@ -12,7 +12,7 @@ from tests.convert.experience import two_episodes
 cpprb = pytest.importorskip("cpprb")
 
 
-def test_a_batch_comes_back() -> None:
+def test_a_batch_is_restored() -> None:
     buffer = to_cpprb(two_episodes())
     found = from_cpprb(buffer)
     for name in two_episodes():
@@ -23,7 +23,7 @@ def test_a_batch_comes_back() -> None:
     assert {tuple(row) for row in drawn["obs"][drawn["done"][:, 0] > 0].tolist()} <= {(2.0, 2.5)}
 
 
-def test_steps_of_a_full_buffer_come_in_time_order() -> None:
+def test_steps_of_a_full_buffer_are_in_time_order() -> None:
     buffer = cpprb.ReplayBuffer(4, {"obs": {"shape": 2}, "rew": {}, "done": {}, "act": {"dtype": np.int32}})
     for i in range(6):
         buffer.add(obs=[i, i], rew=i / 2, done=i == 4, act=i)
@@ -34,7 +34,7 @@ def test_steps_of_a_full_buffer_come_in_time_order() -> None:
     assert found["terminateds"].tolist() == [False, False, True, False]
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_what_does_not_fit_is_rejected_by_name() -> None:
     with pytest.raises(ColumnTypeError, match="column 'obs' must be one array of numbers for a cpprb buffer"):
         to_cpprb(two_episodes(nested=True))
     with pytest.raises(ColumnNotFoundError, match="column 'rewards' must exist"):

@@ -20,7 +20,7 @@ def registered() -> None:
     register_with_jax()
 
 
-def test_leaves_are_the_columns_and_come_back() -> None:
+def test_leaves_are_the_columns_and_are_restored() -> None:
     batch = two_episodes(nested=True)
     leaves, structure = jax.tree.flatten(batch)
     assert all(leaf is batch[path] for leaf, path in zip(leaves, batch.column_names, strict=True))
@@ -32,7 +32,7 @@ def test_leaves_are_the_columns_and_come_back() -> None:
     assert paths[0] == "['obs.x']"
 
 
-def test_a_batch_goes_through_a_compiled_function_and_is_compiled_once() -> None:
+def test_a_batch_passes_through_a_compiled_function_and_is_compiled_once() -> None:
     traced = []
 
     @jax.jit
@@ -74,7 +74,7 @@ def test_what_comes_back_is_a_batch_like_any_other() -> None:
     assert batch.copy() == host
 
 
-def test_sequences_and_flags_are_kept() -> None:
+def test_sequences_and_flags_are_preserved() -> None:
     batch = SampleBatch(obs=np.arange(3.0), state_in_0=np.zeros((2, 4)), seq_lens=[1, 2])
     batch.set_training(True)
     again = jax.tree.map(lambda column: column, batch)

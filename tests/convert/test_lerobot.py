@@ -76,7 +76,7 @@ def png(value: int, mode: str = "RGB") -> bytes:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_batch_comes_back_as_it_was(tmp_path: Path, nested: bool) -> None:
+def test_a_batch_is_restored_exactly(tmp_path: Path, nested: bool) -> None:
     write_lerobot(two_episodes(nested=nested), tmp_path / "walk", fps=10)
     found, expected = read_lerobot(tmp_path / "walk"), two_episodes(nested=nested)
     assert found.select(*KEPT[1:]) == expected.select(*KEPT[1:])
@@ -87,7 +87,7 @@ def test_a_batch_comes_back_as_it_was(tmp_path: Path, nested: bool) -> None:
     assert "new_obs" not in found
 
 
-def test_numbers_and_vectors_of_one_are_told_apart(tmp_path: Path) -> None:
+def test_numbers_and_vectors_of_one_are_distinguished(tmp_path: Path) -> None:
     batch = two_episodes()
     batch["obs"] = np.ones((5, 1), np.float32)
     write_lerobot(batch, tmp_path / "walk", fps=10)
@@ -133,7 +133,7 @@ def test_recordings_need_neither_rewards_nor_flags(tmp_path: Path) -> None:
     assert set(read_lerobot(tmp_path / "walk")) == {"obs", "actions", "eps_id", "t", "timestamp", "task_index"}
 
 
-def test_tasks_of_several_are_kept(tmp_path: Path) -> None:
+def test_tasks_of_several_are_preserved(tmp_path: Path) -> None:
     batch = two_episodes()
     batch["task_index"] = [0, 0, 0, 1, 1]
     write_lerobot(batch, tmp_path / "walk", fps=10, task=["walk", "run"])
@@ -208,7 +208,7 @@ def test_channels_may_be_said_to_be_first(folder: Path) -> None:
     assert read_lerobot(folder)["obs.images.top"].shape == (5, 2, 5, 1)
 
 
-def test_images_that_are_others_than_described_are_refused(folder: Path) -> None:
+def test_images_that_differ_from_their_description_are_rejected(folder: Path) -> None:
     pictures = [png(i) for i in range(5)]
     for images, shape, message in (
         (pictures, [3, 3, 3], "row 0 of column 'observation.images.top' must be an image of 3 by 3"),
@@ -226,7 +226,7 @@ def test_images_that_are_others_than_described_are_refused(folder: Path) -> None
         read_lerobot(folder)
 
 
-def test_images_without_pillow_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_without_pillow_are_rejected_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_images(folder, [png(i) for i in range(5)], [2, 5, 3])
     monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
     with pytest.raises(
@@ -236,7 +236,7 @@ def test_images_without_pillow_are_refused_by_name(folder: Path, monkeypatch: py
     assert len(read_lerobot(folder, columns=["observation.state"])) == 5
 
 
-def test_videos_are_refused_by_name_unless_left_out(folder: Path) -> None:
+def test_videos_are_rejected_by_name_unless_left_out(folder: Path) -> None:
     change_feature(folder, "observation.images.top", dtype="video", shape=[2, 5, 3])
     with pytest.raises(ColumnTypeError, match=r"column 'observation.images.top' must not be a video"):
         read_lerobot(folder)
@@ -259,7 +259,7 @@ def test_videos_are_refused_by_name_unless_left_out(folder: Path) -> None:
         7,
     ],
 )
-def test_paths_that_lead_out_of_the_folder_are_refused(folder: Path, path: Any) -> None:
+def test_paths_that_lead_out_of_the_folder_are_rejected(folder: Path, path: Any) -> None:
     change_info(folder, data_path=path)
     with pytest.raises(FormatError, match="must have a 'data_path' of Parquet files in its folder"):
         read_lerobot(folder)
@@ -271,7 +271,7 @@ def test_another_path_in_the_folder_is_followed(folder: Path) -> None:
     assert len(read_lerobot(folder)) == 5
 
 
-def test_a_description_of_another_form_is_refused(folder: Path) -> None:
+def test_a_description_of_another_form_is_rejected(folder: Path) -> None:
     for changed, message in (
         ({"codebase_version": "v2.1"}, "must be of version 3 of the layout"),
         ({"features": []}, "must have 'features', an object"),
@@ -292,7 +292,7 @@ def test_a_description_of_another_form_is_refused(folder: Path) -> None:
             read_lerobot(folder)
 
 
-def test_features_that_lie_are_refused_by_name(folder: Path) -> None:
+def test_features_with_false_values_are_rejected_by_name(folder: Path) -> None:
     for name, changed, message in (
         ("observation.state", {"shape": [3]}, r"column 'observation.state' must have rows of shape \(3,\)"),
         ("observation.state", {"shape": [2, 1]}, r"column 'observation.state' must have rows of shape \(2, 1\)"),
@@ -320,7 +320,7 @@ def test_features_that_lie_are_refused_by_name(folder: Path) -> None:
         read_lerobot(folder)
 
 
-def test_nulls_are_refused_by_name(folder: Path) -> None:
+def test_nulls_are_rejected_by_name(folder: Path) -> None:
     change_column(folder / DATA, "next.reward", [pa.array([1.0, None, 1.0, 1.0, 1.0])])
     with pytest.raises(FormatError, match=r"column 'next.reward' must have no nulls"):
         read_lerobot(folder)
@@ -335,7 +335,7 @@ def test_strings_are_read_within_the_bound(folder: Path) -> None:
         read_lerobot(folder, max_nbytes=1 << 27)
 
 
-def test_rows_that_are_not_those_of_the_episodes_are_refused(folder: Path) -> None:
+def test_rows_that_are_not_those_of_the_episodes_are_rejected(folder: Path) -> None:
     for lengths in ([3, 3], [1 << 62, 1 << 62], [2, 2]):
         change_column(folder / EPISODES, "length", [pa.array(lengths)])
         with pytest.raises(FormatError, match="must have the rows of its episodes, got 5"):
@@ -355,7 +355,7 @@ def test_rows_that_are_not_those_of_the_episodes_are_refused(folder: Path) -> No
         parquet.write_table(write, folder / EPISODES)
 
 
-def test_frames_out_of_order_are_refused(folder: Path) -> None:
+def test_frames_out_of_order_are_rejected(folder: Path) -> None:
     change_column(folder / DATA, "frame_index", [pa.array([0, 2, 1, 0, 1])])
     with pytest.raises(FormatError, match=r"column 'frame_index' of .* must number its episodes' frames in order"):
         read_lerobot(folder)
@@ -386,7 +386,7 @@ def test_memory_is_bounded(folder: Path) -> None:
 # What is refused before anything is written
 
 
-def test_what_the_layout_cannot_keep_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_the_layout_cannot_keep_is_rejected_by_name(tmp_path: Path) -> None:
     for changed, kind, message in (
         ({"infos": [{"a": 1}] * 5}, ColumnTypeError, "column 'infos.*' must be numeric in a LeRobot dataset"),
         ({"word": ["a"] * 5}, ColumnTypeError, "column 'word' must be numeric in a LeRobot dataset"),
@@ -419,7 +419,7 @@ def test_a_folder_with_files_is_left_as_it_is(folder: Path) -> None:
     assert len(read_lerobot(folder)) == 5
 
 
-def test_a_dataset_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_is_written_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError("the disk is full")
 

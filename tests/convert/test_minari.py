@@ -42,7 +42,7 @@ def write(source: Any, name: str = "line/test-v0", **about: Any) -> Any:
     return to_minari(source, name, **{"observation_space": LINE, "action_space": spaces.Discrete(3), **about})
 
 
-def test_a_batch_comes_back_as_it_was() -> None:
+def test_a_batch_is_restored_exactly() -> None:
     write(two_episodes())
     assert from_minari(minari.load_dataset("line/test-v0")) == two_episodes().select(*COLUMNS)
 
@@ -59,7 +59,7 @@ def test_the_environment_that_a_dataset_names_is_not_imported(tmp_path: Path, mo
     assert from_minari(dataset) == two_episodes().select(*COLUMNS)
 
 
-def test_nested_observations_come_back() -> None:
+def test_nested_observations_are_restored() -> None:
     dataset = write(two_episodes(nested=True), observation_space=NESTED)
     found = from_minari(dataset)
     for name in ("obs", "new_obs"):
@@ -91,7 +91,7 @@ def test_infos_are_those_of_the_steps() -> None:
     assert found["infos"]["speed"].tolist() == [0, 0.5, 1, 1.5, 2]
 
 
-def test_what_minari_cannot_keep_is_refused_by_name() -> None:
+def test_what_minari_cannot_keep_is_rejected_by_name() -> None:
     for infos, message in (
         ([{"a": 1}, {}, {}, {}, {}], "column 'infos' must have the same names in all steps; drop it"),
         ([{"name": "x"}] * 5, "column 'infos.name' must be numeric to be stored by Minari"),
@@ -152,7 +152,7 @@ def check_pendulum(obs: Any, act: Any, new_obs: Any) -> int:
     return found
 
 
-def test_actions_of_a_function_are_refused() -> None:
+def test_actions_of_a_function_are_rejected() -> None:
     batch = two_episodes()
     batch.action_unit = ActionUnit("function")
     with pytest.raises(ColumnMismatchError, match="must be converted by that function"):

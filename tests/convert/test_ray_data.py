@@ -66,7 +66,7 @@ print("all of it")
 
 
 @pytest.mark.long
-def test_datasets_go_there_and_back() -> None:
+def test_datasets_are_converted_both_ways() -> None:
     pytest.importorskip("ray.data")
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=300
@@ -101,7 +101,7 @@ def test_tensors_are_viewed() -> None:
 
 
 @pytest.mark.parametrize("shape", [[3, 3], [], ["x"], [-1, -6], "x", {"a": 1}, [0]], ids=str)
-def test_shapes_that_do_not_fit_are_refused(shape: Any) -> None:
+def test_shapes_that_do_not_fit_are_rejected(shape: Any) -> None:
     with pytest.raises(FormatError, match="column 'obs' must"):
         without_ray_types(ray_tensors(np.arange(24.0).reshape(4, 3, 2), shape))
 
@@ -112,7 +112,7 @@ def ray_column(storage: pa.Array, kind: str, shape: str = "[2]") -> pa.Table:
 
 
 @pytest.mark.parametrize("shape", ["[" * 100_000, json.dumps([2] + [1] * 63)], ids=["deep", "many"])
-def test_shapes_without_end_are_refused(shape: str) -> None:
+def test_shapes_without_end_are_rejected(shape: str) -> None:
     with pytest.raises(FormatError, match="column 'obs' must"):
         without_ray_types(ray_column(pa.array([[1, 2], [3, 4]]), "arrow_tensor", shape))
 
@@ -131,7 +131,7 @@ def test_shapes_without_end_are_refused(shape: str) -> None:
     ],
     ids=lambda storage: str(storage.type),
 )
-def test_tensors_that_are_stored_in_another_way_are_refused(storage: pa.Array, kind: str) -> None:
+def test_tensors_that_are_stored_in_another_way_are_rejected(storage: pa.Array, kind: str) -> None:
     with pytest.raises(FormatError, match="column 'obs' must have"):
         without_ray_types(ray_column(storage, kind))
 

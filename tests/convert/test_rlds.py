@@ -14,7 +14,7 @@ from tests.convert.experience import two_episodes
 
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
 @pytest.mark.parametrize("as_steps", [False, True], ids=["arrays", "steps"])
-def test_episodes_come_back(nested: bool, as_steps: bool) -> None:
+def test_episodes_are_restored(nested: bool, as_steps: bool) -> None:
     batch = two_episodes(nested=nested)
     batch["action_logp"] = np.arange(5.0)
     episodes: Any = list(to_rlds(batch))
@@ -59,7 +59,7 @@ def test_an_episode_that_is_cut_has_not_ended() -> None:
     assert not batch["truncateds"].any()
 
 
-def test_what_is_no_episode_is_refused() -> None:
+def test_what_is_no_episode_is_rejected() -> None:
     first, _ = to_rlds(two_episodes())
     with pytest.raises(ColumnTypeError, match="must contain at least one RLDS episode"):
         from_rlds([])
@@ -76,7 +76,7 @@ def test_what_is_no_episode_is_refused() -> None:
         next(to_rlds(two_episodes().drop("new_obs")))
 
 
-def test_steps_that_differ_in_their_entries_or_shapes_are_refused() -> None:
+def test_steps_that_differ_in_their_entries_or_shapes_are_rejected() -> None:
     step = {"observation": [1.0], "action": 0, "is_last": False, "is_terminal": False}
     without = {name: value for name, value in step.items() if name != "action"}
     with pytest.raises(ColumnMismatchError, match="column 'steps' must have the same structure in all rows"):

@@ -96,14 +96,14 @@ def test_steps_become_episodes_that_rllib_accepts(nested: bool) -> None:
     assert found["eps_id"].tolist() == ["0", "0", "0", "1", "1"]
 
 
-def test_an_episode_comes_back_with_infos_and_time() -> None:
+def test_an_episode_is_restored_with_infos_and_time() -> None:
     (back,) = to_rllib_episodes(from_rllib_episodes([episode()]))
     assert back.id_ == "7f"
     assert back.t_started == 4
     assert back.get_infos() == [{}, {"lives": 0}, {"lives": 1}, {"lives": 2}]
 
 
-def test_what_is_no_episode_is_refused() -> None:
+def test_what_is_no_episode_is_rejected() -> None:
     for given in ([], [1], [episode(), MultiAgentEpisode()]):
         with pytest.raises(ColumnTypeError, match="episodes must be at least one RLlib episode"):
             from_rllib_episodes(given)
@@ -141,7 +141,7 @@ def test_several_agents_become_a_batch_for_each_module() -> None:
     assert batch["pb"]["terminateds"].tolist() == [True]
 
 
-def test_several_agents_come_back() -> None:
+def test_several_agents_are_restored() -> None:
     (made,) = to_rllib_episodes(from_rllib_episodes([turns()]))
     made.validate()
     assert made.id_ == "game"
@@ -152,7 +152,7 @@ def test_several_agents_come_back() -> None:
     assert again == from_rllib_episodes([turns()])
 
 
-def test_agents_that_go_on_are_not_terminated() -> None:
+def test_agents_that_continue_are_not_terminated() -> None:
     steps = SampleBatch(
         obs=np.arange(4.0), new_obs=np.arange(4.0) + 1, actions=[0, 1, 0, 1], rewards=np.ones(4),
         terminateds=[False, False, False, True], eps_id=[5] * 4, agent_index=[0, 0, 1, 1], t=[0, 1, 0, 1],

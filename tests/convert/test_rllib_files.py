@@ -90,7 +90,7 @@ def test_rllib_reads_our_json(tmp_path: Path, nested: bool, compress: tuple[str,
     assert_same_values(found, batch)
 
 
-def test_several_policies_and_infos_go_through_json(tmp_path: Path) -> None:
+def test_several_policies_and_infos_pass_through_json(tmp_path: Path) -> None:
     batch = two_episodes()
     batch["infos"] = [{"lives": i} for i in range(5)]
     write_rllib_json(MultiAgentBatch({"p": batch}, 5), tmp_path / "steps.json")
@@ -122,7 +122,7 @@ def test_packing_is_rllibs() -> None:
         ("", "must have batches of RLlib, got none"),
     ],
 )
-def test_damaged_json_is_refused(tmp_path: Path, line: str, message: str) -> None:
+def test_damaged_json_is_rejected(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "steps.json").write_text(line)
     with pytest.raises(FormatError, match=message):
         read_rllib_json(tmp_path / "steps.json")
@@ -147,14 +147,14 @@ def test_packed_zeros_are_bounded(tmp_path: Path) -> None:
     assert len(read_rllib_json(tmp_path)) == 1 << 20
 
 
-def test_objects_without_a_form_in_json_are_refused(tmp_path: Path) -> None:
+def test_objects_without_a_form_in_json_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ColumnTypeError, match="column 'infos' must contain values that JSON can represent"):
         write_rllib_json(SampleBatch(rewards=[1.0], infos=[{"x": {1, 2}}]), tmp_path / "steps.json")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
-def test_rows_of_parquet_come_back(tmp_path: Path, nested: bool) -> None:
+def test_rows_of_parquet_are_restored(tmp_path: Path, nested: bool) -> None:
     batch = two_episodes(nested=nested)
     write_rllib_parquet(batch, tmp_path / "steps.parquet")
     found = read_rllib_parquet(tmp_path)
@@ -172,7 +172,7 @@ def test_nested_columns_of_rows_must_be_packed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"y": 1.0}, 3.0, {"x": (1.0, 2.0)}], ids=["name", "number", "tuple"])
-def test_packed_rows_that_are_nested_in_different_ways_are_refused(tmp_path: Path, other: Any) -> None:
+def test_packed_rows_that_are_nested_in_different_ways_are_rejected(tmp_path: Path, other: Any) -> None:
     parquet.write_table(pa.table({"obs": [pack({"x": (1.0,)}), pack(other)]}), tmp_path / "a.parquet")
     with pytest.raises(ColumnMismatchError, match=r"column 'obs(\.x)?' must have the same structure in all rows"):
         read_rllib_parquet(tmp_path)
@@ -233,7 +233,7 @@ def test_rllib_reads_our_episodes(tmp_path: Path) -> None:
     assert found["rewards"].tolist() == two_episodes()["rewards"].tolist()
 
 
-def test_damaged_episodes_are_refused(tmp_path: Path, mark: Path) -> None:
+def test_damaged_episodes_are_rejected(tmp_path: Path, mark: Path) -> None:
     msgpack = pytest.importorskip("msgpack")
     code = {b"nd": True, b"type": [["", "|O"]], b"kind": b"O", b"shape": [1], b"data": pickle.dumps(Mark(mark))}
     state = recorded()[0].get_state() | {"observations": {"data": code, "lookback": 0}}
@@ -254,7 +254,7 @@ def test_damaged_episodes_are_refused(tmp_path: Path, mark: Path) -> None:
         read_rllib_parquet(tmp_path)
 
 
-def test_strings_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_strings_that_are_no_text_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "steps.parquet"
     data = pa.py_buffer(b"ab\xff")
     text = pa.StringArray.from_buffers(3, pa.py_buffer(np.arange(4, dtype=np.int32)), data)
@@ -263,7 +263,7 @@ def test_strings_that_are_no_text_are_refused(tmp_path: Path) -> None:
         read_rllib_parquet(path)
 
 
-def test_columns_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+def test_columns_that_occur_twice_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "steps.parquet"
     write_rllib_parquet(two_episodes(), path)
     table = parquet.read_table(path)

@@ -42,7 +42,7 @@ def fill(buffer: Any, steps: int) -> Any:
 @pytest.mark.parametrize("steps", [4, 6, 8])
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("optimize", [False, True])
-def test_steps_come_environment_by_environment_in_time_order(steps: int, n_envs: int, optimize: bool) -> None:
+def test_steps_are_ordered_environment_by_environment_in_time_order(steps: int, n_envs: int, optimize: bool) -> None:
     options = {"optimize_memory_usage": optimize, "handle_timeout_termination": not optimize}
     batch = from_sb3(fill(buffers.ReplayBuffer(6 * n_envs, LINE, spaces.Discrete(2), "cpu", n_envs, **options), steps))
     first = max(0, steps - 6 + (optimize and steps >= 6))
@@ -99,7 +99,7 @@ def test_rollout_buffers(drawn: bool) -> None:
     assert batch["eps_id"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_another_buffer_is_refused() -> None:
+def test_another_buffer_is_rejected() -> None:
     with pytest.raises(ColumnTypeError, match="must be a replay or rollout buffer of Stable-Baselines3, got a list"):
         from_sb3([])  # type: ignore[arg-type]
 
@@ -141,7 +141,7 @@ def test_a_rollout_buffer_is_filled_and_drawn_from() -> None:
     assert from_sb3(buffer)["dones"].tolist() == [False, False, True, False, False]
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_what_does_not_fit_is_rejected_by_name() -> None:
     two = spaces.Discrete(3)
     with pytest.raises(ColumnNotFoundError, match="column 'new_obs' must exist"):
         to_sb3_replay(two_episodes().drop("new_obs"), LINE, two)

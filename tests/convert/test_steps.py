@@ -66,7 +66,7 @@ def test_rows_in_order_are_shared() -> None:
     assert np.shares_memory(next(as_steps(batch).episodes())["obs"], batch["obs"])
 
 
-def test_episodes_keep_the_order_in_which_they_begin() -> None:
+def test_episodes_keep_the_order_in_which_they_start() -> None:
     batch = SampleBatch(rewards=[1.0, 2.0, 3.0], eps_id=[7, 3, 7], terminateds=[False, True, True])
     assert as_steps(batch).batch["eps_id"].tolist() == [7, 7, 3]
 
@@ -76,13 +76,13 @@ def test_agents_of_one_episode_are_trajectories_of_their_own() -> None:
     assert as_steps(batch).batch["rewards"].tolist() == [1.0, 3.0, 2.0, 4.0]
 
 
-def test_environments_without_ids_of_episodes_are_told_apart() -> None:
+def test_environments_without_ids_of_episodes_are_distinguished() -> None:
     batch = SampleBatch(rewards=np.arange(6.0), env_id=[4, 2, 4, 2, 4, 2], dones=[0, 0, 1, 0, 0, 1])
     steps = as_steps(batch)
     assert [part["rewards"].tolist() for part in steps.episodes()] == [[0, 2], [4], [1, 3, 5]]
 
 
-def test_rings_are_told_apart_also_where_they_wrapped() -> None:
+def test_rings_are_distinguished_also_where_they_wrapped() -> None:
     buffer = VectorReplayBuffer(6, 2)
     for i in range(5):
         step = {"obs": [i, 10 + i], "act": [0, 0], "rew": [0.0, 0.0], "truncated": [False, False]}
@@ -99,7 +99,7 @@ def test_a_buffer_without_next_observations_has_the_final_ones() -> None:
     assert steps.batch["new_obs"][kept].tolist() == two_episodes()["new_obs"][kept].tolist()
 
 
-def test_what_is_no_experience_is_refused() -> None:
+def test_what_is_no_experience_is_rejected() -> None:
     two = MultiAgentBatch({"a": two_episodes(), "b": two_episodes()}, 5)
     with pytest.raises(
         ColumnTypeError, match="must be of one policy to be converted, got 'a', 'b'; convert each alone"

@@ -32,7 +32,7 @@ def test_memory_is_shared_both_ways(column: str) -> None:
     assert found.data_ptr() == batch[column].ctypes.data
 
 
-def test_a_batch_comes_back() -> None:
+def test_a_batch_is_restored() -> None:
     batch = two_episodes()
     found = from_tensordict(to_tensordict(batch))
     assert set(found) == set(batch)
@@ -51,13 +51,13 @@ def test_parts_of_observations_are_entries_of_the_root() -> None:
     assert found["obs.pair.0"].tolist() == batch["obs.pair.0"].tolist()
 
 
-def test_parts_with_the_name_of_another_entry_are_refused() -> None:
+def test_parts_with_the_name_of_another_entry_are_rejected() -> None:
     batch = SampleBatch(obs={"action": [1.0, 2.0]}, actions=[0, 1])
     with pytest.raises(ColumnMismatchError, match=r"column 'actions' must have a unique name.*'action' twice"):
         to_tensordict(batch)
 
 
-def test_objects_and_other_columns_go_along() -> None:
+def test_objects_and_other_columns_are_included() -> None:
     batch = SampleBatch(obs=[[1.0], [2.0]], infos=[{"a": 1}, {}], name=["x", "y"], action_logp=[0.5, 1.0], extra=[1, 2])
     td = to_tensordict(batch)
     assert td["action_log_prob"].tolist() == [0.5, 1.0]
@@ -89,7 +89,7 @@ def test_entries_of_next_alone_stay_there() -> None:
     assert from_tensordict(td)["next.cost"].tolist() == [1.0, 1.0]
 
 
-def test_a_tensordict_without_rows_is_refused() -> None:
+def test_a_tensordict_without_rows_is_rejected() -> None:
     with pytest.raises(ColumnTypeError, match="must have a batch dimension, got none"):
         from_tensordict(tensordict.TensorDict({"observation": torch.zeros(3)}, batch_size=[]))
 

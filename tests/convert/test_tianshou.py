@@ -82,7 +82,7 @@ def assert_same(theirs: Any, ours: Any) -> None:
 
 @each
 @pytest.mark.parametrize("steps", [3, 12])
-def test_their_buffer_becomes_ours_and_goes_on(make: Any, steps: int) -> None:
+def test_their_buffer_becomes_ours_and_continues(make: Any, steps: int) -> None:
     theirs = make(data)
     fill(theirs, data.Batch, 0, steps)
     if hasattr(theirs, "update_weight"):
@@ -97,7 +97,7 @@ def test_their_buffer_becomes_ours_and_goes_on(make: Any, steps: int) -> None:
 
 @each
 @pytest.mark.parametrize("steps", [3, 12])
-def test_our_buffer_becomes_theirs_and_goes_on(make: Any, steps: int) -> None:
+def test_our_buffer_becomes_theirs_and_continues(make: Any, steps: int) -> None:
     ours = make(samplebatch)
     fill(ours, Batch, 0, steps)
     if hasattr(ours, "update_weight"):
@@ -141,7 +141,7 @@ def test_a_flat_batch_gets_tianshous_names() -> None:
     assert set(to_tianshou(flat).get_keys()) == {"obs", "obs_next", "rew"}
 
 
-def test_anything_else_is_refused() -> None:
+def test_anything_else_is_rejected() -> None:
     with pytest.raises(ColumnTypeError, match="thing must be a Batch or a buffer of Tianshou, got a int"):
         from_tianshou(3)  # type: ignore[arg-type]
     with pytest.raises(ColumnTypeError, match="source must be a batch or a buffer, got a int"):

@@ -101,7 +101,7 @@ def test_verl_without_prompts_is_padded_on_the_right():
     ].tolist() == ["a"]
 
 
-def test_verl_refuses_what_does_not_fit():
+def test_verl_rejects_what_does_not_fit():
     batch = rollouts()
     with pytest.raises(ColumnLengthError, match="column 'odd' must have rows as long as the prompts"):
         to_verl(batch.assign(odd=batch["values"].truncate(2)), DataProto)

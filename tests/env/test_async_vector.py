@@ -40,7 +40,7 @@ class Reluctant(gyms.Watched):
         return gyms.Ladder.step(self, action)
 
 
-def test_the_end_of_an_episode_is_told_before_the_next_one_begins() -> None:
+def test_the_end_of_an_episode_is_reported_before_the_next_one_starts() -> None:
     gate = CONTEXT.RawValue("b", 0)
     environments = Async(ladders([2, 9], Reluctant, gate=gate, says=True))
     environments.reset()
@@ -117,7 +117,7 @@ def test_arrays_stay_as_they_were_handed_out() -> None:
     environments.close()
 
 
-def test_steps_that_are_under_way_are_waited_for_before_a_reset() -> None:
+def test_steps_that_are_in_progress_are_waited_for_before_a_reset() -> None:
     environments = Async(ladders([1, 9]))
     environments.reset()
     environments.send(np.arange(2), [np.zeros(2, int)])

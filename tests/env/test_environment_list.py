@@ -44,7 +44,7 @@ def make_cart() -> Any:
         ((make_cart,), {}, 1),
     ],
 )
-def test_environments_are_made_of_ids_and_functions(env: Any, given: dict[str, Any], count: int) -> None:
+def test_environments_are_created_of_ids_and_functions(env: Any, given: dict[str, Any], count: int) -> None:
     with Collector(PUSH, env, seed=1, **given) as collector:
         batch = collector.collect(n_step=10 * count).batch
         assert [isinstance(one, gymnasium.Env) for one in collector.env] == [True] * count
@@ -61,7 +61,7 @@ def test_environments_of_a_list_are_stepped_themselves() -> None:
     assert all(env.closed for env in envs)
 
 
-def test_a_vector_environment_may_be_made_by_a_function() -> None:
+def test_a_vector_environment_may_be_created_by_a_function() -> None:
     def make() -> Any:
         return gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync")
 
@@ -78,7 +78,7 @@ def test_a_vector_environment_may_be_made_by_a_function() -> None:
         (make_cart, {"num_envs": 2.0}, r"num_envs must be a whole number from 1, got 2\.0"),
     ],
 )
-def test_numbers_that_are_not_those_of_the_environments_are_refused(
+def test_numbers_that_are_not_those_of_the_environments_are_rejected(
     env: Any, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ArgumentError, match=message):
@@ -122,7 +122,7 @@ TWICE = gyms.Ladder(0)
         ([lambda: 7], "must create an environment"),
     ],
 )
-def test_environments_that_do_not_go_together_are_refused(envs: Any, message: str) -> None:
+def test_environments_that_do_not_are_compatible_are_rejected(envs: Any, message: str) -> None:
     with pytest.raises(EnvironmentSpecError, match=message):
         as_environments(envs)
 
@@ -227,7 +227,7 @@ class Renamed(gyms.Ladder):
         return (obs, reward, over, info) if len(self.made) == 3 else (obs, reward, over, False, info)
 
 
-def test_steps_of_another_number_of_values_are_refused() -> None:
+def test_steps_of_another_number_of_values_are_rejected() -> None:
     match = "^step must return 5 values, got 4 from environment 1 in step 3$"
     with Collector(stay, [gyms.Ladder(0, 9), Renamed(1, 9)]) as collector:
         with pytest.raises(EnvironmentSpecError, match=match):
@@ -246,7 +246,7 @@ def test_environments_may_write_to_their_arrays_and_infos_again(count: int) -> N
     assert [info["step"] for info in batch["infos"]] == (batch["t"] + 1).tolist()
 
 
-def test_a_wider_first_observation_is_kept() -> None:
+def test_a_wider_first_observation_is_preserved() -> None:
     class Wider(gyms.Ladder):
         def _observe(self) -> Any:
             obs = super()._observe()

@@ -59,7 +59,7 @@ def watched(count: int, gate: Any, shut: int) -> list[Any]:
 # Deaths
 
 
-def test_a_process_that_is_killed_in_a_step_is_named_and_steps_are_kept(gate: Any) -> None:
+def test_a_process_that_is_killed_in_a_step_is_named_and_steps_are_preserved(gate: Any) -> None:
     env = watched(3, gate, 1)
     buffer = VectorReplayBuffer(300, 3)
     collector = Async(stay, env, buffer)
@@ -160,7 +160,7 @@ def test_an_environment_that_raises_is_named_with_its_reason_and_reset_in_the_ne
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError, EOFError, BrokenPipeError])
-def test_an_environment_that_loses_a_connection_of_its_own_is_not_taken_for_closed(error: type[Exception]) -> None:
+def test_an_environment_that_loses_a_connection_of_its_own_is_not_treated_as_closed(error: type[Exception]) -> None:
     class Remote(gyms.Ladder):
         def step(self, action: Any) -> Any:
             raise error("the simulator is gone")
@@ -172,7 +172,7 @@ def test_an_environment_that_loses_a_connection_of_its_own_is_not_taken_for_clos
         collector.collect(n_step=1)
 
 
-def test_an_environment_that_cannot_be_made_is_named_and_no_other_is_left_behind() -> None:
+def test_an_environment_that_cannot_be_created_is_named_and_no_other_is_left_behind() -> None:
     class Broken(gyms.Ladder):
         def __init__(self) -> None:
             raise OSError("no display")
@@ -223,7 +223,7 @@ def test_a_reason_that_cannot_be_unpickled_is_told_in_words() -> None:
     assert are_gone(collector)
 
 
-def test_an_answer_that_cannot_be_read_is_told() -> None:
+def test_an_answer_that_cannot_be_read_is_reported() -> None:
     class Secret:
         def __reduce__(self) -> Any:
             return int, ("secret",)
@@ -244,7 +244,7 @@ def test_an_answer_that_cannot_be_read_is_told() -> None:
 # Interrupts
 
 
-def test_an_interrupt_in_the_midst_of_an_answer_leaves_a_collector_that_can_be_closed() -> None:
+def test_an_interrupt_during_an_answer_leaves_a_collector_that_can_be_closed() -> None:
     class Torn:
         """A connection on which an answer is interrupted."""
 
@@ -269,7 +269,7 @@ def test_an_interrupt_in_the_midst_of_an_answer_leaves_a_collector_that_can_be_c
     assert are_gone(collector)
 
 
-def test_an_interrupt_of_the_whole_group_of_processes_leaves_none_behind() -> None:
+def test_an_interrupt_of_the_group_of_processes_leaves_none_behind() -> None:
     """What a terminal does on Ctrl-C."""
     script = textwrap.dedent(
         """
@@ -389,7 +389,7 @@ def test_descriptors_are_closed_with_the_collector() -> None:
     assert descriptors() <= before
 
 
-def test_an_environment_that_hangs_is_named_and_others_steps_are_kept(
+def test_an_environment_that_hangs_is_named_and_others_steps_are_preserved(
     monkeypatch: pytest.MonkeyPatch, gate: Any
 ) -> None:
     monkeypatch.setattr(async_vector, "_LOOK_EVERY_S", 0.05)
@@ -423,7 +423,7 @@ def test_an_environment_that_hangs_is_ended_when_it_is_closed(monkeypatch: pytes
     assert [process.exitcode for process in processes_of(collector)] == [0, -signal.SIGTERM, 0]
 
 
-def test_a_step_that_is_under_way_may_end_before_the_environment_is_closed() -> None:
+def test_a_step_that_is_in_progress_may_end_before_the_environment_is_closed() -> None:
     closed = CONTEXT.RawArray("i", 2)
 
     class Closing(gyms.Watched):

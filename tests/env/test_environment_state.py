@@ -31,7 +31,7 @@ def step(env: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("make", [lambda: gymnasium.make("CartPole-v1"), lambda: gymnasium.make("Pendulum-v1"), vector])
-def test_steps_and_resets_go_on_as_they_would_have(make: Any) -> None:
+def test_steps_and_resets_resume_exactly(make: Any) -> None:
     env, again = make(), make()
     env.reset(seed=1)
     for _ in range(30):
@@ -42,7 +42,7 @@ def test_steps_and_resets_go_on_as_they_would_have(make: Any) -> None:
         assert str(step(env)) == str(step(again))
 
 
-def test_objects_that_pickle_only_their_arguments_are_pickled_whole() -> None:
+def test_objects_that_pickle_only_their_arguments_are_pickled_completely() -> None:
     env, again = simple_spread_v3.parallel_env(), simple_spread_v3.parallel_env()
     assert isinstance(env.unwrapped, EzPickle)
     env.reset(seed=1)
@@ -68,14 +68,14 @@ class Simulated(gymnasium.Env[Any, Any]):
         self.simulator = threading.Lock()
 
 
-def test_an_environment_that_cannot_be_pickled_says_why() -> None:
+def test_an_environment_that_cannot_be_pickled_reports_the_reason() -> None:
     saved = save_environments([gymnasium.make("CartPole-v1"), Simulated()])
     assert saved["pickles"] is None
     assert "cannot pickle" in str(saved["why"])
     assert not load_environments([gymnasium.make("CartPole-v1"), Simulated()], saved)
 
 
-def test_the_state_of_another_class_is_refused() -> None:
+def test_the_state_of_another_class_is_rejected() -> None:
     saved = save_environments([vector()])
     with pytest.raises(EnvironmentSpecError, match=r"must be of a .*, got a SyncVectorEnv"):
         load_environments([gymnasium.make("CartPole-v1")], saved)

@@ -72,7 +72,7 @@ def test_episodes_are_counted_and_buffers_filled() -> None:
     assert len(buffer) == 90
 
 
-def test_infos_of_its_environments_are_kept() -> None:
+def test_infos_of_its_environments_are_preserved() -> None:
     pool = make_pool("FrozenLake-v1")
     told = pool.reset()[1].keys() - {"env_id", "elapsed_step", "players"}
     with Collector("random", pool, seed=1) as collector:
@@ -95,6 +95,6 @@ def test_workers_make_pools() -> None:
     assert sum(len(fragment) for fragment in fragments) == 24
 
 
-def test_a_pool_that_does_not_step_all_environments_together_is_refused() -> None:
+def test_a_pool_that_does_not_step_all_environments_together_is_rejected() -> None:
     with pytest.raises(EnvironmentSpecError, match="with batch_size=3, got 2"):
         Collector("random", make_pool(batch_size=2))

@@ -142,7 +142,7 @@ def test_a_reset_after_the_end_of_an_episode_costs_no_transition(mode: str, memo
     environments.close()
 
 
-def test_what_gymnasium_does_not_read_from_shared_memory_is_refused() -> None:
+def test_what_gymnasium_does_not_read_from_shared_memory_is_rejected() -> None:
     vector = AsyncVectorEnv([lambda: gyms.Nested(0)], context="fork")
     with pytest.raises(EnvironmentSpecError, match=r"'mouth', a Text, .* with shared_memory=False"):
         as_environments(vector)
@@ -203,7 +203,7 @@ def test_seeds_reach_every_environment() -> None:
     ]
 
 
-def test_a_missing_final_observation_is_refused() -> None:
+def test_a_missing_final_observation_is_rejected() -> None:
     class Forgetful(gymnasium.vector.VectorWrapper):
         def step(self, actions: Any) -> Any:
             *rest, _ = super().step(actions)
@@ -215,7 +215,7 @@ def test_a_missing_final_observation_is_refused() -> None:
         step_once(environments, [np.zeros(2, int)])
 
 
-def test_what_is_no_environment_is_refused() -> None:
+def test_what_is_no_environment_is_rejected() -> None:
     with pytest.raises(EnvironmentSpecError, match=r"env must be a Gymnasium environment .*, got a int"):
         as_environments(7)
 
@@ -264,7 +264,7 @@ class Silent(VectorEnv):
         return self._inner.step(actions)
 
 
-def test_an_environment_that_does_not_say_when_it_resets_is_taken_for_next_step_with_a_warning() -> None:
+def test_an_undeclared_autoreset_mode_is_next_step_with_a_warning() -> None:
     with pytest.warns(
         UserWarning,
         match=r"Silent must specify its autoreset mode in metadata\['autoreset_mode'\].*NEXT_STEP is assumed",

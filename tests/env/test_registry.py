@@ -92,13 +92,13 @@ if hasattr(pettingzoo, "make"):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_of_environment_is_made_by_name_in_any_process(name: str) -> None:
+def test_every_kind_of_environment_is_created_by_name_in_any_process(name: str) -> None:
     made = pickle.loads(pickle.dumps(environment_factory(name)))()
     assert environment_kind(made) == KINDS[name]
     made.close()
 
 
-def test_what_is_made_must_be_an_environment() -> None:
+def test_what_is_created_must_be_an_environment() -> None:
     with pytest.raises(EnvironmentSpecError, match=r"'arena:not_an_environment' must create an env.*got a object"):
         make_environment("arena:not_an_environment")
     with pytest.raises(EnvironmentSpecError, match="not_an_environment must create"):
@@ -107,13 +107,13 @@ def test_what_is_made_must_be_an_environment() -> None:
         environment_kind(arena.Relay)
 
 
-def test_known_environments_are_named_as_they_are_made() -> None:
+def test_known_environments_are_named_as_they_are_created() -> None:
     known = known_environments()
     assert {"mpe2/simple_tag_v3", "pettingzoo/classic/connect_four_v3", "CartPole-v1"} <= set(known)
     assert len(known) == len(set(known))
 
 
-def test_modules_that_cannot_be_imported_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_cannot_be_imported_report_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needs_more.py").write_text("import a_module_that_is_not_there\n")
     (tmp_path / "is_broken.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -57,7 +57,7 @@ CONVERTED = [
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("place", "value", "must"), CONVERTED)
-def test_values_that_gymnasium_would_convert_are_refused(place: int, value: Any, must: str, mode: Any) -> None:
+def test_values_that_gymnasium_would_convert_are_rejected(place: int, value: Any, must: str, mode: Any) -> None:
     with (
         pytest.raises(EnvironmentSpecError, match=f"^column {must}.* from environment 1 in step 2$"),
         Collector(stay, vector(gyms.Ladder(0), Odd(place, value), mode=mode)) as collector,
@@ -66,7 +66,7 @@ def test_values_that_gymnasium_would_convert_are_refused(place: int, value: Any,
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_values_that_gymnasium_would_round_are_kept(mode: Any) -> None:
+def test_values_that_gymnasium_would_round_are_preserved(mode: Any) -> None:
     wide = np.array([0.1, 1e300, 0.2])
     with Collector(stay, vector(gyms.Ladder(0), Odd(0, wide), mode=mode)) as collector:
         batch = collector.collect(n_step=8).batch
@@ -150,7 +150,7 @@ class Doubled(SyncVectorEnv):
         return obs, 2 * rewards, *rest
 
 
-def test_vector_environments_that_may_do_more_are_stepped_as_a_whole() -> None:
+def test_vector_environments_that_may_do_more_are_stepped_together() -> None:
     makers = [lambda: gyms.Ladder(0)] * 2
     replaced = SyncVectorEnv(makers)
     replaced.step = Doubled(makers).step  # type: ignore[method-assign]

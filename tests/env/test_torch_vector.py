@@ -204,7 +204,7 @@ def test_step_hooks_see_tensors() -> None:
         (2, torch.tensor([0.0, 0.5, 1.0]), "'terminateds' must hold bool, got a value of float32 .* environment 1"),
     ],
 )
-def test_values_that_do_not_fit_are_refused(place: int, value: Any, message: str) -> None:
+def test_values_that_do_not_fit_are_rejected(place: int, value: Any, message: str) -> None:
     env = Drift()
     env.odd[place] = value
     with pytest.raises(EnvironmentSpecError, match=message), Collector(push, env) as collector:

@@ -188,7 +188,7 @@ def test_batches_are_tensors_in_the_dtype_of_the_parameters() -> None:
     assert single.batches[0].rew.dtype == torch.float32
 
 
-def test_rows_can_stand_for_windows() -> None:
+def test_rows_can_represent_windows() -> None:
     algorithm = Watched()
     algorithm.n_step, algorithm.gamma = 3, 0.5
     buffer = filled()
@@ -198,7 +198,7 @@ def test_rows_can_stand_for_windows() -> None:
     np.testing.assert_array_equal(algorithm.batches[0].obs_next.numpy(), rows.obs_next)
 
 
-def test_priorities_go_back_with_their_generations() -> None:
+def test_priorities_are_returned_with_their_generations() -> None:
     buffer = filled(alpha=1.0, beta=0.4)
     algorithm = Watched()
     algorithm.priorities = torch.arange(1.0, 81.0)
@@ -226,7 +226,7 @@ def test_rows_that_were_written_over_keep_the_priority_of_new_ones() -> None:
     np.testing.assert_allclose(buffer.weight[:], [1.0, 0.2, 0.3, 0.4], rtol=1e-6)
 
 
-def test_importance_weights_are_not_taken_for_priorities() -> None:
+def test_importance_weights_are_not_treated_as_priorities() -> None:
     buffer = filled(alpha=1.0, beta=0.4)
     buffer.update_weight(np.arange(80), np.linspace(1.0, 2.0, 80))
     before = buffer.weight[:].copy()
@@ -244,7 +244,7 @@ def test_schedules_are_stepped_once_an_update() -> None:
     assert rates == [0.75, 0.5, 0.25, 0.0, 0.0]
 
 
-def test_an_algorithm_goes_on_bit_for_bit_from_its_state() -> None:
+def test_an_algorithm_resumes_bit_for_bit_from_its_state() -> None:
     def make() -> Watched:
         factory = AdamOptimizerFactory(lr=0.1).with_lr_scheduler_factory(LRSchedulerFactoryLinear(1, 9, 1))
         return Watched(factory, lagged=True)
@@ -272,7 +272,7 @@ def test_algorithms_inside_of_others_keep_their_state() -> None:
     assert again[1].optim.state_dict()["state"][0]["step"] == 1  # type: ignore[operator, union-attr]
 
 
-def test_a_state_of_other_optimizers_is_refused() -> None:
+def test_a_state_of_other_optimizers_is_rejected() -> None:
     class Two(Watched):
         def __init__(self) -> None:
             super().__init__()
@@ -282,7 +282,7 @@ def test_a_state_of_other_optimizers_is_refused() -> None:
         Two().load_state_dict(Watched().state_dict())
 
 
-def test_a_state_of_networks_of_another_size_is_refused_before_anything_is_loaded() -> None:
+def test_a_state_of_networks_of_another_size_is_rejected_before_anything_is_loaded() -> None:
     algorithm, state = Watched(), Watched().state_dict()
     before = parameters_of(algorithm)
     state["policy.net.0.bias"] = torch.ones(4)
@@ -298,7 +298,7 @@ def test_a_state_of_networks_of_another_size_is_refused_before_anything_is_loade
         torch.testing.assert_close(one, kept)
 
 
-def test_an_empty_buffer_is_refused_and_nothing_changes() -> None:
+def test_an_empty_buffer_is_rejected_and_nothing_changes() -> None:
     algorithm = Watched()
     before = parameters_of(algorithm)
     with pytest.raises(EmptyBufferError):

@@ -66,6 +66,6 @@ def test_continues_from_its_state() -> None:
     assert_goes_on(make(CHOICES), make(CHOICES, seed=1), lambda algorithm: algorithm.update(filled(), 0))
 
 
-def test_other_actions_are_refused() -> None:
+def test_other_actions_are_rejected() -> None:
     with pytest.raises(PolicySpecError, match="action_space must be a Discrete space or a Box, got a MultiBinary"):
         ImitationPolicy(actor=seeded(0, 3, 2), action_space=spaces.MultiBinary(2))

@@ -95,7 +95,7 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("kill", ["in an epoch", "while saving"])
-def test_a_killed_training_goes_on_with_the_figures_of_one_that_was_not(
+def test_a_killed_training_continues_with_the_figures_of_one_that_was_not(
     uninterrupted: tuple[str, Path], kill: str, tmp_path: Path
 ) -> None:
     kind, whole = uninterrupted
@@ -109,7 +109,7 @@ def test_a_killed_training_goes_on_with_the_figures_of_one_that_was_not(
     assert_same(parameters(tmp_path), parameters(whole))
 
 
-def test_environments_that_cannot_be_saved_are_reset_and_the_reason_is_told(tmp_path: Path) -> None:
+def test_environments_that_cannot_be_saved_are_reset_and_the_reason_is_reported(tmp_path: Path) -> None:
     assert run("unpicklable", tmp_path, die_at=300) == -signal.SIGKILL
     assert run("unpicklable", tmp_path) == 0
     said = (tmp_path / "resumed.txt").read_text()
@@ -193,7 +193,7 @@ def test_a_file_of_another_writer_is_not_unpickled(tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_values_come_back_with_their_types_and_without_permission(value: Any, tmp_path: Path) -> None:
+def test_values_are_restored_with_their_types_and_without_permission(value: Any, tmp_path: Path) -> None:
     save_checkpoint(Holding(value), tmp_path)
     loaded = Holding()
     load_checkpoint(loaded, tmp_path)
@@ -207,7 +207,7 @@ def test_values_come_back_with_their_types_and_without_permission(value: Any, tm
 
 
 @needs_safe_torch
-def test_seeds_come_back_with_their_children(tmp_path: Path) -> None:
+def test_seeds_are_restored_with_their_children(tmp_path: Path) -> None:
     seeds = np.random.SeedSequence(7, spawn_key=(3,))
     seeds.spawn(2)
     save_checkpoint(Holding(seeds), tmp_path)
@@ -216,7 +216,7 @@ def test_seeds_come_back_with_their_children(tmp_path: Path) -> None:
     assert loaded.value.spawn(1)[0].generate_state(4).tolist() == seeds.spawn(1)[0].generate_state(4).tolist()
 
 
-def test_what_cannot_be_pickled_is_refused_and_the_older_checkpoint_stays(tmp_path: Path) -> None:
+def test_what_cannot_be_pickled_is_rejected_and_the_older_checkpoint_stays(tmp_path: Path) -> None:
     save_checkpoint(Holding(1), tmp_path)
     with pytest.raises(ColumnTypeError, match="values in a checkpoint must be picklable, got a generator"):
         save_checkpoint(Holding(number for number in range(3)), tmp_path)
@@ -259,7 +259,7 @@ def test_another_state_is_no_checkpoint(state: Any, tmp_path: Path) -> None:
         load_checkpoint(Holding(), tmp_path, allow_pickle=True)
 
 
-def test_a_checkpoint_of_another_kind_of_trainer_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_kind_of_trainer_is_rejected(tmp_path: Path) -> None:
     trainer(tmp_path).run()
     algorithm = Counting()
     collector = Collector(algorithm.policy, "CartPole-v1", VectorReplayBuffer(100, 2), num_envs=2)
@@ -268,7 +268,7 @@ def test_a_checkpoint_of_another_kind_of_trainer_is_refused(tmp_path: Path) -> N
         load_checkpoint(other, tmp_path, allow_pickle=True)
 
 
-def test_a_training_that_was_stopped_in_an_epoch_goes_on_in_it(tmp_path: Path) -> None:
+def test_a_training_that_was_stopped_in_an_epoch_continues_in_it(tmp_path: Path) -> None:
     def stop(_: int, steps: int) -> None:
         if steps == 20:
             stopped.request_stop()
@@ -281,7 +281,7 @@ def test_a_training_that_was_stopped_in_an_epoch_goes_on_in_it(tmp_path: Path) -
     assert (resumed.run().train_step, resumed.is_done) == (40, True)
 
 
-def test_checkpoints_are_kept_at_their_interval_and_at_the_end(tmp_path: Path) -> None:
+def test_checkpoints_are_preserved_at_their_interval_and_at_the_end(tmp_path: Path) -> None:
     seen: list[int] = []
 
     def look(epoch: int, *_: int) -> None:
@@ -326,7 +326,7 @@ def noisy_sac() -> tuple[SAC, str]:
 
 
 @pytest.mark.parametrize("make", [recurrent_ppo, noisy_sac])
-def test_algorithms_of_the_library_go_on_bit_for_bit(make: Any, tmp_path: Path) -> None:
+def test_algorithms_of_the_library_resume_bit_for_bit(make: Any, tmp_path: Path) -> None:
     def library_trainer(**options: Any) -> Any:
         torch.manual_seed(0)
         algorithm, env = make()
@@ -363,7 +363,7 @@ def mixed(folder: Path) -> MixedSampler:
 
 @needs_safe_torch
 @pytest.mark.parametrize("source", [dataset, mixed])
-def test_a_training_from_data_goes_on_with_the_draws_to_come(source: Any, tmp_path: Path) -> None:
+def test_a_training_from_data_continues_with_the_draws_to_come(source: Any, tmp_path: Path) -> None:
     def offline_trainer(**options: Any) -> OfflineTrainer:
         torch.manual_seed(0)
         params = {"epoch_num_steps": 5, "batch_size": 7, "max_epochs": 2, "verbose": False} | options
@@ -378,7 +378,7 @@ def test_a_training_from_data_goes_on_with_the_draws_to_come(source: Any, tmp_pa
     assert_same(resumed.algorithm.state_dict(), whole.algorithm.state_dict())
 
 
-def test_rows_without_a_state_are_refused_before_training(tmp_path: Path) -> None:
+def test_rows_without_a_state_are_rejected_before_training(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"buffer must have state_dict and load_state_dict .*, got a list"):
         OfflineTrainer(Counting(), OfflineTrainerParams(buffer=[], checkpoint_dir=tmp_path))
 

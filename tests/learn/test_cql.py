@@ -161,7 +161,7 @@ def dataset_of_episodes(folder: Path) -> Dataset:
 
 
 @pytest.mark.parametrize("is_processed", [True, False])
-def test_rows_of_a_dataset_come_with_their_returns(is_processed: bool, tmp_path: Path) -> None:
+def test_rows_of_a_dataset_have_their_returns(is_processed: bool, tmp_path: Path) -> None:
     algorithm, dataset = make(gamma=0.5), dataset_of_episodes(tmp_path / "rows")
     if is_processed:
         assert algorithm.process_buffer(dataset) is dataset
@@ -180,7 +180,7 @@ def test_rows_of_a_dataset_come_with_their_returns(is_processed: bool, tmp_path:
     assert len(seen[2].calibration_returns) == 7
 
 
-def test_rows_without_returns_are_refused_for_calibration() -> None:
+def test_rows_without_returns_are_rejected_for_calibration() -> None:
     with pytest.raises(ColumnNotFoundError, match="must have column 'calibration_returns', which process_buffer"):
         update(make())
 
@@ -208,6 +208,6 @@ def test_the_multiplier_stays_within_its_bounds() -> None:
         ({"min_action": 1.0}, "min_action must be below max_action, got 1.0 and 1.0"),
     ],
 )
-def test_numbers_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+def test_numbers_out_of_range_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make(**options)

@@ -97,7 +97,7 @@ def test_continues_from_its_state() -> None:
     assert_goes_on(algorithm, make(seed=1), update)
 
 
-def test_discrete_actions_are_refused() -> None:
+def test_discrete_actions_are_rejected() -> None:
     with pytest.raises(PolicySpecError, match="action_space of the policy must be a Box for DDPG, got Discrete"):
         DDPG(
             policy=ImitationPolicy(actor=seeded(0, 3, 4), action_space=CHOICES),  # type: ignore[arg-type]
@@ -108,11 +108,11 @@ def test_discrete_actions_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), [("tau", 1.5), ("gamma", -0.1), ("n_step_return_horizon", 0)])
-def test_numbers_out_of_range_are_refused(option: str, value: float) -> None:
+def test_numbers_out_of_range_are_rejected(option: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=option):
         make(**{option: value})
 
 
-def test_a_second_critic_is_refused_by_name() -> None:
+def test_a_second_critic_is_rejected_by_name() -> None:
     with pytest.raises(ArgumentError, match="DDPG has no argument 'critic2'"):
         make(critic2=ContinuousCritic.for_space(OBS, MEASURES))

@@ -59,7 +59,7 @@ def test_learns_the_same_as_tianshous(n_step: int) -> None:
 
 
 @pytest.mark.parametrize(("threshold", "best"), [(0.0, 0), (0.2, 1), (0.6, 2)])
-def test_the_best_of_likely_actions_is_taken(threshold: float, best: int) -> None:
+def test_the_best_of_likely_actions_is_accepted(threshold: float, best: int) -> None:
     """Actions are likely in the parts 0.1, 0.5 and 1 of the likeliest one."""
     policy = DiscreteBCQPolicy(
         model=Says(3.0, 2.0, 1.0, 0.0),
@@ -89,7 +89,7 @@ def test_continues_from_its_state_between_copies_to_the_target() -> None:
     assert_goes_on(algorithm, make(seed=5), update)
 
 
-def test_numbers_out_of_range_and_continuous_actions_are_refused() -> None:
+def test_numbers_out_of_range_and_continuous_actions_are_rejected() -> None:
     nets = {"model": seeded(0, 3, 4), "imitator": seeded(0, 3, 4)}
     for threshold in (1.0, -0.1):
         with pytest.raises(ArgumentError, match="unlikely_action_threshold must be"):

@@ -183,7 +183,7 @@ def test_continues_from_its_state() -> None:
     assert_goes_on(algorithm, make(seed=5, alpha=auto()), update)
 
 
-def test_continuous_actions_are_refused() -> None:
+def test_continuous_actions_are_rejected() -> None:
     with pytest.raises(
         PolicySpecError, match="action_space of the policy must be a Discrete space for DiscreteSAC, got Box"
     ):
@@ -198,6 +198,6 @@ def test_continuous_actions_are_refused() -> None:
 @pytest.mark.parametrize(
     ("option", "value"), [("tau", 1.5), ("gamma", -0.1), ("n_step_return_horizon", 0), ("alpha", -1)]
 )
-def test_numbers_out_of_range_are_refused(option: str, value: float) -> None:
+def test_numbers_out_of_range_are_rejected(option: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=option):
         make(**{option: value})

@@ -314,7 +314,7 @@ def test_policies_are_noisy_within_training_steps_alone() -> None:
     assert algorithm.model_old is not None
 
 
-def test_noisy_layers_may_stand_anywhere() -> None:
+def test_noisy_layers_may_be_anywhere() -> None:
     images = spaces.Box(0, 255, (36, 36, 4), np.uint8)
     networks = [
         Convolutional(images, 16, linear_layer=NoisyLinear),

@@ -172,7 +172,7 @@ def test_a_schedule_follows_the_steps_collected_and_is_part_of_the_state() -> No
         assert (again.add_exploration_noise(np.full(100, 9), batch) == 9).all()
 
 
-def test_it_goes_on_bit_for_bit() -> None:
+def test_it_resumes_bit_for_bit() -> None:
     buffer = filled(alpha=0.6, beta=0.4)
 
     def fresh(seed: int) -> DQN:
@@ -197,7 +197,7 @@ def test_it_goes_on_bit_for_bit() -> None:
         ({"max_grad_norm": -1.0}, "max_grad_norm"),
     ],
 )
-def test_arguments_out_of_range_are_refused(options: dict[str, Any], name: str) -> None:
+def test_arguments_out_of_range_are_rejected(options: dict[str, Any], name: str) -> None:
     with pytest.raises(ArgumentError, match=name):
         make(seeded(0, 3, 4), **options)
 

@@ -35,7 +35,7 @@ def test_ornstein_uhlenbeck_noise_drifts_until_it_is_reset() -> None:
 
 
 @pytest.mark.parametrize("make", [GaussianNoise, OUNoise])
-def test_noise_goes_on_from_its_state(make: type[BaseNoise]) -> None:
+def test_noise_resumes_from_its_state(make: type[BaseNoise]) -> None:
     noise, again = make(), make()
     noise((3,))
     again.load_state_dict(noise.state_dict())
@@ -62,7 +62,7 @@ def test_an_exponential_schedule_approaches_its_end() -> None:
     assert schedule(200) == 0.2
 
 
-def test_schedules_refuse_what_has_no_end() -> None:
+def test_schedules_reject_what_has_no_end() -> None:
     with pytest.raises(ArgumentError, match="steps"):
         LinearSchedule(1.0, 0.0, 0)
     with pytest.raises(ArgumentError, match="decay"):

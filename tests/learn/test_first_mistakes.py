@@ -107,7 +107,7 @@ def test_imports_that_fail_name_the_place_or_the_near_name(statement: str, sente
     assert not hasattr(samplebatch, "PPO")
 
 
-def test_the_learning_side_without_torch_says_what_to_install() -> None:
+def test_the_learning_side_without_torch_names_the_extra() -> None:
     code = "import sys; sys.modules['torch'] = None\ntry:\n    from samplebatch.learn import PPO\n"
     code += "except ImportError as error:\n    print(type(error).__name__, error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -110,7 +110,7 @@ def test_appo_updates_as_ppo_does_where_the_steps_are_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_without_log_probabilities_are_refused_with_the_way_out(kind: Any) -> None:
+def test_rows_without_log_probabilities_are_rejected_with_the_way_out(kind: Any) -> None:
     ppo = make(PPO)
     buffer = collected(ppo)
     with pytest.raises(ColumnNotFoundError, match=r"'action_logp'.*create the algorithm before"):

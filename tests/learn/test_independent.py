@@ -125,7 +125,7 @@ def test_a_trainer_trains_on_policy() -> None:
     assert len(buffer) == 0
 
 
-def test_it_goes_on_from_its_state() -> None:
+def test_it_resumes_from_its_state() -> None:
     algorithm = MultiAgentOffPolicyAlgorithm(q_learners(1))
     buffer = filled(algorithm, SPEAKER_LISTENER)
     everything = {role: len(own) for role, own in buffer.buffers.items()}
@@ -133,7 +133,7 @@ def test_it_goes_on_from_its_state() -> None:
     assert_goes_on(algorithm, MultiAgentOffPolicyAlgorithm(q_learners(2)), lambda one: one.update(buffer, 0))
 
 
-def test_noises_of_policies_go_on_from_the_state_of_all() -> None:
+def test_noises_of_policies_resume_from_the_state_of_all() -> None:
     def drifting() -> MultiAgentPolicy:
         space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
         made = {}

@@ -162,7 +162,7 @@ def test_rewards_that_are_no_numbers_are_reported() -> None:
         make().update(buffer, 0)
 
 
-def test_other_actions_are_refused() -> None:
+def test_other_actions_are_rejected() -> None:
     with pytest.raises(
         PolicySpecError, match="action_space of the policy must be a Box or a Discrete space for IQL, got"
     ):
@@ -186,7 +186,7 @@ def test_other_actions_are_refused() -> None:
         ("tau", 2),
     ],
 )
-def test_numbers_out_of_range_are_refused(option: str, value: float) -> None:
+def test_numbers_out_of_range_are_rejected(option: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=option):
         make(**{option: value})
 

@@ -217,7 +217,7 @@ def test_algorithms_resume_and_policies_are_saved(name: str) -> None:
     assert repr(action) == repr(again)
 
 
-def test_other_leaves_and_widths_are_refused() -> None:
+def test_other_leaves_and_widths_are_rejected() -> None:
     with pytest.raises(PolicySpecError, match=r"part 'word' of action_space must be .*, got a Text"):
         JointActions(spaces.Dict(word=spaces.Text(3)))
     policy = ProbabilisticActorPolicy(actor=torch.nn.Linear(4, 4), action_space=SPACES["multi-discrete"])

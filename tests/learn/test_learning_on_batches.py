@@ -114,7 +114,7 @@ def test_copies_of_a_policy_have_no_algorithm() -> None:
             policy.learn_on_batch(collected("random", 4))
 
 
-def test_batches_that_cannot_be_learned_from_are_refused() -> None:
+def test_batches_that_cannot_be_learned_from_are_rejected() -> None:
     batch = collected("random", 20)
     with pytest.raises(ArgumentError, match="n_step_return_horizon must be 1 for rows that are single steps, got 3"):
         dqn(n_step_return_horizon=3).update(batch)

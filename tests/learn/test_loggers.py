@@ -96,7 +96,7 @@ def test_several_loggers_are_told_the_same() -> None:
     assert loggers[0].told == loggers[1].told != []
 
 
-def test_an_interval_of_nothing_is_refused() -> None:
+def test_an_interval_of_nothing_is_rejected() -> None:
     with pytest.raises(ArgumentError, match="test_interval must be a whole number from 1, got 0"):
         Noting(test_interval=0)
 
@@ -192,7 +192,7 @@ def test_an_ended_log_is_one_file(tmp_path: Path) -> None:
     assert read_log(tmp_path / "log") == before
 
 
-def test_figures_that_are_told_again_replace_those_after_the_checkpoint(tmp_path: Path) -> None:
+def test_figures_that_are_reported_again_replace_those_after_the_checkpoint(tmp_path: Path) -> None:
     log = TrainingLog(tmp_path / "log")
     log.log_info_data({"a": 1}, 1)
     state = log.state_dict()

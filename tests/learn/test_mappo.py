@@ -60,7 +60,7 @@ def pair(seed: int = 0, **options: Any) -> MAPPO:
     return MAPPO(policies={"one": actor(LINE, spaces.Discrete(2), seed)}, critic=critic, optim=adam(), **options)
 
 
-def test_observations_of_a_step_lie_side_by_side_and_missing_agents_are_zero() -> None:
+def test_observations_of_a_step_are_concatenated_and_missing_agents_are_zero() -> None:
     critic = JointCritic([LINE, spaces.Box(-1, 1, (2,))])
     first = torch.tensor([[5.0], [6.0]]), torch.tensor([0, 1]), torch.tensor([0, 0])
     second = torch.tensor([[7.0, 8.0]]), torch.tensor([1]), torch.tensor([1])
@@ -184,7 +184,7 @@ def test_a_trainer_trains_with_workers_that_get_its_weights() -> None:
     assert algorithm.updates >= 1
 
 
-def test_it_goes_on_from_its_state() -> None:
+def test_it_resumes_from_its_state() -> None:
     batch = MultiAgentBatch({"one": SampleBatch(two_lines(4))}, 6)
     assert_goes_on(pair(1), pair(2), lambda algorithm: algorithm.update(batch, 2, 2))
 
@@ -198,7 +198,7 @@ def test_steps_must_be_there_and_say_whose_they_are() -> None:
         pair().update(MultiAgentBatch({"one": SampleBatch(columns)}, 6), 2, 1)
 
 
-def test_recurrent_policies_are_refused() -> None:
+def test_recurrent_policies_are_rejected() -> None:
     (obs, *_), (act, *_) = spaces_of(SPREAD)
     policy = DiscreteActorPolicy(actor=DiscreteActor.for_space(RecurrentBody(obs), act), action_space=act)
     with pytest.raises(ArgumentError, match="policy 'agent' must not be recurrent, because MAPPO"):

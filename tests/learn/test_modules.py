@@ -31,7 +31,7 @@ def modes(module: nn.Module) -> list[bool]:
     return [part.training for part in module.modules()]
 
 
-def test_all_parts_are_set_to_a_mode_and_those_with_a_method_are_told() -> None:
+def test_all_parts_are_set_to_a_mode_and_those_with_a_method_are_reported() -> None:
     walked, usual = network(), network()
     for mode in (False, True):
         set_training(walked, mode)

@@ -60,7 +60,7 @@ def test_a_net_for_critics_takes_actions_behind_observations() -> None:
     assert net(torch.zeros(5, 5))[0].shape == (5, 4)
 
 
-def test_channels_may_come_first_or_last() -> None:
+def test_channels_may_are_first_or_last() -> None:
     torch.manual_seed(0)
     first = Convolutional(spaces.Box(0, 255, (3, 36, 40), np.uint8), 8)
     last = Convolutional(spaces.Box(0, 255, (36, 40, 3), np.uint8), 8)
@@ -76,7 +76,7 @@ def test_channels_may_come_first_or_last() -> None:
     ("space", "message"),
     [(spaces.Box(0, 1, (4,)), "three axes"), (spaces.Box(0, 1, (3, 20, 40)), "at least 36 by 36, got 20 by 40")],
 )
-def test_images_that_are_none_or_too_small_are_refused(space: Any, message: str) -> None:
+def test_images_that_are_none_or_too_small_are_rejected(space: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         Convolutional(space)
 
@@ -113,7 +113,7 @@ def test_states_go_to_networks_that_take_them() -> None:
     assert call_network(nn.Linear(3, 1), obs, state)[0].shape == (2, 1)
 
 
-def test_a_critic_without_memory_stands_beside_an_actor_with_one() -> None:
+def test_a_critic_without_memory_works_with_an_actor_with_one() -> None:
     body = nn.Sequential(nn.Linear(3, 4))
     body.output_dim = 4  # type: ignore[assignment]
     assert ValueCritic(body)(torch.zeros(2, 3), {"h": torch.zeros(2, 6)}).shape == (2, 1)
@@ -172,6 +172,6 @@ def test_orthogonal_weights_have_their_gains() -> None:
         ),
     ],
 )
-def test_heads_that_do_not_fit_are_refused(make: Any, message: str) -> None:
+def test_heads_that_do_not_fit_are_rejected(make: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()

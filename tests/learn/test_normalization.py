@@ -130,7 +130,7 @@ def test_workers_receive_the_statistics_with_the_weights() -> None:
     torch.testing.assert_close(rows.action_logp, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_resumed_algorithm_goes_on_bit_for_bit() -> None:
+def test_a_resumed_algorithm_resumes_bit_for_bit() -> None:
     buffer = filled()
 
     def fresh(seed: int) -> PPO:

@@ -80,7 +80,7 @@ def test_actions_to_be_scaled_must_be_bounded() -> None:
         policy.map_action(np.array([[1.5, 0.0]]))
 
 
-def test_discrete_actions_begin_where_their_space_does() -> None:
+def test_discrete_actions_start_where_their_space_does() -> None:
     policy = Fixed(1, spaces.Discrete(3, start=5))
     assert policy.compute_action(np.zeros(2)) == 6
     assert policy.map_action_inverse(np.array([5, 7])).tolist() == [0, 2]
@@ -125,13 +125,13 @@ def test_actions_for_one_environment_need_no_gradients() -> None:
         ((BOX, None, False, "squash"), "'clip', 'tanh' or None, got 'squash'"),
     ],
 )
-def test_spaces_that_do_not_fit_are_refused(arguments: Any, message: str) -> None:
+def test_spaces_that_do_not_fit_are_rejected(arguments: Any, message: str) -> None:
     with pytest.raises(PolicySpecError, match=message):
         Fixed(0, *arguments)
 
 
 @pytest.mark.parametrize("names", [("obs", "mask"), ("observation", "action_mask")])
-def test_masks_come_with_observations(names: tuple[str, str]) -> None:
+def test_masks_have_observations(names: tuple[str, str]) -> None:
     inner, mask = names
     obs, allowed = Fixed(0, CHOICE).observations(Batch(obs={inner: np.ones((1, 2)), mask: np.array([[0, 1]])}))
     assert obs.dtype == torch.float32

@@ -126,7 +126,7 @@ def test_it_ends_early_when_the_policy_went_far() -> None:
     assert stats.approx_kl.max <= 1.5e-4
 
 
-def test_it_goes_on_bit_for_bit() -> None:
+def test_it_resumes_bit_for_bit() -> None:
     buffer = filled()
 
     def fresh(seed: int) -> PPO:
@@ -149,12 +149,12 @@ def test_it_goes_on_bit_for_bit() -> None:
         ({"sequence_length": 0}, "sequence_length"),
     ],
 )
-def test_arguments_out_of_range_are_refused(options: dict[str, Any], name: str) -> None:
+def test_arguments_out_of_range_are_rejected(options: dict[str, Any], name: str) -> None:
     with pytest.raises(ArgumentError, match=name):
         make(seeded(0, 3, 4), seeded(1, 3, 1), **options)
 
 
-def test_buffers_without_steps_are_refused() -> None:
+def test_buffers_without_steps_are_rejected() -> None:
     with pytest.raises(EmptyBufferError):
         make(seeded(0, 3, 4), seeded(1, 3, 1)).update(VectorReplayBuffer(8, 2), 16, 1)
 
@@ -278,7 +278,7 @@ def test_a_sequence_replayed_from_its_first_stored_state_gives_the_stored_states
         _, state = algorithm.policy.distribution(Batch(obs=batch.obs[:, step : step + 1]), state)
 
 
-def test_rows_of_a_recurrent_policy_without_states_are_refused() -> None:
+def test_rows_of_a_recurrent_policy_without_states_are_rejected() -> None:
     algorithm, buffer = collected()
     rows = buffer[:]
     del rows.state_in, rows.policy
@@ -288,14 +288,14 @@ def test_rows_of_a_recurrent_policy_without_states_are_refused() -> None:
         algorithm.update(bare, 16, 1)
 
 
-def test_a_critic_with_a_recurrent_body_of_its_own_is_refused() -> None:
+def test_a_critic_with_a_recurrent_body_of_its_own_is_rejected() -> None:
     actor = DiscreteActor.for_space(RecurrentBody(Match.observation_space), Match.action_space)
     with pytest.raises(ArgumentError, match="critic must share the actor's recurrent layers"):
         make(actor, ValueCritic(RecurrentBody(Match.observation_space)), Match.action_space)
 
 
 @pytest.mark.parametrize("trains_body", [True, False])
-def test_values_train_the_body_that_the_actor_shares_unless_told_otherwise(trains_body: bool) -> None:
+def test_values_train_the_body_that_the_actor_shares_by_default(trains_body: bool) -> None:
     body = RecurrentBody(Match.observation_space, 8)
     critic = ValueCritic(body, trains_body=trains_body)
     critic(torch.ones(2, 3, *Match.observation_space.shape)).sum().backward()

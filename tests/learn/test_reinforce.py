@@ -49,7 +49,7 @@ def test_updates_are_those_of_tianshou(
     assert_equal_parameters(net, theirs.policy.actor.net, atol=2e-5)
 
 
-def test_it_goes_on_bit_for_bit() -> None:
+def test_it_resumes_bit_for_bit() -> None:
     buffer = filled()
 
     def fresh(seed: int) -> Reinforce:
@@ -80,6 +80,6 @@ def test_it_learns() -> None:
         assert collector.collect(n_episode=10).returns.mean() >= 7.5
 
 
-def test_recurrent_policies_are_refused() -> None:
+def test_recurrent_policies_are_rejected() -> None:
     with pytest.raises(ArgumentError, match="policy must not be recurrent, because Reinforce"):
         make(DiscreteActor.for_space(RecurrentBody(OBS), CHOICES))

@@ -146,11 +146,11 @@ def test_gradients_of_the_policys_loss_leave_the_critics_alone() -> None:
 
 
 @pytest.mark.parametrize("alpha", [-0.1, float("nan"), True, "auto", None])
-def test_other_temperatures_are_refused(alpha: Any) -> None:
+def test_other_temperatures_are_rejected(alpha: Any) -> None:
     with pytest.raises(ArgumentError, match="alpha must be a number from 0, or a temperature"):
         make(alpha=alpha)
 
 
-def test_discrete_actions_are_refused() -> None:
+def test_discrete_actions_are_rejected() -> None:
     with pytest.raises(PolicySpecError, match="action_space must be a Box, got a Discrete"):
         SACPolicy(actor=seeded(0, 3, 2), action_space=CHOICES)

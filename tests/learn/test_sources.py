@@ -188,7 +188,7 @@ def test_an_offline_run_reads_a_folder_that_a_collector_wrote(tmp_path: Path) ->
     assert any((one != two).any() for one, two in zip(before, algorithm.policy.model.parameters(), strict=True))
 
 
-def test_windows_that_hooks_have_made_are_kept(tmp_path: Path) -> None:
+def test_windows_that_hooks_have_made_are_preserved(tmp_path: Path) -> None:
     hook = NStepReturns(3, gamma=0.5)
     with Collector("random", "CartPole-v1", num_envs=2, seed=0, hooks=[hook]) as collector:
         rows = collector.collect(n_step=100).batch
@@ -198,14 +198,14 @@ def test_windows_that_hooks_have_made_are_kept(tmp_path: Path) -> None:
     assert batch.returns.max() > 1.0
 
 
-def test_single_steps_are_not_taken_for_windows(tmp_path: Path) -> None:
+def test_single_steps_are_not_treated_as_windows(tmp_path: Path) -> None:
     dataset = in_dataset(steps_of(filled()), tmp_path / "steps")
     with pytest.raises(ArgumentError, match="n_step_return_horizon must be 1 for rows that are single steps, got 2"):
         bcq(n_step=2).update(dataset, 8)
 
 
 @pytest.mark.parametrize(("column", "name"), [("new_obs", "obs_next"), ("terminateds", "terminated")])
-def test_rows_without_a_column_for_targets_are_refused(column: str, name: str, tmp_path: Path) -> None:
+def test_rows_without_a_column_for_targets_are_rejected(column: str, name: str, tmp_path: Path) -> None:
     rows = steps_of(filled()).drop(column)
     dataset = in_dataset(rows, tmp_path / "steps")
     with pytest.raises(ColumnNotFoundError, match=f"rows must have column '{name}' to compute targets"):
@@ -213,14 +213,14 @@ def test_rows_without_a_column_for_targets_are_refused(column: str, name: str, t
     cloning().update(dataset, 8)
 
 
-def test_folders_without_rows_are_refused(tmp_path: Path) -> None:
+def test_folders_without_rows_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"must be a folder with \.parquet files"):
         cloning().process_buffer(tmp_path)
     with pytest.raises(FileNotFoundError):
         cloning().process_buffer(tmp_path / "nowhere")
 
 
-def test_rows_that_nothing_draws_from_are_refused() -> None:
+def test_rows_that_nothing_draws_from_are_rejected() -> None:
     sentence = "source must be a buffer, a dataset or a path, got SampleBatch"
     with pytest.raises(ArgumentError, match=sentence):
         cloning().create_trainer(OfflineTrainerParams(buffer=steps_of(filled())))

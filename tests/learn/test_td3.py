@@ -134,7 +134,7 @@ def test_priorities_are_mean_errors_and_weights_count() -> None:
     torch.testing.assert_close(batch.weight, error.abs())
 
 
-def test_critics_that_share_a_body_step_one_after_the_other() -> None:
+def test_critics_that_share_a_body_step_in_turn() -> None:
     torch.manual_seed(0)
     body = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh())
     rate = 0.1
@@ -181,7 +181,7 @@ def test_exploration_noise_keeps_the_dtype_of_actions() -> None:
     )
 
 
-def test_a_noise_that_drifts_goes_on_from_the_state_of_its_algorithm() -> None:
+def test_a_noise_that_drifts_resumes_from_the_state_of_its_algorithm() -> None:
     def drifting() -> TD3:
         algorithm = make()
         algorithm.policy.exploration_noise = OUNoise(sigma=0.5, dt=0.5)
@@ -199,7 +199,7 @@ def test_a_noise_that_drifts_goes_on_from_the_state_of_its_algorithm() -> None:
     assert algorithm.policy.state_dict().keys() == make().policy.state_dict().keys()
 
 
-def test_discrete_actions_are_refused() -> None:
+def test_discrete_actions_are_rejected() -> None:
     with pytest.raises(PolicySpecError, match="action_space must be a Box, got a Discrete"):
         ContinuousDeterministicPolicy(actor=seeded(0, 3, 2), action_space=CHOICES)
     with pytest.raises(PolicySpecError, match="action_space of the policy must be a Box for TD3, got Discrete"):
@@ -215,6 +215,6 @@ def test_discrete_actions_are_refused() -> None:
     ("option", "value"),
     [("tau", 1.5), ("gamma", -0.1), ("n_step_return_horizon", 0), ("update_actor_freq", 0)],
 )
-def test_numbers_out_of_range_are_refused(option: str, value: float) -> None:
+def test_numbers_out_of_range_are_rejected(option: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=option):
         make(**{option: value})

@@ -194,7 +194,7 @@ def test_hooks_are_called_at_their_places() -> None:
     ]
 
 
-def test_a_requested_stop_ends_after_the_step_under_way_and_the_next_run_goes_on() -> None:
+def test_a_requested_stop_ends_after_the_step_in_progress_and_the_next_run_continues() -> None:
     algorithm = Counting()
     params = OffPolicyTrainerParams(
         **collectors(algorithm.policy),
@@ -265,13 +265,13 @@ def test_lines_have_the_return_of_the_last_episodes_where_the_last_collecting_sa
         ({"overlap": True}, "training_collector must be RolloutWorkers for overlap, got a Collector"),
     ],
 )
-def test_parameters_are_refused_in_one_sentence(given: dict[str, Any], sentence: str) -> None:
+def test_parameters_are_rejected_in_one_sentence(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ArgumentError, match=sentence):
         OffPolicyTrainerParams(**collectors(Counting().policy) | given)
 
 
 @pytest.mark.parametrize("trainer", [OnPolicyTrainer, OffPolicyTrainer, OfflineTrainer])
-def test_parameters_of_another_trainer_are_refused(trainer: Any) -> None:
+def test_parameters_of_another_trainer_are_rejected(trainer: Any) -> None:
     algorithm = Counting()
     others: Any = OfflineTrainerParams(buffer=ReplayBuffer(1))
     if trainer is OfflineTrainer:
@@ -288,7 +288,7 @@ def test_tests_are_played_by_a_collector() -> None:
     workers.stop()
 
 
-def test_a_collecting_that_brings_no_gradient_step_is_refused() -> None:
+def test_a_collecting_that_brings_no_gradient_step_is_rejected() -> None:
     algorithm = Counting()
     params = OffPolicyTrainerParams(
         **collectors(algorithm.policy),

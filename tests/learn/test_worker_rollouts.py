@@ -87,7 +87,7 @@ def on_policy(algorithm: Seeing, collector: Any, **options: Any) -> OnPolicyTrai
     return OnPolicyTrainer(algorithm, params)
 
 
-def test_steps_are_made_with_the_newest_weights(backend: str) -> None:
+def test_steps_use_the_newest_weights(backend: str) -> None:
     algorithm = Seeing()
     with workers(algorithm, backend) as collector:
         info = on_policy(algorithm, collector).run()

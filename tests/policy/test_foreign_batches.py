@@ -62,7 +62,7 @@ def test_states_keep_their_types(kind: str) -> None:
     assert np.asarray(batch["state_in"]["cell"])[:, 1].tolist() == batch["t"].tolist()
 
 
-def test_states_of_tianshou_are_kept_in_buffers_and_for_agents() -> None:
+def test_states_of_tianshou_are_stored_in_buffers_and_for_agents() -> None:
     buffer = VectorReplayBuffer(60, 2)
     with Collector(Counting(tianshou.Batch), "CartPole-v1", buffer, num_envs=2, seed=1) as collector:
         collector.collect(n_step=60)

@@ -155,7 +155,7 @@ SIZES = st.integers(1, 12)
 
 @settings(max_examples=80)
 @given(arrivals(), SIZES, st.sampled_from(["agent_steps", "env_steps"]), DRAINS)
-def test_environment_steps_stay_whole_and_none_is_lost(
+def test_environment_steps_are_not_split_and_none_is_lost(
     drawn: tuple[list[Stream], list[Any]], size: int, mode: Any, drains: list[bool]
 ) -> None:
     sources, arrived = drawn
@@ -179,9 +179,7 @@ def test_environment_steps_stay_whole_and_none_is_lost(
 
 @settings(max_examples=60)
 @given(arrivals(), SIZES, DRAINS)
-def test_an_agents_steps_come_out_in_order(
-    drawn: tuple[list[Stream], list[Any]], size: int, drains: list[bool]
-) -> None:
+def test_an_agents_steps_are_in_order(drawn: tuple[list[Stream], list[Any]], size: int, drains: list[bool]) -> None:
     sources, arrived = drawn
     if any(source.shuffled for source in sources):
         return
@@ -195,7 +193,7 @@ def test_an_agents_steps_come_out_in_order(
 
 @settings(max_examples=80)
 @given(arrivals(), SIZES, st.sampled_from(["agent_steps", "env_steps"]), DRAINS)
-def test_whole_episodes_are_held_back_until_they_end(
+def test_complete_episodes_wait_until_they_end(
     drawn: tuple[list[Stream], list[Any]], size: int, mode: Any, drains: list[bool]
 ) -> None:
     sources, arrived = drawn

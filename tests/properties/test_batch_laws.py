@@ -33,7 +33,7 @@ def test_consecutive_slices_neither_lose_nor_repeat_rows(drawn: Drawn, cuts: lis
 
 
 @given(drawn=batches(), size=st.integers(1, 8))
-def test_joining_the_parts_gives_the_whole(drawn: Drawn, size: int) -> None:
+def test_joining_the_parts_gives_the_batch(drawn: Drawn, size: int) -> None:
     batch, oracle = drawn
     for parts in (batch.timeslices(size), batch.timeslices(num_slices=size), [batch, SampleBatch()]):
         joined = concat_samples(parts)
@@ -67,7 +67,7 @@ def test_gathering_twice_is_gathering_once(drawn: Drawn, data: st.DataObject) ->
 
 
 @given(drawn=batches(), row=st.integers(-30, 30))
-def test_rows_outside_are_refused_and_rows_inside_are_not(drawn: Drawn, row: int) -> None:
+def test_rows_outside_are_rejected_and_rows_inside_are_not(drawn: Drawn, row: int) -> None:
     batch, oracle = drawn
     if -len(batch) <= row < len(batch):
         oracle.take(np.array([row])).check(batch.take([row]))
@@ -227,7 +227,7 @@ def test_flatten_and_unflatten_are_inverse(tree: Any) -> None:
 
 
 @given(tree=trees)
-def test_any_tree_goes_through_a_batch(tree: Any) -> None:
+def test_any_tree_passes_through_a_batch(tree: Any) -> None:
     value = arrays(tree)
     batch = SampleBatch(a=[1, 2], obs=value)
     assert plain(batch["obs"]) == plain(value)

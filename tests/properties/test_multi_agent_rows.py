@@ -125,7 +125,7 @@ policies = st.sampled_from(["random", telling])
     st.integers(1, 3),
     st.lists(st.integers(1, 20), min_size=1, max_size=5),
 )
-def test_a_batch_has_every_step_that_was_made(
+def test_a_batch_has_every_step_that_was_recorded(
     policy: Any, episodes: list[list[Scene]], wide_from: int, envs: int, lengths: list[int]
 ) -> None:
     stages = [Stage(episodes, wide_from) for _ in range(envs)]
@@ -153,7 +153,7 @@ def begin(spec: WorkerSpec, fragment_length: int, count_steps: Count) -> Task:
 
 @settings(max_examples=60, deadline=None)
 @given(policies, episodes, narrow | st.integers(0, 60), st.integers(1, 3), st.integers(1, 24), st.integers(1, 20))
-def test_fragments_have_the_steps_that_were_made_and_all_counts_agree(
+def test_fragments_have_all_recorded_steps_and_counts_agree(
     policy: Any, episodes: list[list[Scene]], wide_from: int, envs: int, length: int, size: int
 ) -> None:
     stages: list[Stage] = []

@@ -315,7 +315,7 @@ def _forms(batch: SampleBatch[Any], folder: Path) -> Iterator[tuple[str, Any]]:
         yield "channel of nested batches", consumer.recv().copy()
 
 
-def test_the_unit_goes_with_every_part_and_form_of_a_batch(scaled: SampleBatch[Any], tmp_path: Path) -> None:
+def test_the_unit_accompanies_every_part_and_form_of_a_batch(scaled: SampleBatch[Any], tmp_path: Path) -> None:
     lost = [form for form, part in _forms(scaled, tmp_path) if part.action_unit != _SCALE]
     assert not lost
 
@@ -342,7 +342,7 @@ def _nested_forms(batch: Batch, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "cat_", grown
 
 
-def test_the_unit_goes_with_every_part_and_form_of_a_sample(scaled: SampleBatch[Any], tmp_path: Path) -> None:
+def test_the_unit_accompanies_every_part_and_form_of_a_sample(scaled: SampleBatch[Any], tmp_path: Path) -> None:
     buffer = ReplayBuffer(100)
     buffer.extend(scaled.drop("infos"))
     sample, _ = buffer.sample(8)
@@ -406,7 +406,7 @@ def test_converted_batches_may_be_mixed(scaled: SampleBatch[Any], drawn: SampleB
     check_leads_on(joined)
 
 
-def test_sources_of_a_sampler_that_come_to_differ_are_refused(
+def test_sources_of_a_sampler_that_become_different_are_rejected(
     scaled: SampleBatch[Any], drawn: SampleBatch[Any]
 ) -> None:
     one, other = ReplayBuffer(200), ReplayBuffer(200)
@@ -421,7 +421,7 @@ def test_sources_of_a_sampler_that_come_to_differ_are_refused(
         sampler.sample(8)
 
 
-def test_rows_of_unknown_unit_go_with_any(scaled: SampleBatch[Any]) -> None:
+def test_rows_of_unknown_unit_accompany_any(scaled: SampleBatch[Any]) -> None:
     plain = scaled.copy()
     plain.action_unit = None
     joined = concat_samples([plain, scaled])
@@ -471,7 +471,7 @@ def _buffer_forms(buffer: Any, folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("make", [ReplayBuffer, lambda size: PrioritizedReplayBuffer(size, alpha=0.6, beta=0.4)])
-def test_the_unit_goes_with_every_form_of_a_buffer(make: Any, scaled: SampleBatch[Any], tmp_path: Path) -> None:
+def test_the_unit_accompanies_every_form_of_a_buffer(make: Any, scaled: SampleBatch[Any], tmp_path: Path) -> None:
     buffer = make(200)
     buffer.extend(scaled)
     forms = _buffer_forms(buffer, tmp_path) if make is ReplayBuffer else [("copy", copy.deepcopy(buffer))]
@@ -568,7 +568,7 @@ def test_descriptions_from_outside_are_checked(plain: Any) -> None:
         ActionUnit.from_description(plain)
 
 
-def test_a_damaged_unit_in_a_table_is_refused(scaled: SampleBatch[Any]) -> None:
+def test_a_damaged_unit_in_a_table_is_rejected(scaled: SampleBatch[Any]) -> None:
     table = scaled.drop("infos").to_arrow()
     metadata = {key: value.replace(b'"scale"', b'"skale"') for key, value in (table.schema.metadata or {}).items()}
     with pytest.raises(FormatError):

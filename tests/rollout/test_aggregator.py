@@ -77,7 +77,7 @@ def test_one_copy_of_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nbytes <= sum(allocated) <= nbytes + 2000
 
 
-def test_a_fragment_goes_with_the_last_of_its_steps() -> None:
+def test_a_fragment_is_released_with_its_last_step() -> None:
     aggregator = Aggregator(10)
     fragment = pair(0, 8)
     gone = weakref.ref(fragment["left"]["obs"])
@@ -136,7 +136,7 @@ def test_sequences_are_mended_where_they_are_cut() -> None:
     assert [batch["obs"].tolist() for batch in batches] == [[1, 2, 3], [4, 5, 1], [2, 3, 4], [5]]
 
 
-def test_a_fragment_that_does_not_fit_is_refused_at_the_door() -> None:
+def test_a_fragment_that_does_not_fit_is_rejected_at_the_door() -> None:
     aggregator = Aggregator(3)
     aggregator.add(pair(0, 1))
     before = aggregator.env_steps, aggregator.agent_steps, aggregator.nbytes, aggregator.fragments
@@ -165,7 +165,7 @@ def test_wider_numbers_join_if_nothing_is_lost() -> None:
     assert aggregator.build_and_reset() == SampleBatch(a=np.array([1, 300, 2], np.int16))
 
 
-def test_whole_episodes_wait_for_their_end() -> None:
+def test_complete_episodes_wait_for_their_end() -> None:
     aggregator = Aggregator(8, complete_episodes=True)
     aggregator.add(pair(0, 2, eps_id=7))
     aggregator.add(pair(0, 1, eps_id=9))
@@ -220,7 +220,9 @@ def test_episodes_that_will_never_end_are_dropped_and_counted() -> None:
         ),
     ],
 )
-def test_fragments_that_do_not_tell_episodes_are_refused(fragment: Any, error: type[Exception], words: str) -> None:
+def test_fragments_that_do_not_identify_episodes_are_rejected(
+    fragment: Any, error: type[Exception], words: str
+) -> None:
     aggregator = Aggregator(3, complete_episodes=True)
     with pytest.raises(error, match=words):
         aggregator.add(fragment)
@@ -274,7 +276,7 @@ def collected(seed: int, batch_size: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_same_steps_go_into_the_same_batches_whatever_the_episodes_ids() -> None:
+def test_the_same_steps_go_into_the_same_batches_for_any_episodes_ids() -> None:
     assert collected(1, 50) == collected(1, 50)
 
 

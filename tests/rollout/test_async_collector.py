@@ -169,7 +169,7 @@ def test_one_step_of_all_is_one_step_of_all() -> None:
 
 
 @pytest.mark.parametrize(("lengths", "wanted"), [([2, 5, 9], 3), ([2, 5, 9], 7), ([7, 2], 1)])
-def test_every_episode_that_is_begun_is_kept_and_no_more_are_begun(lengths: list[int], wanted: int) -> None:
+def test_every_episode_that_is_started_is_preserved_and_no_more_are_started(lengths: list[int], wanted: int) -> None:
     steps = CONTEXT.RawArray("i", len(lengths))
     env = ladders(lengths, gyms.Watched, steps=steps)
     with Async(stay, env) as collector:
@@ -185,7 +185,7 @@ def test_every_episode_that_is_begun_is_kept_and_no_more_are_begun(lengths: list
         assert sum(steps) == collector.collect_step
 
 
-def test_episodes_that_are_under_way_are_among_those_wanted_or_wait() -> None:
+def test_episodes_that_are_in_progress_are_among_those_wanted_or_wait() -> None:
     with gated(stay, [6, 6, 6], [2]) as (collector, gate, steps):
         first = collector.collect(n_step=4).batch
         second = collector.collect(n_episode=2)
@@ -240,7 +240,7 @@ def test_statistics_are_those_of_the_batch() -> None:
         assert (collector.collect_step, collector.collect_episode, collector.collect_time) == (0, 0, 0.0)
 
 
-def test_every_step_is_there_once_whatever_is_called() -> None:
+def test_every_step_occurs_once_whatever_is_called() -> None:
     rng = np.random.default_rng(3)
     lengths = [1, 4, 7]
     steps = CONTEXT.RawArray("i", 3)
@@ -282,7 +282,7 @@ def test_every_step_is_there_once_whatever_is_called() -> None:
     assert episodes <= buffer[:].terminated.sum()
 
 
-def test_the_final_observation_of_an_episode_is_kept_and_no_reset_is_a_step() -> None:
+def test_the_final_observation_of_an_episode_is_preserved_and_no_reset_is_a_step() -> None:
     with Async(stay, ladders([2, 3], truncates=True, says=True)) as collector:
         batches = [collector.collect(n_step=20).batch, collector.collect(n_episode=5).batch]
         collector.reset_env()
@@ -393,7 +393,7 @@ class Wide(gyms.Ladder):
         return seen.astype(np.float64) + 1e-12 if self._step > 2 else seen
 
 
-def test_floats_wider_than_their_space_are_kept() -> None:
+def test_floats_wider_than_their_space_are_preserved() -> None:
     with Async(stay, ladders([5, 5], Wide)) as collector:
         batch = collector.collect(n_step=40).batch
     assert batch["new_obs"].dtype == np.float64
@@ -441,7 +441,7 @@ def test_one_function_or_id_makes_all_environments() -> None:
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_functions_go_to_other_processes_however_these_start(start_method: str) -> None:
+def test_functions_can_be_sent_to_other_processes_however_these_start(start_method: str) -> None:
     length = 3
     makers = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=length), partial(gymnasium.make, "CartPole-v1")]
     with AsyncCollector(lean, makers, start_method=start_method, seed=1, wait_num=2) as collector:
@@ -450,7 +450,7 @@ def test_functions_go_to_other_processes_however_these_start(start_method: str) 
     assert batch["t"][batch["env_id"] == 0].max() == 2
 
 
-def test_a_function_that_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_cannot_be_sent_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(EnvironmentSpecError, match="environment 1 must be given as an id or a function that can be"):
         AsyncCollector(stay, [gyms.Walk, lambda: gyms.Ladder(0)])
@@ -458,7 +458,7 @@ def test_a_function_that_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPat
         assert collector.num_envs == 1
 
 
-def test_environments_that_are_made_already_are_refused() -> None:
+def test_environments_that_are_created_already_are_rejected() -> None:
     sync = SyncVectorEnv([gyms.Walk])
     together = AsyncVectorEnv([gyms.Walk], context="fork")
     for env, words in (
@@ -505,7 +505,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("form", STATES)
-def test_a_recurrent_state_is_kept_for_each_environment(form: str) -> None:
+def test_a_recurrent_state_is_preserved_for_each_environment(form: str) -> None:
     """The state counts the steps, so the one that was given is `t`, and the one that was returned `t + 1`."""
     make, read, names = STATES[form]
 
@@ -550,7 +550,7 @@ def test_a_policy_sees_what_was_said_and_whom_it_decides_for() -> None:
     assert {env for env, _, _ in seen} == {0, 1}
 
 
-def test_what_a_policy_wants_kept_is_kept_and_may_widen() -> None:
+def test_what_a_policy_wants_kept_is_preserved_and_may_widen() -> None:
     calls = itertools.count()
 
     def policy(batch: Batch) -> Batch:
@@ -581,7 +581,7 @@ def test_a_state_does_not_outlast_steps_at_random() -> None:
     assert seen == [[0, 0], [1, 1], [0, 0], [1, 1]]
 
 
-def test_what_is_kept_must_be_kept_at_every_step() -> None:
+def test_kept_values_must_be_kept_at_every_step() -> None:
     calls = itertools.count()
 
     def policy(obs: Any) -> Any:
@@ -748,12 +748,12 @@ def test_exactly_one_amount_is_asked_for(amounts: dict[str, int]) -> None:
         ({"num_envs": 0}, "num_envs must be a whole number from 1, got 0"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(given: dict[str, Any], words: str) -> None:
+def test_invalid_numbers_are_rejected(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         Async(stay, ladders([2, 2]), **given)
 
 
-def test_a_number_of_actions_that_does_not_fit_is_refused() -> None:
+def test_a_number_of_actions_that_does_not_fit_is_rejected() -> None:
     with (
         Async(lambda obs: np.zeros(3, int), ladders([2, 2])) as collector,
         pytest.raises(PolicySpecError, match=r"each of 2 environments, got actions of shape \(3,\)"),
@@ -761,7 +761,7 @@ def test_a_number_of_actions_that_does_not_fit_is_refused() -> None:
         collector.collect(n_step=2)
 
 
-def test_a_closed_collector_refuses() -> None:
+def test_a_closed_collector_rejects() -> None:
     for begun in (False, True):
         collector = Async(stay, ladders([2]))
         if begun:

@@ -88,7 +88,7 @@ def test_steps_of_a_real_environment(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_final_observation_of_a_truncated_episode_is_kept(mode: str) -> None:
+def test_the_final_observation_of_a_truncated_episode_is_preserved(mode: str) -> None:
     collector = Collector(stay, ladders([2, 3], mode, truncates=True))
     batch = collector.collect(n_step=20).batch
     check_trajectories(batch)
@@ -180,7 +180,7 @@ def test_a_single_environment_is_counted_exactly() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("lengths", "wanted"), [([2, 5, 9], 3), ([2, 5, 9], 4), ([2, 5, 9], 9), ([7, 2], 1)])
-def test_every_episode_that_is_begun_is_kept(mode: str, lengths: list[int], wanted: int) -> None:
+def test_every_episode_that_is_started_is_preserved(mode: str, lengths: list[int], wanted: int) -> None:
     with Collector(stay, ladders(lengths, mode)) as collector:
         stats = collector.collect(n_episode=wanted)
         assert stats.n_collected_episodes == wanted
@@ -242,7 +242,7 @@ def test_statistics_are_those_of_the_batch() -> None:
     assert (collector.collect_step, collector.collect_episode, collector.collect_time) == (0, 0, 0.0)
 
 
-def test_statistics_go_into_logs_whole() -> None:
+def test_statistics_go_into_logs_completely() -> None:
     stats = dataclasses.asdict(Collector(stay, ladders([2, 4]), VectorReplayBuffer(20, 2)).collect(n_episode=3))
     assert stats["lens_stat"] == {"mean": 8 / 3, "std": pytest.approx(8**0.5 / 3), "max": 4.0, "min": 2.0}
     assert stats["returns_stat"].keys() == stats["lens_stat"].keys()
@@ -309,7 +309,7 @@ def test_a_policy_sees_what_was_said_and_whom_it_decides_for() -> None:
 # Policies
 
 
-def test_what_a_policy_wants_kept_is_kept() -> None:
+def test_what_a_policy_wants_kept_is_preserved() -> None:
     def policy(batch: Batch) -> Batch:
         rows = len(batch.obs)
         kept = Batch(value=torch.ones(rows), deep=Batch(logits=np.zeros((rows, 3))))
@@ -326,7 +326,7 @@ def test_what_a_policy_wants_kept_is_kept() -> None:
     assert buffer[:].action_logp.tolist() == [-1.0] * 4
 
 
-def test_what_the_policy_writes_to_afterwards_is_kept_as_it_was() -> None:
+def test_what_the_policy_writes_to_afterwards_is_preserved_as_it_was() -> None:
     actions = np.zeros(2, int)
 
     def policy(obs: Any) -> Any:
@@ -339,7 +339,7 @@ def test_what_the_policy_writes_to_afterwards_is_kept_as_it_was() -> None:
 
 @pytest.mark.parametrize("form", ["array", "tensor", "tuple", "batch"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_recurrent_state_begins_anew_with_each_episode(mode: str, form: str) -> None:
+def test_a_recurrent_state_restarts_with_each_episode(mode: str, form: str) -> None:
     """The state counts the steps, so the one that was given is `t`, and the one that was returned `t + 1`."""
     make = {
         "array": lambda count: count[:, None],
@@ -381,7 +381,7 @@ def test_a_recurrent_state_begins_anew_with_each_episode(mode: str, form: str) -
             assert np.asarray(rows[name]).reshape(-1).tolist() == rows["obs"][:, 2].tolist()
 
 
-def test_a_state_without_a_row_for_each_environment_is_refused() -> None:
+def test_a_state_without_a_row_for_each_environment_is_rejected() -> None:
     def policy(batch: Batch, state: Any) -> Batch:
         # A Batch stacks the tensors of a tuple.
         return Batch(act=np.zeros(3, int), state=(torch.zeros(3, 4), torch.zeros(3, 4)))
@@ -450,7 +450,7 @@ def test_scaling_reaches_both_bounds_and_nothing_beyond() -> None:
         ("squash", gyms.Walk(), "'clip', 'scale' or a function, got 'squash'"),
     ],
 )
-def test_mappings_that_cannot_be_are_refused(how: Any, env: Any, words: str) -> None:
+def test_invalid_mappings_are_rejected(how: Any, env: Any, words: str) -> None:
     with pytest.raises(PolicySpecError, match=words):
         Collector(stay, env, map_action=how)
 
@@ -471,7 +471,7 @@ def test_random_actions_of_an_environment_do_not_depend_on_how_many_others_there
     assert set(alone["env_id"].tolist()) == {2}
 
 
-def test_a_number_of_actions_that_does_not_fit_is_refused() -> None:
+def test_a_number_of_actions_that_does_not_fit_is_rejected() -> None:
     with pytest.raises(PolicySpecError, match=r"each of 2 environments, got actions of shape \(3,\)"):
         Collector(lambda obs: np.zeros(3, int), ladders([2, 2])).collect(n_step=2)
 
@@ -488,7 +488,7 @@ def test_actions_may_widen_but_not_lose() -> None:
         Collector(lambda obs: np.zeros(next(shapes)), ladders([9, 9])).collect(n_step=4)
 
 
-def test_what_is_kept_must_be_kept_at_every_step() -> None:
+def test_kept_values_must_be_kept_at_every_step() -> None:
     kept = iter([{"policy": {"a": np.zeros(2)}}, {}])
     collector = Collector(lambda obs: {"act": np.zeros(2, int), **next(kept)}, ladders([9, 9]))
     with pytest.raises(ColumnMismatchError, match=r"some without 'policy\.a'"):
@@ -530,7 +530,7 @@ def test_plain_buffers_and_larger_ones() -> None:
 
 
 @pytest.mark.parametrize("envs", ["one", "list", "vector"])
-def test_observations_that_are_stacked_twice_are_refused(envs: str) -> None:
+def test_observations_that_are_stacked_twice_are_rejected(envs: str) -> None:
     def stacked() -> Any:
         inner = gymnasium.make("CartPole-v1")
         return gymnasium.wrappers.ClipReward(gymnasium.wrappers.FrameStackObservation(inner, 3), 0.0, 1.0)
@@ -543,7 +543,7 @@ def test_observations_that_are_stacked_twice_are_refused(envs: str) -> None:
     assert buffer.sample(4)[0].obs.shape == (4, 3, 4)
 
 
-def test_reset_empties_buffer_and_counts_unless_told_otherwise() -> None:
+def test_reset_empties_buffer_and_counts_by_default() -> None:
     buffer = VectorReplayBuffer(40, 2)
     env = ladders([9, 9])
     collector = Collector(stay, env, buffer, seed=1)
@@ -701,7 +701,7 @@ def test_rendering() -> None:
     assert env.renders == 3
 
 
-def test_a_closed_collector_refuses() -> None:
+def test_a_closed_collector_rejects() -> None:
     for begun in (False, True):
         collector = Collector(stay, gyms.Ladder(0))
         if begun:
@@ -711,7 +711,7 @@ def test_a_closed_collector_refuses() -> None:
             collector.collect(n_step=1)
 
 
-def test_an_environment_that_raises_does_so_to_the_caller_and_is_reset_before_it_goes_on() -> None:
+def test_errors_of_environments_reach_the_caller_and_reset_them() -> None:
     env = gyms.Failing(0, 50)
     collector = Collector(stay, env)
     with pytest.raises(RuntimeError, match="the rung broke"):
@@ -740,6 +740,6 @@ def test_a_policy_that_raises_after_a_reset_does_so_to_the_caller(buffer: Any) -
     assert collector.collect(n_step=2).n_collected_steps == 2
 
 
-def test_environments_that_are_neither_are_refused() -> None:
+def test_environments_that_are_neither_are_rejected() -> None:
     with pytest.raises(EnvironmentSpecError, match="got a int"):
         Collector(stay, 7)

@@ -104,12 +104,12 @@ def test_buffers_may_go_without_infos(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("make", COLLECTORS.values(), ids=COLLECTORS)
-def test_environments_are_made_with_arguments(make: Any) -> None:
+def test_environments_are_created_with_arguments(make: Any) -> None:
     with make("CartPole-v1", env_kwargs={"max_episode_steps": 3}) as collector:
         assert set(collector.collect(n_episode=4).lens.tolist()) == {3}
 
 
-def test_environments_of_several_agents_are_made_with_arguments() -> None:
+def test_environments_of_several_agents_are_created_with_arguments() -> None:
     spread = "mpe2/simple_spread_v3"
     with MultiAgentCollector("random", [spread, spread], env_kwargs={"N": 2}) as collector:
         assert collector.collect(n_step=4).batch["agent"].count == 8
@@ -117,7 +117,7 @@ def test_environments_of_several_agents_are_made_with_arguments() -> None:
         assert collector.collect(n_step=4).batch["agent"].count == 16
 
 
-def test_arguments_for_environments_that_are_made_are_refused() -> None:
+def test_arguments_for_environments_that_are_created_are_rejected() -> None:
     words = "env_kwargs must be given with a function or id as env, got a"
     with pytest.raises(ArgumentError, match=words):
         Collector("random", gyms.Ladder(0), env_kwargs=TALKING)
@@ -217,18 +217,18 @@ def test_every_collector_names_a_seed_that_is_none(make: Any, env: Any, seed: An
 @pytest.mark.parametrize(
     ("option", "value"), [("map_action", "tanh"), ("map_action", True), ("exploration_noise", "yes")]
 )
-def test_every_collector_refuses_options_that_stand_for_nothing(make: Any, env: Any, option: str, value: Any) -> None:
+def test_every_collector_rejects_options_that_have_no_effect(make: Any, env: Any, option: str, value: Any) -> None:
     with pytest.raises(PolicySpecError, match=f"^{option} must be .* or a function, got {value!r}"):
         make(env, **{option: value})
 
 
 @pytest.mark.parametrize(("make", "env"), EVERY_KIND.values(), ids=EVERY_KIND)
-def test_every_collector_refuses_what_is_no_buffer_before_it_steps(make: Any, env: Any) -> None:
+def test_every_collector_rejects_what_is_no_buffer_before_it_steps(make: Any, env: Any) -> None:
     with pytest.raises(ArgumentError, match=r"^buffer must be a .*ReplayBuffer or a ReplayClient .*, got a list$"):
         make(env, buffer=[])
 
 
-def test_buffers_of_one_agent_and_of_several_are_told_apart() -> None:
+def test_buffers_of_one_agent_and_of_several_are_distinguished() -> None:
     with pytest.raises(ArgumentError, match="environments of several agents, got a ReplayBuffer"):
         MultiAgentCollector("random", arena.Relay, buffer=ReplayBuffer(9))
     for kind in (Collector, AsyncCollector):
@@ -359,7 +359,7 @@ def test_each_policy_may_scale_its_random_actions() -> None:
         assert np.array_equal(batch["left"]["actions"], batches[0]["left"]["actions"])
 
 
-def test_scaled_random_actions_go_on_where_they_were() -> None:
+def test_scaled_random_actions_continue_where_they_were() -> None:
     def make() -> MultiAgentCollector:
         return MultiAgentCollector("random", SteeredTogether, seed=3, map_action="scale")
 
@@ -461,7 +461,7 @@ class Bounded:
         return (act - 1) / 4
 
 
-def test_random_actions_of_several_agents_are_kept_as_the_policy_would_give_them() -> None:
+def test_random_actions_of_several_agents_are_preserved_as_the_policy_would_give_them() -> None:
     with MultiAgentCollector(Bounded(), SteeredTogether, seed=3) as collector:
         given, kept = given_and_kept(collector.collect(n_step=50, random=True).batch)
     assert -3 <= given.min() < -2.5

@@ -32,7 +32,7 @@ amounts_of = st.lists(st.tuples(st.sampled_from(["n_step", "n_episode"]), st.int
     wanted=st.integers(1, 9),
     cuts=st.lists(st.integers(1, 40), max_size=3),
 )
-def test_each_episode_that_is_begun_counts_to_its_end(
+def test_each_episode_that_is_started_counts_to_its_end(
     ends: list[tuple[bool, ...]], wanted: int, cuts: list[int]
 ) -> None:
     flags = np.array(ends, bool).reshape(len(ends), -1)

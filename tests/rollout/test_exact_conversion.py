@@ -89,7 +89,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("place", "value", "must"), REFUSED)
-def test_values_that_would_change_are_refused(place: int, value: Any, must: str) -> None:
+def test_values_that_would_change_are_rejected(place: int, value: Any, must: str) -> None:
     collector = Collector(stay, Odd(place, value))
     with pytest.raises(EnvironmentSpecError, match=f"^column '{NAMES[place]}' must {must}.* environment 0 in step 5$"):
         collector.collect(n_step=9)
@@ -105,7 +105,7 @@ def test_environments_of_a_list_are_checked(place: int, value: Any, must: str) -
 
 
 @pytest.mark.parametrize("buffered", [False, True])
-def test_steps_before_a_refused_one_are_kept_whole(buffered: bool) -> None:
+def test_steps_before_a_rejected_one_are_preserved_completely(buffered: bool) -> None:
     buffer = VectorReplayBuffer(30, 3) if buffered else None
     collector = Collector(stay, OddVector(1, np.zeros(2)), buffer)
     with pytest.raises(EnvironmentSpecError, match="'rewards' must have 3 rows, got 2 in step 5"):
@@ -145,7 +145,7 @@ def test_flags_and_rewards_of_other_dtypes_are_converted_exactly() -> None:
         assert column[batch["t"] == 4].tolist() == list(value)
 
 
-def test_floats_wider_than_their_space_are_kept() -> None:
+def test_floats_wider_than_their_space_are_preserved() -> None:
     wide = np.array([0.1, 1e300, np.nan])
     for env in (Odd(0, wide), [Odd(0, wide), Odd()], OddVector(0, np.stack([wide] * 3))):
         batch = Collector(stay, env).collect(n_step=18).batch
@@ -191,7 +191,7 @@ def test_values_that_fit_by_themselves_fit_together() -> None:
         (spaces.Box(0, 9, (1,), np.uint8), [np.nan]),
     ],
 )
-def test_values_that_their_space_does_not_hold_are_refused(space: Any, value: Any) -> None:
+def test_values_that_their_space_does_not_hold_are_rejected(space: Any, value: Any) -> None:
     with pytest.raises(EnvironmentSpecError, match=f"^column 'obs' must hold {space.dtype}, .* in step 5$"):
         Collector(stay, Odd(0, value, space)).collect(n_step=9)
 
@@ -230,7 +230,7 @@ def test_steps_of_a_single_environment_are_counted_across_its_episodes() -> None
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_shapes_that_gymnasium_cannot_join_are_refused(mode: Any) -> None:
+def test_shapes_that_gymnasium_cannot_join_are_rejected(mode: Any) -> None:
     makers: list[Callable[[], Odd]] = [Odd, lambda: Odd(0, np.zeros(2)), Odd]
     with pytest.raises(EnvironmentSpecError, match=r"'obs' must have rows of shape .* from environment 1 in step 5"):
         Collector(stay, SyncVectorEnv(makers, autoreset_mode=mode)).collect(n_step=30)
@@ -310,7 +310,7 @@ def test_agents_who_take_turns_are_checked(place: int, value: Any, message: str)
 @pytest.mark.parametrize(
     "make", [lambda: OddRelay(0, np.zeros(3, np.float32)), lambda: OddRelay(1, None), lambda: OddBazaar(1, None)]
 )
-def test_after_a_refused_step_a_new_episode_begins(make: Callable[[], Any]) -> None:
+def test_after_a_rejected_step_a_new_episode_starts(make: Callable[[], Any]) -> None:
     collector = MultiAgentCollector("random", make(), seed=1)
     with pytest.raises(EnvironmentSpecError, match="step 5"):
         collector.collect(n_step=40)
@@ -324,13 +324,13 @@ def test_after_a_refused_step_a_new_episode_begins(make: Callable[[], Any]) -> N
 
 
 @pytest.mark.parametrize("value", [np.zeros(3, np.float32), np.float32(1)])
-def test_observations_of_another_shape_are_refused_before_the_policy_sees_them(value: Any) -> None:
+def test_observations_of_another_shape_are_rejected_before_the_policy_sees_them(value: Any) -> None:
     collector = MultiAgentCollector(arena.steady, OddRelay(0, value), seed=1)
     with pytest.raises(SampleBatchError, match=r"obs' must have rows of shape \(2,\)"):
         collector.collect(n_step=40)
 
 
-def test_a_step_of_which_one_policy_cannot_be_recorded_is_kept_of_none() -> None:
+def test_a_step_is_recorded_for_all_policies_or_for_none() -> None:
     class Odd(arena.Relay):
         def step(self, actions: Any) -> Any:
             step = super().step(actions)
@@ -347,7 +347,7 @@ def test_a_step_of_which_one_policy_cannot_be_recorded_is_kept_of_none() -> None
     assert "second" not in batch.policy_batches
 
 
-def test_numbers_that_are_flags_are_taken_for_flags() -> None:
+def test_numbers_that_are_flags_are_treated_as_flags() -> None:
     batch = MultiAgentCollector("random", OddRelay(2, np.int8(1)), seed=1).collect(n_episode=1).batch["runner"]
     ends = batch["terminateds"] & (batch["agent_index"] == 2)
     assert batch["t"][ends].tolist() == [5]
@@ -419,7 +419,7 @@ def work(herd: Herd, envs: int) -> RolloutWorkers:
 
 
 @pytest.mark.parametrize(("place", "value", "must"), REFUSED)
-def test_workers_tell_which_value_of_several_environments_was_refused(place: int, value: Any, must: str) -> None:
+def test_workers_name_which_value_of_several_environments_was_rejected(place: int, value: Any, must: str) -> None:
     match = f"column '{NAMES[place]}' must {must}.* from environment 1 in step 5"
     with pytest.raises(SampleBatchError, match=match), work(Herd(place, value), 3) as workers:
         list(workers.fragments(n_step=30, fragment_length=30))

@@ -71,7 +71,7 @@ def test_a_real_environment_step_by_step() -> None:
     assert (batch["eps_id"] >= 0).all()
 
 
-def test_actions_are_those_that_were_made() -> None:
+def test_actions_are_those_that_were_taken() -> None:
     made = []
 
     class Watched(arena.Relay):
@@ -86,7 +86,7 @@ def test_actions_are_those_that_were_made() -> None:
     assert batch["actions"].tolist()[:3] == made
 
 
-def test_agents_come_and_go() -> None:
+def test_agents_join_and_leave() -> None:
     environment = arena.Relay()
     collector = MultiAgentCollector("random", environment, seed=0)
     whole = concat_samples([collector.collect(n_step=steps).batch for steps in (3, 5, 1, 7)])
@@ -115,7 +115,7 @@ def test_late_agents_line_up_in_lockstep() -> None:
     ]  # fmt: skip
 
 
-def test_observations_that_the_environment_overwrites_are_kept() -> None:
+def test_observations_that_the_environment_overwrites_are_preserved() -> None:
     batch = MultiAgentCollector("random", arena.Nested(), seed=0).collect(n_step=8).batch["runner"]
     assert batch.column_names[:4] == ("obs.where", "obs.who", "new_obs.where", "new_obs.who")
     assert (batch["obs.where"][:, 0] == batch["t"]).all()
@@ -224,7 +224,7 @@ def lengths(batch: MultiAgentBatch) -> list[tuple[int, int]]:
     return sorted((int(one["env_id"][0]), len(one)) for one in found.values())
 
 
-def test_episodes_are_those_that_begin_first() -> None:
+def test_episodes_are_those_that_start_first() -> None:
     collector = MultiAgentCollector("random", Uneven, num_envs=2, seed=0)
     batch = collector.collect(n_episode=5).batch
     # Both are at their third episode when four have ended; the fifth to begin is the first environment's.
@@ -235,7 +235,7 @@ def test_episodes_are_those_that_begin_first() -> None:
     assert lengths(collector.collect(n_episode=2).batch) == [(0, 5), (1, 3)]
 
 
-def test_episodes_under_way_come_first() -> None:
+def test_episodes_in_progress_are_first() -> None:
     collector = MultiAgentCollector("random", Uneven, num_envs=2, seed=0)
     first = collector.collect(n_step=7).batch
     assert lengths(first) == [(0, 1), (0, 1), (0, 2), (1, 1), (1, 2)]
@@ -245,7 +245,7 @@ def test_episodes_under_way_come_first() -> None:
     assert rest["runner"]["t"].tolist() == [1, 2]
 
 
-def test_a_reset_begins_new_episodes() -> None:
+def test_a_reset_starts_new_episodes() -> None:
     collector = MultiAgentCollector("random", arena.Relay, num_envs=2, seed=0)
     before = collector.collect(n_step=6).batch["runner"]
     collector.reset()
@@ -254,7 +254,7 @@ def test_a_reset_begins_new_episodes() -> None:
     assert not set(before["eps_id"].tolist()) & set(after["eps_id"].tolist())
 
 
-def test_a_reset_empties_the_buffer_unless_told_otherwise() -> None:
+def test_a_reset_empties_the_buffer_by_default() -> None:
     buffer = MultiAgentReplayBuffer(1000)
     collector = MultiAgentCollector("random", arena.Relay, buffer=buffer, num_envs=2, seed=0)
     collector.collect(n_step=6)
@@ -332,7 +332,7 @@ def test_actions_are_mapped_by_policy_and_kept_as_they_were() -> None:
         MultiAgentCollector({"runner": arena.steady}, Watched(), map_action={"walker": lambda act: act})
 
 
-def test_a_closed_collector_refuses() -> None:
+def test_a_closed_collector_rejects() -> None:
     environment = arena.Relay()
     with MultiAgentCollector("random", environment) as collector:
         collector.collect(n_step=1)

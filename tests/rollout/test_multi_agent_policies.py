@@ -124,7 +124,7 @@ def test_an_agent_that_comes_back_remembers_nothing() -> None:
     assert batch["state_in_0"][batch["agent_index"] == 0].tolist() == [0, 1, 0, 1]
 
 
-def test_what_a_policy_says_beside_actions_is_kept() -> None:
+def test_what_a_policy_says_beside_actions_is_preserved() -> None:
     def telling(batch: Batch) -> Batch:
         n = len(batch.obs)
         said = Batch(value=batch.obs[:, 0] * 2, deep=Batch(who=batch.obs[:, 1]))
@@ -151,7 +151,7 @@ class Scaled:
         return (act + 1) / 2
 
 
-def test_actions_are_kept_as_the_policy_gave_them() -> None:
+def test_actions_are_preserved_as_the_policy_gave_them() -> None:
     made = []
 
     class Watched:
@@ -289,7 +289,7 @@ def test_noise_is_added_for_whom_it_is_asked(envs: int) -> None:
     assert acted({"agent": flipped, "adversary": True}) == {"adversary": own, "agent": given}
 
 
-def test_noise_is_for_policies_that_are_there_and_decide() -> None:
+def test_noise_is_for_policies_that_exist_and_decide() -> None:
     def collector(noise: Any, **policies: Any) -> MultiAgentCollector:
         given = {"adversary": "random", "agent": Exploring()}
         return MultiAgentCollector(given | policies, "mpe2/simple_tag_v3", seed=0, exploration_noise=noise)

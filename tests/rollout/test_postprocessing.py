@@ -112,7 +112,7 @@ def test_estimates_are_asked_for_once_and_kept_in_their_dtype() -> None:
 
 
 @pytest.mark.parametrize("given", [{"values": {"adversry": value}}, {"bootstrap": {"adversry": value}}])
-def test_estimates_for_a_policy_that_is_not_there_are_refused(given: dict[str, Any]) -> None:
+def test_estimates_for_a_policy_that_is_not_there_are_rejected(given: dict[str, Any]) -> None:
     policies = {"adversary": "random", "agent": "random"}
     words = "GAE must name policies, got 'adversry'; did you mean 'adversary'"
     hooks = [GAE(**given)]
@@ -126,7 +126,7 @@ def test_estimates_for_a_policy_that_is_not_there_are_refused(given: dict[str, A
         postprocess(SampleBatch(eps_id=[7]), [GAE(**given)])
 
 
-def test_a_batch_may_lack_steps_of_a_policy_that_is_there() -> None:
+def test_a_batch_may_lack_steps_of_a_policy_that_exists() -> None:
     batch = MultiAgentBatch({"adversary": SampleBatch(eps_id=[7], rewards=[1.0])}, 1)
     assert postprocess(batch, [GAE({"agent": value})])["adversary"].column_names == ("eps_id", "rewards")
 
@@ -329,7 +329,7 @@ def test_turns_are_postprocessed_agent_by_agent() -> None:
 
 
 @pytest.mark.parametrize("ends", [[False, False, True], [False, False, False]], ids=["within", "beyond"])
-def test_estimates_of_another_shape_than_rewards_are_refused(ends: list[bool]) -> None:
+def test_estimates_of_another_shape_than_rewards_are_rejected(ends: list[bool]) -> None:
     steps = SampleBatch(
         eps_id=[1, 1, 1], obs=np.ones((3, 2)), new_obs=np.ones((3, 2)), rewards=np.ones(3), terminateds=ends,
         truncateds=[False] * 3,
@@ -346,7 +346,7 @@ def test_estimates_of_another_shape_than_rewards_are_refused(ends: list[bool]) -
 
 
 @pytest.mark.parametrize("hooks", [GAE(), "GAE", {"p": GAE()}, [3]], ids=["one", "word", "dict", "number"])
-def test_hooks_that_are_no_sequence_of_functions_are_refused(hooks: Any) -> None:
+def test_hooks_that_are_no_sequence_of_functions_are_rejected(hooks: Any) -> None:
     batch = SampleBatch(eps_id=[1], rewards=[1.0])
     with pytest.raises(ArgumentError, match="hooks must be"):
         postprocess(batch, hooks)

@@ -65,7 +65,7 @@ def test_later_steps_widen_earlier_ones_without_loss() -> None:
     ],
     ids=["dtypes", "shapes", "kinds", "nested, then not", "not, then nested", "structures", "shapes of leaves"],
 )
-def test_a_step_that_does_not_fit_is_refused_by_name_and_leaves_earlier_ones(before: Any, odd: Any) -> None:
+def test_a_step_that_does_not_fit_is_rejected_by_name_and_leaves_earlier_ones(before: Any, odd: Any) -> None:
     recorder = Recorder()
     append(recorder, 0, before)
     with pytest.raises(ColumnMismatchError, match="'obs"):
@@ -84,7 +84,7 @@ def test_leaves_of_nested_columns_are_widened_each_by_itself() -> None:
     assert batch["obs.y"].tolist() == [3.0, 0.5, 4.0, 1.5]
 
 
-def test_steps_of_other_columns_are_refused() -> None:
+def test_steps_of_other_columns_are_rejected() -> None:
     recorder = Recorder()
     append(recorder, 0, np.array([1, 2]))
     with pytest.raises(ColumnMismatchError, match="some without 'obs'"):

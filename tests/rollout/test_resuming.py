@@ -73,7 +73,7 @@ def rows(batch: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("steps", [7, 60])
-def test_a_resumed_collector_goes_on_as_the_first_would_have(name: str, steps: int) -> None:
+def test_a_resumed_collector_resumes_exactly(name: str, steps: int) -> None:
     with MAKERS[name]() as first, MAKERS[name]() as second:
         first.collect(n_step=steps)
         state = pickle.loads(pickle.dumps(first.state_dict()))
@@ -89,7 +89,7 @@ def test_a_resumed_collector_goes_on_as_the_first_would_have(name: str, steps: i
 
 
 @pytest.mark.parametrize("name", ["CartPole", "NextStep", "simple_spread", "turns"])
-def test_episodes_under_way_keep_their_ids(name: str) -> None:
+def test_episodes_in_progress_keep_their_ids(name: str) -> None:
     with MAKERS[name]() as first, MAKERS[name]() as second:
         first.collect(n_step=6)
         second.load_state_dict(first.state_dict(), allow_pickle=True)
@@ -114,7 +114,7 @@ sys.stdout.buffer.write(pickle.dumps(str(found)))
 
 
 @pytest.mark.parametrize("name", ["CartPole", "Pendulum", "simple_spread"])
-def test_another_process_goes_on(name: str) -> None:
+def test_another_process_resumes(name: str) -> None:
     with MAKERS[name]() as first:
         first.collect(n_step=30)
         state = pickle.dumps(first.state_dict())
@@ -124,7 +124,7 @@ def test_another_process_goes_on(name: str) -> None:
     assert pickle.loads(ended.stdout) == expected
 
 
-def test_environments_in_processes_go_on() -> None:
+def test_environments_in_processes_continue() -> None:
     makers = [partial(gymnasium.make, "CartPole-v1")] * 2
     given = {"start_method": "fork", "wait_num": 2}
     with (
@@ -186,7 +186,7 @@ def test_environments_are_not_unpickled_unasked(mark: Path) -> None:
     collector.collect(n_step=3)
 
 
-def test_counts_go_on() -> None:
+def test_counts_continue() -> None:
     first, second = MAKERS["CartPole"](), MAKERS["CartPole"]()
     first.collect(n_step=90)
     second.load_state_dict(first.state_dict(), allow_pickle=True)
@@ -195,7 +195,7 @@ def test_counts_go_on() -> None:
     assert second.collect(n_step=3).batch["unroll_id"].tolist() == [1, 1, 1]
 
 
-def test_a_state_does_not_change_when_its_collector_goes_on() -> None:
+def test_a_state_does_not_change_when_its_collector_continues() -> None:
     first = MAKERS["a state"]()
     first.collect(n_step=10)
     state = first.state_dict()
@@ -215,7 +215,7 @@ def test_a_buffer_gets_the_same_steps() -> None:
     assert str(first.buffer[:]) == str(second.buffer[:])
 
 
-def test_states_that_do_not_fit_are_refused() -> None:
+def test_states_that_do_not_fit_are_rejected() -> None:
     collector = MAKERS["CartPole"]()
     with pytest.raises(FormatError, match="must have the entry 'collector'"):
         collector.load_state_dict({})

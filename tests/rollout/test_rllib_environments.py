@@ -106,7 +106,7 @@ def test_agents_that_act_at_once() -> None:
     assert batch["a"]["infos"].tolist() == [{"step": 1}, {"step": 2}] * 4
 
 
-def test_turns_rewards_and_agents_that_come_and_go() -> None:
+def test_turns_rewards_and_agents_that_join_and_leave() -> None:
     env = scripted(
         {"a_0": 0.0},
         [
@@ -162,7 +162,7 @@ def test_fragments_take_complete_environment_steps(n_step: int) -> None:
     assert len(single["a"]) == sum(len(batch["a"]) for batch in batches)
 
 
-def test_states_are_kept_for_agents_that_wait() -> None:
+def test_states_are_preserved_for_agents_that_wait() -> None:
     def recurrent(obs: Any, state: Any) -> Any:
         counts = np.zeros((len(obs), 1)) if state is None else state
         return np.zeros(len(obs), int), counts + 1
@@ -187,7 +187,7 @@ def test_states_are_kept_for_agents_that_wait() -> None:
         ({"obs": {"a_0": 1}, "truncated": {"__all__": True}}, "final observation for a truncated agent.* 'a_1'"),
     ],
 )
-def test_values_that_do_not_fit_are_refused_and_a_new_episode_begins(script: dict[str, Any], message: str) -> None:
+def test_values_that_do_not_fit_are_rejected_and_a_new_episode_starts(script: dict[str, Any], message: str) -> None:
     env = scripted({"a_0": 0.0, "a_1": 0.0}, [{"obs": {"a_0": 1, "a_1": 1}}, script])
     with MultiAgentCollector("random", env, seed=1) as collector:
         with pytest.raises(EnvironmentSpecError, match=f"{message}.* from environment 0 in step 1"):
@@ -233,7 +233,7 @@ def test_collectors_of_one_agent_name_the_one_for_several() -> None:
         Collector("random", chain(2))
 
 
-def test_takes_says_what_policies_of_several_agents_get() -> None:
+def test_takes_reports_what_policies_of_several_agents_get() -> None:
     seen: list[Any] = []
 
     def policy(s: Any, said: Any) -> Any:

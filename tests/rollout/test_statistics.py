@@ -29,7 +29,7 @@ def test_the_relay_adds_up() -> None:
         assert (policy.mean_return, policy.mean_length) == (expected, 4.0)
 
 
-def test_a_policy_whose_episodes_all_go_on_has_no_mean() -> None:
+def test_a_policy_whose_episodes_all_continue_has_no_mean() -> None:
     batch = MultiAgentCollector("random", arena.Relay(), seed=0).collect(n_step=5).batch
     found = episode_statistics(batch)
     assert found is not None
@@ -39,7 +39,7 @@ def test_a_policy_whose_episodes_all_go_on_has_no_mean() -> None:
     assert len(finished_episodes(batch)) == 0
 
 
-def test_batches_that_do_not_tell_have_no_statistics() -> None:
+def test_batches_that_do_not_identify_have_no_statistics() -> None:
     plain = SampleBatch(obs=[1, 2], rewards=[1.0, 2.0])
     assert episode_statistics(plain) is None
     assert len(finished_episodes(plain)) == 0
@@ -48,7 +48,7 @@ def test_batches_that_do_not_tell_have_no_statistics() -> None:
     assert (nothing.episodes, nothing.policies) == (0, {})
 
 
-def test_episodes_come_in_the_order_in_which_they_begin() -> None:
+def test_episodes_are_in_the_order_in_which_they_start() -> None:
     batch = SampleBatch(
         eps_id=[9, 9, 2, 5], t=[0, 1, 0, 0], agent_index=[0] * 4, rewards=[1.0, 2.0, 10.0, 20.0], dones=[0, 1, 1, 1]
     )

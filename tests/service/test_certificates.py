@@ -74,7 +74,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("certificate", "key", "sentence"), FAULTS)
-def test_a_server_says_which_file_it_cannot_encrypt_with(
+def test_a_server_names_which_file_it_cannot_encrypt_with(
     files: Path, monkeypatch: pytest.MonkeyPatch, certificate: str, key: str, sentence: str
 ) -> None:
     monkeypatch.chdir(files)
@@ -99,7 +99,7 @@ def test_a_key_is_not_called_damaged_for_being_short(tmp_path: Path) -> None:
     assert key == (tmp_path / "key.pem").read_bytes()
 
 
-def test_a_certificate_and_its_key_may_lie_in_one_file(files: Path, tmp_path: Path) -> None:
+def test_a_certificate_and_its_key_may_be_in_one_file(files: Path, tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_bytes((files / "key.pem").read_bytes() + (files / "cert.pem").read_bytes())
     with ReplayServer([ReplayTable("replay", capacity=10)], tls=(both, both)) as server:

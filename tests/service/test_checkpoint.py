@@ -71,7 +71,7 @@ def fill(table: ReplayTable) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_restored_table_carries_on_exactly(name: str, tmp_path: Path) -> None:
+def test_a_restored_table_resumes_exactly(name: str, tmp_path: Path) -> None:
     table = make(name)
     fill(table)
     Checkpoints(tmp_path / "c").write([table])
@@ -87,7 +87,7 @@ def test_a_restored_table_carries_on_exactly(name: str, tmp_path: Path) -> None:
     assert again.info()["sampled"] == table.info()["sampled"]
 
 
-def test_all_tables_come_back(tmp_path: Path) -> None:
+def test_all_tables_are_restored(tmp_path: Path) -> None:
     tables = [make(name) for name in TABLES]
     for table in tables:
         fill(table)
@@ -97,7 +97,7 @@ def test_all_tables_come_back(tmp_path: Path) -> None:
     assert [len(table) for table in again] == [len(table) for table in tables]
 
 
-def test_fragments_of_every_form_come_back_as_they_were(tmp_path: Path) -> None:
+def test_fragments_of_every_form_are_restored_exactly(tmp_path: Path) -> None:
     table = ReplayTable("q", kind="fifo", capacity=9)
     rows = [
         MultiAgentBatch({"p": fragment(0, 3), 1: fragment(1, 2)}, 3),
@@ -118,7 +118,7 @@ def test_fragments_of_every_form_come_back_as_they_were(tmp_path: Path) -> None:
     assert again.state_dict()["fragments"] == rows[2:]
 
 
-def test_a_fragment_that_is_in_a_checkpoint_is_not_taken_again(tmp_path: Path) -> None:
+def test_a_fragment_that_is_in_a_checkpoint_is_not_inserted_again(tmp_path: Path) -> None:
     table = make("prioritized")
     for number in (1, 2):
         table.extend(episode(number, range(3)), writer="w", stream="s", number=number)
@@ -134,14 +134,14 @@ def test_a_fragment_that_is_in_a_checkpoint_is_not_taken_again(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("taken", [7, [["w", "s"]], [["w", "s", -1]], [["w", "s", "x"]]])
-def test_numbers_of_fragments_that_are_none_are_refused(taken: Any) -> None:
+def test_numbers_of_fragments_that_are_none_are_rejected(taken: Any) -> None:
     table = make("uniform")
     with pytest.raises((FormatError, ArgumentError)):
         table.load_state_dict(table.state_dict() | {"taken": taken})
 
 
 @pytest.mark.parametrize("missing", ["taken", "limiter", "max_times"])
-def test_a_checkpoint_that_lacks_a_part_is_refused(missing: str, tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_a_part_is_rejected(missing: str, tmp_path: Path) -> None:
     table = make("uniform")
     fill(table)
     path = Checkpoints(tmp_path).write([table]).path / "tables.json"
@@ -179,13 +179,15 @@ def _change_state(folder: Path, kind: str, **parts: Any) -> None:
         ("fifo", {"fragments": {"files": [], "about": [], "places": [[0, 0]]}}),
     ],
 )
-def test_a_checkpoint_that_does_not_name_its_files_is_refused(kind: str, parts: dict[str, Any], tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_name_its_files_is_rejected(
+    kind: str, parts: dict[str, Any], tmp_path: Path
+) -> None:
     _change_state(tmp_path, kind, **parts)
     with pytest.raises(FormatError, match="must be intact, got damaged data"):
         Checkpoints(tmp_path).restore([make(kind)])
 
 
-def test_files_of_a_checkpoint_lie_in_its_folder(tmp_path: Path) -> None:
+def test_files_of_a_checkpoint_are_in_its_folder(tmp_path: Path) -> None:
     folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere.arrow"
     _change_state(folder, "uniform", buffer=str(elsewhere))
     next(folder.glob("*/0.arrow")).rename(elsewhere)
@@ -193,7 +195,7 @@ def test_files_of_a_checkpoint_lie_in_its_folder(tmp_path: Path) -> None:
         Checkpoints(folder).restore([make("uniform")])
 
 
-def test_a_checkpoint_that_does_not_describe_its_tables_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_describe_its_tables_is_rejected(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path).write([make("uniform")]).path / "tables.json"
     told = json.loads(path.read_bytes())
     del told["checksum"], told["tables"]["uniform"]["remover"]
@@ -256,7 +258,7 @@ def assert_equal(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-def test_a_table_goes_on_without_copies_once_it_is_written(tmp_path: Path) -> None:
+def test_a_table_continues_without_copies_once_it_is_written(tmp_path: Path) -> None:
     table = make("uniform")
     fill(table)
     Checkpoints(tmp_path).write([table])
@@ -264,7 +266,7 @@ def test_a_table_goes_on_without_copies_once_it_is_written(tmp_path: Path) -> No
     assert items.buffer._table.journal is None
 
 
-def test_a_table_goes_on_without_copies_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_continues_without_copies_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = make("uniform")
     fill(table)
     checkpoints = Checkpoints(tmp_path)
@@ -310,7 +312,7 @@ def test_writers_wait_no_longer_than_a_part_takes(tmp_path: Path) -> None:
 # Folders
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
+def test_the_newest_are_preserved(tmp_path: Path) -> None:
     checkpoints, table = Checkpoints(tmp_path, keep=2), make("fifo")
     for number in range(4):
         insert(table, number)
@@ -349,7 +351,7 @@ for number in range(10**9):
 """
 
 
-def test_a_writer_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     for kills in range(4):
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=os.environ
@@ -493,7 +495,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_reports_the_cause(name: str,
         (ArgumentError("a sentence"), "^a sentence$"),
     ],
 )
-def test_a_client_is_told_why_a_checkpoint_failed(failure: Exception, told: str) -> None:
+def test_a_client_learns_the_reason_a_checkpoint_failed(failure: Exception, told: str) -> None:
     def fail() -> None:
         raise failure
 
@@ -548,7 +550,7 @@ def test_weights_and_versions_are_in_a_checkpoint(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_weights_that_a_checkpoint_does_not_describe_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_weights_that_a_checkpoint_does_not_describe_are_rejected(changes: dict[str, Any], tmp_path: Path) -> None:
     published, again = PublishedWeights(), PublishedWeights()
     publish(published, 1.0)
     checkpoints, table = Checkpoints(tmp_path), make("uniform")
@@ -591,7 +593,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "changes"), IMPOSSIBLE, ids=str)
-def test_values_that_no_table_has_are_refused(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_values_that_no_table_has_are_rejected(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     table = make(name)
     fill(table)
     with pytest.raises(SampleBatchError):
@@ -600,7 +602,7 @@ def test_values_that_no_table_has_are_refused(name: str, changes: dict[str, Any]
 
 
 @pytest.mark.parametrize("limits", [{"inserted": -1}, {"sampled": 10**30}, {"origin": [-1, 0]}, {"min_size": 10**6}])
-def test_limits_that_no_table_has_are_refused(limits: dict[str, Any]) -> None:
+def test_limits_that_no_table_has_are_rejected(limits: dict[str, Any]) -> None:
     table = make("uniform")
     state = table.state_dict()
     with pytest.raises(SampleBatchError):
@@ -657,7 +659,7 @@ def follow(client: Any, newer_than: int) -> tuple[int, int] | None:
     return None if found is None else (found.version, int(found.value["w"][0]))
 
 
-def test_damage_is_found(tmp_path: Path) -> None:
+def test_damage_is_detected(tmp_path: Path) -> None:
     table, published = make("uniform"), PublishedWeights()
     publish(published, 1.0)
     fill(table)
@@ -671,7 +673,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
         file.write_bytes(whole)
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(StorageError, match=r"must be a folder of checkpoints or new, got a folder with 'notes\.txt'"):
         Checkpoints(tmp_path)
@@ -679,7 +681,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
         Checkpoints(tmp_path / "notes.txt")
 
 
-def test_tables_that_are_others_are_refused(tmp_path: Path) -> None:
+def test_tables_that_differ_are_rejected(tmp_path: Path) -> None:
     table = ReplayTable("t", capacity=8)
     table.extend(episode(0, range(3)))
     Checkpoints(tmp_path).write([table])
@@ -736,7 +738,9 @@ def test_declared_columns_outlive_a_restart(kind: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["uniform", "fifo"])
 @pytest.mark.parametrize("columns", ["obs:float32+", "extra:float64+"])
-def test_a_checkpoint_whose_rows_do_not_fit_the_declaration_is_refused(kind: Any, columns: str, tmp_path: Path) -> None:
+def test_a_checkpoint_whose_rows_do_not_fit_the_declaration_is_rejected(
+    kind: Any, columns: str, tmp_path: Path
+) -> None:
     table = ReplayTable("t", kind=kind, capacity=20)
     table.extend(episode(0, range(5)))
     Checkpoints(tmp_path).write([table])
@@ -754,7 +758,7 @@ def test_a_checkpoint_whose_rows_do_not_fit_the_declaration_is_refused(kind: Any
 @pytest.mark.parametrize(
     "columns", [3, [["p", 3]], [[None, [["obs", "flot"]]]], [["p", [["obs", "int64"]]]], [[{}, []]]]
 )
-def test_damaged_declarations_of_a_checkpoint_are_refused(columns: Any, tmp_path: Path) -> None:
+def test_damaged_declarations_of_a_checkpoint_are_rejected(columns: Any, tmp_path: Path) -> None:
     table = make("uniform")
     insert(table, 0)
     Checkpoints(tmp_path).write([table])

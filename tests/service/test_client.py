@@ -85,7 +85,7 @@ def test_the_same_seed_gives_the_samples_of_a_local_buffer() -> None:
             assert_alike(one, other)
 
 
-def test_priorities_go_back_with_their_generations() -> None:
+def test_priorities_are_returned_with_their_generations() -> None:
     local = PrioritizedReplayBuffer(1000, alpha=0.6, beta=0.4, random_seed=3)
     table = new_table("prioritized", alpha=0.6, beta=0.4)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as remote:
@@ -194,7 +194,7 @@ def test_flush_and_close_wait_for_priorities(prefetch: int) -> None:
         assert table.info()["weight"] == pytest.approx(55.0)
 
 
-def test_a_fragment_after_priorities_is_not_held_back_by_samples_ahead() -> None:
+def test_a_fragment_after_priorities_is_not_blocked_by_samples_ahead() -> None:
     limits = RateLimiter(8, samples_per_insert=1.0, error_buffer=8.0)
     table = ReplayTable("prio", kind="prioritized", capacity=64, limiter=limits)
     with (
@@ -210,7 +210,7 @@ def test_a_fragment_after_priorities_is_not_held_back_by_samples_ahead() -> None
             client.flush()
 
 
-def test_a_bad_update_is_told_by_the_next_method_that_looks(server: ReplayServer) -> None:
+def test_a_bad_update_is_reported_by_the_next_method_that_looks(server: ReplayServer) -> None:
     with ReplayClient(server.uri, "prio") as client:
         client.extend(episode(0, range(4)))
         _, indices = client.sample(2)
@@ -258,7 +258,7 @@ def test_steps_are_added_one_by_one_and_by_environment() -> None:
 
 
 @pytest.mark.parametrize("client", ["queue"], indirect=True)
-def test_a_queue_is_a_channel_that_each_fragment_goes_through_once(client: ReplayClient) -> None:
+def test_a_queue_is_a_channel_that_each_fragment_passes_through_once(client: ReplayClient) -> None:
     for number in range(6):
         client.extend(fragment(number, rows=number + 1))
     client.flush()
@@ -273,7 +273,7 @@ def test_a_queue_is_a_channel_that_each_fragment_goes_through_once(client: Repla
 
 
 @pytest.mark.parametrize("client", ["queue"], indirect=True)
-def test_fragments_of_several_agents_come_as_they_were_sent(client: ReplayClient) -> None:
+def test_fragments_of_several_agents_arrive_as_they_were_sent(client: ReplayClient) -> None:
     sent = [
         MultiAgentBatch({"cat": fragment(n, rows=n + 1), "dog": SampleBatch(bark=np.ones((n + 2, 3)))}, n + 2)
         for n in range(3)
@@ -294,7 +294,7 @@ def test_fragments_are_read_by_key(client: ReplayClient) -> None:
     assert client.sample(1, key="one")[0]["number"].tolist() == [1, 1]
 
 
-def test_columns_that_come_later_and_columns_of_objects_reach_learners(client: ReplayClient) -> None:
+def test_columns_that_are_added_later_and_columns_of_objects_reach_learners(client: ReplayClient) -> None:
     client.extend(episode(0, range(3)))
     before, _ = client.sample(4)
     client.extend(episode(1, range(3), bonus=7.0))
@@ -337,7 +337,7 @@ def test_large_samples_are_those_of_a_local_buffer_too() -> None:
             assert_alike(client.sample(64), ReplayBuffer.sample(pickle.loads(pickle.dumps(local)), 64))
 
 
-def test_samples_come_as_tensors_on_demand(client: ReplayClient) -> None:
+def test_samples_are_tensors_on_demand(client: ReplayClient) -> None:
     fill(client)
     batch, indices = client.sample(8, device="cpu", floats="float32")
     assert str(batch.rew.dtype) == "torch.float32"
@@ -374,14 +374,14 @@ def test_weights_of_every_buildable_dtype_arrive(client: ReplayClient) -> None:
 
 
 @pytest.mark.parametrize("dtype_name", ["qint8", "quint8", "quint4x2", "quint2x4"])
-def test_quantized_weights_are_refused_by_the_publisher(client: ReplayClient, dtype_name: str) -> None:
+def test_quantized_weights_are_rejected_by_the_publisher(client: ReplayClient, dtype_name: str) -> None:
     torch = pytest.importorskip("torch")
     weights = {"layer": {"w": torch.zeros(4, dtype=torch.uint8).view(getattr(torch, dtype_name))}}
     with pytest.raises(ColumnTypeError, match=rf"column 'layer\.w' must have a dtype .* got torch\.{dtype_name}"):
         client.publish(weights)
 
 
-def test_weights_that_are_too_deep_are_refused(client: ReplayClient) -> None:
+def test_weights_that_are_too_deep_are_rejected(client: ReplayClient) -> None:
     weights: dict[str, Any] = {"w": np.zeros(1)}
     for _ in range(31):
         weights = {"a": weights}
@@ -394,7 +394,7 @@ def test_weights_that_are_too_deep_are_refused(client: ReplayClient) -> None:
             client.publish(refused)
 
 
-def test_limits_are_changed_and_who_is_held_back_is_told(client: ReplayClient, server: ReplayServer) -> None:
+def test_limits_are_changed_and_who_is_blocked_is_reported(client: ReplayClient, server: ReplayServer) -> None:
     client.extend(episode(0, range(4)))
     client.set_limits(min_size=10)
     with (
@@ -408,7 +408,7 @@ def test_limits_are_changed_and_who_is_held_back_is_told(client: ReplayClient, s
     assert len(client.sample(2)[1]) == 2
 
 
-def test_a_refused_fragment_is_told_and_the_others_are_taken(client: ReplayClient) -> None:
+def test_a_rejected_fragment_is_reported_and_the_others_are_accepted(client: ReplayClient) -> None:
     client.extend(episode(0, range(2)))
     bad = episode(1, range(2))
     bad["obs"] = np.zeros((2, 3))
@@ -421,7 +421,7 @@ def test_a_refused_fragment_is_told_and_the_others_are_taken(client: ReplayClien
     assert len(client) == 4
 
 
-def test_fragments_after_one_that_is_refused_are_sent_again(client: ReplayClient) -> None:
+def test_fragments_after_one_that_is_rejected_are_sent_again(client: ReplayClient) -> None:
     bad = episode(1, range(2))
     bad["terminateds"] = np.full(2, 7.0)
     client.extend(bad)
@@ -441,7 +441,7 @@ def test_fragments_after_one_that_is_refused_are_sent_again(client: ReplayClient
     assert len(client) == client.written.rows == 40
 
 
-def test_objects_that_would_be_pickled_are_refused(client: ReplayClient) -> None:
+def test_objects_that_would_be_pickled_are_rejected(client: ReplayClient) -> None:
     client.extend(SampleBatch(obs=[1, 2], infos=np.array([{1, 2}, {"a": 1}], object)))
     with pytest.raises(UntrustedPickleError, match="'infos'"):
         client.flush()
@@ -471,7 +471,7 @@ def test_refusals_name_the_argument(client: ReplayClient, server: ReplayServer) 
         client.checkpoint()
 
 
-def test_a_client_goes_to_other_processes_by_its_address(client: ReplayClient) -> None:
+def test_a_client_can_be_sent_to_other_processes_by_its_address(client: ReplayClient) -> None:
     fill(client)
     client.flush()
     with pickle.loads(pickle.dumps(client)) as other:
@@ -513,7 +513,7 @@ def leave_by_an_error(client: Any) -> None:
         raise KeyError
 
 
-def test_a_client_that_is_left_by_an_error_does_not_wait_for_fragments_that_are_held_back() -> None:
+def test_a_client_that_is_left_by_an_error_does_not_wait_for_fragments_that_are_blocked() -> None:
     tables = [ReplayTable("queue", kind="queue", capacity=1) for _ in range(2)]
     with ReplayServer(tables[:1]) as server, ReplayServer(tables[1:]) as unused:
         shards = ReplayClient([server.uri, unused.uri], "queue", shares=[1.0, 1e-9])
@@ -524,7 +524,7 @@ def test_a_client_that_is_left_by_an_error_does_not_wait_for_fragments_that_are_
             assert time.monotonic() - began < 20.0
 
 
-def test_a_fragment_is_sent_though_an_earlier_one_is_refused_while_it_waits_for_room() -> None:
+def test_a_fragment_is_sent_though_an_earlier_one_is_rejected_while_it_waits_for_room() -> None:
     with (
         ReplayServer([ReplayTable("replay", capacity=10)]) as server,
         ReplayClient(server.uri, "replay", max_unacknowledged=1) as client,
@@ -556,7 +556,7 @@ def test_closing_ends_the_wait_of_a_thread_for_a_sample(client: ReplayClient, pr
     assert "the client must be open, got a closed one" in str(found[0])
 
 
-def test_an_error_does_not_wait_for_a_thread_whose_fragments_are_held_back(server: ReplayServer) -> None:
+def test_an_error_does_not_wait_for_a_thread_whose_fragments_are_blocked(server: ReplayServer) -> None:
     found: list[BaseException] = []
 
     def write() -> None:
@@ -579,7 +579,7 @@ def test_an_error_does_not_wait_for_a_thread_whose_fragments_are_held_back(serve
     assert [type(error) for error in found] == [ServiceError]
 
 
-def test_samples_that_are_there_do_not_wait_for_others_that_were_asked_for_with_them() -> None:
+def test_samples_that_exist_do_not_wait_for_others_that_were_asked_for_with_them() -> None:
     table = ReplayTable("once", capacity=100, max_times_sampled=1)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "once", timeout_s=0.3) as client:
         client.extend(episode(0, range(24)))

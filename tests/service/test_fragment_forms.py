@@ -28,7 +28,7 @@ def with_objects(rows: int) -> Any:
 
 
 @pytest.mark.parametrize("make", [flat, nested, with_objects])
-def test_fragments_come_back_as_they_were(make: Any) -> None:
+def test_fragments_are_restored_exactly(make: Any) -> None:
     encoder, decoder = FragmentEncoder(), FragmentDecoder()
     for count in (3, 3, 7, 1):
         fragment = make(count)
@@ -38,7 +38,7 @@ def test_fragments_come_back_as_they_were(make: Any) -> None:
         assert decoder.decode(rows, None) == fragment_rows(fragment)
 
 
-def test_forms_that_take_turns_are_told_apart_and_bounded() -> None:
+def test_forms_that_take_turns_are_distinguished_and_bounded() -> None:
     encoder = FragmentEncoder()
     makers = [lambda: SampleBatch({"obs.x": np.zeros(2)}), lambda: SampleBatch({"obs": {"x": np.zeros(2)}})]
     for turn in range(6):
@@ -59,7 +59,7 @@ def test_a_description_of_the_batch_goes_before_the_known_one() -> None:
     assert decoder.decode(rows, None)["obs"]["x"].tolist() == [0.0, 0.0]
 
 
-def test_a_fragment_with_too_few_bytes_is_refused_after_whole_ones() -> None:
+def test_a_fragment_with_too_few_bytes_is_rejected_after_complete_ones() -> None:
     decoder = FragmentDecoder()
     rows = FragmentEncoder().encode({"obs": np.arange(321)})
     decoder.decode(rows, None)

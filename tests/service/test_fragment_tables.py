@@ -188,7 +188,7 @@ def test_fragments_of_several_agents_come_out_as_they_went_in() -> None:
     assert table.sample(1).batch == rows
 
 
-def test_a_key_stands_for_its_newest_fragment() -> None:
+def test_a_key_means_its_newest_fragment() -> None:
     table = filled("key")
     table.extend(fragment(9), keys="k3")
     assert len(table) == 8
@@ -243,7 +243,7 @@ def test_the_heap_of_a_remover_stays_small() -> None:
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("remover", REMOVERS)
-def test_a_table_carries_on_from_its_state(kind: Any, remover: str) -> None:
+def test_a_table_resumes_from_its_state(kind: Any, remover: str) -> None:
     def make() -> ReplayTable:
         arguments: dict[str, Any] = {"max_times_sampled": 5, "limiter": RateLimiter(2)}
         return ReplayTable("t", kind=kind, items="fragments", capacity=6, seed=1, remover=remover, **arguments)
@@ -290,7 +290,7 @@ def test_a_table_carries_on_from_its_state(kind: Any, remover: str) -> None:
         ),
     ],
 )
-def test_tables_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_tables_are_rejected(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         ReplayTable("t", items="fragments", capacity=4, **arguments)
 
@@ -321,7 +321,7 @@ def test_tables_that_cannot_be_are_refused(arguments: dict[str, Any], message: s
         ),
     ],
 )
-def test_inserts_that_cannot_be_are_refused(
+def test_invalid_inserts_are_rejected(
     kind: Any, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     table = ReplayTable("t", kind=kind, items="fragments", capacity=4)
@@ -331,7 +331,7 @@ def test_inserts_that_cannot_be_are_refused(
     assert numbers_of(table) == [0]
 
 
-def test_a_missing_column_is_refused() -> None:
+def test_a_missing_column_is_rejected() -> None:
     table = ReplayTable("t", kind="fifo", capacity=4)
     table.extend(SampleBatch(a=[1], b=[2]))
     with pytest.raises(
@@ -350,12 +350,12 @@ def test_a_missing_column_is_refused() -> None:
         ("key", {"key": "k1", "batch_size": 2}, "requires batch_size=1 and key=, a string"),
     ],
 )
-def test_samples_that_cannot_be_are_refused(kind: Any, request_: dict[str, Any], message: str) -> None:
+def test_invalid_samples_are_rejected(kind: Any, request_: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         filled(kind, 4).sample(**{"batch_size": 1, **request_})
 
 
-def test_priorities_that_cannot_be_are_refused() -> None:
+def test_invalid_priorities_are_rejected() -> None:
     table = filled("prioritized", 4)
     with pytest.raises(PriorityError, match="must have 2 values, one per fragment, got 3"):
         table.update_weight([0, 1], [1.0, 2.0, 3.0])
@@ -380,7 +380,7 @@ def test_rows_of_one_shape_go_to_a_table_of_ragged_rows() -> None:
         table.extend(SampleBatch(ids=[[0.5]]))
 
 
-def test_ragged_rows_after_rows_of_one_shape_are_refused_with_the_way_out() -> None:
+def test_ragged_rows_after_rows_of_one_shape_are_rejected_with_the_way_out() -> None:
     table = ReplayTable("t", kind="fifo", capacity=8)
     table.extend(SampleBatch(ids=[[1, 2]]))
     with pytest.raises(ColumnMismatchError, match="rows of varying shape are declared in every fragment: ragged="):

@@ -226,7 +226,7 @@ def empty_lists(rows: int) -> pa.Array:
 
 
 @pytest.mark.parametrize("table", ["replay", "queue"])
-def test_rows_without_bytes_are_refused(raw: Any, table: str) -> None:
+def test_rows_without_bytes_are_rejected(raw: Any, table: str) -> None:
     path = flight.FlightDescriptor.for_path(table)
     many = pa.record_batch({"obs": empty_lists(10**9)})
     with pytest.raises(flight.FlightError, match="a fragment must have at most 65536 rows in 0 bytes, got 1000000000"):
@@ -312,12 +312,12 @@ def test_bad_actions(raw: Any, action: str, body: bytes, why: str) -> None:
 
 
 @pytest.mark.parametrize("case", BAD_WEIGHTS)
-def test_the_service_refuses_weights_that_no_client_can_build(raw: Any, case: str) -> None:
+def test_the_service_rejects_weights_that_no_client_can_build(raw: Any, case: str) -> None:
     with pytest.raises(flight.FlightServerError, match=r"weights must|an array of weights must"):
         list(raw.do_action(flight.Action("publish", BAD_WEIGHTS[case])))
 
 
-def test_a_client_refuses_the_weights_of_a_hostile_service() -> None:
+def test_a_client_rejects_the_weights_of_a_hostile_service() -> None:
     cases = json.dumps({case: weights.hex() for case, weights in BAD_WEIGHTS.items()})
     command = [sys.executable, "-c", READ_WEIGHTS]
     done = subprocess.run(command, input=cases, capture_output=True, text=True, timeout=120)
@@ -356,7 +356,7 @@ def test_a_schema_that_lacks_parts(raw: Any) -> None:
     assert not [sentence for sentence in refused if "the service failed with" in sentence]
 
 
-def test_a_session_goes_on_after_what_it_cannot_do(raw: Any) -> None:
+def test_a_session_continues_after_what_it_cannot_do(raw: Any) -> None:
     writer, reader = raw.do_exchange(flight.FlightDescriptor.for_command(b'{"table": "replay", "batch_size": 2}'))
     writer.begin(pa.schema([("x", pa.int64())]))
     writer.write_batch(pa.record_batch({"x": [1]}))
@@ -411,7 +411,7 @@ def test_acknowledgements_that_nobody_reads_hold_back_their_writer_alone(raw: An
     assert list(raw.do_action(flight.Action("info", b"")))
 
 
-def test_a_client_too_is_told_what_is_too_large(server: ReplayServer) -> None:
+def test_a_client_too_learns_what_is_too_large(server: ReplayServer) -> None:
     with ReplayClient(server.uri, "replay") as client:
         with pytest.raises(CapacityError, match="a sample must have at most 65536 bytes"):
             client.sample(10_000)

@@ -41,7 +41,7 @@ def test_requests_are_admitted_as_reverb_admits_their_first_item(
     assert (limiter.inserted, limiter.sampled) == (inserted, sampled)
 
 
-def test_without_a_ratio_only_the_least_size_holds_back() -> None:
+def test_without_a_ratio_only_the_least_size_blocks() -> None:
     limiter = RateLimiter(3)
     limiter.count_samples(1_000_000)
     assert limiter.why_not_sample(2) == "sampling needs 3 items, and there are 2"
@@ -70,7 +70,7 @@ def test_a_new_error_buffer_keeps_the_count() -> None:
     assert limiter.why_not_insert(11)
 
 
-def test_a_limiter_carries_on_from_its_state() -> None:
+def test_a_limiter_resumes_from_its_state() -> None:
     limiter = RateLimiter(2, samples_per_insert=0.5)
     limiter.count_inserts(7)
     limiter.set_limits(7, {"samples_per_insert": 2.0})
@@ -102,7 +102,7 @@ def test_a_reset_counts_from_the_beginning() -> None:
         ({"samples_per_insert": float("nan")}, "samples_per_insert must be a number above 0, got nan"),
     ],
 )
-def test_limits_that_are_none_are_refused(limits: dict[str, Any], message: str) -> None:
+def test_limits_that_are_none_are_rejected(limits: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         RateLimiter(**limits)
     limiter = RateLimiter()

@@ -48,7 +48,7 @@ def test_clients_that_are_lost_together_come_back_apart(pauses: list[float]) -> 
     assert 0.045 < max(pauses) <= 0.05
 
 
-def test_a_call_that_was_held_back_for_long_is_made_again_when_its_connection_breaks(pauses: list[float]) -> None:
+def test_a_call_that_was_blocked_for_long_is_repeated_when_its_connection_breaks(pauses: list[float]) -> None:
     link, calls = Link(URI, None, None, reconnect_s=60.0), []
 
     def call() -> str:
@@ -62,7 +62,7 @@ def test_a_call_that_was_held_back_for_long_is_made_again_when_its_connection_br
     link.close()
 
 
-def test_a_writer_on_a_link_that_always_breaks_tries_some_times_and_says_for_how_long() -> None:
+def test_a_writer_on_a_link_that_always_breaks_tries_some_times_and_reports_how_long() -> None:
     rows = episode(0, range(2))
     rows["frame"] = np.zeros((2, 400, 400), np.uint8)
     with (

@@ -91,7 +91,7 @@ def test_the_table_gets_the_steps_that_a_local_buffer_gets(steps_of_a_fragment: 
         assert len(table) == len(local)
 
 
-def test_whoever_looks_at_the_table_sees_all_steps() -> None:
+def test_readers_of_the_table_see_all_steps() -> None:
     for look in (len, lambda client: client.info()["size"], lambda client: client.sample(4) and 3):
         with serving() as (_, client):
             for t in range(3):
@@ -110,7 +110,7 @@ def test_closing_sends_the_steps_and_leaving_by_an_error_forgets_them() -> None:
         assert len(table) == 0
 
 
-def test_fragments_come_after_the_steps_before_them() -> None:
+def test_fragments_follow_the_steps_before_them() -> None:
     with serving() as (table, client):
         client.add(step(0))
         client.extend(episode(7, range(2)))
@@ -118,7 +118,7 @@ def test_fragments_come_after_the_steps_before_them() -> None:
         assert held(table).obs.tolist() == [0, 700, 701]
 
 
-def test_a_step_with_other_columns_begins_another_fragment() -> None:
+def test_a_step_with_other_columns_starts_another_fragment() -> None:
     local = ReplayBuffer(120)
     with serving() as (table, client):
         for one in (step(0), step(1), step(2, info={"lives": 3}), step(3, info={"lives": 2})):
@@ -140,7 +140,7 @@ def test_arrays_may_be_written_over_once_they_are_added() -> None:
         assert held(table).obs.tolist() == [0, 1, 2, 100, 101, 102]
 
 
-def test_a_step_that_is_refused_leaves_those_before() -> None:
+def test_a_step_that_is_rejected_leaves_those_before() -> None:
     with serving() as (table, client):
         client.add(step(0))
         with pytest.raises(ColumnNotFoundError, match="'rew'"):
@@ -174,7 +174,7 @@ def test_a_step_that_could_not_be_sent_is_not_kept() -> None:
         client.close()
 
 
-def test_a_fragment_that_the_table_refuses_is_dropped_and_those_after_it_are_not() -> None:
+def test_a_fragment_that_the_table_rejects_is_dropped_and_those_after_it_are_not() -> None:
     with serving(steps=2) as (table, client):
         client.add(step(0))
         client.add(step(1))
@@ -187,7 +187,7 @@ def test_a_fragment_that_the_table_refuses_is_dropped_and_those_after_it_are_not
         assert client.written.refused == 1
 
 
-def test_a_client_goes_to_other_processes_without_its_steps() -> None:
+def test_a_client_can_be_sent_to_other_processes_without_its_steps() -> None:
     with serving() as (table, client):
         client.add(step(0))
         with pickle.loads(pickle.dumps(client)) as other:

@@ -109,7 +109,7 @@ def wait_until(condition: Any, timeout_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_client_goes_on_when_the_service_is_killed_and_started_again() -> None:
+def test_a_client_continues_when_the_service_is_killed_and_started_again() -> None:
     with running(SERVE, "0") as (server, port):
         client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=60.0)
         client.extend(episode(0, range(5)))
@@ -130,7 +130,7 @@ def test_a_client_goes_on_when_the_service_is_killed_and_started_again() -> None
         client._end()
 
 
-def test_a_client_says_for_how_long_it_has_tried() -> None:
+def test_a_client_reports_how_long_it_has_tried() -> None:
     with running(SERVE, "0") as (server, port):
         client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=0.5)
         client.extend(episode(0, range(5)))
@@ -146,7 +146,7 @@ def test_a_client_says_for_how_long_it_has_tried() -> None:
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("prefetch", [0, 4])
-def test_a_stream_goes_on_when_the_service_is_ended_and_started_again(
+def test_a_stream_continues_when_the_service_is_ended_and_started_again(
     sign: signal.Signals, prefetch: int, tmp_path: Path
 ) -> None:
     found: list[int] = []
@@ -182,7 +182,7 @@ def test_a_stream_goes_on_when_the_service_is_ended_and_started_again(
         writer._end()
 
 
-def test_a_stream_hands_out_what_has_arrived_before_it_says_for_how_long_it_has_tried() -> None:
+def test_a_stream_hands_out_what_has_arrived_before_it_reports_how_long_it_has_tried() -> None:
     with running(SERVE, "0", "filled") as (server, port):
         client = ReplayClient(f"grpc://127.0.0.1:{port}", "replay", reconnect_s=0.5)
         stream = client.stream(8, prefetch=4)
@@ -216,7 +216,7 @@ def test_samples_are_mapped_from_a_service_that_was_started_again() -> None:
         client._end()
 
 
-def test_fragments_that_were_taken_before_the_connection_broke_are_not_taken_twice() -> None:
+def test_fragments_that_were_taken_before_the_connection_broke_are_not_inserted_twice() -> None:
     table = ReplayTable("replay", capacity=1000)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "replay") as client:
         for number in range(30):
@@ -252,7 +252,7 @@ with ReplayServer([table], port=int(sys.argv[1])) as server:
 """
 
 
-def test_fragments_are_taken_once_by_a_service_that_is_killed_before_it_acknowledges_what_it_wrote_down(
+def test_a_service_killed_before_acknowledging_inserts_each_fragment_once(
     tmp_path: Path,
 ) -> None:
     folder = str(tmp_path / "checkpoints")
@@ -359,7 +359,7 @@ stream = client.stream(1)
 """
 
 
-def test_a_forked_child_is_told_that_it_cannot_use_the_client() -> None:
+def test_a_forked_child_learns_that_it_cannot_use_the_client() -> None:
     with ReplayServer([ReplayTable("replay", capacity=10)]) as server, running(FORK, server.uri) as (process, line):
         assert line == "OwnershipError"
         assert process.stdout.read() == "0\n"
@@ -477,7 +477,7 @@ def test_a_forked_child_does_not_listen_for_a_server_that_was_killed() -> None:
             os.kill(int(child), signal.SIGKILL)
 
 
-def test_a_sample_that_is_held_back_does_not_go_to_a_client_that_has_left() -> None:
+def test_a_sample_that_is_blocked_does_not_go_to_a_client_that_has_left() -> None:
     table = ReplayTable("queue", kind="queue", capacity=10)
     with ReplayServer([table]) as server, ReplayClient(server.uri, "queue") as client:
         with running(

@@ -52,7 +52,7 @@ def rows(request, table):
 # Writing and taking
 
 
-def test_rows_are_taken_once_their_columns_are_complete(rows):
+def test_rows_are_inserted_once_their_columns_are_complete(rows):
     rows.put([3, 1, 2], {"ids": [[1], [2, 3], []], "text": ["a", None, "c"]})
     rows.put([2, 3], {"reward": [0.2, 0.3]})
     batch = rows.take(2, columns=["ids", "reward"])
@@ -120,7 +120,7 @@ def test_each_consumer_takes_each_row_once():
         table.take(1, columns=["x"], consumer="critc")
 
 
-def test_rows_of_many_writes_come_in_the_order_of_their_insertion():
+def test_rows_of_many_writes_are_in_the_order_of_their_insertion():
     table, rng = RowTable("rows", 500), np.random.default_rng(1)
     order = rng.permutation(400)
     for part in np.array_split(order, 37):
@@ -147,7 +147,7 @@ def test_memory_of_rows_is_freed_and_reused():
     assert len(table._rows._keys) <= 1024
 
 
-def test_a_whole_random_history_matches_a_dictionary():
+def test_a_complete_random_history_matches_a_dictionary():
     rng = np.random.default_rng(7)
     table, model, taken = RowTable("rows", 60, consumers=["a", "b"]), {}, {"a": [], "b": []}
     for step in range(600):
@@ -197,7 +197,7 @@ def test_a_wait_ends_once_the_columns_arrive(rows):
     assert rows.wait(2, columns=["x"]).tolist() == [5, 4]
 
 
-def test_a_put_goes_on_while_the_same_client_waits(client):
+def test_a_put_continues_while_the_same_client_waits(client):
     found = []
     taking = threading.Thread(target=lambda: found.append(client.take(1, columns=["x"])))
     taking.start()
@@ -510,7 +510,7 @@ def test_a_service_of_rows_requires_its_token(table):
             client.take(1)
 
 
-def test_clients_of_steps_are_told_to_use_another(table):
+def test_clients_of_steps_are_advised_to_use_another(table):
     with (
         ReplayServer([table]) as server,
         ReplayClient(server.uri, "rows") as client,
@@ -583,7 +583,7 @@ def test_checkpoints_of_other_consumers_are_rejected(tmp_path):
         assert len(other) == 0
 
 
-def test_a_writer_goes_on_while_checkpoints_are_written(tmp_path):
+def test_a_writer_continues_while_checkpoints_are_written(tmp_path):
     table, stop = RowTable("rows", 5000), threading.Event()
 
     def write():

@@ -91,7 +91,7 @@ def test_a_sample_with_other_names_without_values_is_another_form() -> None:
         assert list(sent(writer, reader, sample).batch.keys()) == ["obs", *names]
 
 
-def test_sizes_that_change_leave_the_samples_whole() -> None:
+def test_sizes_that_change_leave_the_samples_complete() -> None:
     writer, reader = SampleWriter(), SampleReader()
     for rows in (1, 2, 2, 3, 2, 3, 3, 1, 1, *range(1, 40), 2, 2):
         sample = flat(rows)
@@ -128,13 +128,13 @@ def test_episodes_and_fragments_have_no_stream_of_their_own() -> None:
         assert all(isinstance(writer.prepare(sample)[0], RowsStream) for _ in range(3))
 
 
-def test_bytes_that_are_no_stream_are_refused() -> None:
+def test_bytes_that_are_no_stream_are_rejected() -> None:
     stream = np.frombuffer(b"neither head nor tail", np.uint8)
     with pytest.raises(FormatError, match="must be an Arrow stream with a record batch"):
         SampleReader().read(stream)
 
 
-def test_a_stream_that_is_no_sample_is_refused() -> None:
+def test_a_stream_that_is_no_sample_is_rejected() -> None:
     rows = RowsStream(SampleBatch(obs=[1, 2]).to_arrow().to_batches()[0])
     out = np.empty(rows.nbytes, np.uint8)
     rows.write(out)
@@ -142,7 +142,7 @@ def test_a_stream_that_is_no_sample_is_refused() -> None:
         SampleReader().read(out)
 
 
-def test_several_samples_come_in_one_message() -> None:
+def test_several_samples_share_one_message() -> None:
     writer, reader = SampleWriter(), SampleReader()
     writer.prepare(flat(3))
     samples = [flat(3) for _ in range(5)]
@@ -172,7 +172,7 @@ def test_a_message_is_cut_behind_json_of_any_length(letters: int) -> None:
 
 
 @pytest.mark.parametrize("sizes", [7, [0], [-1], ["8"], [129], [64, 65]])
-def test_messages_with_sizes_that_are_not_theirs_are_refused(sizes: Any) -> None:
+def test_messages_with_sizes_that_are_not_theirs_are_rejected(sizes: Any) -> None:
     with pytest.raises(FormatError, match="must have the sizes that their message declares"):
         split_inline(np.zeros(128, np.uint8), sizes)
 
@@ -340,7 +340,7 @@ def test_large_samples_are_not_torn_by_a_writer_while_they_are_sent(learner: Rep
         thread.join()
 
 
-def test_an_error_in_the_second_column_is_told_and_the_session_goes_on(
+def test_an_error_in_the_second_column_is_reported_and_the_session_continues(
     learner: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = DenseStore.take
@@ -358,7 +358,7 @@ def test_an_error_in_the_second_column_is_told_and_the_session_goes_on(
     assert (batch.obs[:, 0] == indices).all()
 
 
-def test_an_error_while_a_sample_is_written_is_told_and_the_session_goes_on(
+def test_an_error_while_a_sample_is_written_is_reported_and_the_session_continues(
     learner: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(streams: Any, told: Any) -> Any:

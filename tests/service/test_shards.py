@@ -62,7 +62,7 @@ def test_steps_of_an_environment_stay_together_and_environments_are_spread_by_sh
         assert set(sample.lengths.tolist()) == {8}
 
 
-def test_ids_that_tell_no_rows_apart_are_refused() -> None:
+def test_ids_that_do_not_distinguish_rows_are_rejected() -> None:
     rows = episode(0, range(3))
     rows["env_id"] = np.array([1, "a", None], object)
     with (
@@ -103,7 +103,7 @@ def test_rows_are_drawn_as_often_as_from_one_table() -> None:
         assert abs(square - size) < 4 * np.sqrt(2 * size)
 
 
-def test_priorities_go_back_to_the_service_that_the_rows_came_from() -> None:
+def test_priorities_are_returned_to_the_service_that_the_rows_came_from() -> None:
     shards = tables(kind="prioritized", alpha=1.0, beta=1.0)
     with serving(*shards) as client:
         for number in range(20):
@@ -131,7 +131,7 @@ def test_a_stream_takes_fragments_of_all_services_once() -> None:
         stream.close()
 
 
-def test_batches_of_several_policies_stay_whole() -> None:
+def test_batches_of_several_policies_are_not_split() -> None:
     with serving(*tables(kind="fifo", capacity=100, streams=1)) as client:
         for env in range(6):
             rows = episode(env, range(3), env_id=env)
@@ -188,7 +188,7 @@ def followed(actor: ReplayClient, version: int) -> list[int]:
     return found
 
 
-def test_a_client_goes_to_another_process_by_pickle() -> None:
+def test_a_client_can_be_sent_to_another_process_by_pickle() -> None:
     with serving(*tables()) as client:
         client.extend(episode(1, range(5)))
         client.flush()
@@ -196,7 +196,7 @@ def test_a_client_goes_to_another_process_by_pickle() -> None:
             assert (len(other), other.uris) == (5, client.uris)
 
 
-def test_closing_sends_to_every_service_whatever_one_of_them_refuses() -> None:
+def test_closing_sends_to_every_service_whatever_one_of_them_rejects() -> None:
     one, two = tables(streams=16)
     with contextlib.ExitStack() as stack:
         uris = [stack.enter_context(ReplayServer([table])).uri for table in (one, two)]
@@ -227,7 +227,7 @@ def test_limits_and_reset_are_those_of_all_tables() -> None:
         (["grpc://127.0.0.1:1"], [0], "a share"),
     ],
 )
-def test_other_arguments_are_refused(uris: list[str], shares: Any, message: str) -> None:
+def test_other_arguments_are_rejected(uris: list[str], shares: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         ReplayClient(uris, "replay", shares=shares)
 
@@ -245,7 +245,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
-def test_writers_and_learners_go_on_when_a_service_is_killed_and_take_it_back() -> None:
+def test_writers_and_learners_continue_when_a_service_is_killed_and_take_it_back() -> None:
     (one, first), (two, second) = start(), start()
     try:
         with ReplayClient([first, second], "replay", retry_s=0.5, reconnect_s=0.3, seed=1) as client:

@@ -38,14 +38,14 @@ def full_queue() -> ReplayTable:
     return ReplayTable("queue", kind="queue", capacity=1)
 
 
-def test_a_thread_that_streams_does_not_wait_for_one_that_a_full_queue_holds_back() -> None:
+def test_a_thread_that_streams_does_not_wait_for_one_that_a_full_queue_blocks() -> None:
     with ReplayServer([full_queue()]) as server:
         client = ReplayClient(server.uri, "queue", max_unacknowledged=1)
         assert stream_while_another_thread_writes(client, 20, lambda: None) == list(range(20))
         client.close()
 
 
-def test_a_shared_client_goes_on_writing_and_streaming_after_a_restart() -> None:
+def test_a_shared_client_continues_writing_and_streaming_after_a_restart() -> None:
     servers = [ReplayServer([full_queue()])]
 
     def restart() -> None:

@@ -161,7 +161,7 @@ def test_the_distribution_is_that_of_the_local_buffer(name: str) -> None:
 # Priorities
 
 
-def test_priorities_of_steps_that_are_gone_are_dropped_and_not_counted() -> None:
+def test_priorities_of_steps_that_were_removed_are_dropped_and_not_counted() -> None:
     table = ReplayTable("prio", kind="prioritized", capacity=4, alpha=1.0, beta=1.0, seed=0)
     table.extend(episode(0, range(4)))
     sample = table.sample(4)
@@ -189,7 +189,7 @@ def test_one_priority_is_that_of_all_steps() -> None:
 # Streams
 
 
-def test_fragments_of_each_writer_lie_in_one_piece() -> None:
+def test_fragments_of_each_writer_are_in_one_piece() -> None:
     table = ReplayTable("replay", capacity=80, streams=4, seed=0)
     for start in range(0, 8, 2):
         for writer in ("a", "b"):
@@ -214,7 +214,7 @@ def test_the_ring_of_the_oldest_stream_goes_to_a_new_one() -> None:
     assert table.extend(episode(3, range(2)), writer="b").indices.tolist() == [4, 5]
 
 
-def test_fragments_of_several_agents_are_taken() -> None:
+def test_fragments_of_several_agents_are_accepted() -> None:
     table = ReplayTable("replay", capacity=20, seed=0)
     rows = MultiAgentBatch({"p": episode(0, range(3)), "q": episode(1, range(2))}, 3)
     assert table.extend(rows).inserted == len(table) == 5
@@ -237,7 +237,7 @@ def test_no_step_is_sampled_more_often_than_allowed(kind: Any) -> None:
     assert sorted(table.sample(6, timeout_s=0).indices.tolist()) == [40, 40, 40, 41, 41, 41]
 
 
-def test_draws_that_are_left_are_as_likely_as_one_after_the_other() -> None:
+def test_draws_that_are_left_are_as_likely_as_in_order() -> None:
     first, last = np.zeros(4), np.zeros(4)
     table = ReplayTable("once", capacity=4, max_times_sampled=1, seed=0)
     for _ in range(1000):
@@ -310,7 +310,7 @@ def test_a_limit_of_times_can_change() -> None:
         ({"sample_avail": True, "max_times_sampled": 2}, ArgumentError, "must be 0 for a table with sample_avail"),
     ],
 )
-def test_tables_that_cannot_be_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_tables_are_rejected(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ReplayTable("replay", **{"capacity": 10, **arguments})
 
@@ -330,7 +330,7 @@ def test_tables_that_cannot_be_are_refused(arguments: dict[str, Any], error: typ
         ({"timeout_s": -1}, ArgumentError, "timeout_s must be a number above 0, got -1"),
     ],
 )
-def test_samples_that_cannot_be_are_refused(request_: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_samples_are_rejected(request_: dict[str, Any], error: type[Exception], message: str) -> None:
     table = ReplayTable("replay", capacity=20)
     table.extend(episode(0, range(9)))
     with pytest.raises(error, match=message):
@@ -359,7 +359,7 @@ def test_samples_that_cannot_be_are_refused(request_: dict[str, Any], error: typ
         ("prioritized", {"rows": SampleBatch(obs=[1, 2], seq_lens=[2])}, SequenceError, "plain steps"),
     ],
 )
-def test_inserts_that_cannot_be_are_refused(
+def test_invalid_inserts_are_rejected(
     kind: Any, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     table = ReplayTable("replay", kind=kind, capacity=20)
@@ -368,7 +368,7 @@ def test_inserts_that_cannot_be_are_refused(
     assert len(table) == table.info()["inserted"] == 0
 
 
-def test_counted_steps_refuse_modes_that_draw_otherwise() -> None:
+def test_counted_steps_reject_modes_that_draw_otherwise() -> None:
     table = ReplayTable("once", capacity=20, max_times_sampled=2)
     for options in ({"mode": "episodes"}, {"mode": "sequences", "length": 2, "padded": False}):
         with pytest.raises(ArgumentError, match="omit max_times_sampled"):
@@ -377,7 +377,7 @@ def test_counted_steps_refuse_modes_that_draw_otherwise() -> None:
         table.sample(41)
 
 
-def test_priorities_are_for_prioritized_tables_and_rows_that_are_there() -> None:
+def test_priorities_are_for_prioritized_tables_and_rows_that_exist() -> None:
     with pytest.raises(PriorityError, match="must be of kind 'prioritized' to update priorities, got 'uniform'"):
         ReplayTable("replay", capacity=4).update_weight([0], [1.0])
     table = ReplayTable("prio", kind="prioritized", capacity=4)
@@ -396,7 +396,7 @@ def test_an_empty_fragment_is_not_inserted() -> None:
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_a_table_carries_on_from_its_state(name: str) -> None:
+def test_a_table_resumes_from_its_state(name: str) -> None:
     options = {"max_times_sampled": 3} if "stacked" not in name else {}
     table, _ = both(name, **options)
     table.sample(8)

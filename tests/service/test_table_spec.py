@@ -79,12 +79,12 @@ def test_options_are_those_of_the_buffer() -> None:
         ("r=uniform:5,min_size=6", r"table 'r': min_size must be at most the capacity"),
     ],
 )
-def test_descriptions_that_are_none_are_refused(text: str, message: str) -> None:
+def test_descriptions_that_are_none_are_rejected(text: str, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         parse_table(text)
 
 
-def test_exponents_are_refused_as_buffers_do() -> None:
+def test_exponents_are_rejected_as_buffers_do() -> None:
     with pytest.raises(PriorityError, match="alpha must be a number from 0, got -1"):
         parse_table("r=prioritized:5,alpha=-1")
 
@@ -148,7 +148,7 @@ def test_a_description_declares_columns() -> None:
         ({"left": {}}, "policy 'left': columns must be declared with one column or more"),
     ],
 )
-def test_declarations_that_no_column_fits_are_refused(columns: Any, message: str) -> None:
+def test_declarations_that_no_column_fits_are_rejected(columns: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         ReplayTable("r", capacity=50, columns=columns)
     if isinstance(columns, str):

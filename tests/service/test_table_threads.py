@@ -50,7 +50,7 @@ def wait_for_held(table: ReplayTable, count: int) -> list[dict[str, Any]]:
     raise AssertionError(f"{count} should be held back, there are {held}")
 
 
-def test_a_sample_waits_until_there_are_items_and_is_told_why() -> None:
+def test_a_sample_waits_until_there_are_items_and_learns_the_reason() -> None:
     table = ReplayTable("replay", capacity=10, limiter=RateLimiter(3))
     begun = time.time()
     with running(lambda: table.sample(2, reader="learner-0")) as (sampling,):
@@ -105,7 +105,7 @@ def test_a_full_queue_holds_writers_back_until_it_is_read() -> None:
         inserting.result(5)
 
 
-def test_a_fragment_that_is_sent_again_while_it_is_held_back_is_taken_once() -> None:
+def test_a_fragment_that_is_sent_again_while_it_is_blocked_is_inserted_once() -> None:
     table = ReplayTable("queue", kind="queue", capacity=1)
 
     def insert() -> int:
@@ -139,7 +139,7 @@ def test_every_fragment_of_many_writers_is_read_once() -> None:
     assert (table.info()["inserted"], table.info()["sampled"]) == (400, 400)
 
 
-def test_writers_are_not_held_back_by_a_ratio_while_a_learner_lacks_items() -> None:
+def test_writers_are_not_blocked_by_a_ratio_while_a_learner_lacks_items() -> None:
     limiter = RateLimiter(1, samples_per_insert=1.0, error_buffer=1.0)
     table = ReplayTable("once", capacity=40, max_times_sampled=1, limiter=limiter)
 
@@ -178,7 +178,7 @@ def test_no_accepted_settings_stop_writers_and_readers_for_good(tables: int, see
 
 
 @pytest.mark.parametrize("kind", ["uniform", "fifo", "lifo", "prioritized"])
-def test_a_full_table_is_sampled_until_there_is_room_whatever_the_ratio(kind: Any) -> None:
+def test_a_full_table_is_sampled_until_there_is_room_for_any_ratio(kind: Any) -> None:
     limiter = RateLimiter(4, samples_per_insert=4, error_buffer=4)
     table = ReplayTable(
         "t", kind=kind, items="fragments", capacity=4, remover="none", max_times_sampled=4, limiter=limiter, seed=0
@@ -219,7 +219,7 @@ def test_a_change_of_limits_wakes_those_who_wait() -> None:
     assert table.info()["limits"]["min_size"] == 4
 
 
-def test_closing_ends_those_who_wait_and_refuses_all_who_come() -> None:
+def test_closing_ends_those_who_wait_and_rejects_all_who_come() -> None:
     table = ReplayTable("queue", kind="queue", capacity=1)
     other = ReplayTable("replay", capacity=4)
     table.extend(fragment(0))
@@ -237,7 +237,7 @@ def test_closing_ends_those_who_wait_and_refuses_all_who_come() -> None:
     assert table.info()["closed"]
 
 
-def test_a_time_that_is_over_is_told_with_the_reason_and_since_when() -> None:
+def test_a_time_that_is_over_is_reported_with_the_reason_and_since_when() -> None:
     table = ReplayTable("replay", capacity=10)
     begun = time.time()
     with pytest.raises(

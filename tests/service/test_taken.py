@@ -18,7 +18,7 @@ def test_the_stream_that_was_silent_for_the_longest_time_is_forgotten(monkeypatc
 
 
 @pytest.mark.parametrize("state", [7, [["actor", "a"]], [["actor", "a", "x"]], [["actor", "a", -1]]])
-def test_a_state_of_others_is_refused(state: object) -> None:
+def test_a_state_of_another_object_is_rejected(state: object) -> None:
     with pytest.raises(FormatError, match=r"must list \[writer, stream, number\] of each stream's last fragment"):
         TakenNumbers.from_state(state)
 

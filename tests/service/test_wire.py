@@ -126,7 +126,7 @@ def test_a_session_draws_and_takes_priorities_back(client: Any) -> None:
         reader.read_chunk()
 
 
-def test_samples_of_a_session_come_as_streams_in_metadata(client: Any) -> None:
+def test_samples_of_a_session_are_streams_in_metadata(client: Any) -> None:
     put(client, "prio")
     request = {"table": "prio", "batch_size": 8}
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(json.dumps(request).encode()))
@@ -141,7 +141,7 @@ def test_samples_of_a_session_come_as_streams_in_metadata(client: Any) -> None:
     writer.done_writing()
 
 
-def test_fragments_of_a_session_come_with_their_numbers(client: Any) -> None:
+def test_fragments_of_a_session_have_their_numbers(client: Any) -> None:
     put(client, "queue")
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b'{"table": "queue"}'))
     writer.write_metadata(b"{}")
@@ -151,7 +151,7 @@ def test_fragments_of_a_session_come_with_their_numbers(client: Any) -> None:
     writer.done_writing()
 
 
-def test_large_samples_of_a_session_come_whole(client: Any, uri: str) -> None:
+def test_large_samples_of_a_session_are_complete(client: Any, uri: str) -> None:
     frames = np.random.default_rng(5).integers(0, 256, (4, 300, 300), np.uint8)
     with ReplayClient(uri, "prio") as own:
         own.extend(SampleBatch(obs=frames, actions=[0, 1, 2, 3], rewards=np.zeros(4), terminateds=[False] * 3 + [True]))
@@ -285,7 +285,7 @@ def test_a_service_with_tls_talks_to_those_who_check_its_certificate(tmp_path: P
             ReplayClient(server.uri.replace("+tls", ""), "replay", token="sesame", reconnect_s=0.1).info()
 
 
-def test_addresses_that_are_none_are_refused() -> None:
+def test_addresses_that_are_none_are_rejected() -> None:
     with pytest.raises(ServiceError, match="cannot listen at"):
         ReplayServer([ReplayTable("replay", capacity=10)], host="203.0.113.7")
     with pytest.raises(ArgumentError, match="must have a table"):

@@ -60,7 +60,7 @@ BATCHES: dict[str, Any] = {
 
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_batch_comes_back_as_it_was(tmp_path: Path, name: str, mapped: bool) -> None:
+def test_a_batch_is_restored_exactly(tmp_path: Path, name: str, mapped: bool) -> None:
     batch = BATCHES[name]()
     write_arrow(batch, tmp_path / "batch.arrow")
     back = read_arrow(tmp_path / "batch.arrow", memory_map=mapped)
@@ -69,7 +69,7 @@ def test_a_batch_comes_back_as_it_was(tmp_path: Path, name: str, mapped: bool) -
     assert os.listdir(tmp_path) == ["batch.arrow"]
 
 
-def test_columns_lie_in_the_mapped_file_and_cannot_be_written(tmp_path: Path) -> None:
+def test_columns_are_in_the_mapped_file_and_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     n = 200_000
     write_arrow(
@@ -95,7 +95,7 @@ def _lies_in(path: Path, column: Any) -> bool:
     )
 
 
-def test_chosen_columns_lie_in_the_mapped_file_too(tmp_path: Path) -> None:
+def test_chosen_columns_are_in_the_mapped_file_too(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     write_arrow(SampleBatch(obs=np.ones((1000, 4), "f4"), rewards=np.arange(1000.0)), path)
     rewards = load(path, columns=["rewards"])["rewards"]
@@ -135,7 +135,7 @@ def test_other_readers_read_the_file(tmp_path: Path) -> None:
     assert table.column("t").to_pylist() == [0, 1, 2]
 
 
-def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+def test_a_file_cut_short_anywhere_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     write_arrow(MultiAgentBatch({"a": steps(), "b": recurrent()}, 6), path)
     whole = path.read_bytes()
@@ -145,7 +145,7 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
             read_arrow(path)
 
 
-def test_a_damaged_file_is_refused_or_read_but_never_trusted(tmp_path: Path) -> None:
+def test_a_damaged_file_is_rejected_or_read_but_never_trusted(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     write_arrow(steps(), path)
     whole = path.read_bytes()
@@ -170,7 +170,7 @@ def test_a_damaged_file_is_refused_or_read_but_never_trusted(tmp_path: Path) -> 
     "content",
     [b"", b"PAR1 not arrow", b"ARROW1", b"ARROW1\0\0" + bytes(100), pickle.dumps({"a": 1})],
 )
-def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_none_of_ours_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.arrow"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"x\.arrow"):
@@ -180,7 +180,7 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path, content: bytes) 
 @pytest.mark.parametrize(
     "about", [None, b"{", b"[]", b'{"version": 1}', b'{"version": 99}', b'{"version": 1, "type": "X"}']
 )
-def test_an_arrow_table_that_no_batch_wrote_is_refused(tmp_path: Path, about: bytes | None) -> None:
+def test_an_arrow_table_that_no_batch_wrote_is_rejected(tmp_path: Path, about: bytes | None) -> None:
     table = pa.table({"a": [1, 2]})
     if about is not None:
         table = table.replace_schema_metadata({b"samplebatch": about})
@@ -190,7 +190,7 @@ def test_an_arrow_table_that_no_batch_wrote_is_refused(tmp_path: Path, about: by
         read_arrow(tmp_path / "x.arrow")
 
 
-def test_a_file_without_the_rows_it_counts_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_the_rows_it_counts_is_rejected(tmp_path: Path) -> None:
     table = MultiAgentBatch({"a": SampleBatch(t=[0, 1]), "b": SampleBatch(t=[2])}, 2).to_arrow().slice(0, 2)
     with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
@@ -347,7 +347,7 @@ def test_a_writer_killed_at_any_moment_leaves_no_torn_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("column", "filters"), [("policy_id", [("obs", ">=", 0)]), ("words", [("words", "==", "up")])])
-def test_strings_that_end_before_they_begin_are_refused_by_filters(
+def test_strings_that_end_before_they_start_are_rejected_by_filters(
     tmp_path: Path, column: str, filters: list[Any]
 ) -> None:
     words = SampleBatch(obs=[0, 1], words=["up", "down"])
@@ -395,7 +395,7 @@ def test_columns_longer_than_a_record_batch_are_written_in_several(
         assert (len(sizes) > 1) == (limit < 1000 or isinstance(batch, MultiAgentBatch))
 
 
-def test_a_row_longer_than_a_record_batch_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_longer_than_a_record_batch_is_rejected_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samplebatch.storage.tables.arrow.MAX_LENGTH", 8)
     with pytest.raises(CapacityError, match=r"column 'ids' must have rows of at most 8 elements .*, got 9"):
         SampleBatch(ids=[np.arange(9), np.arange(2)]).save(tmp_path / "rows.arrow")

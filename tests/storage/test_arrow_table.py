@@ -108,7 +108,7 @@ def test_files_of_other_writers_are_read_as_arrow_reads_them(tmp_path: Path) -> 
         assert np.array_equal(read["obs"], batch["obs"])
 
 
-def test_nulls_are_refused_where_the_schema_is_known(tmp_path: Path) -> None:
+def test_nulls_are_rejected_where_the_schema_is_known(tmp_path: Path) -> None:
     batch = SampleBatch(obs=np.arange(N), rewards=np.arange(N))
     table = batch.to_arrow()
     load(written(tmp_path / "whole.arrow", table))
@@ -128,7 +128,7 @@ def test_numbers_of_the_other_byte_order_are_not_viewed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("at", "value"), [(0, -8), (0, 1 << 40), (8, 8), (8, -1)])
-def test_buffers_outside_of_their_body_are_refused(tmp_path: Path, at: int, value: int) -> None:
+def test_buffers_outside_of_their_body_are_rejected(tmp_path: Path, at: int, value: int) -> None:
     path = tmp_path / "batch.arrow"
     rows = 40
     written(path, SampleBatch(obs=np.arange(rows), rewards=np.arange(rows)).to_arrow())
@@ -142,7 +142,7 @@ def test_buffers_outside_of_their_body_are_refused(tmp_path: Path, at: int, valu
         load(path)
 
 
-def test_a_name_that_is_nowhere_is_refused_where_the_schema_is_known(tmp_path: Path) -> None:
+def test_a_name_that_is_nowhere_is_rejected_where_the_schema_is_known(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     numbers().save(path)
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_a_name_that_is_nowhere_is_refused_where_the_schema_is_known(tmp_path: P
             load(path, columns=["camera"])
 
 
-def test_metadata_that_is_not_whole_is_refused_again(tmp_path: Path) -> None:
+def test_metadata_that_is_not_complete_is_rejected_again(tmp_path: Path) -> None:
     table = pa.table({"a": [1]}).replace_schema_metadata({METADATA_KEY: b'{"version": 1, "type": "SampleBatch"}'})
     path = written(tmp_path / "batch.arrow", table)
     for _ in range(2):

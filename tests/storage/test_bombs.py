@@ -81,7 +81,7 @@ def written(table: pa.Table, path: Path, compression: str | None = None) -> Path
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_rows_without_bytes_behind_them_are_refused(name: str, tmp_path: Path) -> None:
+def test_rows_without_bytes_behind_them_are_rejected(name: str, tmp_path: Path) -> None:
     table = table_with(*BOMBS[name])
     path = written(table, tmp_path / "bomb.arrow")
     assert path.stat().st_size < 1 << 22
@@ -93,7 +93,7 @@ def test_rows_without_bytes_behind_them_are_refused(name: str, tmp_path: Path) -
     assert time.monotonic() - start < 5
 
 
-def test_compressed_zeros_are_refused_before_they_are_decompressed(tmp_path: Path) -> None:
+def test_compressed_zeros_are_rejected_before_they_are_decompressed(tmp_path: Path) -> None:
     path = written(about(pa.table({"obs": np.zeros((1 << 25) + 1)})), tmp_path / "bomb.arrow", "zstd")
     held = pa.total_allocated_bytes()
     with pytest.raises(CapacityError, match=r"compressed data must fit into .* got 268435464 bytes"):
@@ -139,7 +139,7 @@ def test_experience_is_read_however_well_it_compresses(tmp_path: Path) -> None:
     assert read_parquet(tmp_path / "batch.parquet") == agents
 
 
-def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_names_that_are_no_text_are_rejected(tmp_path: Path) -> None:
     for write, read in ((written, read_arrow), (lambda t, path: parquet.write_table(t, path), read_parquet)):
         write(about(pa.table({"abcdefgh": [1]})), tmp_path / "batch")
         data = (tmp_path / "batch").read_bytes()
@@ -148,7 +148,7 @@ def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
             read(tmp_path / "batch")
 
 
-def test_a_footer_that_lies_is_refused(tmp_path: Path) -> None:
+def test_a_footer_with_false_values_is_rejected(tmp_path: Path) -> None:
     path = written(table_with(pa.array([1, 2]), ""), tmp_path / "batch.arrow")
     data = path.read_bytes()
     for nbytes in (0, 4, len(data), 1 << 30, -5):
@@ -166,7 +166,7 @@ def test_a_footer_that_lies_is_refused(tmp_path: Path) -> None:
     ],
     ids=["numbers", "short strings", "long strings"],
 )
-def test_parquet_files_that_repeat_a_value_are_refused(column: Callable[[], pa.Array], tmp_path: Path) -> None:
+def test_parquet_files_that_repeat_a_value_are_rejected(column: Callable[[], pa.Array], tmp_path: Path) -> None:
     path = tmp_path / "part-000000-00000000.parquet"
     parquet.write_table(about(pa.table({"infos": column()})), path, compression="zstd")
     assert path.stat().st_size < 1 << 19

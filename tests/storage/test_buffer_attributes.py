@@ -98,7 +98,7 @@ def save_changed(buffer: Any, folder: Path, form: str, part: tuple[str, ...], va
         ("hindsight", "future_p", "1"),
     ],
 )
-def test_attributes_out_of_range_are_refused_in_every_format(
+def test_attributes_out_of_range_are_rejected_in_every_format(
     form: str, kind: str, attribute: str, value: Any, tmp_path: Path
 ) -> None:
     if (kind, form) == ("hindsight", "folder"):
@@ -121,7 +121,7 @@ def test_a_description_that_is_written_again_is_read(form: str, kind: str, tmp_p
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_seed_of_any_length_comes_back(form: str, tmp_path: Path) -> None:
+def test_a_seed_of_any_length_is_restored(form: str, tmp_path: Path) -> None:
     path = tmp_path / f"buffer.{form}" if form != "folder" else tmp_path / "buffer"
     filled(VectorReplayBuffer(8, 2, random_seed=1 << 100), 2).save(path)
     again = load(path)
@@ -130,7 +130,7 @@ def test_a_seed_of_any_length_comes_back(form: str, tmp_path: Path) -> None:
         again.close()
 
 
-def test_a_folder_whose_commit_stacks_no_frames_is_refused(tmp_path: Path) -> None:
+def test_a_folder_whose_commit_stacks_no_frames_is_rejected(tmp_path: Path) -> None:
     buffer = ReplayBuffer(4, storage=tmp_path / "buffer")
     buffer.__dict__["stack_num"] = 0
     filled(buffer, 1).close()
@@ -167,7 +167,7 @@ def test_a_buffer_must_have_the_state_of_its_generator(tmp_path: Path, form: str
 
 
 @pytest.mark.parametrize("form", ["arrow", "parquet", "hdf5"])
-def test_a_stack_of_far_more_frames_than_steps_is_refused(tmp_path: Path, form: str) -> None:
+def test_a_stack_of_far_more_frames_than_steps_is_rejected(tmp_path: Path, form: str) -> None:
     buffer = filled(ReplayBuffer(4), 1)
     buffer.stack_num = 1 << 27
     buffer.save(tmp_path / f"buffer.{form}")

@@ -69,7 +69,7 @@ WAYS: dict[str, Callable[[Any, Any, Path], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ALL)
-def test_a_buffer_goes_on_as_it_would_have(kind: str, way: str, tmp_path: Path) -> None:
+def test_a_buffer_resumes_exactly(kind: str, way: str, tmp_path: Path) -> None:
     make, n = ALL[kind]
     for steps in (0, 3, 17, 46):
         buffer = make()
@@ -81,7 +81,7 @@ def test_a_buffer_goes_on_as_it_would_have(kind: str, way: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ignore", [False, True])
-def test_objects_strings_dates_and_ragged_rows_come_along(way: str, ignore: bool, tmp_path: Path) -> None:
+def test_objects_strings_dates_and_ragged_rows_are_included(way: str, ignore: bool, tmp_path: Path) -> None:
     def make() -> Any:
         return VectorReplayBuffer(21, 3, ignore_obs_next=ignore)
 
@@ -92,7 +92,7 @@ def test_objects_strings_dates_and_ragged_rows_come_along(way: str, ignore: bool
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_tensors_come_along(way: str, tmp_path: Path) -> None:
+def test_tensors_are_included(way: str, tmp_path: Path) -> None:
     import torch
 
     def one(i: int, n: int) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def test_tensors_come_along(way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_resets_and_running_statistics_come_along(way: str, tmp_path: Path) -> None:
+def test_resets_and_running_statistics_are_included(way: str, tmp_path: Path) -> None:
     make, n = BUFFERS["vector"]
     for keep in (False, True):
         buffer = make()
@@ -125,7 +125,7 @@ def test_resets_and_running_statistics_come_along(way: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_vector_rewards_and_rings_of_their_own_pace_come_along(way: str, tmp_path: Path) -> None:
+def test_vector_rewards_and_rings_of_their_own_pace_are_included(way: str, tmp_path: Path) -> None:
     def vectors(i: int, n: int) -> dict[str, Any]:
         values = streams.numbers(i, n)
         return values | {"rew": values["rew"][:, None] * [1.0, -1.0]}
@@ -140,7 +140,7 @@ def test_vector_rewards_and_rings_of_their_own_pace_come_along(way: str, tmp_pat
 
 
 @pytest.mark.parametrize("way", ["pickle", "arrow", "hdf5"])
-def test_a_part_is_kept_as_a_buffer_of_its_own(way: str, tmp_path: Path) -> None:
+def test_a_part_is_preserved_as_a_buffer_of_its_own(way: str, tmp_path: Path) -> None:
     for kind in ("vector", "vector ignoring next", "prioritized vector"):
         make, n = BUFFERS[kind]
         buffer = make()
@@ -196,7 +196,7 @@ def test_files_are_written_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.
     assert_go_on_alike(by_arrow(buffer, None, tmp_path), buffer, 3, 30, mixed)
 
 
-def test_a_file_is_a_table_for_others(tmp_path: Path) -> None:
+def test_a_file_is_a_table_for_other_tools(tmp_path: Path) -> None:
     buffer = ReplayBuffer(8, ignore_obs_next=True)
     fill(buffer, 0, 0, 12)
     buffer.save(tmp_path / "buffer.arrow")
@@ -210,7 +210,9 @@ def test_a_file_is_a_table_for_others(tmp_path: Path) -> None:
     assert finals == [[], [10, 10, 10], [], [12, 12, 12], [5, 5, 5], [], [], []]
 
 
-def test_a_file_takes_the_place_of_another_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_takes_the_place_of_another_completely_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "buffer.arrow"
     buffer = ReplayBuffer(8)
     fill(buffer, 0, 0, 3)
@@ -299,7 +301,7 @@ def test_what_no_file_can_hold_is_given(tmp_path: Path) -> None:
         assert np.array_equal(one[1], two[1])
 
 
-def test_a_state_of_another_buffer_is_refused_and_changes_nothing() -> None:
+def test_a_state_of_another_buffer_is_rejected_and_changes_nothing() -> None:
     buffer = ReplayBuffer(6)
     fill(buffer, 0, 0, 4)
     before = pickle.dumps(buffer)
@@ -418,7 +420,7 @@ def a_module(about: dict[str, Any]) -> None:
         other_finals, huge_finals, bad_weights, a_module,
     ],
 )  # fmt: skip
-def test_a_file_that_does_not_fit_itself_is_refused(tmp_path: Path, change: Any) -> None:
+def test_a_file_that_does_not_fit_itself_is_rejected(tmp_path: Path, change: Any) -> None:
     path = tmp_path / "buffer.arrow"
     kind = "prioritized vector" if change is bad_weights else "vector ignoring next"
     make, n = BUFFERS[kind]
@@ -430,7 +432,7 @@ def test_a_file_that_does_not_fit_itself_is_refused(tmp_path: Path, change: Any)
         ReplayBuffer.load(path)
 
 
-def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
+def test_damaged_files_are_rejected_or_read(tmp_path: Path) -> None:
     path = tmp_path / "buffer.arrow"
     buffer = ReplayBuffer(8, ignore_obs_next=True)
     fill(buffer, 0, 0, 12)
@@ -449,7 +451,7 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
-def test_generators_of_numpy_go_on(bits: str) -> None:
+def test_generators_of_numpy_continue(bits: str) -> None:
     rng = np.random.Generator(getattr(np.random, bits)(7))
     rng.integers(10, size=3)
     state = json.loads(json.dumps(buffer_state.generator_state(rng)))
@@ -476,7 +478,7 @@ def test_generators_of_numpy_go_on(bits: str) -> None:
         {"returns": None},
     ],
 )
-def test_states_that_rings_cannot_be_in_are_refused(changed: dict[str, Any]) -> None:
+def test_states_that_rings_cannot_be_in_are_rejected(changed: dict[str, Any]) -> None:
     make, n = BUFFERS["vector"]
     buffer = make()
     fill(buffer, n, 0, 5)

@@ -104,7 +104,7 @@ def test_pages_that_are_lost_or_change_places_are_noticed(tmp_path: Path, kind: 
         READERS[kind](path)
 
 
-def test_a_mapped_file_has_its_footer_checked_alone_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_mapped_file_has_its_footer_checked_alone_by_default(tmp_path: Path) -> None:
     path = tmp_path / "batch.arrow"
     write_arrow(SampleBatch(a=np.arange(1000)), path)
     data = bytearray(path.read_bytes())
@@ -238,7 +238,7 @@ def test_an_hdf5_file_that_another_tool_changes_is_read(tmp_path: Path) -> None:
     assert len(ReplayBuffer.load_hdf5(path)) == 9
 
 
-def test_the_file_of_a_buffer_is_read_without_a_check_if_told_so(tmp_path: Path) -> None:
+def test_the_file_of_a_buffer_is_read_without_a_check_if_requested(tmp_path: Path) -> None:
     path = tmp_path / "buffer.arrow"
     buffer = ReplayBuffer(50)
     for i in range(50):

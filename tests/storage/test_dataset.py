@@ -88,7 +88,7 @@ def ids(batch: Any) -> list[int]:
     | st.permutations(range(41))
     | st.tuples(st.integers(0, 40), st.integers(0, 41)).map(lambda ends: list(range(*ends)))
 )
-def test_rows_are_those_of_all_of_it_however_they_lie(whole: Dataset, rows: list[int]) -> None:
+def test_rows_are_those_of_all_of_it_in_any_layout(whole: Dataset, rows: list[int]) -> None:
     assert whole.take(rows) == steps(0, 41).take(rows)
 
 
@@ -100,7 +100,7 @@ def fragment(i: int) -> MultiAgentBatch:
     return MultiAgentBatch({"a": rows, "b": rows[:1]} if i % 2 else {"a": rows}, 2)
 
 
-def test_fragments_come_back_in_order_one_by_one_or_joined(tmp_path: Path) -> None:
+def test_fragments_are_restored_in_order_one_by_one_or_joined(tmp_path: Path) -> None:
     fragments = [fragment(i) for i in range(12)]
     for half in (fragments[:7], fragments[7:]):
         dataset = Dataset(tmp_path / "steps")
@@ -130,7 +130,7 @@ def test_a_batch_is_saved_to_a_new_folder(tmp_path: Path) -> None:
         steps(0, 5).save(tmp_path / "steps")
 
 
-def test_batches_that_do_not_fit_are_refused_by_column(tmp_path: Path) -> None:
+def test_batches_that_do_not_fit_are_rejected_by_column(tmp_path: Path) -> None:
     dataset = filled(tmp_path)
     batch = steps(0, 3)
     wrong: list[tuple[Any, str]] = [
@@ -226,7 +226,7 @@ def test_samples_follow_from_the_seed_and_cover_all_rows(tmp_path: Path) -> None
         Dataset(tmp_path / "new").sample(1)
 
 
-def test_samples_come_as_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> None:
+def test_samples_are_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> None:
     flat = Dataset(tmp_path / "flat")
     flat.extend(SampleBatch(rewards=np.arange(8.0), t=np.arange(8)))
     batch, rows = flat.sample(5, device="cpu", floats="float32")
@@ -239,7 +239,7 @@ def test_samples_come_as_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> N
         flat.sample(5, floats="int64")
 
 
-def test_batches_and_sequences_come_as_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> None:
+def test_batches_and_sequences_are_tensors_in_the_floats_of_a_learner(tmp_path: Path) -> None:
     flat = Dataset(tmp_path / "flat")
     flat.extend(SampleBatch(rewards=np.arange(8.0), eps_id=[0] * 8, t=np.arange(8)))
     how: Any = {"device": "cpu", "floats": "float32"}
@@ -293,7 +293,7 @@ def test_the_order_follows_from_seed_and_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_iteration_goes_on_in_mid_epoch(tmp_path: Path, shuffle: bool) -> None:
+def test_iteration_continues_in_mid_epoch(tmp_path: Path, shuffle: bool) -> None:
     dataset = filled(tmp_path)
     options: dict[str, Any] = {"shuffle": shuffle, "memory_nbytes": 5000, "seed": 2}
     expected = [ids(batch) for batch in dataset.iter_batches(4, **options)]
@@ -372,7 +372,7 @@ def test_episodes_without_ids_end_with_flags(tmp_path: Path) -> None:
     assert [len(episode) for episode in dataset.iter_episodes()] == [10, 10, 4]
 
 
-def test_sequences_lie_within_episodes(tmp_path: Path) -> None:
+def test_sequences_are_within_episodes(tmp_path: Path) -> None:
     dataset = filled(tmp_path)
     batch, rows = dataset.sample_sequences(300, 4)
     assert rows.shape == (300, 4)
@@ -435,7 +435,7 @@ def test_writers_killed_at_any_moment_lose_nothing_that_was_committed(tmp_path: 
     assert counts_by_tool(tmp_path) == dict.fromkeys(TOOLS, rows + 1)
 
 
-def test_the_next_writer_says_which_parts_it_dropped(tmp_path: Path) -> None:
+def test_the_next_writer_names_which_parts_it_dropped(tmp_path: Path) -> None:
     filled(tmp_path)
     (tmp_path / "part-000009-00000000.parquet").write_bytes(b"whole, but not committed")
     (tmp_path / ".part-000004-00000000.parquet.00ff.tmp").write_bytes(b"begun")
@@ -474,7 +474,7 @@ def test_a_part_that_is_missing_or_cut_short_is_noticed(tmp_path: Path) -> None:
         Dataset(tmp_path)
 
 
-def test_a_log_that_has_changed_is_refused(tmp_path: Path) -> None:
+def test_a_log_that_has_changed_is_rejected(tmp_path: Path) -> None:
     filled(tmp_path)
     log = tmp_path / LOG
     whole = log.read_bytes()
@@ -676,7 +676,7 @@ for i in range(40):
 """
 
 
-def test_readers_see_whole_fragments_while_another_process_writes_and_joins(tmp_path: Path) -> None:
+def test_readers_see_complete_fragments_while_another_process_writes_and_joins(tmp_path: Path) -> None:
     Dataset(tmp_path).extend(SampleBatch(a=np.full(500, -1), b=np.full(500, -1)))
     writer = subprocess.Popen([sys.executable, "-c", WHILE, str(tmp_path)])
     dataset, seen = Dataset(tmp_path, cache_nbytes=0), set()
@@ -857,7 +857,7 @@ def test_polars_reads_a_folder_while_another_process_appends(tmp_path: Path) -> 
     assert not any(count % 5_000 for count in counts)
 
 
-def test_buffers_are_filled_with_whole_episodes(tmp_path: Path) -> None:
+def test_buffers_are_filled_with_complete_episodes(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path)
     whole = steps(0, 40)
     flat = SampleBatch(
@@ -904,7 +904,7 @@ def test_rows_of_one_shape_are_appended_to_a_ragged_column(tmp_path: Path) -> No
             dataset.extend(batch if kind is SampleBatch else batch.as_batch())
 
 
-def test_ragged_rows_after_rows_of_one_shape_are_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_ragged_rows_after_rows_of_one_shape_are_rejected_with_the_way_out(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path / "rows")
     dataset.extend(SampleBatch(ids=[[1, 2]]))
     with pytest.raises(ColumnMismatchError, match=r"'ids' must be .* as in the dataset, .*declare it ragged in every"):

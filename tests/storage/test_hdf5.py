@@ -56,14 +56,14 @@ ARRAYS = {
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_come_back(path: Path, name: str, compression: str | None) -> None:
+def test_arrays_are_restored(path: Path, name: str, compression: str | None) -> None:
     found = through(path, {"a": ARRAYS[name]}, compression)["a"]
     assert found.dtype == ARRAYS[name].dtype
     assert found.dtype.metadata is None
     assert repr(found) == repr(ARRAYS[name])
 
 
-def test_numbers_strings_and_structures_come_back(path: Path) -> None:
+def test_numbers_strings_and_structures_are_restored(path: Path) -> None:
     values = {
         "int": 3,
         "large": 2**70,
@@ -90,7 +90,7 @@ def test_numbers_of_numpy_become_numbers(path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8, torch.bfloat16, torch.complex64])
-def test_tensors_come_back(path: Path, dtype: torch.dtype) -> None:
+def test_tensors_are_restored(path: Path, dtype: torch.dtype) -> None:
     tensor = torch.tensor([[0, 1], [1, 0]]).to(dtype).requires_grad_(dtype.is_floating_point)
     found = through(path, {"a": tensor, "b": torch.tensor(1).to(dtype)})
     assert found["a"].dtype == dtype
@@ -112,7 +112,7 @@ def test_columns_become_arrays(path: Path) -> None:
     assert [row.tolist() for row in found] == [[1, 2], [3]]
 
 
-def test_what_can_be_neither_stored_nor_pickled_is_refused(path: Path) -> None:
+def test_what_can_be_neither_stored_nor_pickled_is_rejected(path: Path) -> None:
     with pytest.raises(NotImplementedError, match=r"column 'obs\.lock' must have values that HDF5 can store"):
         through(path, {"obs": {"lock": threading.Lock()}})
     with pytest.raises(UnstorableError, match=r"column 'f' must have values .* got function"):
@@ -122,7 +122,7 @@ def test_what_can_be_neither_stored_nor_pickled_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "", ".", "__data_type__"])
-def test_names_that_hdf5_has_not_are_refused(path: Path, name: str) -> None:
+def test_names_that_hdf5_has_not_are_rejected(path: Path, name: str) -> None:
     with pytest.raises(UnstorableError, match="must be valid in HDF5"):
         through(path, {"x": {name: np.zeros(2)}})
 
@@ -160,7 +160,7 @@ def test_nothing_runs_unless_allowed(path: Path, tmp_path: Path) -> None:
     assert victim.exists()
 
 
-def test_files_that_lead_elsewhere_are_refused(path: Path, tmp_path: Path) -> None:
+def test_files_that_lead_elsewhere_are_rejected(path: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"12345678")
 
@@ -188,7 +188,7 @@ def test_files_that_lead_elsewhere_are_refused(path: Path, tmp_path: Path) -> No
             from_hdf5(file)
 
 
-def test_damaged_files_are_refused(path: Path) -> None:
+def test_damaged_files_are_rejected(path: Path) -> None:
     with h5py.File(path, "w") as file:
         loop = file.create_group("loop")
         loop["up"] = loop

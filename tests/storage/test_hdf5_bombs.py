@@ -42,7 +42,7 @@ def filled(shape: tuple[int, ...] = (20,), **options: Any) -> ReplayBuffer:
         {"shape": (1 << 60,), "chunks": (1 << 10,)},
     ],
 )
-def test_datasets_without_bytes_behind_them_are_refused(path: Path, options: dict[str, Any]) -> None:
+def test_datasets_without_bytes_behind_them_are_rejected(path: Path, options: dict[str, Any]) -> None:
     with h5py.File(path, "w") as file:
         file.create_dataset("obs", dtype="f8", **options).attrs["__data_type__"] = "ndarray"
     assert path.stat().st_size < 1 << 14
@@ -63,7 +63,7 @@ def test_strings_that_a_file_holds_once_are_counted_each_time(path: Path) -> Non
             from_hdf5(file, max_nbytes=1 << 16)
 
 
-def test_groups_that_hold_each_other_again_and_again_are_refused(path: Path) -> None:
+def test_groups_that_hold_each_other_again_and_again_are_rejected(path: Path) -> None:
     with h5py.File(path, "w") as file:
         group = file.create_group("a")
         for _ in range(40):
@@ -74,7 +74,7 @@ def test_groups_that_hold_each_other_again_and_again_are_refused(path: Path) -> 
         from_hdf5(file)
 
 
-def test_values_that_unfold_without_end_are_refused(path: Path) -> None:
+def test_values_that_unfold_without_end_are_rejected(path: Path) -> None:
     shared: Any = [1]
     for _ in range(60):
         shared = [shared, shared]
@@ -95,7 +95,7 @@ def test_heaps_are_found_at_any_byte(path: Path, shift: int) -> None:
         check_heaps(str(path))
 
 
-def test_objects_in_heaps_that_lead_back_to_themselves_are_refused(path: Path) -> None:
+def test_objects_in_heaps_that_lead_back_to_themselves_are_rejected(path: Path) -> None:
     one = (1).to_bytes(8, "little")
     path.write_bytes(
         b"GCOL\1\0\0\0" + (64).to_bytes(8, "little") + one + (2**64 - 16).to_bytes(8, "little") + bytes(32)
@@ -104,7 +104,7 @@ def test_objects_in_heaps_that_lead_back_to_themselves_are_refused(path: Path) -
         check_heaps(str(path))
 
 
-def test_heaps_of_strings_that_have_no_end_are_refused(path: Path) -> None:
+def test_heaps_of_strings_that_have_no_end_are_rejected(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file.create_dataset("a", data=1).attrs["text"] = "hello"
     check_heaps(str(path))
@@ -116,7 +116,7 @@ def test_heaps_of_strings_that_have_no_end_are_refused(path: Path) -> None:
         check_heaps(str(path))
 
 
-def test_attributes_of_a_damaged_type_are_refused(path: Path) -> None:
+def test_attributes_of_a_damaged_type_are_rejected(path: Path) -> None:
     with h5py.File(path, "w") as file:
         to_hdf5({"inner": Batch(a=1.0)}, file)
     data = path.read_bytes()
@@ -150,7 +150,7 @@ def claimed(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_rows_that_a_file_of_a_buffer_has_not_are_refused_before_they_are_made(tmp_path: Path) -> None:
+def test_rows_that_a_file_of_a_buffer_has_not_are_rejected_before_they_are_created(tmp_path: Path) -> None:
     n = 1 << 40
     path = claimed(tmp_path / "a.arrow", maxsizes=[n], sizes=[n], cursors=[0], writes=[n])
     with pytest.raises(FormatError, match=f"must have {n} rows, the file has 5"):

@@ -209,7 +209,7 @@ def test_hindsight_buffers_of_both_load_in_both(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("absent", ["stack_num", "sample_avail", "ignore_obs_next"])
-def test_a_file_without_an_option_is_refused(absent: str, tmp_path: Path) -> None:
+def test_a_file_without_an_option_is_rejected(absent: str, tmp_path: Path) -> None:
     buffer = ReplayBuffer(4)
     buffer.add(Batch(obs=1, act=0, rew=0.0, terminated=False, truncated=False, obs_next=2))
     buffer.save_hdf5(tmp_path / "buffer.hdf5")
@@ -223,7 +223,7 @@ def test_a_file_without_an_option_is_refused(absent: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("attribute", ["horizon", "future_k"])
 @pytest.mark.parametrize("value", [None, "many", 0, -1.5])
-def test_a_hindsight_file_without_its_attributes_is_refused(attribute: str, value: Any, tmp_path: Path) -> None:
+def test_a_hindsight_file_without_its_attributes_is_rejected(attribute: str, value: Any, tmp_path: Path) -> None:
     buffer = HERReplayBuffer(4, len, 10)
     buffer.add(goal(Batch, 0, 0))
     buffer.save_hdf5(tmp_path / "buffer.hdf5")
@@ -376,7 +376,7 @@ def notes(file: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [cut, no_cursor, wrong_cursor, no_columns, flags, no_rewards, notes])
-def test_damaged_files_are_refused(tmp_path: Path, change: Any) -> None:
+def test_damaged_files_are_rejected(tmp_path: Path, change: Any) -> None:
     path = str(tmp_path / "buffer.hdf5")
     theirs = tianshou.ReplayBuffer(6)
     for i in range(5):
@@ -388,7 +388,7 @@ def test_damaged_files_are_refused(tmp_path: Path, change: Any) -> None:
         ReplayBuffer.load_hdf5(path)
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "buffer.hdf5"
     with pytest.raises(FileNotFoundError):
         ReplayBuffer.load_hdf5(path)

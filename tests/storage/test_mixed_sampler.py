@@ -36,7 +36,7 @@ def online(buffer: Any = None, n: int = 30) -> Any:
     return buffer
 
 
-def test_rows_come_in_the_ratio_that_is_set(tmp_path: Path) -> None:
+def test_rows_have_the_ratio_that_is_set(tmp_path: Path) -> None:
     sampler = MixedSampler({"offline": offline(tmp_path), "online": online()}, {"offline": 1, "online": 3})
     counts = np.zeros(2)
     for _ in range(200):
@@ -58,7 +58,7 @@ def test_the_same_seed_draws_the_same_rows(tmp_path: Path) -> None:
     assert len(set(drawn[0].source[:8])) == 2
 
 
-def test_columns_that_one_source_has_alone_are_refused_or_dropped(tmp_path: Path) -> None:
+def test_columns_that_one_source_has_alone_are_rejected_or_dropped(tmp_path: Path) -> None:
     sources = {"data": offline(tmp_path), "replay": online()}
     sources["replay"].add(
         Batch(obs=1.0, act=0, rew=1.0, terminated=False, truncated=False, obs_next=2.0, info={"lives": 3})
@@ -89,7 +89,7 @@ def test_an_info_that_both_sources_have_stays_where_few_rows_say_anything(tmp_pa
     assert len(batch.info) == 16
 
 
-def test_priorities_go_back_to_the_buffer_that_the_rows_came_from(tmp_path: Path) -> None:
+def test_priorities_are_returned_to_the_buffer_that_the_rows_came_from(tmp_path: Path) -> None:
     buffers = [online(PrioritizedReplayBuffer(40, alpha=1.0, beta=1.0)) for _ in range(2)]
     sampler = MixedSampler({"data": offline(tmp_path), "one": buffers[0], "two": buffers[1]})
     batch, indices = sampler.sample(60)
@@ -105,7 +105,7 @@ def test_priorities_go_back_to_the_buffer_that_the_rows_came_from(tmp_path: Path
         sampler.update_weight(indices, given[:3], generation=batch.generation)
 
 
-def test_rows_come_as_tensors_and_their_priorities_go_back_as_such(tmp_path: Path) -> None:
+def test_rows_are_tensors_and_their_priorities_are_returned_as_such(tmp_path: Path) -> None:
     buffer = online(PrioritizedReplayBuffer(40, alpha=1.0, beta=1.0))
     sampler = MixedSampler({"data": offline(tmp_path), "replay": buffer})
     batch, indices = sampler.sample(20, device="cpu", floats="float32")
@@ -136,7 +136,7 @@ def test_an_empty_source_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "weights", [{"data": -1.0, "replay": 1.0}, {"data": 0.0}, {"date": 1.0}, {"data": float("nan")}, {}]
 )
-def test_weights_that_are_none_are_refused(tmp_path: Path, weights: dict[str, float]) -> None:
+def test_weights_that_are_none_are_rejected(tmp_path: Path, weights: dict[str, float]) -> None:
     sources = {"data": offline(tmp_path), "replay": online()}
     with pytest.raises(ArgumentError, match="weights"):
         MixedSampler(sources, weights)
@@ -162,7 +162,7 @@ def test_a_sampler_and_a_dataset_draw_on_from_their_states(tmp_path: Path) -> No
     assert dataset.sample(9)[1].tolist() == rows
 
 
-def test_states_of_something_else_are_refused(tmp_path: Path) -> None:
+def test_states_of_something_else_are_rejected(tmp_path: Path) -> None:
     dataset = offline(tmp_path)
     sampler = MixedSampler({"offline": dataset, "online": online()})
     for other in ({}, {**sampler.state_dict(), "shares": np.ones(3)}):

@@ -78,7 +78,7 @@ BATCHES: dict[str, Any] = {
 
 @pytest.mark.parametrize("compression", ["zstd", "none"])
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_batch_comes_back_as_it_was(tmp_path: Path, name: str, compression: str) -> None:
+def test_a_batch_is_restored_exactly(tmp_path: Path, name: str, compression: str) -> None:
     batch = BATCHES[name]()
     write_parquet(batch, tmp_path / "batch.parquet", compression=compression)
     back = read_parquet(tmp_path / "batch.parquet")
@@ -93,7 +93,7 @@ DTYPES = ("?", "i1", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16", "M8[D]", "
 
 @settings(max_examples=60)
 @given(st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.integers(0, 4), st.integers(0, 2**32))
-def test_every_dtype_and_shape_comes_back_bit_by_bit(
+def test_every_dtype_and_shape_is_restored_bit_by_bit(
     tmp_path_factory: pytest.TempPathFactory, name: str, shape: tuple[int, ...], n: int, seed: int
 ) -> None:
     dtype, rng = np.dtype(name), np.random.default_rng(seed)
@@ -157,7 +157,7 @@ def test_layouts_of_slices_and_nulls_are_restored() -> None:
         from_parquet(pa.array([[1, 2], [3]], pa.large_list(pa.int64())), numbers.type, nullable=True)
 
 
-def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+def test_a_file_cut_short_anywhere_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "batch.parquet"
     write_parquet(MultiAgentBatch({"a": steps(), "b": recurrent()}, 6), path)
     whole = path.read_bytes()
@@ -179,7 +179,7 @@ def test_damage_to_the_values_is_noticed(tmp_path: Path) -> None:
             read_parquet(path)
 
 
-def test_a_damaged_description_is_refused_or_read_but_never_trusted(tmp_path: Path) -> None:
+def test_a_damaged_description_is_rejected_or_read_but_never_trusted(tmp_path: Path) -> None:
     path = tmp_path / "batch.parquet"
     write_parquet(steps(), path)
     whole = path.read_bytes()
@@ -201,7 +201,7 @@ def test_a_damaged_description_is_refused_or_read_but_never_trusted(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [b"", b"ARROW1 not parquet", b"PAR1", b"PAR1" + bytes(50) + b"PAR1"])
-def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_none_of_ours_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.parquet").write_bytes(content)
     with pytest.raises(FormatError, match=r"x\.parquet"):
         read_parquet(tmp_path / "x.parquet")
@@ -217,7 +217,7 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path, content: bytes) 
         {b"samplebatch.arrow_schema": b"QUJD"},
     ],
 )
-def test_a_table_that_no_batch_wrote_is_refused(tmp_path: Path, metadata: dict[bytes, bytes]) -> None:
+def test_a_table_that_no_batch_wrote_is_rejected(tmp_path: Path, metadata: dict[bytes, bytes]) -> None:
     parquet.write_table(pa.table({"a": [1, 2]}).replace_schema_metadata(metadata or None), tmp_path / "x.parquet")
     with pytest.raises(FormatError, match=r"x\.parquet"):
         read_parquet(tmp_path / "x.parquet")
@@ -247,7 +247,7 @@ def test_wrong_arguments_are_named_before_anything_is_written(tmp_path: Path) ->
     assert os.listdir(tmp_path) == []
 
 
-def test_filters_refuse_a_column_that_is_of_two_types(tmp_path: Path) -> None:
+def test_filters_reject_a_column_that_is_of_two_types(tmp_path: Path) -> None:
     path = tmp_path / "batch.parquet"
     SampleBatch(obs=np.zeros(3), rewards=np.arange(3)).save(path)
     data = path.read_bytes()
@@ -258,7 +258,7 @@ def test_filters_refuse_a_column_that_is_of_two_types(tmp_path: Path) -> None:
         load(path, filters=[("rewards", ">", 1)], verify=False)
 
 
-def test_filters_refuse_a_column_whose_row_groups_tell_the_sizes_of_another(tmp_path: Path) -> None:
+def test_filters_reject_a_column_whose_row_groups_tell_the_sizes_of_another(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     parquet.write_table(pa.table({"rewards": pa.array([0, 1, None])}), path)
     data = path.read_bytes()
@@ -269,7 +269,7 @@ def test_filters_refuse_a_column_whose_row_groups_tell_the_sizes_of_another(tmp_
         load(path, filters=[("rewards", ">", 1)])
 
 
-def test_what_a_schema_says_is_found_once_and_for_it_alone(tmp_path: Path) -> None:
+def test_what_a_schema_says_is_detected_once_and_for_it_alone(tmp_path: Path) -> None:
     nested = Batch(obs={"x": np.arange(3.0)}).as_sample_batch()
     batches: list[SampleBatch] = [
         SampleBatch(obs={"x": np.arange(3.0)}),

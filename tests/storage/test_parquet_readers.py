@@ -125,13 +125,13 @@ def change(path: Path, to: Any) -> None:
     parquet.write_table(to(table).replace_schema_metadata(table.schema.metadata), path)
 
 
-def test_columns_that_do_not_fit_the_description_are_refused(path: Path) -> None:
+def test_columns_that_do_not_fit_the_description_are_rejected(path: Path) -> None:
     change(path, lambda table: table.set_column(4, "terminateds", pa.array(["x"] * N)))
     with pytest.raises(FormatError, match="must be stored as bool, got string"):
         read_parquet(path)
 
 
-def test_tensors_with_nulls_are_refused_by_name(path: Path) -> None:
+def test_tensors_with_nulls_are_rejected_by_name(path: Path) -> None:
     lists = pa.array([[[1, 2], [3, None]]] * N, pa.list_(pa.list_(pa.uint8(), 2), 2))
     change(path, lambda table: table.set_column(1, "image", lists))
     with pytest.raises(FormatError, match="image"):

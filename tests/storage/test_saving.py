@@ -69,7 +69,7 @@ BATCHES: dict[str, Any] = {
 
 @pytest.mark.parametrize("form", FILES)
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_batch_comes_back_with_its_type(tmp_path: Path, name: str, form: str) -> None:
+def test_a_batch_is_restored_with_its_type(tmp_path: Path, name: str, form: str) -> None:
     batch = BATCHES[name]()
     batch.save(tmp_path / f"batch.{form}")
     back = load(tmp_path / f"batch.{form}")
@@ -100,7 +100,7 @@ columns = st.one_of(
 
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.sampled_from(("obs", "t", "infos", "x.y")), columns, min_size=1), st.sampled_from(FILES))
-def test_every_kind_of_column_comes_back_through_every_format(
+def test_every_kind_of_column_is_restored_through_every_format(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], form: str
 ) -> None:
     batch = SampleBatch(values)
@@ -154,7 +154,7 @@ def draws(buffer: Any) -> Any:
 
 @pytest.mark.parametrize("form", [".arrow", ".parquet", ".hdf5", ""])
 @pytest.mark.parametrize("name", BUFFERS)
-def test_a_buffer_comes_back_with_its_class_rows_and_next_draws(tmp_path: Path, name: str, form: str) -> None:
+def test_a_buffer_is_restored_with_its_class_rows_and_next_draws(tmp_path: Path, name: str, form: str) -> None:
     buffer = BUFFERS[name]()
     path = tmp_path / f"buffer{form}"
     buffer.save(path)
@@ -178,7 +178,7 @@ def agents(i: int) -> MultiAgentBatch:
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_a_buffer_of_several_agents_goes_on_as_it_would_have(tmp_path: Path, lockstep: bool) -> None:
+def test_a_buffer_of_several_agents_resumes_exactly(tmp_path: Path, lockstep: bool) -> None:
     buffer = MultiAgentReplayBuffer({"walker": 9, "guard": 20}, lockstep=lockstep, stack_num=2)
     for i in range(4):
         buffer.add(agents(i))
@@ -325,7 +325,7 @@ def test_policies_are_chosen_by_their_rows(tmp_path: Path) -> None:
         assert load(tmp_path / f"x.{form}", columns=["x"])["b"]["x"].tolist() == [1, 2]
 
 
-def test_sequences_are_chosen_whole(tmp_path: Path) -> None:
+def test_sequences_are_selected_completely(tmp_path: Path) -> None:
     batch = recurrent()
     for form in FILES:
         batch.save(tmp_path / f"x.{form}")
@@ -344,13 +344,13 @@ def test_sequences_are_chosen_whole(tmp_path: Path) -> None:
         ([("infos", "==", 1)], "'infos'"),
     ],
 )
-def test_filters_that_are_none_are_refused(tmp_path: Path, filters: Any, words: str) -> None:
+def test_filters_that_are_none_are_rejected(tmp_path: Path, filters: Any, words: str) -> None:
     wide(10).save(tmp_path / "x.parquet")
     with pytest.raises(ArgumentError, match=words):
         load(tmp_path / "x.parquet", filters=filters)
 
 
-def test_columns_and_filters_are_refused_for_buffers(tmp_path: Path) -> None:
+def test_columns_and_filters_are_rejected_for_buffers(tmp_path: Path) -> None:
     for form in (".arrow", ".parquet", ".hdf5", ""):
         fill(ReplayBuffer(5)).save(tmp_path / f"x{form}")
         with pytest.raises(ArgumentError, match="must be None for the buffer"):
@@ -403,7 +403,7 @@ def test_columns_that_are_compressed_in_memory_are_so_in_the_file(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.json", "x.pkl", "x.what", "x.npz"])
-def test_endings_of_other_formats_are_refused(tmp_path: Path, name: str) -> None:
+def test_endings_of_other_formats_are_rejected(tmp_path: Path, name: str) -> None:
     things: list[Any] = [steps(), Batch(a=[1]), MultiAgentBatch({}, 0), ReplayBuffer(4)]
     for thing in things:
         with pytest.raises(FormatError, match=name):
@@ -447,7 +447,7 @@ def foreign(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_foreign_files_and_folders_are_refused_by_name(tmp_path: Path) -> None:
+def test_foreign_files_and_folders_are_rejected_by_name(tmp_path: Path) -> None:
     for path in foreign(tmp_path):
         with pytest.raises(FormatError, match=path.name):
             load(path)
@@ -456,7 +456,7 @@ def test_foreign_files_and_folders_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FILES)
-def test_files_cut_short_anywhere_are_refused(tmp_path: Path, form: str) -> None:
+def test_files_cut_short_anywhere_are_rejected(tmp_path: Path, form: str) -> None:
     path = tmp_path / f"x.{form}"
     for thing in (steps(), Batch(a=np.arange(3)), fill(ReplayBuffer(5))):
         thing.save(path)
@@ -479,7 +479,7 @@ def test_pickles_and_bounds_hold_everywhere(tmp_path: Path, form: str) -> None:
         load(path, max_nbytes=1000)
 
 
-def test_ragged_rows_whose_elements_are_no_tensor_are_refused(tmp_path: Path) -> None:
+def test_ragged_rows_whose_elements_are_no_tensor_are_rejected(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "maps.hdf5"
     BATCHES["maps as tensors"]().save(path)
@@ -491,7 +491,7 @@ def test_ragged_rows_whose_elements_are_no_tensor_are_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("rows", [[[1, 2], [3, 4]], [[1, 2, 3]], [[], []], [], [[1], []]], ids=str)
 @pytest.mark.parametrize("suffix", FILES)
-def test_ragged_columns_stay_ragged_whatever_their_lengths(suffix: str, rows: list[list[int]], tmp_path: Path) -> None:
+def test_ragged_columns_stay_ragged_for_any_lengths(suffix: str, rows: list[list[int]], tmp_path: Path) -> None:
     batch = SampleBatch(ids=rows, obs={"path": rows}, t=np.arange(len(rows)), ragged={"ids": "int64", "obs": "int32"})
     path = tmp_path / f"rows.{suffix}"
     batch.save(path)
@@ -530,7 +530,7 @@ def test_files_with_text_of_fixed_width_are_read(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FILES)
-def test_text_comes_back_with_every_character(form: str, tmp_path: Path) -> None:
+def test_text_is_restored_with_every_character(form: str, tmp_path: Path) -> None:
     batch = SampleBatch(
         words=["a" * 10_000, "b", "", "漢"],
         maybe=["a", None, "\0", ""],
@@ -548,7 +548,7 @@ def test_text_comes_back_with_every_character(form: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("part", ["data", "offsets", "present", "header"])
-def test_parts_of_text_that_do_not_fit_are_refused(part: str, tmp_path: Path) -> None:
+def test_parts_of_text_that_do_not_fit_are_rejected(part: str, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     SampleBatch(tag=["a", None, "é"]).save(tmp_path / "batch.hdf5")
     with h5py.File(tmp_path / "batch.hdf5", "r+") as file:

@@ -55,7 +55,7 @@ def test_numbers_of_64_bits_are_compared_as_such_with_columns_of_32() -> None:
     assert RowFilter([("rewards", "==", 0.5)], table.schema, "the table").rows(table).tolist() == [1]
 
 
-def test_values_that_no_column_has_are_refused() -> None:
+def test_values_that_no_column_has_are_rejected() -> None:
     table = pa.table({"t": np.array([2**63], np.uint64)})
     with pytest.raises(ArgumentError, match="filters must compare columns with values of their types"):
         RowFilter([("t", "==", 2**65)], table.schema, "the table")

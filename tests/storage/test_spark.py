@@ -63,7 +63,7 @@ def test_filters_on_flags_and_elements_of_tensors(spark: Any, tmp_path: Path) ->
     assert [tuple(row) for row in rows] == [(28.0, [38, 39])]
 
 
-def test_a_folder_of_a_dataset_is_read_as_it_lies(spark: Any, tmp_path: Path) -> None:
+def test_a_folder_of_a_dataset_is_read_as_it_is(spark: Any, tmp_path: Path) -> None:
     dataset = Dataset(tmp_path / "experience")
     for _ in range(3):
         dataset.extend(steps())
@@ -72,7 +72,7 @@ def test_a_folder_of_a_dataset_is_read_as_it_lies(spark: Any, tmp_path: Path) ->
     assert frame.where("terminateds").agg({"rewards": "sum"}).first()[0] == 3 * (2.0 + 4.5)
 
 
-def test_rows_of_policies_are_told_apart(spark: Any, tmp_path: Path) -> None:
+def test_rows_of_policies_are_distinguished(spark: Any, tmp_path: Path) -> None:
     parts = {"left": steps(4), "right": steps(6).select("obs", "rewards")}
     MultiAgentBatch(parts, 6).save(tmp_path / "steps.parquet")
     frame = spark.read.parquet(str(tmp_path / "steps.parquet"))

@@ -145,7 +145,7 @@ def test_parts_that_are_missing_or_more_are_noticed() -> None:
         ReplayBuffer(4).load_state_dict(buffer.state_dict() | {"checksums": 3})
 
 
-def test_a_state_without_checksums_is_taken_and_any_if_told_so() -> None:
+def test_a_state_without_checksums_is_taken_and_any_if_requested() -> None:
     buffer = ReplayBuffer(4)
     buffer.add(Batch(obs=1, act=0, rew=1.0, terminated=False, truncated=False))
     state = buffer.state_dict()

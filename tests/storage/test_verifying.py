@@ -56,7 +56,7 @@ def invoke(path: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_what_was_written_is_whole(tmp_path: Path, name: str) -> None:
+def test_what_was_written_is_complete(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     MAKERS[name](path)
     before = {file: file.read_bytes() for file in files_of(path)}
@@ -161,7 +161,7 @@ def test_a_folder_that_was_not_closed_has_no_checksums_and_a_copy_of_it_is_damag
     assert len(ReplayBuffer.open(tmp_path / "folder")) == 20
 
 
-def test_what_is_none_of_ours_is_refused(tmp_path: Path) -> None:
+def test_what_is_none_of_ours_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("about batches")
     with pytest.raises(FormatError, match=r"thesis\.tex' must be an Arrow, Parquet or HDF5 file"):
         verify(tmp_path / "thesis.tex")

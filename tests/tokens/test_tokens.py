@@ -252,7 +252,7 @@ def test_rows_are_repeated_and_columns_united():
         (lambda b: group_by(b, "text").spread([1.0]), ColumnLengthError, "values must have 2 rows, one per group"),
     ],
 )
-def test_bad_input_is_refused(call, error, says):
+def test_bad_input_is_rejected(call, error, says):
     batch = batch_of([2, 4])
     before = batch.copy()
     if error is None:

@@ -62,7 +62,7 @@ def test_blocks_never_overlap(steps: list[tuple[int, int]], order: random.Random
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 1 << 17), min_size=1, max_size=60))
-def test_what_fits_in_free_ranges_is_found(wanted: list[int]) -> None:
+def test_what_fits_in_free_ranges_is_detected(wanted: list[int]) -> None:
     """A range is refused only if no free one is as long: compared with a map of every cell."""
     cells = (1 << 19) // 64
     arena = Arena(0, 1 << 19)
@@ -171,7 +171,7 @@ def test_a_reserved_block_is_free_again_when_nobody_keeps_it(stream) -> None:
     assert blocks.take(64) is not None
 
 
-def test_a_block_that_was_taken_for_nothing_is_found(stream) -> None:
+def test_an_unused_allocated_block_is_reclaimed(stream) -> None:
     blocks = stream.blocks
     stream.run(3, 100_000, 3)
     free_nbytes = blocks.arena.free_nbytes

@@ -471,7 +471,7 @@ def test_a_reader_that_is_always_too_slow_times_out(ends, overtaking) -> None:
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_subscriptions_go_to_children(ends, method) -> None:
+def test_subscriptions_can_be_sent_to_children(ends, method) -> None:
     publisher, subscription = ends
     context = multiprocessing.get_context(method)
     answers = context.Queue()
@@ -488,7 +488,7 @@ def test_subscriptions_go_to_children(ends, method) -> None:
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_a_publisher_goes_to_a_child_whose_end_is_noticed(method) -> None:
+def test_a_publisher_can_be_sent_to_a_child_whose_end_is_noticed(method) -> None:
     publisher, subscription = broadcast(MIB)
     context = multiprocessing.get_context(method)
     with child(context, broadcast_children.publish_and_end, publisher, 5) as process:

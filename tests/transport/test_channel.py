@@ -98,7 +98,7 @@ def test_every_batch_arrives(batch: AnyBatch) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_producer_goes_to_a_child(method: str) -> None:
+def test_the_producer_can_be_sent_to_a_child(method: str) -> None:
     producer, consumer = channel(8 << 20)
     child = multiprocessing.get_context(method).Process(target=produce, args=(producer,))
     child.start()
@@ -111,7 +111,7 @@ def test_the_producer_goes_to_a_child(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_both_ends_go_to_a_child_and_back(method: str) -> None:
+def test_both_ends_can_be_sent_to_a_child_and_back(method: str) -> None:
     producer, theirs = channel(1 << 20)
     mine, consumer = channel(1 << 20)
     child = multiprocessing.get_context(method).Process(target=echo, args=(theirs, mine))
@@ -130,7 +130,7 @@ def test_both_ends_go_to_a_child_and_back(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_an_end_goes_through_a_queue(method: str) -> None:
+def test_an_end_passes_through_a_queue(method: str) -> None:
     context = multiprocessing.get_context(method)
     queue = context.Queue()
     child = context.Process(target=produce_from_queue, args=(queue,))
@@ -166,7 +166,7 @@ class TestTheEnd:
         producer.close()
         assert list(consumer) == []
 
-    def test_is_told_even_if_the_pipe_is_full(self) -> None:
+    def test_is_reported_even_if_the_pipe_is_full(self) -> None:
         producer, consumer = channel(1 << 20)
         sent = 0
         with pytest.raises(ChannelTimeoutError, match="pipe"):  # noqa: PT012
@@ -200,7 +200,7 @@ class TestTheEnd:
             consumer.recv(timeout_s=1)
         consumer.close()
 
-    def test_says_what_ended_a_block(self) -> None:
+    def test_reports_what_ended_a_block(self) -> None:
         producer, consumer = channel(1 << 16)
         with pytest.raises(ZeroDivisionError), producer:
             producer.send(SampleBatch(a=[1 // 0]))
@@ -214,7 +214,7 @@ class TestTheEnd:
         [(KeyboardInterrupt(), True), (SystemExit(3), True), (SystemExit(0), False), (GeneratorExit(), False)],
         ids=repr,
     )
-    def test_says_what_else_ended_a_block(self, error: BaseException, told: bool) -> None:
+    def test_reports_what_else_ended_a_block(self, error: BaseException, told: bool) -> None:
         producer, consumer = channel(1 << 16)
         with pytest.raises(type(error)), producer:
             raise error
@@ -304,7 +304,7 @@ def test_an_end_is_passed_on_by_who_has_not_used_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "return", "exit", "kill"])
-def test_the_producer_is_notified_when_the_consumer_is_gone(how: str) -> None:
+def test_the_producer_is_notified_when_the_consumer_has_ended(how: str) -> None:
     producer, consumer = channel(1 << 14)
     child = multiprocessing.get_context("fork").Process(target=consume, args=(consumer, 2, how))
     child.start()

@@ -297,7 +297,7 @@ def test_any_number_of_greetings_is_passed_over(ends: tuple[Producer, Consumer])
     assert consumer.recv(timeout_s=1) == PLAIN
 
 
-def test_a_failure_lies_where_failures_do(ends: tuple[Producer, Consumer]) -> None:
+def test_a_failure_is_where_failures_do(ends: tuple[Producer, Consumer]) -> None:
     producer, consumer = ends
     put(producer, pack(FAILURE, metadata_start=64, metadata_nbytes=64, metadata_sum=0))
     with pytest.raises(FormatError):
@@ -333,7 +333,7 @@ STRANGE: list[Any] = [None, True, -1, 1, 5, 2**40, 2**70, 1.5, "x", "", [], [1],
 
 
 @pytest.mark.parametrize("batch", [NOTED, TREE], ids=["multi-agent", "nested"])
-def test_whatever_metadata_say_something_is_raised_or_received(batch: Any) -> None:
+def test_any_metadata_raise_or_are_received(batch: Any) -> None:
     """No metadata makes the consumer crash, hang, or raise anything else than it says, whatever stands in it."""
     producer, consumer = channel(1 << 18)
     raw = sent(producer, consumer, batch)
@@ -488,7 +488,7 @@ def unit_in(batch: Any) -> ActionUnit | None:
     ],
     ids=["plain", "variable", "nested", "multi-agent"],
 )
-def test_units_of_actions_go_with_the_schema_and_may_change(make: Any) -> None:
+def test_units_of_actions_accompany_the_schema_and_may_change(make: Any) -> None:
     producer, consumer = channel(1 << 20)
     with producer, consumer:
         for unit in UNITS * 2:

@@ -157,7 +157,7 @@ def test_those_that_died_are_reported(raise_lost: bool, capfd: pytest.CaptureFix
     close(*producers, *consumers)
 
 
-def test_the_others_go_on() -> None:
+def test_the_others_continue() -> None:
     producers, consumers = ends(2)
     gathering = gather(consumers, raise_lost=False)
     os.write(producers[0]._pipe, b"x" * 64)

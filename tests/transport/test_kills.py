@@ -24,7 +24,7 @@ ROUNDS = Path(__file__).parent / "kill_rounds.py"
         pytest.param("spawn", 24, marks=pytest.mark.long),
     ],
 )
-def test_who_is_left_by_a_killed_process_is_told(method: str, rounds: int) -> None:
+def test_survivors_of_a_killed_process_are_reported(method: str, rounds: int) -> None:
     rounds = int(os.environ.get("SAMPLEBATCH_KILLS", rounds))
     done = subprocess.run(
         [sys.executable, str(ROUNDS), "--method", method, "--rounds", str(rounds), "--seed", "7"],

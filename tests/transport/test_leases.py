@@ -140,7 +140,7 @@ def test_columns_of_every_kind_hold_the_block(make: Callable[[], SampleBatch]) -
         assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
 
-def test_many_threads_let_go() -> None:
+def test_many_threads_release() -> None:
     producer, consumer = channel(1 << 18)
     with producer, consumer:
         shelves: list[list[Any]] = [[] for _ in range(4)]
@@ -167,7 +167,7 @@ def test_many_threads_let_go() -> None:
         assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
 
-def test_the_garbage_collector_may_let_go_at_any_moment() -> None:
+def test_the_garbage_collector_may_release_at_any_moment() -> None:
     """Blocks that are given back while another one is: by arrays in cycles, which the collector finds on its own."""
 
     class Knot:
@@ -212,7 +212,7 @@ def test_no_block_is_lost_when_the_pipe_is_full() -> None:
         assert producer._blocks.arena.free_nbytes == producer._blocks.arena.nbytes
 
 
-def test_a_block_whose_return_was_interrupted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_whose_return_was_interrupted_is_reclaimed(monkeypatch: pytest.MonkeyPatch) -> None:
     producer, consumer = channel(1 << 16)
     with producer, consumer:
         producer.send(SampleBatch(a=[1]))
@@ -275,7 +275,7 @@ def test_a_forked_child_gives_nothing_back(ends: tuple[Producer, Consumer]) -> N
     assert is_free(producer, consumer)
 
 
-def test_the_pipe_goes_with_its_last_user() -> None:
+def test_the_pipe_accompanies_its_last_user() -> None:
     before = len(os.listdir("/proc/self/fd"))
     producer, consumer = channel(1 << 17)
     producer.send(steps())

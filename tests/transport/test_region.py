@@ -97,7 +97,7 @@ def test_a_child_writes_to_the_same_memory(method, make) -> None:
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_it_goes_through_queues_and_back(method, make) -> None:
+def test_it_passes_through_queues_and_back(method, make) -> None:
     context = multiprocessing.get_context(method)
     queue, done = context.Queue(), context.Queue()
     made = make(64)

@@ -105,7 +105,7 @@ def test_a_child_process_is_woken(region) -> None:
     assert process.exitcode == 0
 
 
-def test_a_fork_in_the_midst_of_a_fence_leaves_the_child_its_own() -> None:
+def test_a_fork_during_a_fence_leaves_the_child_its_own() -> None:
     with region_module._lock:
         child = os.fork()
         if not child:

@@ -127,7 +127,7 @@ def test_what_arrives_is_writable_and_shared_memory() -> None:
     assert (parcel[64 : 64 + 16_000].view(np.float64) == 77.0).all()
 
 
-def test_memory_is_the_receivers_until_its_last_array_is_gone() -> None:
+def test_memory_is_the_receivers_until_its_last_array_is_deleted() -> None:
     back = through_pickle(rows(2000))
     piece, tensor = back["obs"][5:7, :1], back["t"][3:]
     del back
@@ -193,7 +193,7 @@ def test_torch_has_its_way_with_nested_batches_whenever_ours_is_off() -> None:
     assert done.stdout.split() == ["True", "False", "True", "False"]
 
 
-def test_disabling_frees_what_is_kept_and_leaves_others_reducers_alone(monkeypatch) -> None:
+def test_disabling_frees_what_is_preserved_and_leaves_others_reducers_alone(monkeypatch) -> None:
     through_pickle(rows(2000))
     assert shared_pickling._queue_memory.nbytes > 0
     ForkingPickler.register(Batch, repr)
@@ -208,7 +208,7 @@ def test_negative_settings_are_rejected(name) -> None:
         enable_shared_pickling(**{name: -1})
 
 
-def test_memory_beyond_what_may_be_kept_is_freed_by_the_receiver() -> None:
+def test_memory_beyond_what_may_be_retained_is_freed_by_the_receiver() -> None:
     enable_shared_pickling(keep_nbytes=0)
     back = through_pickle(rows(2000))
     region = shared_pickling._queue_memory._sent[0].region
@@ -273,7 +273,7 @@ def test_a_batch_outlives_its_sender() -> None:
         assert all(map(is_whole, received))
 
 
-def test_whoever_is_killed_at_whatever_moment_no_batch_is_torn() -> None:
+def test_a_kill_at_any_moment_tears_no_batch() -> None:
     context = multiprocessing.get_context("fork")
     random = np.random.default_rng(5)
     for turn in range(12):
@@ -300,7 +300,7 @@ def test_whoever_is_killed_at_whatever_moment_no_batch_is_torn() -> None:
         counter.close()
 
 
-def test_a_pipe_carries_them_after_their_sender_let_go() -> None:
+def test_a_pipe_carries_them_after_their_sender_release() -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     ready = context.Event()

@@ -89,7 +89,7 @@ def test_what_is_not_kept_is_given_back_by_the_receiver(memory) -> None:
     assert memory.nbytes == 4096
 
 
-def test_no_more_is_kept_than_allowed(memory) -> None:
+def test_no_more_is_preserved_than_allowed(memory) -> None:
     memory.keep(5 * MIB // 2)
     sent = [memory.send([content(MIB - KIB)]) for _ in range(4)]
     assert [address.kept for address, _ in sent] == [True, True, False, False]
@@ -113,7 +113,7 @@ def test_full_memory_accepts_no_batch_until_one_is_received(memory) -> None:
     assert memory.send([b"x"]) is not None
 
 
-def test_kept_memory_of_other_sizes_makes_room(memory) -> None:
+def test_kept_memory_of_other_sizes_is_evicted(memory) -> None:
     before = len(leaks.descriptors())
     for address, spans in [memory.send([content(100)]) for _ in range(MAX_PARCELS - 1)]:
         receive(address, spans)
@@ -150,7 +150,7 @@ def test_a_message_is_received_once(memory) -> None:
         receive(address, spans)
 
 
-def test_another_file_under_the_number_is_found_out(memory) -> None:
+def test_another_file_under_the_number_is_detected_out(memory) -> None:
     address, spans = memory.send([b"hello"])
     with Region.create(address.nbytes) as other:
         forged = address._replace(way=f"/proc/self/fd/{other.fileno()}")
@@ -169,13 +169,13 @@ def test_a_buffer_outside_the_region_is_rejected(memory, span) -> None:
     assert bytes(receive(address, spans)[0]) == b"hello"
 
 
-def test_a_sender_that_is_gone(memory) -> None:
+def test_a_sender_that_has_ended(memory) -> None:
     address, spans = memory.send([b"hello"])
     with pytest.raises(PeerDiedError, match=f"while its sender runs, /proc/{1 << 30}/fd/3 no longer exists"):
         receive(address._replace(way=f"/proc/{1 << 30}/fd/3"), spans)
 
 
-def test_without_the_right_to_open_the_error_says_what_is_needed(memory, monkeypatch) -> None:
+def test_without_the_right_to_open_the_error_reports_what_is_needed(memory, monkeypatch) -> None:
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
@@ -211,7 +211,7 @@ def fork(child) -> int:
     return pid
 
 
-def test_a_dead_receivers_memory_is_let_go_and_not_used_again(memory, monkeypatch) -> None:
+def test_a_dead_receivers_memory_is_released_and_not_used_again(memory, monkeypatch) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.0)
     address, spans = memory.send([content(MIB)])
 

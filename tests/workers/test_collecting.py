@@ -228,7 +228,7 @@ def test_a_plain_buffer_has_room_for_one_environment(envs: int) -> None:
             inline(climb_here, ladder, buffer, num_workers=envs)
 
 
-def test_environments_that_do_not_fit_the_buffer_are_refused() -> None:
+def test_environments_that_do_not_fit_the_buffer_are_rejected() -> None:
     with (
         inline("random", "arena:vector_of_carts", VectorReplayBuffer(10, 1), num_workers=1) as workers,
         pytest.raises(ArgumentError, match="a ring for each of 2 environments"),
@@ -272,7 +272,7 @@ def test_killed_workers_leave_rings_without_gaps_and_without_doubles(collects: b
     assert check_rings(buffer) <= 2 * facts.restarts
 
 
-def test_a_share_is_made_again_by_the_worker_that_replaces_another() -> None:
+def test_a_share_is_repeated_by_the_worker_that_replaces_another() -> None:
     with forked("random", "arena:slow_relay", max_restarts=1, seed=1) as workers:
         workers.collect(n_step=2)
         timer = kill_soon(workers, 0, 0.1)
@@ -431,7 +431,7 @@ def test_swapped_policy_and_environment_are_named(policy: Any, env: Any) -> None
         RolloutWorkers(policy, env)
 
 
-def test_a_policy_and_an_environment_may_both_be_made_by_functions() -> None:
+def test_a_policy_and_an_environment_may_both_be_created_by_functions() -> None:
     with inline(lambda: actors.lean, lambda length=3: gyms.Ladder(0, length), num_workers=1) as workers:
         assert workers.collect(n_step=3).batch["terminated" + "s"].tolist() == [False, False, True]
 

@@ -49,7 +49,7 @@ def test_dtypes_that_change_between_fragments() -> None:
     check_same(arrived, made(plan("CartPole-v1", actors.Fickle()), 4))
 
 
-def test_fragments_larger_than_the_arena_go_in_parts() -> None:
+def test_fragments_larger_than_the_arena_are_sent_in_parts() -> None:
     arrived = sent(plan("CartPole-v1"), 4, capacity_nbytes=1 << 13)
     assert len(arrived) > 4
     check_same(arrived, made(plan("CartPole-v1"), 4))
@@ -143,7 +143,7 @@ class Poetic(arena.Relay):
         return observations, dict.fromkeys(rewards, "a rose") if self.made == 50 else rewards, *rest
 
 
-def test_rewards_that_are_no_numbers_are_refused_by_name() -> None:
+def test_rewards_that_are_no_numbers_are_rejected_by_name() -> None:
     task = begin(plan(Poetic, envs=1))
     with pytest.raises(EnvironmentSpecError, match="'rewards'"):
         task.next()

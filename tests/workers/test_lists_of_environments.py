@@ -51,7 +51,7 @@ def test_agents_who_act_at_once_and_who_take_turns_are_collected_together() -> N
         (gyms.Ladder(3), EnvironmentSpecError, "created in its own process, got a Ladder"),
     ],
 )
-def test_lists_that_do_not_fit_are_refused(env: Any, error: type[Exception], message: str) -> None:
+def test_lists_that_do_not_fit_are_rejected(env: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         RolloutWorkers("random", env, num_workers=2, envs_per_worker=2)
 

@@ -88,20 +88,18 @@ def cluster(machine: dict[str, str]) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_cluster_without_tokens_is_found_on_a_machine_that_has_one(machine: dict[str, str]) -> None:
+def test_a_cluster_without_tokens_is_detected_on_a_machine_that_has_one(machine: dict[str, str]) -> None:
     said, errors = learn(machine)
     assert said == "20", errors
 
 
-def test_a_process_that_asks_for_tokens_is_told_that_the_cluster_has_none(
-    machine: dict[str, str], cluster: str
-) -> None:
+def test_a_process_that_asks_for_tokens_learns_that_the_cluster_has_none(machine: dict[str, str], cluster: str) -> None:
     _, errors = learn(machine, RAY_AUTH_MODE="token")
     assert "ArgumentError: RAY_AUTH_MODE must be 'disabled' from the start of the process" in errors
     assert f"on the cluster of Ray at {cluster}, which was started without tokens, got 'token'" in errors
 
 
-def test_a_cluster_with_tokens_is_found(machine: dict[str, str]) -> None:
+def test_a_cluster_with_tokens_is_detected(machine: dict[str, str]) -> None:
     with running_cluster(machine, "token"):
         said, errors = learn(machine)
     assert said == "20", errors

@@ -99,7 +99,7 @@ def test_a_node_that_is_lost_in_mid_run_costs_its_steps_only(cluster: Any, colle
 
 
 @pytest.mark.parametrize("collects", [False, True])
-def test_steps_of_a_worker_without_room_are_made_by_another(
+def test_steps_of_a_worker_without_room_are_created_by_another(
     cluster: Any, collects: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, _ = cluster
@@ -131,7 +131,7 @@ def test_steps_of_a_worker_without_room_are_made_by_another(
     assert f"no machine has room for it, and worker {1 - failures[-1].index} makes its steps" in failures[-1].how
 
 
-def test_fragments_that_are_lost_with_a_node_are_made_again(cluster: Any) -> None:
+def test_fragments_that_are_lost_with_a_node_are_repeated(cluster: Any) -> None:
     cluster, nodes = cluster
     with RolloutWorkers(
         "random",

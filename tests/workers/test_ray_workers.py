@@ -112,7 +112,7 @@ def mapping_at(address: int) -> str:
     return ""
 
 
-def test_fragments_are_read_where_they_lie() -> None:
+def test_fragments_are_read_in_place() -> None:
     import ray
 
     batch = SampleBatch(obs=np.arange(400_000.0), terminateds=np.zeros(400_000, bool))
@@ -124,7 +124,7 @@ def test_fragments_are_read_where_they_lie() -> None:
         assert not one[name].flags.writeable
 
 
-def test_workers_fragments_lie_in_the_object_store_until_half_of_a_workers_memory_is_held() -> None:
+def test_workers_fragments_are_in_the_object_store_until_half_of_a_workers_memory_is_held() -> None:
     given: Any = {"num_workers": 1, "capacity_nbytes": 10 << 20}
     with on_ray("random", Pictures, **given) as workers:
         kept = list(workers.fragments(n_step=300, fragment_length=100))
@@ -228,7 +228,7 @@ def test_policies_by_id_and_hooks_work_as_in_processes() -> None:
 
 
 @pytest.mark.long
-def test_functions_that_cannot_be_imported_go_to_actors_by_value() -> None:
+def test_functions_that_cannot_be_imported_are_sent_to_actors_by_value() -> None:
     with on_ray(lambda obs: np.ones(len(obs), np.int64), lambda: SlowLadder(0.0), num_workers=1) as workers:
         assert set(workers.collect(n_step=10).batch["actions"].tolist()) == {1}
 
@@ -268,7 +268,7 @@ def test_actors_write_straight_to_a_replay_service() -> None:
 
 
 @pytest.mark.long
-def test_workers_go_on_from_a_state_of_processes_and_the_other_way_round() -> None:
+def test_workers_resume_from_a_state_of_processes_and_the_other_way_round() -> None:
     given: Any = {"seed": 5, "envs_per_worker": 2}
     local = partial(RolloutWorkers, ray_worlds.draw, "CartPole-v1", **given, backend="process")
     remote = partial(on_ray, ray_worlds.draw, "CartPole-v1", **given)
@@ -282,7 +282,7 @@ def test_workers_go_on_from_a_state_of_processes_and_the_other_way_round() -> No
         assert third.stats.n_collected_steps == first.stats.n_collected_steps
 
 
-def test_a_killed_actor_is_replaced_and_the_steps_are_made_again() -> None:
+def test_a_killed_actor_is_replaced_and_the_steps_are_repeated() -> None:
     buffer = VectorReplayBuffer(4000, 2)
     with on_ray(climb_here, SlowLadder, buffer, max_restarts=1, seed=1) as workers:
         workers.collect(n_step=2)
@@ -371,7 +371,7 @@ def test_stopping_closes_environments(tmp_path: Path) -> None:
     assert {int(path.name) for path in tmp_path.iterdir()} == set(pids)
 
 
-def test_leaving_early_gives_up_the_fragments_under_way_and_closes_environments(tmp_path: Path) -> None:
+def test_leaving_early_gives_up_the_fragments_in_progress_and_closes_environments(tmp_path: Path) -> None:
     given: Any = {"env_kwargs": {"folder": str(tmp_path), "pause_s": 0.01}}
     with on_ray("random", ray_worlds.Closing, **given) as workers:
         workers.collect(n_step=10)
@@ -408,7 +408,7 @@ def test_actors_are_placed_by_a_scheduling_strategy(nodes: list[Any]) -> None:
         ({"memory": 0.5}, "memory must be a whole number from 1"),
     ],
 )
-def test_options_that_stand_for_nothing_are_refused(given: Any, words: str) -> None:
+def test_options_that_have_no_effect_are_rejected(given: Any, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         RayOptions(**given)
 

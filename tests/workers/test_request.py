@@ -52,7 +52,7 @@ def test_a_state_has_the_steps_that_were_requested() -> None:
         assert (found["obs"] == expected["obs"]).all()
 
 
-def test_amounts_are_refused_as_collect_refuses_them() -> None:
+def test_amounts_are_rejected_as_collect_rejects_them() -> None:
     with workers() as collector, pytest.raises(ArgumentError, match="exactly one of n_step and n_episode"):
         collector.request()
     with pytest.raises(WorkerError, match="workers must be started"):

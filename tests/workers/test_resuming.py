@@ -58,7 +58,7 @@ def observed(batch: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_resumed_workers_go_on_as_the_first_would_have(name: str) -> None:
+def test_resumed_workers_resume_exactly(name: str) -> None:
     with MAKERS[name]() as first, MAKERS[name]() as second:
         begun = first.collect(n_step=50).batch
         state = pickle.loads(pickle.dumps(first.state_dict()))
@@ -88,7 +88,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("name", ["CartPole", "simple_spread"])
-def test_another_process_goes_on(name: str, tmp_path: Path) -> None:
+def test_another_process_resumes(name: str, tmp_path: Path) -> None:
     with MAKERS[name]() as first:
         first.collect(n_step=30)
         state = pickle.dumps(first.state_dict())
@@ -101,7 +101,7 @@ def test_another_process_goes_on(name: str, tmp_path: Path) -> None:
     assert pickle.loads(ended.stdout) == expected
 
 
-def test_the_episodes_under_way_keep_their_ids_and_fragments_count_on() -> None:
+def test_the_episodes_in_progress_keep_their_ids_and_fragments_count_on() -> None:
     with inline("random", "CartPole-v1", seed=1) as first, inline("random", "CartPole-v1", seed=1) as second:
         first.collect(n_step=6)
         second.load_state_dict(first.state_dict(), allow_pickle=True)
@@ -112,7 +112,7 @@ def test_the_episodes_under_way_keep_their_ids_and_fragments_count_on() -> None:
 
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
-def test_weights_and_their_numbers_go_on(backend: Any) -> None:
+def test_weights_and_their_numbers_continue(backend: Any) -> None:
     make = partial(RolloutWorkers, actors.Marked, "CartPole-v1", backend=backend, seed=1, max_lag=1)
     with make() as first, make() as second:
         for mark in (3.0, 7.0):
@@ -243,7 +243,7 @@ class Telling(gyms.Ladder):
 
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
-def test_workers_that_cannot_tell_their_state_go_on(backend: Any) -> None:
+def test_workers_that_cannot_tell_their_state_continue(backend: Any) -> None:
     with RolloutWorkers("random", partial(Telling, 0), backend=backend, infos=False) as workers:
         workers.collect(n_step=3)
         with pytest.raises(WorkerError, match="worker 0 cannot save its state: TypeError: cannot pickle 'generator'"):
@@ -259,7 +259,7 @@ class Wide(gyms.Ladder):
         self.map = np.arange(3 << 20)
 
 
-def test_a_state_larger_than_the_arena_comes_in_parts() -> None:
+def test_a_state_larger_than_the_arena_arrives_in_parts() -> None:
     make = partial(forked, "random", Wide, num_workers=1, capacity_nbytes=8 << 20, seed=1)
     with make() as first, make() as second:
         first.collect(n_step=5)
@@ -276,7 +276,7 @@ def test_environments_are_not_unpickled_unasked(mark: Path) -> None:
         workers.collect(n_step=3)
 
 
-def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
+def test_states_that_do_not_fit_are_rejected_and_change_nothing() -> None:
     with inline("random", "CartPole-v1", seed=1) as workers, inline("random", "CartPole-v1", seed=1) as same:
         with pytest.raises(FormatError, match="the state of workers must have the entry 'workers'"):
             workers.load_state_dict({})

@@ -62,7 +62,7 @@ def gather(fragments: Iterable[MultiAgentBatch], aggregator: Aggregator) -> None
         aggregator.add(fragment)
 
 
-def test_the_total_is_exact_and_every_step_is_there_once() -> None:
+def test_the_total_is_exact_and_every_step_occurs_once() -> None:
     aggregator = Aggregator()
     with RolloutWorkers("random", "arena:Relay", num_workers=3, seed=1) as workers:
         pids = workers.pids
@@ -115,7 +115,7 @@ def test_a_seed_determines_what_each_worker_sends_and_no_ids_repeat() -> None:
     assert not np.intersect1d(*ids).size
 
 
-def test_a_killed_worker_is_named_and_the_rest_is_kept() -> None:
+def test_a_killed_worker_is_named_and_the_rest_is_preserved() -> None:
     delay_s = random.choice([0.0, random.uniform(0.02, 0.25)])
     aggregator = Aggregator()
     with RolloutWorkers("random", "arena:slow_relay", num_workers=2) as workers:
@@ -259,7 +259,7 @@ def test_what_was_sent_is_what_was_received_and_aggregated() -> None:
     assert facts.fragments == 2 * 15
 
 
-def test_weights_arrive_and_every_step_says_which() -> None:
+def test_weights_arrive_and_every_step_names_which() -> None:
     seen = []
     with RolloutWorkers("actors:Marked", "CartPole-v1", num_workers=2, seed=1) as workers:
         for fragment in workers.fragments(fragment_length=50):
@@ -343,7 +343,7 @@ def test_fragments_may_all_be_kept_in_an_arena_that_cannot_hold_them() -> None:
     assert sum(fragment.size_bytes() for fragment in kept) > 4 << 16
 
 
-def test_fragments_larger_than_the_arena_come_in_parts() -> None:
+def test_fragments_larger_than_the_arena_arrive_in_parts() -> None:
     with RolloutWorkers("random", SPREAD, num_workers=1, capacity_nbytes=1 << 16) as workers:
         counts = [fragment.count for fragment in workers.fragments(n_step=400, fragment_length=400)]
     assert sum(counts) == 400
@@ -473,7 +473,7 @@ def test_policies_are_named_made_or_given(policy: Any, actions: set[int]) -> Non
         (lambda obs: obs, "must be 'random', a name, an importable function"),
     ],
 )
-def test_wrong_policies_are_found_before_any_process_starts(policy: Any, words: str) -> None:
+def test_wrong_policies_are_detected_before_any_process_starts(policy: Any, words: str) -> None:
     with pytest.raises(PolicySpecError, match=words):
         RolloutWorkers(policy, "CartPole-v1")
 
@@ -505,7 +505,7 @@ def test_one_environment_takes_one_policy_and_vectors_come_alone() -> None:
         ({"backend": "threads"}, "backend must be one of 'process', 'inline'"),
     ],
 )
-def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str) -> None:
+def test_what_does_not_are_compatible_is_rejected(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         RolloutWorkers("random", "CartPole-v1", **given)
 
@@ -533,12 +533,12 @@ def test_amounts_of_fragments_must_be_positive(name: str) -> None:
         workers.fragments(**{name: 0})
 
 
-def test_a_wrong_environment_is_found_before_any_process_starts() -> None:
+def test_a_wrong_environment_is_detected_before_any_process_starts() -> None:
     with pytest.raises(EnvironmentSpecError, match="did you mean"):
         RolloutWorkers("random", "mpe2/simple_spraed_v3")
 
 
-def test_what_cannot_go_to_another_process_is_refused() -> None:
+def test_what_cannot_go_to_another_process_is_rejected() -> None:
     with pytest.raises(EnvironmentSpecError, match="importable"), RolloutWorkers("random", lambda: arena.Relay()):
         pass
 

@@ -53,7 +53,7 @@ def test_values_are_converted_on_assignment(given: Any, dtype: str, shape: tuple
     assert (str(assigned.a.dtype), assigned.b.shape) == (dtype, shape)
 
 
-def test_objects_are_kept() -> None:
+def test_objects_are_preserved() -> None:
     thing, names = object(), {"x", "y"}
     batch = Batch(thing=thing, names=names, none=None, text="x", cls=dict, wrapped=np.array(None), word=np.array("w"))
     assert batch.thing is thing
@@ -181,7 +181,7 @@ def with_ragged() -> Batch:
     return Batch(ids=RaggedColumn.from_rows([[1, 2], [3], [], [4, 5]]), t=np.arange(4))
 
 
-def test_ragged_columns_are_kept_by_every_selection() -> None:
+def test_ragged_columns_are_preserved_by_every_selection() -> None:
     batch = with_ragged()
     for index, rows in (
         (slice(1, 3), [[3], []]),
@@ -227,7 +227,7 @@ def test_ragged_columns_are_joined_padded_and_compared() -> None:
     assert len(batch) == 4
 
 
-def test_arithmetic_goes_through_the_elements_of_ragged_columns() -> None:
+def test_arithmetic_passes_through_the_elements_of_ragged_columns() -> None:
     batch = with_ragged()
     doubled = batch + batch
     assert [row.tolist() for row in doubled.ids] == [[2, 4], [6], [], [8, 10]]

@@ -154,7 +154,7 @@ def test_any_change_is_committed_or_undone(path: Path) -> None:
             mapped.close()
 
 
-def test_a_step_that_is_refused_changes_nothing(path: Path) -> None:
+def test_a_step_that_is_rejected_changes_nothing(path: Path) -> None:
     buffer = VectorReplayBuffer(12, 2, storage=path)
     fill(buffer, 2, 0, 5)
     before = pickle.dumps(buffer)
@@ -181,7 +181,7 @@ def test_a_step_that_is_refused_changes_nothing(path: Path) -> None:
         ({"obs": np.array([np.zeros(2), np.zeros(3)], object)[0]}, None),
     ],
 )
-def test_rows_that_are_no_numbers_of_one_shape_are_refused(path: Path, changed: Any, found: str | None) -> None:
+def test_rows_that_are_no_numbers_of_one_shape_are_rejected(path: Path, changed: Any, found: str | None) -> None:
     buffer = ReplayBuffer(6, storage=path)
     batch = Batch(streams.numbers(0, 1))[0]
     batch.update(changed)
@@ -197,14 +197,14 @@ def test_rows_that_are_no_numbers_of_one_shape_are_refused(path: Path, changed: 
     buffer.close()
 
 
-def test_ragged_rows_are_refused(path: Path) -> None:
+def test_ragged_rows_are_rejected(path: Path) -> None:
     buffer = VectorReplayBuffer(6, 2, storage=path)
     with pytest.raises(ColumnTypeError, match=r"column 'obs\.cloud' must have numeric rows of one shape to be stored"):
         buffer.add(step(1, 2, streams.mixed))
     buffer.close()
 
 
-def test_what_cannot_be_in_a_folder_is_refused(path: Path) -> None:
+def test_what_cannot_be_in_a_folder_is_rejected(path: Path) -> None:
     for option in ("compress", "ragged"):
         with pytest.raises(StorageError, match="remove"):
             ReplayBuffer(6, storage=path, **{option: "obs"})
@@ -218,7 +218,7 @@ def test_what_cannot_be_in_a_folder_is_refused(path: Path) -> None:
             CachedReplayBuffer(mapped, 2, 5)
 
 
-def test_a_folder_is_made_once_and_open_once(path: Path) -> None:
+def test_a_folder_is_created_once_and_open_once(path: Path) -> None:
     buffer = ReplayBuffer(6, storage=path)
     with pytest.raises(StorageError, match=r"got an existing buffer; open it with open\(\)"):
         ReplayBuffer(6, storage=path)
@@ -262,7 +262,7 @@ def test_buffers_in_memory_have_nothing_to_close() -> None:
     assert len(buffer) == 3
 
 
-def test_parts_write_to_the_folder_of_the_whole(path: Path) -> None:
+def test_parts_write_to_the_folder_of_the_entire_buffer(path: Path) -> None:
     buffer = VectorReplayBuffer(12, 2, storage=path)
     fill(buffer, 2, 0, 3)
     buffer.buffers[1].add(step(77, 0))
@@ -272,7 +272,7 @@ def test_parts_write_to_the_folder_of_the_whole(path: Path) -> None:
     buffer.close()
 
 
-def test_tensors_come_back_as_tensors(path: Path) -> None:
+def test_tensors_are_restored_as_tensors(path: Path) -> None:
     import torch
 
     with ReplayBuffer(4, storage=path) as buffer:
@@ -306,7 +306,7 @@ def test_a_checkpoint_of_a_folder_is_a_buffer_in_memory(path: Path, tmp_path: Pa
         assert_go_on_alike(other, plain_copy(buffer), 2, 9)
 
 
-def test_the_rows_lie_in_the_files(path: Path) -> None:
+def test_the_rows_are_in_the_files(path: Path) -> None:
     with ReplayBuffer(1000, storage=path) as buffer:
         fill(buffer, 0, 0, 2)
         sizes = {entry.name: entry.stat().st_size for entry in path.glob("*.column")}
@@ -346,7 +346,7 @@ DAMAGE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_found_on_opening(path: Path, damage: str) -> None:
+def test_damage_is_detected_on_opening(path: Path, damage: str) -> None:
     with VectorReplayBuffer(12, 2, storage=path, ignore_obs_next=True) as buffer:
         fill(buffer, 2, 0, 9)
     DAMAGE[damage](path)

@@ -46,7 +46,7 @@ def crash(folder: BufferFolder) -> None:
     folder._abandon("crashed")
 
 
-def test_a_folder_comes_back_as_it_was_closed(path: Path) -> None:
+def test_a_folder_is_restored_exactly(path: Path) -> None:
     filled(path).close()
     folder = BufferFolder.open(path)
     assert (folder.about, folder.state, folder.notes) == ({"size": 3}, b"2", {"kinds": ["dense"]})
@@ -54,7 +54,7 @@ def test_a_folder_comes_back_as_it_was_closed(path: Path) -> None:
     folder.close()
 
 
-def test_columns_of_every_dtype_come_back(path: Path) -> None:
+def test_columns_of_every_dtype_are_restored(path: Path) -> None:
     folder = BufferFolder.create(path, {}, b"")
     dtypes = ["?", "i1", "u2", "f2", "f8", "c16", "M8[ns]", "m8[s]"]
     for dtype in dtypes:
@@ -106,7 +106,7 @@ def test_a_step_that_raised_is_undone_before_the_next(path: Path) -> None:
     assert BufferFolder.open(path).columns["a"].tolist() == [4, 2, 3]
 
 
-def test_columns_of_a_step_that_was_not_committed_are_gone(path: Path) -> None:
+def test_columns_of_a_step_that_was_not_committed_are_removed(path: Path) -> None:
     folder = filled(path)
     folder.allocate("b", (3,), I8)
     folder.allocate("a", (5,), I8)
@@ -240,7 +240,7 @@ def damage_undo(path: Path) -> None:
         (damage_undo, "must have 5 more bytes"),
     ],
 )
-def test_damage_is_found_on_opening(path: Path, damage: Any, found: str) -> None:
+def test_damage_is_detected_on_opening(path: Path, damage: Any, found: str) -> None:
     folder = filled(path)
     folder.begin([(["a"], 2)])
     crash(folder)
@@ -268,7 +268,7 @@ def test_a_folder_that_is_garbage_is_unlocked(path: Path) -> None:
     BufferFolder.open(path).close()
 
 
-def test_another_process_is_refused_until_the_first_is_gone(path: Path) -> None:
+def test_another_process_is_rejected_until_the_first_has_ended(path: Path) -> None:
     create(str(path))
     imported = "from samplebatch.storage.buffers.folder import BufferFolder"
     code = f"{imported}\nBufferFolder.open({str(path)!r})\nprint('opened')\n"
@@ -318,7 +318,7 @@ def test_a_closed_folder_takes_nothing(path: Path) -> None:
     assert values.tolist() == [4, 2, 3]
 
 
-def test_only_folders_of_its_own_are_taken(path: Path, tmp_path: Path) -> None:
+def test_only_folders_of_its_own_are_accepted(path: Path, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"must be the folder of a buffer, got one without 'buffer\.json'"):
         BufferFolder.open(tmp_path)
     (tmp_path / "thesis.tex").touch()
@@ -331,7 +331,7 @@ def test_only_folders_of_its_own_are_taken(path: Path, tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_folder_whose_making_was_cut_short_is_made_anew(path: Path) -> None:
+def test_a_folder_whose_creation_was_cut_short_is_created_again(path: Path) -> None:
     filled(path).close()
     for name in ("buffer.json", "0.column", "layout.1.json"):
         (path / name).unlink()
@@ -416,7 +416,7 @@ def test_columns_take_no_memory_of_the_process(path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY or done.returncode == 0
 
 
-def test_large_states_and_many_columns_are_written_whole(path: Path) -> None:
+def test_large_states_and_many_columns_are_written_completely(path: Path) -> None:
     folder = BufferFolder.create(path, {}, b"")
     names = [f"c{i}" for i in range(700)]
     for name in names:

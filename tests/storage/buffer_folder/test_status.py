@@ -154,7 +154,7 @@ def cut_tail(folder: Path, name: str, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("harm", [zero_tail, cut_tail])
-def test_tails_that_are_zero_or_gone_are_refused(harm: Callable[..., None], path: Path, tmp_path: Path) -> None:
+def test_tails_that_are_zero_or_missing_are_rejected(harm: Callable[..., None], path: Path, tmp_path: Path) -> None:
     expected = closed(path)
     rng = np.random.default_rng(0)
     for trial in range(60):
@@ -172,7 +172,7 @@ def test_tails_that_are_zero_or_gone_are_refused(harm: Callable[..., None], path
         shutil.rmtree(copy)
 
 
-def test_files_of_two_states_are_refused(path: Path, tmp_path: Path) -> None:
+def test_files_of_two_states_are_rejected(path: Path, tmp_path: Path) -> None:
     states = []
     make, n = BUFFERS["vector ignoring next"]
     make(storage=path).close()
@@ -195,7 +195,7 @@ def test_files_of_two_states_are_refused(path: Path, tmp_path: Path) -> None:
     assert refused > 10
 
 
-def test_a_copy_of_an_open_folder_is_refused_and_the_folder_itself_recovers(path: Path, tmp_path: Path) -> None:
+def test_a_copy_of_an_open_folder_is_rejected_and_the_folder_itself_recovers(path: Path, tmp_path: Path) -> None:
     make, n = BUFFERS["prioritized vector"]
     buffer = make(storage=path)
     fill(buffer, n, 0, 13)
@@ -210,7 +210,7 @@ def test_a_copy_of_an_open_folder_is_refused_and_the_folder_itself_recovers(path
             assert_same_rows(again, buffer)
 
 
-def test_copies_made_while_a_process_writes_are_refused(path: Path, tmp_path: Path) -> None:
+def test_copies_made_while_a_process_writes_are_rejected(path: Path, tmp_path: Path) -> None:
     create(str(path))
     copy = tmp_path / "copy"
     with nursery("tests.storage.buffer_folder.folder_writer") as children:
@@ -246,7 +246,7 @@ def test_a_process_killed_while_it_opens_and_closes_leaves_a_folder_that_opens(p
     assert KILLS < 100 or 0 < was_closed < KILLS
 
 
-def test_a_folder_that_was_open_when_the_machine_went_down_is_refused(
+def test_a_folder_that_was_open_when_the_machine_went_down_is_rejected(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, n = BUFFERS["plain"]
@@ -270,7 +270,7 @@ def test_a_folder_that_was_open_when_the_machine_went_down_is_refused(
         shutil.rmtree(path)
 
 
-def test_a_folder_without_its_status_is_refused(path: Path) -> None:
+def test_a_folder_without_its_status_is_rejected(path: Path) -> None:
     closed(path)
     for damage in ((path / STATUS).unlink, lambda: (path / STATUS).write_text('{"closed": true, "files": 3}')):
         damage()
@@ -294,7 +294,7 @@ def test_a_folder_without_its_status_is_refused(path: Path) -> None:
         ({"lock": [1, 1, 1, []]}, "lock' must have the bytes that it was closed with"),
     ],
 )
-def test_a_status_that_is_made_up_is_refused(path: Path, files: dict[str, Any], found: str) -> None:
+def test_a_status_that_is_created_up_is_rejected(path: Path, files: dict[str, Any], found: str) -> None:
     closed(path)
     (path / STATUS).write_text(json.dumps({"closed": True, "boot": "", "files": files}))
     with pytest.raises(FormatError, match=found):
