@@ -179,3 +179,20 @@ def test_code_of_pages_fits_88_columns(page: Path) -> None:
 def test_code_of_example_files_fits_88_columns() -> None:
     for file in sorted((DOCS / "examples").glob("*.py")):
         assert max(len(line) for line in file.read_text().splitlines()) <= 88, file.name
+
+
+def test_examples_of_docstrings_fit_88_columns() -> None:
+    package = DOCS.parent / "samplebatch"
+    checked = 0
+    too_long = []
+    for file in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            is_definition = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            if not is_definition or re.match(r"_(?!_)", node.name):
+                continue
+            for example in doctest.DocTestParser().get_examples(ast.get_docstring(node) or ""):
+                checked += 1
+                if max(map(len, example.source.splitlines())) > 88:
+                    too_long.append(f"{file.relative_to(package)}:{node.name}: {example.source}")
+    assert checked
+    assert not too_long
