@@ -41,7 +41,8 @@ def count_of(name: str, value: object) -> int:
 
     >>> count_of("times", 10**30)
     Traceback (most recent call last):
-    samplebatch.errors.ArgumentError: times must be a whole number from 0 to 2**62, got 1000000000000000000000000000000
+    samplebatch.errors.ArgumentError: times must be a whole number from 0 to 2**62, got
+        1000000000000000000000000000000
     """
     count = whole(name, value)
     if count > 1 << 62:
@@ -100,7 +101,8 @@ def choice(name: str, value: object, known: Iterable[str]) -> str:
 
     >>> choice("convention", "rlib", ["rllib", "tianshou"])
     Traceback (most recent call last):
-    samplebatch.errors.ArgumentError: convention must be one of 'rllib', 'tianshou', got 'rlib'; did you mean 'rllib'?
+    samplebatch.errors.ArgumentError: convention must be one of 'rllib', 'tianshou', got
+        'rlib'; did you mean 'rllib'?
     """
     words = list(known)
     if not isinstance(value, str) or value not in words:
@@ -128,7 +130,8 @@ def check_names(cls: type, values: tuple[Any, ...], names: Iterable[str], rename
     ...     def __init__(self, *, gamma=0.9, lr=0.1): ...
     >>> check_names(Learner, (), ["discount_factor"], {"discount_factor": "gamma"})
     Traceback (most recent call last):
-    samplebatch.errors.ArgumentError: Learner has no argument 'discount_factor'; did you mean 'gamma'?
+    samplebatch.errors.ArgumentError: Learner has no argument 'discount_factor'; did you
+        mean 'gamma'?
     """
     parameters, positional = _parameters_of(cls)
     if values and not positional:
@@ -186,7 +189,8 @@ def suggest_names(
     ... def estimate(gae_lambda=0.95): ...
     >>> estimate(lam=0.9)
     Traceback (most recent call last):
-    samplebatch.errors.ArgumentError: estimate has no argument 'lam'; did you mean 'gae_lambda'?
+    samplebatch.errors.ArgumentError: estimate has no argument 'lam'; did you mean
+        'gae_lambda'?
     """
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

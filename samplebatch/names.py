@@ -182,7 +182,8 @@ def rename(columns: Mapping[str, V], convention: Convention | None) -> dict[str,
     {'obs': 1, 'obs_next': 2}
     >>> rename({"rewards": 1, "rew": 2}, "rllib")
     Traceback (most recent call last):
-    samplebatch.errors.ColumnMismatchError: columns 'rewards' and 'rew' would both be named 'rewards'; drop one
+    samplebatch.errors.ColumnMismatchError: columns 'rewards' and 'rew' would both be named
+        'rewards'; drop one
     """
     if convention is None:
         return dict(columns)

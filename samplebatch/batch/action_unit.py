@@ -239,8 +239,9 @@ def common_unit(units: Iterable[ActionUnit | None]) -> ActionUnit | None:
     >>> common_unit([ActionUnit(), ActionUnit("scale", -2.0, 2.0)])
     Traceback (most recent call last):
         ...
-    samplebatch.errors.ColumnMismatchError: column 'actions' must be in one unit to be combined, got the \
-    environment's and a policy's (scale); call to_environment_actions() first
+    samplebatch.errors.ColumnMismatchError: column 'actions' must be in one unit to be
+        combined, got the environment's and a policy's (scale); call
+        to_environment_actions() first
     """
     common: ActionUnit | None = None
     for unit in units:

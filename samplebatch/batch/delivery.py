@@ -155,7 +155,8 @@ def float_name(floats: object) -> str:
     ('float32', 'bfloat16')
     >>> float_name("int64")
     Traceback (most recent call last):
-    samplebatch.errors.ArgumentError: floats must be one of 'float16', 'float32', 'float64', 'bfloat16', got 'int64'
+    samplebatch.errors.ArgumentError: floats must be one of 'float16', 'float32', 'float64',
+        'bfloat16', got 'int64'
     """
     word = str(floats)
     name = word.removeprefix("torch.")

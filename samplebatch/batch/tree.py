@@ -121,7 +121,8 @@ def flatten(name: str, value: Any) -> tuple[Structure, list[tuple[str, Any]]]:
     Raises ColumnMismatchError if a dot in a key makes two dotted names equal.
 
     >>> flatten("obs", {"camera": [1], "arm": ([2], [3])})
-    ({'camera': None, 'arm': [None, None]}, [('obs.camera', [1]), ('obs.arm.0', [2]), ('obs.arm.1', [3])])
+    ({'camera': None, 'arm': [None, None]},
+     [('obs.camera', [1]), ('obs.arm.0', [2]), ('obs.arm.1', [3])])
     """
     leaves: list[tuple[str, Any]] = []
     structure = _walk(name, value, leaves)

@@ -59,8 +59,8 @@ def find_streams(
     before: the previous newest row.
 
     >>> find_streams(4, np.array([7, 8, 7, 8]), None, np.array([0, 4, 1, 6]), Tail(8, None, 3))
-    Streams(order=array([1, 3, 0, 2]), ends=array([ True,  True, False,  True]), tail=Tail(episode=7, agent=None, t=1),
-        goes_on=True)
+    Streams(order=array([1, 3, 0, 2]), ends=array([ True,  True, False,  True]),
+        tail=Tail(episode=7, agent=None, t=1), goes_on=True)
     """
     if episode is None or not n:
         return Streams(None, np.arange(n) == n - 1, None, False)

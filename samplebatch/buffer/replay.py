@@ -402,7 +402,8 @@ class ReplayBuffer:
         ...     )
         >>> batch, indices = buf.sample(0, n_step=3, gamma=0.5)
         >>> batch.returns, batch.discount, batch.obs_next
-        (array([1.75, 1.75, 1.75, 1.5 , 1.  ]), array([0.125, 0.125, 0.   , 0.   , 0.   ]), array([3, 4, 5, 5, 5]))
+        (array([1.75, 1.75, 1.75, 1.5 , 1.  ]), array([0.125, 0.125, 0.   , 0.   , 0.   ]),
+         array([3, 4, 5, 5, 5]))
         """
         if more or unknown or batch_size is views.REQUIRED:
             raise views.arguments_of_sample(more, unknown)

@@ -49,7 +49,8 @@ def find_episodes(rings: Rings, done: Flags, ring: int | None = None) -> Episode
     >>> for end in (False, True, True, False, True, False, False, True):
     ...     added = rings.advance(None, np.array([end]), np.zeros(1))
     >>> find_episodes(rings, done)
-    Episodes(first=array([3, 0]), length=array([2, 3]), finished=array([ True,  True]), whole=array([False,  True]))
+    Episodes(first=array([3, 0]), length=array([2, 3]), finished=array([ True,  True]),
+        whole=array([False,  True]))
     """
     bases, sizes = rings.bases, rings.sizes_of_all()
     oldest = np.where(sizes == rings.maxsizes, rings.cursors_of_all(), 0)

@@ -201,7 +201,8 @@ class DenseStore(ArrayStore):
            [0., 0.]], dtype=float32)
     >>> store.fit([0.1], 1)
     Traceback (most recent call last):
-    samplebatch.errors.ColumnMismatchError: column 'act' must hold its values without loss, got float64 for float32; ...
+    samplebatch.errors.ColumnMismatchError: column 'act' must hold its values without loss,
+        got float64 for float32; ...
     """
 
     __slots__ = ("_row_nbytes",)

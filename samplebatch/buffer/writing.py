@@ -85,7 +85,8 @@ def check_nan(values: Mapping[str, Any], prefix: str = "") -> None:
 
     >>> check_nan({"obs": {"speed": np.array([0.0, np.nan])}})
     Traceback (most recent call last):
-    samplebatch.errors.ColumnMismatchError: column 'obs.speed' must have no NaN (raise_on_nan=True), got 1 of 2 values
+    samplebatch.errors.ColumnMismatchError: column 'obs.speed' must have no NaN
+        (raise_on_nan=True), got 1 of 2 values
     """
     for name, value in values.items():
         parts = values_of(value)

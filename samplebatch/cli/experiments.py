@@ -308,7 +308,8 @@ def combine_curves(logs: Sequence[Mapping[str, LearningCurve]]) -> dict[str, Lea
     ... ]
     >>> runs = [{"update/loss": curve} for curve in curves]
     >>> [(name, curve.values.tolist()) for name, curve in combine_curves(runs).items()]
-    [('update/loss', [2.0, 4.0]), ('update/loss/low', [1.0, 2.0]), ('update/loss/high', [3.0, 6.0])]
+    [('update/loss', [2.0, 4.0]), ('update/loss/low', [1.0, 2.0]),
+     ('update/loss/high', [3.0, 6.0])]
     """
     combined: dict[str, LearningCurve] = {}
     for name, first in logs[0].items():

@@ -140,8 +140,8 @@ def exact_rows(
     array([False,  True])
     >>> exact_rows("terminateds", [0, 0.5], np.dtype(bool), (2,), refuse)
     Traceback (most recent call last):
-    samplebatch.errors.EnvironmentSpecError: column 'terminateds' must hold bool, got a value of float64 that does not
-    fit it without loss from environment 1
+    samplebatch.errors.EnvironmentSpecError: column 'terminateds' must hold bool, got a
+        value of float64 that does not fit it without loss from environment 1
     """
     array = _numbers(values, shape)
     if array is not None:

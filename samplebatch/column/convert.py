@@ -117,7 +117,8 @@ def as_ragged(values: Any, name: str, dtype: npt.DTypeLike | None = None) -> Var
     dtype: dtype of the elements; None for the dtype of the rows.
 
     >>> as_ragged([[1, 2], [3, 4]], "ids"), as_ragged([], "ids", "int64")
-    (RaggedColumn(2 rows of int64, row shape (None,)), RaggedColumn(0 rows of int64, row shape (None,)))
+    (RaggedColumn(2 rows of int64, row shape (None,)),
+     RaggedColumn(0 rows of int64, row shape (None,)))
     """
     if isinstance(values, (list, tuple)) and not (values and all(map(_is_tensor, values))):
         return RaggedColumn.from_rows(values, name, dtype)

@@ -123,7 +123,8 @@ def check_rows(rows: int, nbytes: int, subject: str) -> None:
 
     >>> check_rows(10**9, 64, "a fragment")
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: a fragment must have at most 65536 rows in 64 bytes, got 1000000000
+    samplebatch.errors.FormatError: a fragment must have at most 65536 rows in 64 bytes, got
+        1000000000
     """
     max_rows = max(_FREE_ROWS, _ROWS_PER_BYTE * nbytes)
     if rows > max_rows:
@@ -153,7 +154,8 @@ class MemoryBound:
     >>> bound.take(1 << 20, "column 'infos'")
     >>> bound.take(1 << 30, "column 'words'")
     Traceback (most recent call last):
-    samplebatch.errors.CapacityError: column 'words' must fit into the 268435456 bytes of memory for 'batch.arrow', ...
+    samplebatch.errors.CapacityError: column 'words' must fit into the 268435456 bytes of
+        memory for 'batch.arrow', ...
     """
 
     def __init__(self, source: str, nbytes: int, max_nbytes: int | None = None) -> None:

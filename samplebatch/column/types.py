@@ -167,8 +167,8 @@ def check_torch_name(name: object) -> int:
     2
     >>> check_torch_name("qint8")
     Traceback (most recent call last):
-    samplebatch.errors.ColumnTypeError: a torch dtype must be one whose tensors can be built from bytes, got 'qint8';
-        did you mean 'int8' or 'uint8' or 'int64'?
+    samplebatch.errors.ColumnTypeError: a torch dtype must be one whose tensors can be built
+        from bytes, got 'qint8'; did you mean 'int8' or 'uint8' or 'int64'?
     """
     nbytes = TORCH_NBYTES.get(name) if isinstance(name, str) else None
     if nbytes is None:

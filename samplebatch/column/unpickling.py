@@ -28,8 +28,9 @@ def unpickle(pickles: Iterable[bytes], subject: str, *, allow_pickle: bool = Fal
     [{1, 2}]
     >>> unpickle([pickle.dumps({1, 2})], "column 'infos'")
     Traceback (most recent call last):
-    samplebatch.errors.UntrustedPickleError: column 'infos' holds pickled objects, and unpickling runs code that its
-    writer chose; pass allow_pickle=True if you trust its source
+    samplebatch.errors.UntrustedPickleError: column 'infos' holds pickled objects, and
+        unpickling runs code that its writer chose; pass allow_pickle=True if you trust its
+        source
     """
     if not allow_pickle:
         require_permission(subject)

@@ -136,7 +136,8 @@ def environment_factory(environment: Environment) -> Callable[[], Any]:
 
     >>> environment_factory("mpe2/simple_spraed_v3")
     Traceback (most recent call last):
-    samplebatch.errors.EnvironmentSpecError: no environment ...; did you mean 'mpe2/simple_spread_v3' or ...
+    samplebatch.errors.EnvironmentSpecError: no environment ...; did you mean
+        'mpe2/simple_spread_v3' or ...
     """
     if callable(environment):
         return environment

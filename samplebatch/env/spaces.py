@@ -163,7 +163,8 @@ class SpaceLayout:
         [array([1, 2])]
         >>> layout.flatten_each([{"arm": 1}, {}], "obs", refuse)
         Traceback (most recent call last):
-        samplebatch.errors.EnvironmentSpecError: column 'obs.arm' must have a value, got none from environment 1
+        samplebatch.errors.EnvironmentSpecError: column 'obs.arm' must have a value, got none
+            from environment 1
         """
         if self.plain and self._form:
             count, shape = len(values), self._form

@@ -79,8 +79,9 @@ def read_signature(policy: Any, takes: Argument | Sequence[Argument] | None = No
     Signature(first='obs', positional=('state',), named=())
     >>> read_signature(lambda: 0)
     Traceback (most recent call last):
-    samplebatch.errors.PolicySpecError: a policy must have a parameter for the observations, or 'batch' for a Batch, got
-    none; if it accepts arguments, declare them: `as_policy(policy, takes='obs')`
+    samplebatch.errors.PolicySpecError: a policy must have a parameter for the observations,
+        or 'batch' for a Batch, got none; if it accepts arguments, declare them:
+        `as_policy(policy, takes='obs')`
     """
     module = is_module(policy)
     parameters = _parameters_of(policy.forward if module else policy)

@@ -356,7 +356,8 @@ def nstep(
     Examples
     --------
     >>> nstep([1.0, 2.0, 3.0, 4.0], [0, 0, 1, 0], n_step=2, gamma=0.5)
-    NStep(returns=array([2. , 3.5, 3. , 4. ]), discount=array([0.25, 0.  , 0.  , 0.5 ]), last=array([1, 2, 2, 3]))
+    NStep(returns=array([2. , 3.5, 3. , 4. ]), discount=array([0.25, 0.  , 0.  , 0.5 ]),
+        last=array([1, 2, 2, 3]))
     """
     reward = as_floats("rewards", rewards)
     n = len(reward)

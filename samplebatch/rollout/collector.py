@@ -813,7 +813,8 @@ def check_order(owner: str, policy: Any, env: Any, *, makes_policy: bool = False
 
     >>> check_order("Collector", "CartPole-v1", "random")
     Traceback (most recent call last):
-    samplebatch.errors.ArgumentError: Collector must be given (policy, env, buffer), got env first and policy second
+    samplebatch.errors.ArgumentError: Collector must be given (policy, env, buffer), got env
+        first and policy second
     """
     # A policy has at least one parameter, the observations.
     is_swapped = is_policy(env) or is_environment(policy)

@@ -236,7 +236,8 @@ def check_hooks(
 
     >>> check_hooks({})
     Traceback (most recent call last):
-    samplebatch.errors.ArgumentError: hooks must be a sequence of hooks, such as [hook], got a dict
+    samplebatch.errors.ArgumentError: hooks must be a sequence of hooks, such as [hook], got
+        a dict
     """
     if not isinstance(hooks, Sequence):
         raise errors.ArgumentError(f"hooks must be a sequence of hooks, such as [hook], got a {type(hooks).__name__}")

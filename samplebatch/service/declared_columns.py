@@ -70,7 +70,8 @@ class DeclaredColumns:
     True
     >>> declared.match_fragment(SampleBatch(obs=[1.0]))
     Traceback (most recent call last):
-    samplebatch.errors.ColumnMismatchError: column 'obs' must be float32[4], as the table declares, got float64
+    samplebatch.errors.ColumnMismatchError: column 'obs' must be float32[4], as the table
+        declares, got float64
     """
 
     def __init__(self, columns: Mapping[Any, Any] | str) -> None:

@@ -174,7 +174,8 @@ class RateLimiter:
         Examples
         --------
         >>> RateLimiter(5).state_dict()
-        {'min_size': 5, 'samples_per_insert': None, 'error_buffer': None, 'inserted': 0, 'sampled': 0, 'origin': [5, 0]}
+        {'min_size': 5, 'samples_per_insert': None, 'error_buffer': None, 'inserted': 0,
+         'sampled': 0, 'origin': [5, 0]}
         """
         return self.limits | {"inserted": self.inserted, "sampled": self.sampled, "origin": list(self._origin)}
 

@@ -90,7 +90,8 @@ def read_request(raw: Any, about: str) -> dict[str, Any]:
 
     >>> read_request(b'{"n_step": 9223372036854775808}', "the ticket")
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: the ticket must have integers of at most 64 bits, got one of 19 digits
+    samplebatch.errors.FormatError: the ticket must have integers of at most 64 bits, got
+        one of 19 digits
     """
     return _read_object(raw, about, _whole_number)
 
@@ -194,7 +195,8 @@ class Draw:
     True
     >>> Draw.read(b'{"table": "replay", "batchsize": 2}', "the ticket")
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: the ticket must have no entry 'batchsize'; did you mean 'batch_size'?
+    samplebatch.errors.FormatError: the ticket must have no entry 'batchsize'; did you mean
+        'batch_size'?
     """
 
     table: str

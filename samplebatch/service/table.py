@@ -572,7 +572,8 @@ def parse_table(text: str) -> ReplayTable | RowTable:
     RowTable('rollouts', 0 of 4096 rows)
     >>> parse_table("replay=unifrom:1e6")
     Traceback (most recent call last):
-    samplebatch.errors.ArgumentError: kind of table 'replay' must be known, got 'unifrom'; did you mean 'uniform'?
+    samplebatch.errors.ArgumentError: kind of table 'replay' must be known, got 'unifrom';
+        did you mean 'uniform'?
     """
     match = re.fullmatch(r"(?P<name>[^=,:]+)=(?P<kind>[^:,]+):(?P<capacity>[^,]+)(?:,(?P<options>.*))?", text)
     if match is None:

@@ -72,7 +72,8 @@ def check_suffix(path: str | os.PathLike[str], form: Form) -> None:
 
     >>> check_suffix("steps.csv", "Arrow")
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: 'steps.csv' must end as Arrow files do ('.arrow', '.feather', '.ipc'), got '.csv'
+    samplebatch.errors.FormatError: 'steps.csv' must end as Arrow files do ('.arrow',
+        '.feather', '.ipc'), got '.csv'
     """
     suffix = _suffix_of(path)
     if suffix in _OTHERS or SUFFIXES.get(suffix, form) != form:

@@ -306,7 +306,8 @@ def verify(path: str | os.PathLike[str]) -> list[FileReport]:
     ...     place = file.seek(300)
     ...     written = file.write(b"?")
     >>> verify(path)[0].fault
-    "'...batch.arrow' must have the bytes that were written, and among those from 0 to ... some have changed...; ..."
+    "'...batch.arrow' must have the bytes that were written, and among those from 0 to ...
+        some have changed...; ..."
     """
     target = Path(path)
     if target.is_dir():

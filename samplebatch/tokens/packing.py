@@ -160,7 +160,8 @@ def pack(batch: B, max_tokens: int, lengths: RowLengths = None) -> PackedBatch[B
     >>> batch = SampleBatch(ids=[[1, 2, 3], [4], [5, 6]])
     >>> packed = pack(batch, max_tokens=4)
     >>> packed, packed.batch["segment_ids"][0], packed.batch["position_ids"][0]
-    (PackedBatch(3 rows in 2 bins, 75.0% full), array([0, 0, 0, 1], dtype=int32), array([0, 1, 2, 0]))
+    (PackedBatch(3 rows in 2 bins, 75.0% full), array([0, 0, 0, 1], dtype=int32),
+     array([0, 1, 2, 0]))
     """
     if "seq_lens" in batch:
         raise SequenceError("a batch must have one row per step to be packed, got 'seq_lens'; drop the column")

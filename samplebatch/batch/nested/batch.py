@@ -674,7 +674,8 @@ class Batch(Node):
         )
         >>> Batch.cat([Batch(a=[1, 2]), Batch(a=[3], b=[4.0])], missing="error")
         Traceback (most recent call last):
-        samplebatch.errors.ColumnMismatchError: column 'b' must be in every batch to be concatenated, batch 0 lacks it
+        samplebatch.errors.ColumnMismatchError: column 'b' must be in every batch to be
+            concatenated, batch 0 lacks it
         """
         if others:
             raise ArgumentError(f"batches must be one list, Batch.cat([a, b]), got {len(others) + 1} arguments")

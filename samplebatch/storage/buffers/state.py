@@ -63,7 +63,8 @@ def check_rings(state: Mapping[str, Any]) -> None:
     >>> check_rings(state)
     >>> check_rings(state | {"cursors": np.array([7])})
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: the state of rings must have cursors and sizes within their slots, got others; ...
+    samplebatch.errors.FormatError: the state of rings must have cursors and sizes within
+        their slots, got others; ...
     """
     try:
         parts = {name: np.asarray(state[name]) for name in _RINGS}

@@ -46,7 +46,8 @@ def name_damage(where: str) -> Iterator[None]:
     >>> with name_damage("'buffer.hdf5'"):
     ...     {}["rings"]
     Traceback (most recent call last):
-    samplebatch.errors.FormatError: 'buffer.hdf5' must be intact, got damaged data: KeyError('rings')
+    samplebatch.errors.FormatError: 'buffer.hdf5' must be intact, got damaged data:
+        KeyError('rings')
     """
     try:
         yield
