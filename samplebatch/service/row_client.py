@@ -21,7 +21,7 @@ from samplebatch.service.protocol import Draw, Fragment, LostError, read_error, 
 from samplebatch.service.row_store import KEY, Ints, check_column, keys_array, list_keys
 from samplebatch.service.row_table import Selection, check_columns
 from samplebatch.service.samples import cut_inline, have_same_columns, read_stream, split_inline, take
-from samplebatch.service.streams import FragmentWriter, InterruptibleReads, close_quietly, new_name
+from samplebatch.service.streams import FragmentWriter, close_quietly, interruptible, new_name
 
 if TYPE_CHECKING:
     from samplebatch.service.link import Link
@@ -235,7 +235,7 @@ class RowClient:
         if writer is None:
             while len(self._writers) >= _MAX_WRITERS:
                 self._writers.pop(next(iter(self._writers))).close()
-            writer = FragmentWriter(self._put_link, self.table, self.writer, 1)
+            writer = FragmentWriter(self._put_link, self.table, self.writer, 1, interruptible)
             self._writers[schema] = writer
         try:
             writer.put(rows, fragment)
@@ -480,7 +480,6 @@ class _Session:
     def __init__(self, link: Link, table: str, nonce: str | None) -> None:
         self._link = link
         self._writer, self._reader = link.exchange(Draw(table, nonce=nonce))
-        self._reads = InterruptibleReads()
         self._schema: pa.Schema | None = None
         self._is_cancelled = False
 
@@ -514,7 +513,7 @@ class _Session:
     def _receive(self) -> Any:
         try:
             with self._link.errors:
-                chunk = self._reads.call(self._reader.read_chunk)
+                chunk = interruptible(self._reader.read_chunk)
         except (StopIteration, LostError) as error:
             if self._is_cancelled:
                 raise ServiceError("the client must be open, got a closed one") from None
@@ -531,7 +530,6 @@ class _Session:
     def close(self) -> None:
         self._reader.cancel()
         close_quietly(self._writer)
-        self._reads.close()
 
 
 def _read_rows(stream: Any) -> SampleBatch[Any]:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-_Read = tuple[Callable[[], Any], "queue.SimpleQueue[Any]"]
-"""Function that blocks, and the queue for its result or error."""
 
 
 @dataclass
@@ -63,11 +61,19 @@ class FragmentWriter:
     - `table`: name of the table.
     - `name`: name of the writer; each of its environments has a ring in the table.
     - `max_unacknowledged`: maximum number of fragments in flight.
+    - `wait`: function that calls the blocking read of an acknowledgement, such as `interruptible`; None: no function.
     """
 
-    def __init__(self, link: Link, table: str, name: str, max_unacknowledged: int) -> None:
+    def __init__(
+        self,
+        link: Link,
+        table: str,
+        name: str,
+        max_unacknowledged: int,
+        wait: Callable[[Callable[[], Any]], Any] | None = None,
+    ) -> None:
         self._link = link
-        self._reads = InterruptibleReads()
+        self._wait = wait
         self._table = table
         self.name = name
         self._max = max_unacknowledged
@@ -150,10 +156,6 @@ class FragmentWriter:
                 self.pending.popleft()
                 self.counts.refused += 1
             raise
-        except BaseException:
-            # After an interrupt, the acknowledgement of this stream is lost: another stream continues after it.
-            self._abandon_stream()
-            raise
 
     def _open(self) -> None:
         """Open a stream and discard the fragments that the service has already inserted."""
@@ -187,7 +189,7 @@ class FragmentWriter:
 
     def _read(self, stream: tuple[Any, Any]) -> Any:
         writer, reader = stream
-        raw = self._reads.call(reader.read)
+        raw = reader.read() if self._wait is None else self._wait(reader.read)
         if raw is None:
             # The stream may have ended with an error, which only closing our side reports.
             writer.close()
@@ -205,71 +207,40 @@ class FragmentWriter:
         if stream is not None:
             close_quietly(stream[0])
 
-    def _abandon_stream(self) -> None:
-        """Close the stream without waiting: the service ends its side after inserting what it has received."""
-        stream, self._stream = self._stream, None
-        self._written, self._schema = 0, None
-        if stream is not None:
-            threading.Thread(target=close_quietly, args=stream[:1], name="samplebatch-end", daemon=True).start()
-
     def close(self) -> None:
         """End the stream without waiting; fragments that are not acknowledged are discarded."""
-        if self.pending:
-            self._abandon_stream()
+        if self.pending and self._stream is not None:
+            # The service ends its side after inserting what it has received, which limits may block indefinitely.
+            threading.Thread(target=close_quietly, args=self._stream[:1], name="samplebatch-end", daemon=True).start()
+            self._stream = None
         self.pending.clear()
         self._close_stream()
-        self._reads.close()
 
 
 def _write(rows: pa.RecordBatch, metadata: bytes, stream: tuple[Any, Any]) -> None:
     stream[0].write_with_metadata(rows, metadata)
 
 
-class InterruptibleReads:
-    """Reads that block in Flight, while signal handlers of the main thread, such as Ctrl-C, continue to run.
+def interruptible(read: Callable[[], T]) -> T:
+    """Call a function that blocks in Flight; signal handlers of the main thread, such as Ctrl-C, run meanwhile.
 
-    Calls of the main thread run in another thread, which is retained for later calls. After an interrupt that thread
-    still waits for its read: the caller must end the stream, and later calls use a new thread.
+    After an interrupt, a thread still waits for the function: end its stream.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return read()
+    results: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
 
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[_Read | None] | None = None
-
-    def call(self, read: Callable[[], T]) -> T:
-        """Return the result of a function without arguments, or raise its error."""
-        if threading.current_thread() is not threading.main_thread():
-            return read()
-        if self._calls is None:
-            self._calls = queue.SimpleQueue()
-            threading.Thread(target=_serve_reads, args=(self._calls,), name="samplebatch-read", daemon=True).start()
-        results: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
-        self._calls.put((read, results))
-        try:
-            result, error = results.get()
-        except BaseException:
-            self.close()
-            raise
-        if error is not None:
-            raise error
-        return cast("T", result)
-
-    def close(self) -> None:
-        """Let the thread end after its current read; later calls start another one."""
-        if self._calls is not None:
-            self._calls.put(None)
-            self._calls = None
-
-    __del__ = close
-
-
-def _serve_reads(calls: queue.SimpleQueue[_Read | None]) -> None:
-    while (call := calls.get()) is not None:
-        read, results = call
+    def run() -> None:
         try:
             results.put((read(), None))
-        except BaseException as error:  # raised by the caller
+        except BaseException as error:  # carried over to the caller
             results.put((None, error))
-        del call, read, results
+
+    threading.Thread(target=run, name="samplebatch-read", daemon=True).start()
+    result, error = results.get()
+    if error is not None:
+        raise error
+    return cast("T", result)
 
 
 def new_name() -> str:
@@ -301,8 +272,7 @@ _MAX_UPDATES: Final = 64
 class SampleSession:
     """Session of a learner for samples of one kind, with a prefetch queue, and for priority updates.
 
-    The service answers in order. A thread receives the answers, prefetched ones while the learner computes; so a thread
-    that waits for an answer can be interrupted, and the answer is returned by the next call.
+    The service answers in order. If samples are prefetched, a thread receives them while the learner computes.
 
     - `link`: connection to the service.
     - `draw`: request for the samples.
@@ -326,9 +296,12 @@ class SampleSession:
         self._is_cancelled = False
         self._received: deque[Sample[Any, Any] | SampleBatchError] = deque()
         """Prefetched samples, or their errors."""
-        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """Answers and errors of the reading thread, as many as were requested."""
-        threading.Thread(target=self._read_ahead, name="samplebatch-read", daemon=True).start()
+        self._answers: queue.Queue[Any] | None = None
+        if ahead:
+            self._answers = queue.Queue(ahead + 1)
+            self._reading = threading.Thread(target=self._read_ahead, name="samplebatch-read", daemon=True)
+            self._closed = threading.Event()
+            self._reading.start()
 
     def next(self) -> Sample[Any, Any]:
         """Return the next sample, and request further samples ahead.
@@ -394,9 +367,12 @@ class SampleSession:
             self._receive_answer()
 
     def _receive_answer(self) -> None:
-        answer = self._answers.get()
-        if isinstance(answer, BaseException):
-            raise answer
+        if self._answers is None:
+            answer = self._read()
+        else:
+            answer = self._answers.get()
+            if isinstance(answer, BaseException):
+                raise answer
         if isinstance(answer, list):
             self._received.extend(answer)
             return
@@ -434,13 +410,22 @@ class SampleSession:
 
     def _read_ahead(self) -> None:
         """Read answers until the session is closed or the connection is lost."""
-        answer: Any = None
-        while not isinstance(answer, ServiceError):
+        answers = self._answers
+        assert answers is not None
+        while not self._closed.is_set():
+            answer: Any
             try:
                 answer = self._read()
             except Exception as error:
                 answer = error
-            self._answers.put(answer)
+            while not self._closed.is_set():
+                try:
+                    answers.put(answer, timeout=0.2)
+                    break
+                except queue.Full:
+                    continue
+            if isinstance(answer, BaseException):
+                return
 
     def cancel(self) -> None:
         """Make a thread that waits for an answer raise; thread-safe."""
@@ -449,5 +434,7 @@ class SampleSession:
 
     def close(self) -> None:
         """End the session."""
+        if self._answers is not None:
+            self._closed.set()
         self._reader.cancel()
         close_quietly(self._writer)
