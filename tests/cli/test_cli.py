@@ -171,7 +171,7 @@ def test_a_page_and_a_picture_of_a_file(tmp_path: Path) -> None:
     page, picture = tmp_path / "page.html", tmp_path / "picture.svg"
     code, printed = invoke("inspect", str(tmp_path / "steps.parquet"), "--html", str(page), "--plot", str(picture))
     assert code == 0, printed
-    assert "<h1>steps.parquet</h1>" in page.read_text()
+    assert "<h1>steps.parquet: Parquet file, 2 steps of one policy</h1>" in page.read_text()
     assert picture.read_text().startswith("<?xml")
     assert "1 episodes ended, 0 did not" in printed
 

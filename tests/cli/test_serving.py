@@ -277,7 +277,7 @@ def test_a_certificate_that_has_expired_is_served_with_a_warning(tmp_path: Path)
         (("-t", "r=uniform:5", "--tls-cert", "c.pem"), 2, "--tls-cert and --tls-key"),
         (("-t", "r=uniform:5", "--token-file", "/nowhere/token"), 2, "No such file or directory: '/nowhere/token'"),
         (("-t", "r=uniform:5", "--token-file", os.devnull), 2, "must contain a token, got an empty file"),
-        (("-t", "r=uniform:5", "--checkpoint", os.devnull), 2, "it is a file"),
+        (("-t", "r=uniform:5", "--checkpoint", os.devnull), 2, "got a file"),
         (("-t", "r=uniform:5,columns=obs:flot32"), 2, "did you mean 'float32'"),
     ],
 )
