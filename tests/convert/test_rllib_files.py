@@ -116,9 +116,9 @@ def test_packing_is_rllibs() -> None:
         ('{"type": "MultiAgentBatch", "policy_batches": {"a": 3}, "count": 3}', "must have columns by name"),
         (
             '{"type": "SampleBatch", "obs": "BCJNGGRA"}',
-            "column 'obs' in line 1 of .* must have rows as RLlib",
+            "column 'obs' in line 1 of .* must have rows packed by RLlib",
         ),
-        ('{"type": "SampleBatch", "obs": "é"}', "column 'obs' in line 1 of .* must have rows as RLlib"),
+        ('{"type": "SampleBatch", "obs": "é"}', "column 'obs' in line 1 of .* must have rows packed by RLlib"),
         ("", "must have batches of RLlib, got none"),
     ],
 )
