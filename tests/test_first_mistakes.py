@@ -198,7 +198,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "steps of a report": (lambda: report().obs, "stats.batch has the steps of a collector without a buffer"),
     "item of a report": (lambda: report()["rew"], "a report has attributes, got the item 'rew'"),
     "method of a space": (lambda: lib.Collector(env().action_space.sample, env()), "pass env.action_space or 'random'"),
-    "older id of Atari": (lambda: lib.Collector("random", "PongNoFrameskip-v4"), "did you mean 'ALE/Pong-v5'"),
+    "version of an older id": (lambda: lib.Collector("random", "PongNoFrameskip-v5"), "did you mean 'ALE/Pong-v5'"),
     # Returns and learning
     "gae by position": (lambda: untyped_gae([1.0], [0.5]), "gae requires 'values'"),
     "Tianshou's older name": (lambda: learn().PPOPolicy, "no attribute 'PPOPolicy'; did you mean 'PPO'"),

@@ -249,8 +249,8 @@ def _find_registered(name: str) -> Callable[..., Any]:
     module_name, colon, env_id = name.rpartition(":")
     if colon:
         _import(module_name, name)
-    elif name.startswith("ALE/"):
-        # Importing the module registers Atari's environments.
+    elif name.startswith("ALE/") or re.fullmatch(r"\w+(NoFrameskip|Deterministic)-v[04]", name):
+        # Importing the module registers Atari's environments, with their older ids.
         require("ale_py", "atari")
     try:
         with warnings.catch_warnings():

@@ -63,9 +63,10 @@ def test_a_wrong_name_is_answered_with_near_ones(name: str, words: str) -> None:
 
 def test_atari_environments_are_registered_on_demand() -> None:
     pytest.importorskip("ale_py")
-    environment = make_environment("ALE/Pong-v5")
-    assert environment.observation_space.shape == (210, 160, 3)
-    environment.close()
+    for name in ("ALE/Pong-v5", "PongNoFrameskip-v4"):
+        environment = make_environment(name)
+        assert environment.observation_space.shape == (210, 160, 3)
+        environment.close()
     with pytest.raises(EnvironmentSpecError, match="no environment 'ALE/Pnog-v5'; did you mean 'ALE/Pong-v5'"):
         environment_factory("ALE/Pnog-v5")
 
@@ -74,6 +75,8 @@ def test_atari_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(MissingExtraError, match=r"'ale_py' is not installed; .*samplebatch\[atari\]"):
         environment_factory("ALE/Pong-v5")
+    with pytest.raises(MissingExtraError, match=r"samplebatch\[atari\]"):
+        environment_factory("PongDeterministic-v4")
 
 
 KINDS = {
