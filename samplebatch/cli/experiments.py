@@ -80,7 +80,7 @@ def resume_any(folder: Path, flags: Mapping[str, Any], *, plot: Path | None = No
     return run_training(training, folder, is_resumed=True, plot=plot, allow_pickle=allow_pickle)
 
 
-def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: bool, allow_pickle: bool) -> int:
+def _run(training: Training, folder: Path, *, plot: Path | None, is_resumed: bool, allow_pickle: bool = False) -> int:
     start = time.monotonic()
     allow_imports(training, allow_pickle=allow_pickle)
     if plot is not None:
@@ -144,7 +144,7 @@ class Experiment:
     - `failed`: how the runs of this process that failed ended, by seed.
     """
 
-    def __init__(self, training: Training, folder: Path, *, allow_pickle: bool) -> None:
+    def __init__(self, training: Training, folder: Path, *, allow_pickle: bool = False) -> None:
         self.seeds = range(training.seed, training.seed + (training.seeds or 1))
         self.failed: dict[int, str] = {}
         self._training, self._folder, self._allow_pickle = training, folder, allow_pickle
@@ -218,7 +218,7 @@ class SeedRun:
     - `seed`, `process`: seed of the run, and the process.
     """
 
-    def __init__(self, training: Training, folder: Path, *, allow_pickle: bool) -> None:
+    def __init__(self, training: Training, folder: Path, *, allow_pickle: bool = False) -> None:
         self.seed = training.seed
         context = multiprocessing.get_context("spawn")
         self._output, output = context.Pipe(duplex=False)

@@ -197,7 +197,7 @@ def write_config(training: Training, folder: Path) -> None:
         file.write(training.as_toml().encode())
 
 
-def allow_imports(training: Training, *, allow_pickle: bool) -> None:
+def allow_imports(training: Training, *, allow_pickle: bool = False) -> None:
     """Let the run import modules of the current directory, if it may import modules."""
     environment = training.environment
     if allow_pickle or (environment is not None and imports_module(environment)):
