@@ -45,7 +45,7 @@ def test_ratios_are_of_the_median_rates() -> None:
 
 def test_learning_from_data_has_no_return_of_training_episodes() -> None:
     line = table([Outcome("ours", "bc", 0, 100, 1.0, float("nan"), 2.0, [])]).splitlines()[-1]
-    assert line.split() == ["bc", "ours", "-", "2.0", "+-", "0.0", "100"]
+    assert line.split() == ["bc", "ours", *["-"] * 4, "2.0", "+-", "0.0", "100"]
 
 
 def test_outcomes_of_several_files_are_put_together_and_the_last_of_a_run_counts(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_every_offline_algorithm_learns_from_data(name: str, form: str, tmp_path
     with_tests = ["--env", DATA[name]] if form == "rows.arrow" else []
     code, printed = invoke("train", name, form, *with_tests, *settings, "--out", "run")
     assert code == 0, printed
-    assert "Trained for 2 updates" in printed
+    assert "Trained for 2 gradient steps" in printed
     assert ("Best mean return of a test" in printed) == bool(with_tests)
     assert (tmp_path / "run" / "policy.pt").exists()
 

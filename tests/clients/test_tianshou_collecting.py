@@ -88,7 +88,9 @@ def test_tianshou_vectors_give_the_trajectories_of_gymnasium(vector: Any) -> Non
 
 
 def test_ray_vectors_collect() -> None:
-    pytest.importorskip("ray")
+    ray = pytest.importorskip("ray")
+    # Without an address Ray looks for the cluster of an earlier process, which may have ended, for two minutes.
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     envs = RayVectorEnv([make_cart_pole for _ in range(2)])
     with Collector(Upright(), envs, VectorReplayBuffer(100, 2), seed=1) as collector:
         assert collector.collect(n_step=40).n_collected_steps == 40
